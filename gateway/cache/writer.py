@@ -39,7 +39,7 @@ class CacheWriter:
         """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
         allowed = plan.decision.finish_reasons
         spec = SPECS[plan.partition.endpoint]
-        reason = spec.declined(plan.body, result, allowed)
+        reason = spec.decline(plan.body, result, allowed)
         if reason is not None:
             return reason
         if plan.scans:

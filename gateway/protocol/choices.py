@@ -123,7 +123,7 @@ class StreamedChoices(StreamedAnswer):
             return self._unfit
         if not self._choices:
             return Reason.UNKNOWN_SHAPE
-        ordered = [_joined(self._choices[index]) for index in sorted(self._choices)]
+        ordered = [_join_texts(self._choices[index]) for index in sorted(self._choices)]
         try:
             for choice in ordered:
                 _complete(choice, self.form.defaults)
@@ -263,14 +263,14 @@ def _set_once(holder: dict[str, Any], name: str, value: Any) -> None:
         raise UnknownShapeError(f"{name!r} has several values")
 
 
-def _joined(value: Any) -> Any:
+def _join_texts(value: Any) -> Any:
     match value:
         case _Pieces():
             return "".join(value)
         case dict():
-            return {name: _joined(item) for name, item in value.items()}
+            return {name: _join_texts(item) for name, item in value.items()}
         case list():
-            return [_joined(item) for item in value]
+            return [_join_texts(item) for item in value]
         case _:
             return value
 
@@ -309,12 +309,12 @@ CUT_OFF = {"length": Reason.TRUNCATED, "content_filter": Reason.FILTERED}
 """Why an answer is not stored that ended so, where the policy does not allow it."""
 
 
-def declined_choices(
+def decline_choices(
     body: dict[str, Any],
     result: Any,
     finish_reasons: Container[str],
     *,
-    declined_choice: Callable[[dict[str, Any], dict[str, Any]], Reason | None],
+    decline_choice: Callable[[dict[str, Any], dict[str, Any]], Reason | None],
     text: Callable[[dict[str, Any]], Any],
     prompts: int = 1,
 ) -> Reason | None:
@@ -334,7 +334,7 @@ def declined_choices(
             return Reason.FINISH_REASON
         if finish not in finish_reasons:
             return CUT_OFF.get(finish, Reason.FINISH_REASON)
-        if (reason := declined_choice(body, choice)) is not None:
+        if (reason := decline_choice(body, choice)) is not None:
             return reason
         # A choice that calls tools has no text.
         if (said := text(choice)) and lacks_json(body.get("response_format"), said):

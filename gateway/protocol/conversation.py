@@ -20,7 +20,7 @@ _MOST_ESCAPED = 3
 """JSON in JSON in JSON is read; what is deeper is nobody's habit."""
 _REACH = 40
 """Characters at the borders of texts that may belong together."""
-_SAID = ("content", "reasoning_content", "reasoning", "refusal")
+_TEXT_MEMBERS = ("content", "reasoning_content", "reasoning", "refusal")
 """Members of a message that are shown one after the other."""
 _LONGEST_NAME = 24
 """Letters of a member's name from which it may hold something encoded."""
@@ -54,7 +54,7 @@ def readings(value: Any) -> Iterator[str]:
                         yield from _unescaped(name)
                 content = members.get("content")
                 if isinstance(content, str):
-                    yield from _said(members)
+                    yield from _message_borders(members)
                 elif isinstance(content, list) and any(isinstance(part, str) for part in content):
                     yield _text(members)
                 stack.extend(
@@ -63,7 +63,7 @@ def readings(value: Any) -> Iterator[str]:
                     if not (sealed and name == "encrypted_content" and isinstance(member, str))
                 )
             case list() as items:
-                yield from _joined(items)
+                yield from _borders(items)
                 stack.extend(reversed(items))
 
 
@@ -95,7 +95,7 @@ def query_readings(query: str) -> Iterator[str]:
             yield text.replace("+", " ")
 
 
-def _joined(items: list[Any]) -> Iterator[str]:
+def _borders(items: list[Any]) -> Iterator[str]:
     """Yield the borders of texts that follow one another, of all and of each role by itself.
 
     Not of those that hold nothing a scan looks for but words: most have no other reading.
@@ -117,11 +117,11 @@ def _joined(items: list[Any]) -> Iterator[str]:
                 yield " ".join(each)
 
 
-def _said(message: dict[str, Any]) -> Iterator[str]:
+def _message_borders(message: dict[str, Any]) -> Iterator[str]:
     """Yield the borders of a message's texts, in whichever order they are shown."""
-    texts = [each for name in _SAID if isinstance(each := message.get(name), str) and each]
+    texts = [each for name in _TEXT_MEMBERS if isinstance(each := message.get(name), str) and each]
     for order in (texts, texts[::-1]) if len(texts) > 1 else ():
-        yield from _joined([{"text": each} for each in order])
+        yield from _borders([{"text": each} for each in order])
 
 
 def _text(item: dict[str, Any]) -> str:
@@ -174,21 +174,21 @@ def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     All of it, so that text cut into parts does not slip past a policy's rules.
     """
     spec = SPECS[endpoint]
-    asked = body.get(spec.question_field)
+    question = body.get(spec.question_field)
     if spec.turns is None:
-        given = asked or ()
+        given = question or ()
         texts = [given] if isinstance(given, str) else [t for t in given if isinstance(t, str)]
         return "\n".join(texts) if texts else None
-    if isinstance(asked, str):
-        return asked
-    for turn in reversed(_turns(asked)):
+    if isinstance(question, str):
+        return question
+    for turn in reversed(_turns(question)):
         if turn.get("role") == "user":
             return _all_text(turn.get("content"))
     return None
 
 
-def _turns(asked: Any) -> list[dict[str, Any]]:
-    return [turn for turn in asked if isinstance(turn, dict)] if isinstance(asked, list) else []
+def _turns(value: Any) -> list[dict[str, Any]]:
+    return [turn for turn in value if isinstance(turn, dict)] if isinstance(value, list) else []
 
 
 def system_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
@@ -235,5 +235,5 @@ def answer_text(endpoint: Endpoint, result: dict[str, Any]) -> str:
     """
     bare = SPECS[endpoint].without_vectors
     prose = {field: value for field, value in result.items() if field not in _NAMES}
-    said = readings(prose if bare is None else bare(prose))
-    return "\n".join((*said, *names([result.get(field) for field in sorted(_NAMES)])))
+    texts = readings(prose if bare is None else bare(prose))
+    return "\n".join((*texts, *names([result.get(field) for field in sorted(_NAMES)])))

@@ -27,7 +27,7 @@ _ANYBODYS = frozenset({"content-type", "content-language", "retry-after", "cache
 Fields = tuple[tuple[str, str], ...]
 
 
-def folded(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
+def fold_fields(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return headers by lower-case name; repeated lines are joined (RFC 9110, 5.3).
 
     What is decided on must be what is forwarded: a second Authorization or Cache-Control line

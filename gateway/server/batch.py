@@ -18,8 +18,8 @@ from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.protocol.endpoints.embeddings import (
     batch_body,
+    combine_items,
     items_of,
-    put_together,
     stored_items,
     vectors_of,
 )
@@ -61,7 +61,7 @@ def end_of(states: Sequence[Hit | Forward]) -> Hit | Forward:
         # As stale as the first to go and as old as the first to come, which names it.
         oldest = max(hits, key=lambda hit: hit.age)
         results = [orjson.loads(hit.entry.result) for hit in hits]
-        whole = orjson.dumps(put_together(results, [hit.entry.key for hit in hits]))
+        whole = orjson.dumps(combine_items(results, [hit.entry.key for hit in hits]))
         status = HitStatus(Reason.EXACT, min(hit.status.ttl for hit in hits))
         return Hit(replace(oldest.entry, result=whole), status, oldest.age)
     if hits:
@@ -117,7 +117,7 @@ async def forward_missing(
         orjson.loads(state.entry.result) if isinstance(state, Hit) else new[place]
         for place, state in enumerate(states)
     ]
-    return replace(reply, body=orjson.dumps(put_together(results, keys, parsed.get("usage"))))
+    return replace(reply, body=orjson.dumps(combine_items(results, keys, parsed.get("usage"))))
 
 
 def _key(place: int, state: Hit | Forward) -> bytes:

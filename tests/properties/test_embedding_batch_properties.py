@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gateway.protocol.endpoints.embeddings import (
     SPEC,
     batch_body,
+    combine_items,
     items_of,
-    put_together,
     stored_items,
     vectors_of,
 )
@@ -54,11 +54,11 @@ def test_every_batch_is_answered_as_if_it_were_asked_for_whole(batches):
             assert vectors is not None
             keys = [key_of(item) for item in missing]
             for key, made in zip(keys, stored_items(reply, vectors, keys), strict=True):
-                assert SPEC.declined({}, made, ()) is None
+                assert SPEC.decline({}, made, ()) is None
                 store[key] = orjson.dumps(made)
             usage = reply["usage"]
         keys = [key_of(item) for item in batch]
-        whole = put_together([orjson.loads(store[key]) for key in keys], keys, usage)
+        whole = combine_items([orjson.loads(store[key]) for key in keys], keys, usage)
         assert vectors_of(whole, len(batch)) == [vector_of(item) for item in batch]
         assert [one["index"] for one in whole["data"]] == list(range(len(batch)))
         if missing:
@@ -87,4 +87,4 @@ def test_every_batch_is_answered_as_if_it_were_asked_for_whole(batches):
 def test_no_reply_of_whatever_shape_raises(reply, count):
     vectors = vectors_of(reply, count)
     assert vectors is None or len(vectors) == count
-    SPEC.declined({}, reply, ())
+    SPEC.decline({}, reply, ())

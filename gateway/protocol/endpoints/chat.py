@@ -8,7 +8,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.choices import (
     ChoiceForm,
     StreamedChoices,
-    declined_choices,
+    decline_choices,
     ending,
     is_json,
     piece,
@@ -147,7 +147,7 @@ def _is_more_than_text(message: dict[str, Any]) -> bool:
     return isinstance(content, list) and any(part.get("type") not in _PROSE for part in content)
 
 
-def _declined_choice(body: Body, choice: dict[str, Any]) -> Reason | None:
+def _decline_choice(body: Body, choice: dict[str, Any]) -> Reason | None:
     message = choice.get("message")
     if not isinstance(message, dict) or message.get("audio") is not None:
         return Reason.UNKNOWN_SHAPE
@@ -160,11 +160,11 @@ def _declined_choice(body: Body, choice: dict[str, Any]) -> Reason | None:
     if calls is not None and not isinstance(calls, list):
         return Reason.UNKNOWN_SHAPE
     for call in calls or ():
-        reason = _declined_call(body, call)
+        reason = _decline_call(body, call)
         if reason is not None:
             return reason
     function = message.get("function_call")
-    if function is not None and (reason := _declined_function(body, function)) is not None:
+    if function is not None and (reason := _decline_function(body, function)) is not None:
         return reason
     promised = {"tool_calls": calls, "function_call": function}
     if not promised.get(choice["finish_reason"], True):
@@ -174,17 +174,17 @@ def _declined_choice(body: Body, choice: dict[str, Any]) -> Reason | None:
     return Reason.EMPTY if "content" in message or "refusal" in message else Reason.UNKNOWN_SHAPE
 
 
-def _declined_call(body: Body, call: Any) -> Reason | None:
+def _decline_call(body: Body, call: Any) -> Reason | None:
     match call:
         case {"type": "custom", "custom": {"name": str(), "input": str()}}:
             return None  # free text, whatever it holds
         case {"type": "function", "function": function}:
-            return _declined_function(body, function)
+            return _decline_function(body, function)
         case _:
             return Reason.INVALID_TOOL_CALL
 
 
-def _declined_function(body: Body, function: Any) -> Reason | None:
+def _decline_function(body: Body, function: Any) -> Reason | None:
     match function:
         case {"name": str(name), "arguments": str(arguments)} if name and is_json(arguments):
             return None
@@ -241,9 +241,9 @@ SPEC = EndpointSpec(
     question_field="messages",
     text_type="text",
     find_question=_find_question,
-    declined=partial(
-        declined_choices,
-        declined_choice=_declined_choice,
+    decline=partial(
+        decline_choices,
+        decline_choice=_decline_choice,
         text=lambda choice: choice["message"].get("content"),
     ),
     streaming=Streaming(

@@ -9,7 +9,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.choices import (
     ChoiceForm,
     StreamedChoices,
-    declined_choices,
+    decline_choices,
     ending,
     piece,
     render_choices,
@@ -52,20 +52,20 @@ def _is_readable(body: Body) -> bool:
     return isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
 
 
-def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
+def _decline(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
-    return declined_choices(
+    return decline_choices(
         body,
         result,
         finish_reasons,
-        declined_choice=_declined_choice,
+        decline_choice=_decline_choice,
         text=itemgetter("text"),
         prompts=len(prompt) if prompt and several else 1,
     )
 
 
-def _declined_choice(_body: Body, choice: dict[str, Any]) -> Reason | None:
+def _decline_choice(_body: Body, choice: dict[str, Any]) -> Reason | None:
     match choice.get("text"):
         case str(text) if text:
             return None
@@ -95,7 +95,7 @@ SPEC = EndpointSpec(
     prompt_fields=("prompt",),
     question_field="prompt",
     is_readable=_is_readable,
-    declined=_declined,
+    decline=_decline,
     streaming=Streaming(
         partial(render_choices, _FORM), partial(StreamedChoices, form=_FORM), usage_option=True
     ),

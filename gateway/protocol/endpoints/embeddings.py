@@ -149,7 +149,7 @@ def stored_items(
     ]
 
 
-def put_together(
+def combine_items(
     results: Sequence[Mapping[str, Any]], keys: Sequence[bytes], usage: Any = None
 ) -> dict[str, Any]:
     """Return one reply of stored results for an item each, in order; ``keys`` are theirs.
@@ -169,7 +169,7 @@ def put_together(
 def _render(_body: Body, key: bytes, result: bytes) -> bytes:
     if CALL.encode() not in result:
         return result
-    return orjson.dumps(put_together([orjson.loads(result)], [key]))
+    return orjson.dumps(combine_items([orjson.loads(result)], [key]))
 
 
 def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dic
     return {name: sum(usage.get(name) or 0 for usage in known) for name in _NO_USAGE}
 
 
-def _declined(_body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:
+def _decline(_body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:
     vectors = vectors_of(result, 1)
     if vectors is None:
         return Reason.UNKNOWN_SHAPE
@@ -220,7 +220,7 @@ SPEC = EndpointSpec(
     operation="embeddings",
     prompt_fields=("input",),
     question_field="input",
-    declined=_declined,
+    decline=_decline,
     without_vectors=_without_vectors,
     render=_render,
     generates=False,

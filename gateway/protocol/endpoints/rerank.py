@@ -58,7 +58,7 @@ def _check(body: Body) -> Iterator[ClientError]:
         check_type(f"documents[{place}]", document, _DOCUMENT)
 
 
-def _declined(body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:
+def _decline(body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:
     if not isinstance(result, dict) or not isinstance(result.get("results"), list):
         return Reason.UNKNOWN_SHAPE
     count, top = len(body["documents"]), body.get("top_n")
@@ -100,7 +100,7 @@ SPEC = EndpointSpec(
     operation="rerank",
     prompt_fields=("query", "documents"),
     question_field="query",
-    declined=_declined,
+    decline=_decline,
     usage=_usage,
     generates=False,
 )

@@ -140,7 +140,7 @@ def _names(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in _UNNAMED if body.get(name) is not None}
 
 
-def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
+def _decline(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
     match result:
         case {"object": "response", "output": [*items], "status": str(status)}:
             pass
@@ -152,7 +152,7 @@ def _declined(body: Body, result: Any, finish_reasons: Container[str]) -> Reason
     if finish not in finish_reasons:
         return CUT_OFF.get(finish, Reason.FINISH_REASON)
     for item in items:
-        reason = _declined_item(item, done=status == "completed")
+        reason = _decline_item(item, done=status == "completed")
         if reason is not None:
             return reason
     texts = [part["text"] for item in items for part in _parts(item) if "text" in part]
@@ -178,12 +178,12 @@ def _parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
     return item["content"] if item["type"] == "message" else []
 
 
-def _declined_item(item: Any, *, done: bool) -> Reason | None:
+def _decline_item(item: Any, *, done: bool) -> Reason | None:
     if isinstance(item, dict) and done and item.get("status") not in (None, "completed"):
         return Reason.UNCLEAN
     match item:
         case {"type": "message", "role": "assistant", "content": [*parts]}:
-            return next((why for part in parts if (why := _declined_part(part))), None)
+            return next((why for part in parts if (why := _decline_part(part))), None)
         case {"type": "reasoning", "summary": [*summary], **rest}:
             content = rest.get("content")
             texts = [*summary, *content] if isinstance(content, list) else summary
@@ -197,7 +197,7 @@ def _declined_item(item: Any, *, done: bool) -> Reason | None:
             return Reason.UNKNOWN_SHAPE
 
 
-def _declined_part(part: Any) -> Reason | None:
+def _decline_part(part: Any) -> Reason | None:
     match part:
         case {"type": "output_text", "text": str()}:
             return None
@@ -289,22 +289,22 @@ def render_response(response: Mapping[str, Any]) -> bytes:
 
 
 def _events(response: Mapping[str, Any]) -> Events:
-    begun = {**response, "status": "in_progress", "output": []}
-    begun.pop("usage", None)
-    for told_last in ("completed_at", "incomplete_details", "error"):
-        if told_last in begun:
-            begun[told_last] = None
-    yield "response.created", {"response": begun}
-    yield "response.in_progress", {"response": begun}
+    start = {**response, "status": "in_progress", "output": []}
+    start.pop("usage", None)
+    for late in ("completed_at", "incomplete_details", "error"):
+        if late in start:
+            start[late] = None
+    yield "response.created", {"response": start}
+    yield "response.in_progress", {"response": start}
     for place, item in enumerate(response["output"]):
         where = {"output_index": place}
-        yield "response.output_item.added", {**where, "item": _emptied(item)}
+        yield "response.output_item.added", {**where, "item": _empty(item)}
         yield from _pieces(item, {"item_id": item.get("id") or f"item_{place}", **where})
         yield "response.output_item.done", {**where, "item": item}
     yield f"response.{response['status']}", {"response": response}
 
 
-def _emptied(item: Mapping[str, Any]) -> dict[str, Any]:
+def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an item as it is announced, before anything of it has come."""
     empty: dict[str, Any] = {**item}
     if "status" in empty:
@@ -337,13 +337,13 @@ def _part(part: Mapping[str, Any], where: dict[str, Any]) -> Events:
     text = part[name]
     empty = {**part, name: ""}
     empty |= {lists: [] for lists in ("annotations", "logprobs") if part.get(lists) is not None}
-    told = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
+    logprobs = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
     yield "response.content_part.added", {**where, "part": empty}
-    yield f"response.{kind}.delta", {**where, "delta": text, **told}
+    yield f"response.{kind}.delta", {**where, "delta": text, **logprobs}
     for place, annotation in enumerate(part.get("annotations") or ()):
         noted = {"annotation_index": place, "annotation": annotation}
         yield "response.output_text.annotation.added", {**where, **noted}
-    yield f"response.{kind}.done", {**where, name: text, **told}
+    yield f"response.{kind}.done", {**where, name: text, **logprobs}
     yield "response.content_part.done", {**where, "part": part}
 
 
@@ -371,7 +371,7 @@ SPEC = EndpointSpec(
     text_type="input_text",
     instructions="instructions",
     find_question=_find_question,
-    declined=_declined,
+    decline=_decline,
     anonymous=_anonymous,
     caller_key=_caller_key,
     render=_render,

@@ -34,7 +34,7 @@ class Type(NamedTuple):
 
     expected: str
     types: tuple[type, ...]
-    taken: Callable[[Any], bool] = _never
+    accepts: Callable[[Any], bool] = _never
     """Whether some servers read another value as one of the right type."""
 
 
@@ -270,7 +270,7 @@ class EndpointSpec:
     is_readable: Callable[[Body], bool] | None = None
     """Tells whether the prompt is text, and no token numbers; None: it always is."""
 
-    declined: Callable[[Body, Any, Container[str]], Reason | None]
+    decline: Callable[[Body, Any, Container[str]], Reason | None]
     """Says why a complete result is not stored, given the finish reasons that are allowed."""
     usage: Callable[[Result], Any] = methodcaller("get", "usage")
     """Reads the usage of a result, in OpenAI's words."""
@@ -329,7 +329,7 @@ class EndpointSpec:
                 continue
             if type(value) not in kind.types:  # not isinstance: True is no number
                 odd.append(wrong_type(name, value, kind))
-                if not kind.taken(value):
+                if not kind.accepts(value):
                     raise odd[-1]
         if body.get("model") is None and body.get(self.template_field or "model") is None:
             odd.append(missing("model"))

@@ -33,7 +33,7 @@ from gateway.cache.ports import (
     UnfinishedError,
 )
 from gateway.protocol.errors import error_body
-from gateway.protocol.headers import folded
+from gateway.protocol.headers import fold_fields
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.operations import (
     Fields,
@@ -101,7 +101,7 @@ class Admin:
         self, handle: Callable[[web.Request], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handler(request: web.Request) -> web.Response:
-            headers = folded(request.headers.items())
+            headers = fold_fields(request.headers.items())
             refusal = admin_refusal(self.token, headers, _peer(request))
             if refusal is not None:
                 status, message = refusal

@@ -21,7 +21,7 @@ from gateway.protocol.errors import (
     UpstreamError,
     error_body,
 )
-from gateway.protocol.headers import folded
+from gateway.protocol.headers import fold_fields
 from gateway.protocol.messages import Reply
 from gateway.protocol.request import read_request
 from gateway.server.auth import Access
@@ -110,7 +110,7 @@ class Handlers:
     def _authenticate(self, request: web.Request) -> None:
         """Ask for a key where keys are in use. Raises UnauthorizedError."""
         if self.access.restricted:
-            holder = self.access.holder(folded(request.headers.items()))
+            holder = self.access.holder(fold_fields(request.headers.items()))
             if holder is not None:
                 request[HOLDER] = holder
 
@@ -124,7 +124,7 @@ class Handlers:
             parsed = read_request(
                 endpoint,
                 raw,
-                headers=folded(headers),
+                headers=fold_fields(headers),
                 fields=headers,
                 target=request.path_qs,
                 holder=request.get(HOLDER),

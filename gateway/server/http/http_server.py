@@ -100,8 +100,8 @@ class Connection(web.RequestHandler):
         """Return the reply to what could not be read, or what failed; the connection ends."""
         if request.writer.output_size > 0:
             raise ConnectionError("a reply has begun already")
-        told = _told(status, exc)
-        response = _unknown_coding(self._refuse) if told is _UNKNOWN_CODING else self._refuse(*told)
+        why = _describe(status, exc)
+        response = _unknown_coding(self._refuse) if why is _UNKNOWN_CODING else self._refuse(*why)
         response.force_close()
         return response
 
@@ -220,7 +220,7 @@ _UNKNOWN_CODING = (
 )
 
 
-def _told(status: int, error: BaseException | None) -> tuple[int, str, str]:
+def _describe(status: int, error: BaseException | None) -> tuple[int, str, str]:
     """Return status, message and code; nothing of what was sent is quoted."""
     match error:
         case ContentEncodingError():

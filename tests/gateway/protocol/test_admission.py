@@ -21,12 +21,12 @@ def written(text="a", index=0, finish="stop"):
 
 
 def judge(*choices, **body):
-    return SPECS[CHAT].declined(body, {"choices": list(choices)}, CLEAN_FINISH_REASONS)
+    return SPECS[CHAT].decline(body, {"choices": list(choices)}, CLEAN_FINISH_REASONS)
 
 
 def judge_text(*choices, **body):
     body = {"prompt": "p", **body}
-    return SPECS[COMPLETIONS].declined(body, {"choices": list(choices)}, CLEAN_FINISH_REASONS)
+    return SPECS[COMPLETIONS].decline(body, {"choices": list(choices)}, CLEAN_FINISH_REASONS)
 
 
 def test_what_ended_with_stop_may_be_stored():
@@ -69,7 +69,7 @@ def test_any_other_end_is_declined(finish, reason):
 )
 def test_the_rule_says_which_ends_are_stored(allowed, finish, reason):
     result = {"choices": [said(finish=finish)]}
-    assert SPECS[CHAT].declined({}, result, frozenset(allowed)) is reason
+    assert SPECS[CHAT].decline({}, result, frozenset(allowed)) is reason
 
 
 def calls(*arguments, finish="tool_calls", content=None, **changes):
@@ -200,7 +200,7 @@ def test_no_choices_is_declined():
     ],
 )
 def test_what_cannot_be_rendered_again_is_declined(result):
-    assert SPECS[CHAT].declined({}, result, CLEAN_FINISH_REASONS) is Reason.UNKNOWN_SHAPE
+    assert SPECS[CHAT].decline({}, result, CLEAN_FINISH_REASONS) is Reason.UNKNOWN_SHAPE
 
 
 @pytest.mark.parametrize("text", [None, 5, ["a"]])
