@@ -19,7 +19,7 @@ from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.stores.memory import MOST_USES
 from gateway.cache.stores.sqlite import store as sqlite_store
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
-from gateway.cache.stores.sqlite.store import FILE_FACTOR, MAX_LOG_BYTES, LogSyncer, SqliteStore
+from gateway.cache.stores.sqlite.store import FILE_FACTOR, MAX_LOG_BYTES, SqliteStore
 from gateway.cache.stores.sqlite.table import read_totals
 
 ROOMY = 16 << 20
@@ -209,7 +209,7 @@ async def test_file_and_log_stay_within_their_bounds(path):
 
 
 async def test_the_log_is_bounded_even_when_its_thread_never_gets_to_it(path, monkeypatch):
-    monkeypatch.setattr(LogSyncer, "request", lambda _: None)
+    monkeypatch.setattr(sqlite_store, "_checkpoint", lambda _: None)
     longest = 0
     async with opened(path) as store:
         for n in range(90):

@@ -170,7 +170,7 @@ class SqliteStore:
 
     def _join(self) -> bool:
         deadline = time.monotonic() + _CLOSE_SECONDS
-        threads = (*self._readers, *self._writer.threads)
+        threads = (*self._readers, self._writer.thread)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
@@ -232,7 +232,7 @@ class _Write:
 
 
 class Writer:
-    """The only thread that changes the file, and the one that syncs its log."""
+    """The only thread that changes the file; now and then it starts one that syncs the log."""
 
     def __init__(
         self,
@@ -244,7 +244,8 @@ class Writer:
         upkeep_seconds: float,
     ) -> None:
         self._file = open_file()
-        self._syncer = LogSyncer(open_file())
+        self._open_file = open_file
+        self._syncing: threading.Thread | None = None
         self._bounds = bounds
         self._max_entry_bytes = min(bounds.max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
         self._uses = uses
@@ -259,7 +260,7 @@ class Writer:
         self._unsynced = 0
         self.stats = StoreStats(entries=0, bytes=0, evictions=0)
         """As of the latest commit or upkeep; read from any thread."""
-        self.threads = (_start("store-writer", self._run), self._syncer.thread)
+        self.thread = _start("store-writer", self._run)
 
     def submit(self, work: Entry | bytes, size: int) -> Reply[None]:
         """Queue a change of about ``size`` bytes. Raises StoreError if too much waits already."""
@@ -280,8 +281,7 @@ class Writer:
             self._writes.put(_Write(key, 0, None))
 
     def stop(self) -> None:
-        """Let the threads end after the queued changes."""
-        self._syncer.stop()
+        """Let the thread end after the queued changes."""
         self._writes.put(None)
 
     def _run(self) -> None:
@@ -296,6 +296,7 @@ class Writer:
             if stopped or time.monotonic() >= next_upkeep:
                 _upkeep(self._keep_up)
                 next_upkeep = time.monotonic() + self._upkeep_seconds
+        self._wait_for_sync()
         self._file.close()
 
     def _collect(self, seconds: float) -> tuple[list[_Write], bool]:
@@ -388,44 +389,25 @@ class Writer:
     def _sync_when_due(self) -> None:
         if self._unsynced < WAL_BYTES:
             return
-        self._unsynced = 0
-        self._syncer.request()
         if self._file.log_bytes() > MAX_LOG_BYTES:
             # Changes or reads without a gap keep the log from its restart: make them wait.
-            with self._syncer.checkpointing:
-                self._file.run(_cut_log)
+            self._wait_for_sync()
+            self._file.run(_cut_log)
+        elif self._syncing is not None and self._syncing.is_alive():
+            return
+        else:
+            self._syncing = _start("store-syncer", self._sync, self._open_file())
+        self._unsynced = 0
 
+    def _wait_for_sync(self) -> None:
+        # SQLite lets only one connection checkpoint, and refuses the second at once.
+        if self._syncing is not None:
+            self._syncing.join()
 
-class LogSyncer:
-    """The thread that copies the write-ahead log into the database file, on request.
-
-    It syncs the disk, which may take long: puts go on meanwhile.
-    """
-
-    def __init__(self, file: EntryFile) -> None:
-        self._file = file
-        # False ends the thread.
-        self._requests: SimpleQueue[bool] = SimpleQueue()
-        self.checkpointing = threading.Lock()
-        """SQLite lets only one connection checkpoint, and refuses the second at once."""
-        self.thread = _start("store-syncer", self._run)
-
-    def request(self) -> None:
-        """Ask for a checkpoint; returns at once."""
-        self._requests.put(True)
-
-    def stop(self) -> None:
-        """Let the thread end."""
-        self._requests.put(False)
-
-    def _run(self) -> None:
-        while self._requests.get():
-            _upkeep(self._sync)
-        self._file.close()
-
-    def _sync(self) -> None:
-        with self.checkpointing:
-            self._file.run(_checkpoint)
+    def _sync(self, file: EntryFile) -> None:
+        """Copy the log into the database file: it may take long, and puts go on meanwhile."""
+        _upkeep(partial(file.run, _checkpoint))
+        file.close()
 
 
 def _start(name: str, run: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -450,7 +432,7 @@ def _set(reply: Reply[T], outcome: T | StoreError) -> None:
         reply.set_result(outcome)
 
 
-def _upkeep(step: Callable[[], None]) -> None:
+def _upkeep(step: Callable[[], object]) -> None:
     """Run a step for which nobody waits; if its fault stays, the next request meets it."""
     try:
         step()
