@@ -135,7 +135,7 @@ class RouteReport:
 
 
 def report(prompts: Sequence[RecordedRequest]) -> RouteReport:
-    """Report on one route's prompts, in the order in which they came."""
+    """Report on one route's prompts, oldest first."""
     few = _Trials(prompts[:: -(-len(prompts) // _SAMPLE)])
     tried = candidates(prompts)
     changing = [one for one in tried if few.is_changed_by(one, tried)]
@@ -170,7 +170,7 @@ def _cached_share(prompts: Sequence[RecordedRequest]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """The prompts of one route, in the order in which they came; its tools are read once."""
+    """The prompts of one route, oldest first; its tools are read once."""
 
     prompts: Sequence[RecordedRequest]
     tools: KnownTools = field(default_factory=KnownTools)

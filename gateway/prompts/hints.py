@@ -247,52 +247,46 @@ def _places(
     endpoint: Endpoint, body: dict[str, Any], settings: HintSettings, field: BreakpointField
 ) -> list[Place]:
     """Return the places for marks, the most useful first. Raises NotRewrittenError."""
-    turns = body.get(SPECS[endpoint].question_field)
+    spec = SPECS[endpoint]
+    turns = body.get(spec.question_field)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise NotRewrittenError(NotRewritten.TOO_SHORT)
-    others = (i for i, turn in enumerate(turns) if turn.get("role") not in INSTRUCTING)
-    leading = next(others, len(turns))
-    last = len(turns) - 1
-    while last > 0 and (turns[last].get("role") != "user" or is_block(turns[last])):
-        last -= 1
-    if settings.breakpoints is Breakpoints.SYSTEM:
-        last = min(last, leading)
-    ends = list(_ends(endpoint, body, turns[: max(last, 0)], field))
-    system = [place for index, place in ends if index < leading][::-1]
-    earlier = [place for index, place in ends if index >= leading][-1:]
-    return system[:1] + earlier + system[1:]
-
-
-def _ends(
-    endpoint: Endpoint, body: dict[str, Any], turns: list[Any], field: BreakpointField
-) -> Iterator[tuple[int, Place]]:
-    """Yield each turn whose end may be marked, by its index, with the place."""
-    spec = SPECS[endpoint]
-    instructions = None if spec.instructions is None else body.get(spec.instructions)
-    tools = body.get("tools")
+    questions = [i for i, turn in enumerate(turns) if turn.get("role") == "user"]
+    questions = [index for index in questions if not is_block(turns[index])]
+    tools, instructions = body.get("tools"), spec.instructions and body.get(spec.instructions)
     size = _size_of(tools) if tools else 0
     if isinstance(instructions, str):
         size += _size_of(instructions)
-    for index, turn in enumerate(turns):
+    system: list[Place] = []
+    earlier: list[Place] = []
+    places = system
+    for index, turn in enumerate(turns[: questions[-1] if questions else 0]):
+        if turn.get("role") not in INSTRUCTING:
+            places = earlier
         if is_block(turn):
             continue
         content = turn.get("content")
         size += _size_of(content)
         if turn.get("role") not in _MARKED[field]:
             continue
-        path = (spec.question_field, index, "content")
-        tokens = size // BYTES_A_TOKEN
-        if isinstance(content, str) and content.strip():
-            yield index, Place(path, content, tokens)
-        elif isinstance(content, list):
-            texts = (i for i, part in enumerate(content) if _holds_text(part, spec.text_type or ""))
-            for last in list(texts)[-1:]:
-                yield index, Place((*path, last), content[last], tokens)
+        found = _last_text((spec.question_field, index, "content"), content, spec.text_type)
+        if found is not None:
+            places.append(Place(*found, size // BYTES_A_TOKEN))
+    if settings.breakpoints is Breakpoints.SYSTEM:
+        earlier = []
+    return system[-1:] + earlier[-1:] + system[-2::-1]
 
 
-def _holds_text(part: Any, kind: str) -> bool:
-    text = part.get("text") if isinstance(part, dict) and part.get("type") == kind else None
-    return isinstance(text, str) and bool(text.strip())
+def _last_text(path: Path, content: Any, kind: str | None) -> tuple[Path, Any] | None:
+    """Return where a turn's last text stands, and the text, or the part that holds it."""
+    if isinstance(content, str):
+        return (path, content) if content.strip() else None
+    parts = content if isinstance(content, list) else []
+    for number, part in reversed(list(enumerate(parts))):
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == kind else None
+        if isinstance(text, str) and text.strip():
+            return (*path, number), part
+    return None
 
 
 def _marks_there(body: dict[str, Any], name: str) -> list[Any]:

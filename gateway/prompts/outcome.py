@@ -29,7 +29,7 @@ class Rewrite(StrEnum):
 
 
 class Step(StrEnum):
-    """One way to say the same in fewer tokens, in the order in which they are taken."""
+    """One way to say the same in fewer tokens, in the order of their application."""
 
     SUMMARY = "summary"
     MINIFIED = "minified"
@@ -70,7 +70,7 @@ class NotRewritten(StrEnum):
 
 
 class NotRewrittenError(ValueError):
-    """Nothing of a rule, or of compression, is taken: it could not be sure."""
+    """A rule, or compression, could not be sure and changes nothing."""
 
     def __init__(self, why: NotRewritten) -> None:
         super().__init__(why.value)
@@ -107,7 +107,7 @@ class Compression:
 
     steps: tuple[Step, ...] = ()
     tokens: int = 0
-    """Of the declared context, as it came."""
+    """Of the declared context, before compression."""
     saved: int = 0
     refused: NotRewritten | None = None
 
@@ -120,7 +120,7 @@ class Compression:
 
 
 def combine(one: Compression | None, other: Compression | None) -> Compression | None:
-    """Return what became of two parts of a request; of two reasons the first is told."""
+    """Return what became of two parts of a request; of two reasons the first counts."""
     if one is None or other is None:
         return one or other
     return Compression(
@@ -140,5 +140,5 @@ class PreparedRequest:
     changes: tuple[Rewrite, ...] = ()
     declined: tuple[Declined, ...] = ()
     edits: tuple[Edit, ...] = ()
-    """What rewriting, or the hints, did to the bytes that came."""
+    """What rewriting, or the hints, changed in the client's bytes."""
     compression: Compression | None = None

@@ -1,8 +1,8 @@
 """A request on its way out: rewritten, compressed, with hints and what the gateway says itself.
 
-Law: looked up, scanned and keyed is the request as it was asked; what is changed here is only sent.
-Rewriting never fails a request and never holds up the loop: what it cannot do, or not in time, is
-left as it came, with the reason.
+Law: the client's request is looked up, scanned and keyed; what is changed here is only sent.
+Rewriting never fails a request and never holds up the loop: what it cannot do, or not in time, it
+leaves as it was, with the reason.
 """
 
 import asyncio
@@ -228,7 +228,7 @@ class Outbox:
         return _with_hints(original, plain, hints)
 
     def _untouched(self, context: RequestContext, state: Forward) -> Exchange:
-        """Return the request as it came, but for the tenant's salt and the priority."""
+        """Return the client's request with the tenant's salt and the priority."""
         request, tenant = context.request, context.tenant
         body, raw = request.body, request.raw
         if request.endpoint in self.salted:
@@ -340,7 +340,7 @@ async def _run_in_time(work: Callable[[], T], raw: bytes) -> T | NotRewritten:
             return work()
         async with asyncio.timeout(SECONDS):
             return await asyncio.to_thread(work)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it came
+    except Exception as error:  # noqa: BLE001 - whatever it is, the request can go on as it was
         return _reason_of(error, "rewritten")
 
 
@@ -352,6 +352,6 @@ def _reason_of(error: Exception, what: str) -> NotRewritten:
         return NotRewritten.TIMEOUT
     if isinstance(error, SemanticUnavailableError):
         return NotRewritten.TIMEOUT if error.reason == "timeout" else NotRewritten.NO_ENCODER
-    # Its message may quote the prompt, so only its type is told.
+    # Its message may quote the prompt, so only its type is logged.
     log.warning("a prompt could not be %s (%s)", what, type(error).__name__)
     return NotRewritten.FAULT

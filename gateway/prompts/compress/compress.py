@@ -171,10 +171,10 @@ class Draft:
         saved = tokens - _tokens(block.text for block in blocks)
         if saved <= 0:
             raise NotRewrittenError(refused or NotRewritten.NOTHING_GAINED)
-        taken = {passage.step for block in blocks for passage in block.passages}
+        steps_done = {passage.step for block in blocks for passage in block.passages}
         if any(block.source != "".join(each.text for each in block.passages) for block in blocks):
-            taken.add(Step.MINIFIED)
-        steps = tuple(step for step in Step if step in taken)
+            steps_done.add(Step.MINIFIED)
+        steps = tuple(step for step in Step if step in steps_done)
         texts = [
             Text(path, "".join(part.text if isinstance(part, Block) else part for part in parts))
             for turn in self.turns

@@ -14,7 +14,7 @@ from policies.decision import Protected
 
 SAME_SHINGLES = 0.8  # Jaccard index of the runs of three words of passages that are alike
 FEWEST_WORDS = 6  # shorter passages cost little and may be asked for by their place
-MOST_COMPARED = 20_000  # pairs of passages; what is left by then is taken for new
+MOST_COMPARED = 20_000  # pairs of passages; passages beyond count as new
 
 _SHORTEST_PLURAL = 4
 _NUMBER_WORDS = (
@@ -93,7 +93,7 @@ def said_before(passages: Iterable[str]) -> list[bool]:
 
     Then it has no word of its own but those that say nothing, nearly the same order, equal facts.
     """
-    kept: list[_Said] = []
+    new: list[_Said] = []
     by_shingle: dict[_Shingle, list[int]] = {}
     found = []
     compared = 0
@@ -108,12 +108,12 @@ def said_before(passages: Iterable[str]) -> list[bool]:
         telling = sorted(shingles)[: len(shingles) - int(SAME_SHINGLES * len(shingles)) + 1]
         candidates = {index for shingle in telling for index in by_shingle.get(shingle, ())}
         compared += len(candidates)
-        again = compared <= MOST_COMPARED and any(_covers(kept[i], one) for i in candidates)
+        again = compared <= MOST_COMPARED and any(_covers(new[i], one) for i in candidates)
         found.append(again)
         if not again:
             for shingle in shingles:
-                by_shingle.setdefault(shingle, []).append(len(kept))
-            kept.append(one)
+                by_shingle.setdefault(shingle, []).append(len(new))
+            new.append(one)
     return found
 
 

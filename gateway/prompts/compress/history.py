@@ -176,10 +176,10 @@ def _texts(value: Any) -> Iterator[str]:
 def _has_the_facts(summary: str, texts: Sequence[str]) -> bool:
     """Tell whether a summary has every number, name and identifier of the texts, and no other."""
     said = {fact for text in texts for fact in _fold(*facts_of(text)[:3])}
-    told = " ".join(summary.split()).casefold()
+    text = " ".join(summary.split()).casefold()
     for fact in said:
         form = _NUMBER if fact[0].isdigit() and fact[-1].isdigit() else _WORD
-        if re.search(form.format(re.escape(fact)), told) is None:
+        if re.search(form.format(re.escape(fact)), text) is None:
             return False
     numbers, ids, *_ = facts_of(summary)
     words = {word for text in texts for word in words_of(text)}
@@ -203,10 +203,10 @@ def _units(text: str) -> set[tuple[str, str]]:
 def _keeps_order(summary: str, texts: Sequence[str], names: frozenset[str]) -> bool:
     """Tell whether names and numbers have not changed places: who owes whom, and who pays what."""
     said, owned = _order(texts, names)
-    told, told_owned = _order([summary], names)
+    claims, claimed = _order([summary], names)
     numbers = {number for number, _ in owned}
-    return all(pair in said or pair[::-1] not in said for pair in told) and all(
-        pair in owned or pair[0] not in numbers for pair in told_owned
+    return all(pair in said or pair[::-1] not in said for pair in claims) and all(
+        pair in owned or pair[0] not in numbers for pair in claimed
     )
 
 
@@ -229,9 +229,9 @@ def _order(
 
 def _keeps_denials(summary: str, texts: Sequence[str]) -> bool:
     """Tell whether what is denied in the one is denied in the other."""
-    told, said = denied(summary), [words for text in texts for words in denied(text)]
+    ours, theirs = denied(summary), [words for text in texts for words in denied(text)]
     return all(
         any(2 * len(one & other) >= len(one) for other in others)
-        for some, others in ((said, told), (told, said))
+        for some, others in ((theirs, ours), (ours, theirs))
         for one in some
     )

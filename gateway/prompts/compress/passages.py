@@ -1,4 +1,4 @@
-"""A block of context cut into passages, and white space that says nothing taken out of them.
+"""A block of context cut into passages, without the white space that says nothing.
 
 The passages, joined again, are the text. What may be code, a table, keys with values or records is
 never cut, for each line may be asked for.
@@ -85,10 +85,10 @@ def passages_of(text: str, *, minify: bool) -> list[Passage]:
     return found
 
 
-def are_prose(came: str, passages: Sequence[Passage]) -> bool:
+def are_prose(source: str, passages: Sequence[Passage]) -> bool:
     """Tell whether a text is mostly prose, and its passages no records of one kind."""
     formed = sum(len(passage.text) for passage in passages if passage.formed)
-    return 2 * formed < len(came) and not _are_records([passage.text for passage in passages])
+    return 2 * formed < len(source) and not _are_records([passage.text for passage in passages])
 
 
 def prose_among(texts: Sequence[str]) -> list[bool]:

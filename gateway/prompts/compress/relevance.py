@@ -156,8 +156,8 @@ def _refusal(text: str, focus: str, words: frozenset[str], *, follows: bool) -> 
     turn = tokenize_question(focus)
     if is_vague(turn) or (follows and depends_on_earlier_turns(turn)):
         return NotRewritten.UNCLEAR
-    asked = " ".join(_CONDITION.sub("", each) for each in sentences_of(text, clauses=True))
-    return NotRewritten.NEEDS_ALL if _NEEDS_ALL.search(asked) else None
+    text = " ".join(_CONDITION.sub("", each) for each in sentences_of(text, clauses=True))
+    return NotRewritten.NEEDS_ALL if _NEEDS_ALL.search(text) else None
 
 
 def readable(text: str) -> str:
@@ -181,7 +181,7 @@ FAR = 0.25  # less near, a passage without a word of the question is about anoth
 RARE = 0.2  # share of the passages that have a word, up to which it tells them apart
 MARGIN = 1.1  # how far below the best a passage stays where all is kept; it shrinks with ``keep``
 LEAST, MOST = 0.6, 1.5  # of the share to keep: what stays however far it is, and what may stay
-FLAT = 0.7  # of the margin: where more may not stay and is as near, none is told from the others
+FLAT = 0.7  # of the margin: where more may not stay and is as near, none stands out
 APART = 0.3  # how far the best is above most passages where these are about other things
 TELLING = 0.25  # share of the question's weight in rare words, from which on a passage stays
 LEXICAL_WEIGHT = 0.15  # of sharing all words of the question, beside a cosine similarity of 1
@@ -237,8 +237,8 @@ def _similarities(passages: Sequence[Passage], vectors: Sequence[Vector]) -> lis
 
     What stands beside a passage that is nearer is lifted: it may be what that one leans on.
     """
-    asked, *given = vectors
-    near = [sum(a * b for a, b in zip(asked, each, strict=True)) for each in given]
+    question, *others = vectors
+    near = [sum(a * b for a, b in zip(question, each, strict=True)) for each in others]
     lifted = list(near)
     for at, (one, other) in enumerate(pairwise(passages)):
         ends_paragraph = one.text[len(one.text.rstrip()) :].count("\n") > 1
@@ -250,16 +250,16 @@ def _similarities(passages: Sequence[Passage], vectors: Sequence[Vector]) -> lis
 
 
 def _near(scores: Sequence[float], sizes: Sequence[int], keep: float) -> set[int] | None:
-    """Return the passages not far below the best, None where none can be told from the others."""
+    """Return the passages not far below the best, None where none stands out."""
     best = max(scores)
     margin = MARGIN * keep * sqrt(max(best, 0.0))
-    size, taken = sum(sizes), 0
+    size, total = sum(sizes), 0
     stays = set[int]()
     for index in sorted(range(len(scores)), key=lambda index: (-scores[index], index)):
-        taken += sizes[index]
-        if stays and taken > LEAST * keep * size:
+        total += sizes[index]
+        if stays and total > LEAST * keep * size:
             below = best - scores[index]
-            if taken > MOST * keep * size:
+            if total > MOST * keep * size:
                 return None if below < FLAT * margin else stays
             if below > margin:
                 return stays
@@ -273,7 +273,7 @@ def _is_found(
     rare: frozenset[str],
     scores: Sequence[float],
 ) -> bool:
-    """Tell whether the passages that are asked about can be told from the others.
+    """Tell whether the passages that the question is about stand out.
 
     An identifier that stands nowhere may be asked for because it stands nowhere.
     """

@@ -1,9 +1,9 @@
 """Prefix rewrite: a request becomes one whose prefix repeats, by the rules that are on.
 
 Laws: only what a rule names changes. A rule that cannot be sure leaves the request as it is, and
-gives its reason. All other bytes stay as they came, so edits are splice in and nothing is printed
-again. The last user turn never changes. A rewritten request is not changed again. Each text is cut
-once, at the markers of its documents, and all other rules apply only to the text between them.
+gives its reason. All other bytes stay, so edits are spliced in and nothing is printed again. The
+last user turn never changes. A rewritten request is not changed again. Each text is cut once, at
+the markers of its documents, and all other rules apply only to the text between them.
 """
 
 from dataclasses import dataclass, field, replace
@@ -112,7 +112,7 @@ def rewrite(
 
 @dataclass(slots=True)
 class _Draft:
-    """A request and what has changed so far; edits are to its bytes as they came."""
+    """A request and what has changed so far; edits are to the client's bytes."""
 
     endpoint: Endpoint
     settings: PrefixSettings
@@ -198,7 +198,7 @@ class _Draft:
         if block is None:
             return texts
         turns = self.places.body[SPECS[self.endpoint].question_field]
-        # What the model did not say itself may come from somebody whom nobody trusts.
+        # What the model did not say itself may come from a page that a tool fetched.
         refuse_placeholders(
             turns
             if isinstance(turns, str)
