@@ -22,13 +22,13 @@ LOCK_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 
 
-def before(path: Path) -> Path:
+def previous_file(path: Path) -> Path:
     """Return where a file is once it is turned over."""
     return path.with_name(path.name + ".1")
 
 
 @contextmanager
-def held(
+def open_locked(
     path: Path, more: int = 0, *, max_bytes: int | None = None, seconds: float | None = None
 ) -> Iterator[tuple[int, int]]:
     """Lock a file; give a descriptor to append ``more`` bytes to, and the file's size.
@@ -40,17 +40,17 @@ def held(
     timeout = LOCK_SECONDS if seconds is None else seconds
     lock = path.with_name(path.name + ".lock")
     with FileLock(lock, timeout, 0o600, poll_interval=_POLL_SECONDS):
-        with _opened(path) as (descriptor, size):
+        with _open(path) as (descriptor, size):
             if max_bytes is None or not size or size + more <= max_bytes:
                 yield descriptor, size
                 return
-        path.replace(before(path))
-        with _opened(path) as opened:
+        path.replace(previous_file(path))
+        with _open(path) as opened:
             yield opened
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
+def _open(path: Path) -> Iterator[tuple[int, int]]:
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor, os.fstat(descriptor).st_size
@@ -78,5 +78,5 @@ class Journal:
         await asyncio.to_thread(self._append, orjson.dumps(dict(line)) + b"\n")
 
     def _append(self, line: bytes) -> None:
-        with held(self.path) as (descriptor, size):
+        with open_locked(self.path) as (descriptor, size):
             write_line(descriptor, size, line)

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.append_files import before, held, write_line
+from gateway.cache.append_files import open_locked, previous_file, write_line
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry, Quarantine
-from gateway.cache.shadow_eval import ComparisonLedger, asked_id, basis_of
+from gateway.cache.shadow_eval import ComparisonLedger, basis_of, question_id
 from policies.decision import Decision
 
 CHECKS_FILE = "semantic-checks.jsonl"
@@ -54,7 +54,7 @@ class ComparisonJournal:
         """Tell whether the entry's answer is known to answer the plan's question."""
         if not self.ledger.aliases:
             return False
-        asked, key, until = asked_id(plan), entry.key.hex(), entry.expires_at
+        asked, key, until = question_id(plan), entry.key.hex(), entry.expires_at
         return self.ledger.alias(asked, key, until, now=now, barred=self._quarantine.holds)
 
     async def append(self, line: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ class ComparisonJournal:
         return not self._unreadable
 
     def _read_new(self, status: os.stat_result) -> None:
-        former = before(self.path)
+        former = previous_file(self.path)
         inode, offset = self._seen or (0, 0)
         if status.st_ino != inode or status.st_size < offset:
             if former.exists():
@@ -118,7 +118,7 @@ class ComparisonJournal:
         return offset + len(data)
 
     def _append(self, data: bytes, carried: bytes) -> None:
-        with held(self.path, len(data), max_bytes=self._max_bytes) as (descriptor, size):
+        with open_locked(self.path, len(data), max_bytes=self._max_bytes) as (descriptor, size):
             write_line(descriptor, size, data if size else carried + data)
 
 

@@ -32,7 +32,7 @@ from gateway.protocol.headers import bearer
 from policies.decision import CompressSettings, DocumentSettings, Endpoint, Scope
 
 
-def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+def key_fields(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
     """Return the keyed fields of a parsed body, texts folded.
 
     That is the body itself where there is nothing to leave out or to fold.
@@ -53,7 +53,7 @@ def keyed(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
 
 def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
     """Return the canonical bytes of a parsed body: its keyed fields, in the order of names."""
-    return exact_json.dumps(keyed(endpoint, body), sort_keys=True)
+    return exact_json.dumps(key_fields(endpoint, body), sort_keys=True)
 
 
 def _fold_texts(kept: dict[str, Any], field: str, kind: str | None) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def _fold_texts(kept: dict[str, Any], field: str, kind: str | None) -> dict[str,
 def _fold_message(message: Any, kind: str | None) -> Any:
     if type(message) is not dict or type(message.get("content")) is not list:
         return message
-    return {**message, "content": _folded(message["content"], kind)}
+    return {**message, "content": _fold_content(message["content"], kind)}
 
 
-def _folded(content: list[Any], kind: str | None) -> Any:
+def _fold_content(content: list[Any], kind: str | None) -> Any:
     match content:
         case [{"type": str(given), "text": str(text), **rest}] if given == kind and not rest:
             return text
@@ -101,7 +101,7 @@ class Tenant:
 ANONYMOUS = Tenant(None, None, None, None)
 
 
-def _joined(*fields: bytes) -> bytes:
+def _join(*fields: bytes) -> bytes:
     return b"".join(len(field).to_bytes(8, "big") + field for field in fields)
 
 
@@ -123,7 +123,7 @@ def identify(headers: Mapping[str, str], holder: str | None = None) -> Tenant:
 
 def _holder(name: str) -> bytes:
     # Two fields, while the credential headers make three: never equal.
-    return _joined(b"holder", name.encode())
+    return _join(b"holder", name.encode())
 
 
 @lru_cache(maxsize=_MAX_TENANTS)
@@ -141,7 +141,7 @@ def _tenant(
     digest = None
     if given is not None:
         digest = hashlib.sha256(bearer(given).encode(errors="surrogateescape")).hexdigest()
-    joined = _joined(*((value or "").encode(errors="surrogateescape") for value in credentials))
+    joined = _join(*((value or "").encode(errors="surrogateescape") for value in credentials))
     return Tenant(joined if given is not None else None, digest, organization, project)
 
 
@@ -152,14 +152,14 @@ def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...])
     and the caller bypasses the cache if it is empty.
     """
     if scope is Scope.USER:
-        names = _joined(*(name.encode() for name in user))
+        names = _join(*(name.encode() for name in user))
         return hmac.digest(secret, _owner(scope, tenant) + names, "sha256")
     return hmac.digest(secret, _owner(scope, tenant), "sha256")
 
 
 def cache_salt(secret: bytes, tenant: Tenant) -> str:
     """Return the salt that keeps the tenant's blocks apart in the upstream's prefix cache."""
-    mine = _joined(
+    mine = _join(
         b"cache-salt",
         tenant.credential or b"",
         (tenant.organization or "").encode(errors="surrogateescape"),
@@ -185,7 +185,7 @@ def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scop
 def _owner(scope: Scope, tenant: Tenant) -> bytes:
     """Return the owner of the scope: always four fields, so that more may follow."""
     known = ANONYMOUS if scope is Scope.PUBLIC else tenant
-    return _joined(
+    return _join(
         scope.value.encode(),
         known.credential or b"",
         (known.organization or "").encode(errors="surrogateescape"),
@@ -231,7 +231,7 @@ class Partition:
     def _prefix(self) -> bytes:
         """Return the bytes hashed before the form; length prefixes make their end unambiguous."""
         compress = (self.compress.encode(),) if self.compress else ()
-        return _joined(
+        return _join(
             str(KEY_VERSION).encode(),
             str(self.generation).encode(),
             self.endpoint.value.encode(),
@@ -292,11 +292,11 @@ DIGEST_BYTES = 8
 def field_digests(secret: bytes, scope: bytes, endpoint: Endpoint, body: dict[str, Any]) -> Digests:
     """Return (name, digest) of each field that is part of the key, and of each message."""
     key = hmac.digest(secret, b"field digests" + scope, "sha256")
-    named = _named(endpoint, keyed(endpoint, body))
+    named = _named_fields(endpoint, key_fields(endpoint, body))
     return tuple((name, _digest(key, name, value)) for name, value in named)
 
 
-def _named(endpoint: Endpoint, kept: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _named_fields(endpoint: Endpoint, kept: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     listed = SPECS[endpoint].turns or ""
     items = kept.get(listed)
     plain = {

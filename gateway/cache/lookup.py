@@ -65,7 +65,7 @@ class Forward:
         fallback = self.fallback
         if fallback is None or fallback.plan is None:
             return fallback
-        found = judged(fallback.plan, fallback.entry, now)
+        found = evaluate_entry(fallback.plan, fallback.entry, now)
         return replace(found, revalidate=None) if isinstance(found, Hit) else found.fallback
 
 
@@ -77,7 +77,7 @@ class Refused:
 End = Hit | Forward | Refused
 
 
-def kept_plan(end: End) -> Plan | None:
+def storage_plan(end: End) -> Plan | None:
     """Return the plan under which an answer may come to be stored, if any."""
     match end:
         case Hit():
@@ -88,12 +88,12 @@ def kept_plan(end: End) -> Plan | None:
             return None
 
 
-def set_apart(end: End, reason: Reason, *, personal: bool) -> End:
+def restrict_storage(end: End, reason: Reason, *, personal: bool) -> End:
     """Return the end of a request that sends personal data beside what its key is made of.
 
     What is found for it may be served; its own answer is kept ``personal``, or not at all.
     """
-    plan = kept_plan(end)
+    plan = storage_plan(end)
     own = plan.personal if plan is not None and personal else None
     match end:
         case Hit():
@@ -111,7 +111,7 @@ def miss(plan: Plan) -> Forward:
     return Forward(ForwardStatus(Forwarded.MISS), plan)
 
 
-def judged(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
+def evaluate_entry(plan: Plan, entry: Entry | None, now: float) -> Hit | Forward:
     """Return the hit that an entry under ``plan.key`` is, or the forward that it leads to."""
     if entry is None or entry.key != plan.key:
         return miss(plan)
@@ -282,7 +282,7 @@ class LookUpExact:
     def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found."""
         plan = self.plan
-        found = judged(plan, entry, now)
+        found = evaluate_entry(plan, entry, now)
         if isinstance(found, Hit):
             return found
         # Any entry at all proves that the prompt is clean.
@@ -304,7 +304,7 @@ class LookUpPersonal:
 
     def next(self, entry: Entry | None, now: float) -> "State":
         """Take the entry found."""
-        found = judged(self.personal, entry, now)
+        found = evaluate_entry(self.personal, entry, now)
         if isinstance(found, Hit):
             return found
         otherwise = self.otherwise

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 from filelock import Timeout
 
-from gateway.cache.append_files import held, write_line
+from gateway.cache.append_files import open_locked, write_line
 
 KEEP_SECONDS = 365 * 86_400.0
 RENEW_SECONDS = 86_400.0
@@ -69,7 +69,7 @@ class QuarantineFile:
         """Write the file again if there are keys to leave out; for the start."""
         try:
             if self._path.exists():
-                with held(self._path, seconds=0.0) as (descriptor, size):
+                with open_locked(self._path, seconds=0.0) as (descriptor, size):
                     data = os.pread(descriptor, size, 0)
                     lines = self._lines(data)
                     if lines != data:
@@ -82,7 +82,7 @@ class QuarantineFile:
     def _append(self, key: bytes) -> None:
         self._failed.add(key)
         line = _line(key, self._now())
-        with held(self._path) as (descriptor, size):
+        with open_locked(self._path) as (descriptor, size):
             if size + len(line) > self._max_bytes:
                 self._replace(self._lines(os.pread(descriptor, size, 0) + b"\n" + line))
             else:

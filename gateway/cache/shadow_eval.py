@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 from cachetools import FIFOCache
-from pydantic import StrictBool, TypeAdapter, ValidationError
+from pydantic import StrictBool, StringConstraints, TypeAdapter, ValidationError
 
 from embeddings.verify.binomial import at_most, lower_bound, upper_bound
 from gateway.cache.plan import Plan
@@ -26,6 +26,8 @@ from gateway.semantic.answers import Outcome
 from policies.decision import Decision
 
 _ID_BYTES = 16
+
+Hex = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{2})+$")]
 
 
 class Kind(StrEnum):
@@ -64,8 +66,8 @@ class Comparison:
     rule: str
     basis: str
     budget: float
-    key: str
-    entry: str
+    key: Hex
+    entry: Hex
     similarity: float
     score: float
     verifier: str
@@ -74,7 +76,7 @@ class Comparison:
     why: str
     """One word: what decided."""
     asked: str
-    """Identity of the question, hex (see ``asked_id``)."""
+    """Identity of the question, hex (see ``question_id``)."""
     promoted: StrictBool
     """Whether the entry answers this question from now on, ``until`` when."""
     until: float
@@ -83,7 +85,7 @@ class Comparison:
 _COMPARISON = TypeAdapter(Comparison)
 
 
-def compared(
+def make_comparison(
     check: Check, plan: Plan, outcome: Outcome, why: str, *, threshold: float | None, now: float
 ) -> Comparison:
     """Return the comparison of a check for the request of this plan.
@@ -106,7 +108,7 @@ def compared(
         alias=check.alias,
         outcome=outcome,
         why=why,
-        asked=asked_id(plan),
+        asked=question_id(plan),
         promoted=promoted,
         until=entry.expires_at,
     )
@@ -117,7 +119,7 @@ def basis_of(decision: Decision, threshold: float | None) -> str:
     return f"{decision.generation}/{decision.max_wrong_hits:g}/{threshold}"
 
 
-def asked_id(plan: Plan) -> str:
+def question_id(plan: Plan) -> str:
     """Return the identity of the question asked, hex: its words, in any case.
 
     It contains the compatibility fingerprint, so it differs in another conversation or scope.
@@ -215,7 +217,7 @@ class ComparisonLedger:
                 self._checks(rule, str(line.get("basis")), budget).off = True
             case _:
                 with suppress(ValidationError):
-                    self._compared(_COMPARISON.validate_python(line))
+                    self._add(_COMPARISON.validate_python(line))
 
     def off_basis(self, rule: str) -> str | None:
         """Return the basis for which a rule has no semantic hits, None where it has them."""
@@ -264,7 +266,7 @@ class ComparisonLedger:
         """The number of aliases."""
         return len(self._aliases)
 
-    def _compared(self, comparison: Comparison) -> None:
+    def _add(self, comparison: Comparison) -> None:
         checks = self._checks(comparison.rule, comparison.basis, comparison.budget)
         near = comparison.kind is Kind.NEAR_MISS
         (checks.near if near else checks.hits).append(comparison.outcome)
@@ -272,7 +274,7 @@ class ComparisonLedger:
         pair = comparison.asked, comparison.entry
         if comparison.outcome is Outcome.DIFFERENT:
             self._aliases.pop(pair, None)
-        elif comparison.promoted and _is_key(comparison.key):
+        elif comparison.promoted:
             self._aliases[pair] = comparison.key, comparison.until
 
     def _checks(self, rule: str, basis: str, budget: float) -> RuleComparisons:
@@ -285,13 +287,6 @@ class ComparisonLedger:
 
 def _off_line(rule: str, checks: RuleComparisons) -> dict[str, Any]:
     return {"kind": "off", "rule": rule, "basis": checks.basis, "budget": checks.budget}
-
-
-def _is_key(text: str) -> bool:
-    try:
-        return bool(bytes.fromhex(text))
-    except ValueError:
-        return False
 
 
 def _advice(checks: RuleComparisons, *, wrong: int, unsure: int, of: int, met: float) -> str:

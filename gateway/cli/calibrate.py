@@ -25,7 +25,7 @@ from embeddings.verify.agreement import RULES
 from embeddings.verify.binomial import upper_bound
 from embeddings.verify.calibration import Calibration, calibrated, least_hits
 from embeddings.verify.calibration_file import written_calibration
-from gateway.cache.append_files import before
+from gateway.cache.append_files import previous_file
 from gateway.cache.comparison_journal import CHECKS_FILE
 from gateway.cli.supervisor import PYTHON, Child, run_child
 from gateway.cli.terminal import CommandError, Lines, for_each, say, unreadable
@@ -117,7 +117,7 @@ def calibrate(options: argparse.Namespace) -> int:
     latest, budgets = options.data_dir / CHECKS_FILE, options.budget
     if not options.log and not latest.exists():
         raise CommandError(f"{latest}: not there: {_NOTHING_COMPARED}")
-    former = before(latest)
+    former = previous_file(latest)
     logs = options.log or [*([former] if former.exists() else ()), latest]
     lines = Lines(parse_line, *logs)
     try:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.semantic.plain_text import PlainText, name_others, named, strip_markdown
+from gateway.semantic.plain_text import PlainText, names_differ, strip_markdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def _to_embed(one: PlainText, other: PlainText) -> NeedsVectors:
         objection = "negation"
         if _overlap(words, others) >= _SAME_WORDS:
             contradiction = "negation"
-    elif short and (others_named := name_others(named(one.text), named(other.text))) is not None:
+    elif short and (others_named := names_differ(one.text, other.text)) is not None:
         objection = "names"
         if others_named:
             contradiction = "names"

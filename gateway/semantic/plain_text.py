@@ -11,7 +11,7 @@ anywhere. None vanishes before a number, as it belongs to it. Every letter of co
 Law of ``compatible``: NFKC, but a superscript, subscript, circled figure or fraction stays apart
 from the figures beside it (``10⁶`` is ``10^6``, not ``106``).
 
-Law of ``name_others``: a capital is a weak sign of a name, as German nouns, headings, buttons and
+Law of ``names_differ``: a capital is a weak sign of a name, as German nouns, headings, buttons and
 shouting have it too. So names that only one text has are a doubt. They are a contradiction only
 if the rest is English and nearly the same, and neither name is a kind (``a Swede``), shouted, or a
 spelling of the other.
@@ -256,7 +256,7 @@ MAX_PAIRS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Names:
     """The words of a text, folded, and its names."""
 
     words: frozenset[str]
@@ -267,7 +267,7 @@ class Named:
     """Names that are neither shouted nor kinds."""
 
 
-def named(text: str) -> Named:
+def find_names(text: str) -> Names:
     """Find the words whose capital is not that of a sentence's beginning."""
     words: set[str] = set()
     ordinary: set[str] = set()
@@ -285,7 +285,7 @@ def named(text: str) -> Named:
             if not word.isupper() and before.casefold() not in _ARTICLES:
                 surely.add(folded)
         before, end = found[0], found.end()
-    return Named(frozenset(words), frozenset(ordinary), frozenset(names), frozenset(surely))
+    return Names(frozenset(words), frozenset(ordinary), frozenset(names), frozenset(surely))
 
 
 def _is_capital(word: str) -> bool:
@@ -300,8 +300,9 @@ def _begins(between: str, before: str) -> bool:
     return _BEGINS.search(between) is not None
 
 
-def name_others(one: Named, other: Named) -> bool | None:
+def names_differ(text: str, other_text: str) -> bool | None:
     """Return True where two texts name different things, False in doubt, None where they agree."""
+    one, other = find_names(text), find_names(other_text)
     ordinary = one.ordinary | other.ordinary
     ours, theirs = one.names - ordinary, other.names - ordinary
     if ours <= other.words and theirs <= one.words:

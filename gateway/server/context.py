@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.cache.key import Tenant
-from gateway.cache.lookup import End, State, kept_plan, set_apart
+from gateway.cache.lookup import End, State, restrict_storage, storage_plan
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import ActivePolicy, Scanner
@@ -134,11 +134,15 @@ async def scan_names(
 
     ``names`` are the texts beside the prompt. If nothing may be stored, there is no need to scan.
     """
-    plan = next((plan for end in ends if (plan := kept_plan(end)) is not None), None)
+    plan = next((plan for end in ends if (plan := storage_plan(end)) is not None), None)
     if plan is None or not plan.scans:
         return ends
     try:
         found = await scans.scan(scanner, names, plan.partition.scope)
     except ScanFailedError:
-        return [set_apart(end, Reason.SCAN_FAULT, personal=False) for end in ends]
-    return ends if found is None else [set_apart(end, Reason.PII, personal=True) for end in ends]
+        return [restrict_storage(end, Reason.SCAN_FAULT, personal=False) for end in ends]
+    return (
+        ends
+        if found is None
+        else [restrict_storage(end, Reason.PII, personal=True) for end in ends]
+    )

@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.append_files import held
+from gateway.cache.append_files import open_locked
 from gateway.cache.key import Tenant, canonical_form, scope_ids
 from gateway.cache.plan import end_user
 from gateway.telemetry.observation import Observation
@@ -100,7 +100,7 @@ class DecisionLog:
                 return
 
     def _write(self, data: bytes) -> None:
-        with held(self._path, len(data), max_bytes=self._max_bytes) as (descriptor, _):
+        with open_locked(self._path, len(data), max_bytes=self._max_bytes) as (descriptor, _):
             os.write(descriptor, data)
 
 

@@ -23,7 +23,7 @@ from http import HTTPStatus
 from typing import Any
 
 from gateway.cache.key import identify
-from gateway.cache.lookup import Hit, judged
+from gateway.cache.lookup import Hit, evaluate_entry
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Claims, Entry, StoreError
 from gateway.cache.writer import CacheWriter
@@ -222,7 +222,7 @@ class Coalescer:
             while not await claims.take(slot):  # noqa: ASYNC110 - another process ends it
                 await asyncio.sleep(POLL_SECONDS)
         try:
-            found = judged(plan, await self.writer.entries.get(plan.key), self.writer.now())
+            found = evaluate_entry(plan, await self.writer.entries.get(plan.key), self.writer.now())
         finally:
             # Others wait for the claim too, and the next answer may be no better.
             claims.release(slot)

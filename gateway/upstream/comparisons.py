@@ -22,7 +22,7 @@ import orjson
 from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Quarantine
-from gateway.cache.shadow_eval import Check, Comparison, Kind, compared
+from gateway.cache.shadow_eval import Check, Comparison, Kind, make_comparison
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
@@ -201,7 +201,7 @@ class Checks:
         check = pair.check
         if check.kind is Kind.SERVED and found.outcome is Outcome.DIFFERENT:
             await self._take_out(check.entry.key)
-        comparison = compared(
+        comparison = make_comparison(
             *(check, pair.plan, found.outcome, found.why),
             threshold=self.threshold(pair.plan.decision.max_wrong_hits),
             now=self.now(),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gateway.semantic.eligibility import tokenize_question
-from gateway.semantic.plain_text import named
+from gateway.semantic.plain_text import find_names
 from gateway.semantic.words import ENGLISH
 from policies.decision import Protected
 
@@ -46,7 +46,7 @@ def content_words(words: Iterable[str]) -> frozenset[str]:
 
 def names_in(text: str) -> frozenset[str]:
     """Return the words of the names that capital letters tell."""
-    return frozenset(word for name in named(text).names for word in words_of(name))
+    return frozenset(word for name in find_names(text).names for word in words_of(name))
 
 
 class Facts(NamedTuple):
@@ -63,7 +63,7 @@ def facts_of(text: str) -> Facts:
     return Facts(
         tuple(match[0].casefold() for match in _NUMBER.finditer(text)),
         frozenset(token.casefold() for token in _ids(text)),
-        named(text).names,
+        find_names(text).names,
         sum(1 for _ in _NEGATION.finditer(text)),
     )
 

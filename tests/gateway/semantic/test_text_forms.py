@@ -4,11 +4,14 @@ from difflib import SequenceMatcher
 
 import pytest
 
-from gateway.semantic.plain_text import MAX_LETTERS, MAX_PAIRS, name_others, named
+from gateway.semantic.plain_text import MAX_LETTERS, MAX_PAIRS, names_differ
 
 
 def told(one, other):
-    there, back = name_others(named(one), named(other)), name_others(named(other), named(one))
+    there, back = (
+        names_differ(one, other),
+        names_differ(other, one),
+    )
     assert there is back
     return there
 
@@ -76,7 +79,7 @@ class Compared:
 
     def __init__(self, monkeypatch):
         self.letters = 0
-        monkeypatch.setattr(f"{name_others.__module__}.SequenceMatcher", self._matcher)
+        monkeypatch.setattr(f"{names_differ.__module__}.SequenceMatcher", self._matcher)
 
     def _matcher(self, _junk, one, other, *, autojunk):
         self.letters += len(one) + len(other)
