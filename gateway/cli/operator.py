@@ -99,70 +99,40 @@ class CallError(CommandError):
         super().__init__(message, 1)
 
 
-class Gateway:
-    """A running gateway over HTTP."""
+async def _call(
+    session: ClientSession, url: str, path: str, fields: Mapping[str, Any] | None, key: str | None
+) -> tuple[str, dict[str, Any]]:
+    """Post the fields, or get a page where there are none, with a key as bearer token.
 
-    def __init__(self, session: ClientSession, url: str, token: str | None = None) -> None:
-        """``token`` is the operator's, by default that of REFRAIN_ADMIN_TOKEN."""
-        self._session = session
-        self._url = url.rstrip("/").removesuffix("/v1")
-        token = os.environ.get("REFRAIN_ADMIN_TOKEN") if token is None else token
-        self._admin_headers = _bearer(token)
-        self.tenant_headers = _bearer(os.environ.get("OPENAI_API_KEY"))
-        """Headers of the tenant whose entries these are."""
-
-    async def admin(self, path: str, fields: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Ask for an operator's action, or without ``fields`` for a page. Raises CallError."""
-        method, raw = ("GET", None) if fields is None else ("POST", orjson.dumps(fields))
-        _, reply = await self._send(method, f"/admin/{path}", raw, self._admin_headers)
-        if not reply:
-            raise self._odd_reply(HTTPStatus.OK)
-        return reply
-
-    async def ask(self, known: KnownQuestion) -> str:
-        """Send a request as its client would; return its Cache-Status. Raises CallError."""
-        raw = orjson.dumps(known.request)
-        cache_status, _ = await self._send("POST", known.endpoint, raw, self.tenant_headers)
-        return cache_status
-
-    async def _send(
-        self, method: str, path: str, raw: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[str, dict[str, Any]]:
-        """Return Cache-Status and the JSON object of a reply of status 200."""
-        headers = {"Content-Type": "application/json", **headers}
-        try:
-            async with self._session.request(
-                method, self._url + path, data=raw, headers=headers
-            ) as reply:
-                body = await reply.read()
-        except (ClientError, TimeoutError, OSError) as error:
-            raise CallError(f"{self._url} cannot be asked: {_reason(error)}") from None
-        try:
-            parsed = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            parsed = {}
-        match reply.status, parsed:
-            case HTTPStatus.OK, _:
-                value = parsed if isinstance(parsed, dict) else {}
-                return reply.headers.get("Cache-Status", ""), value
-            case status, {"error": {"message": str(message)}}:
-                raise CallError(f"{status}: {message}")
-        raise self._odd_reply(reply.status)
-
-    def _odd_reply(self, status: int) -> CallError:
-        return CallError(f"{self._url} answers {status:d} and not as a gateway does: is it one?")
+    Return Cache-Status and the JSON object of the reply. Raises CallError.
+    """
+    url = url.rstrip("/").removesuffix("/v1")
+    method, raw = ("GET", None) if fields is None else ("POST", orjson.dumps(fields))
+    headers = {"Content-Type": "application/json", **_bearer(key)}
+    try:
+        async with session.request(method, url + path, data=raw, headers=headers) as reply:
+            body = await reply.read()
+    except (ClientError, TimeoutError, OSError) as error:
+        match error:
+            case ClientConnectorError(os_error=OSError(errno=int(number))) if number > 0:
+                reason = f"{os.strerror(number)}; is the gateway running?"
+            case _:
+                reason = str(error) or type(error).__name__
+        raise CallError(f"{url} cannot be asked: {reason}") from None
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        parsed = None
+    match reply.status, parsed:
+        case HTTPStatus.OK, dict() if parsed:
+            return reply.headers.get("Cache-Status", ""), parsed
+        case status, {"error": {"message": str(message)}}:
+            raise CallError(f"{status}: {message}")
+    raise CallError(f"{url} answers {reply.status} and not as a gateway does: is it one?")
 
 
 def _bearer(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
-
-
-def _reason(error: Exception) -> str:
-    match error:
-        case ClientConnectorError(os_error=OSError(errno=int(number))) if number > 0:
-            return f"{os.strerror(number)}; is the gateway running?"
-        case _:
-            return str(error) or type(error).__name__
 
 
 def ask_gateway(
@@ -173,11 +143,16 @@ def ask_gateway(
     token: str | None = None,
     seconds: float = _REPLY_SECONDS,
 ) -> dict[str, Any]:
-    """Do one operator's action at a running gateway, and return its reply. Raises CallError."""
+    """Do an operator's action at a running gateway, or without ``fields`` get a page.
+
+    ``token`` is by default that of REFRAIN_ADMIN_TOKEN. Raises CallError.
+    """
 
     async def ask() -> dict[str, Any]:
+        key = os.environ.get("REFRAIN_ADMIN_TOKEN") if token is None else token
         async with ClientSession(timeout=ClientTimeout(total=seconds)) as session:
-            return await Gateway(session, url, token).admin(path, fields)
+            _, reply = await _call(session, url, f"/admin/{path}", fields, key)
+            return reply
 
     return asyncio.run(ask())
 
@@ -196,12 +171,11 @@ def warm(options: argparse.Namespace) -> int:
 async def _warm(questions: list[tuple[str, KnownQuestion]], options: argparse.Namespace) -> int:
     outcomes: Counter[str] = Counter()
     async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
-        gateway = Gateway(session, options.url)
 
         async def warm(question: tuple[str, KnownQuestion]) -> None:
             place, known = question
             try:
-                outcome = await _warm_one(gateway, known)
+                outcome = await _warm_one(session, options.url, known)
             except CallError as error:
                 outcome = "failed"
                 if outcomes[outcome] < _MOST_FAULTS:
@@ -214,9 +188,10 @@ async def _warm(questions: list[tuple[str, KnownQuestion]], options: argparse.Na
     return 1 if outcomes["failed"] else 0
 
 
-async def _warm_one(gateway: Gateway, known: KnownQuestion) -> str:
+async def _warm_one(session: ClientSession, url: str, known: KnownQuestion) -> str:
+    tenant_key = os.environ.get("OPENAI_API_KEY")
     if known.answer is None:
-        cache_status = await gateway.ask(known)
+        cache_status, _ = await _call(session, url, known.endpoint, known.request, tenant_key)
         if "; hit" in cache_status:
             return "there already"
         if "; stored" in cache_status:
@@ -224,11 +199,12 @@ async def _warm_one(gateway: Gateway, known: KnownQuestion) -> str:
         raise CallError(f"answered but not stored: {cache_status or 'no Cache-Status'}")
     fields = {
         "endpoint": known.endpoint.value,
-        "headers": gateway.tenant_headers,
+        "headers": _bearer(tenant_key),
         "request": known.request,
         "answer": known.answer,
     }
-    reply = await gateway.admin("load", fields)
+    token = os.environ.get("REFRAIN_ADMIN_TOKEN")
+    _, reply = await _call(session, url, "/admin/load", fields, token)
     if reply["stored"]:
         return "loaded"
     raise CallError(f"not stored: {reply['reason']}")
