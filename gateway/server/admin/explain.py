@@ -42,7 +42,7 @@ from gateway.protocol.conversation import (
 )
 from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
-from gateway.protocol.request import read_request
+from gateway.protocol.request import CacheRequest, read_request
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility import semantic_query
 from gateway.server.admin.operations import walk
@@ -122,10 +122,8 @@ class Explainer:
             message = f"{odd.error} The request is forwarded as it came."
             bypass = {"would": "bypass", "reason": Reason.UNKNOWN_SHAPE, "message": message}
             return {"outcome": bypass} | report
-        report["request"] |= {
-            "model": recorded.model,
-            "tenant": _whose(context.tenant, holder),
-        }
+        tenant = _whose(context.tenant, holder)
+        report["request"] |= {"model": recorded.model, "tenant": tenant}
         report |= _decision(context)
         if end is None:
             return report
@@ -179,11 +177,9 @@ class Explainer:
 def _entry_words(_state: State, entry: Entry | None, now: float) -> str:
     if entry is None:
         return "no entry"
-    left = int(entry.expires_at - now)
-    age = max(0, int(now - entry.stored_at))
-    return f"an entry {age} s old, " + (
-        f"fresh for {left} s" if left > 0 else f"stale by {-left} s"
-    )
+    age, left = max(0, int(now - entry.stored_at)), int(entry.expires_at - now)
+    state = f"fresh for {left} s" if left > 0 else f"stale by {-left} s"
+    return f"an entry {age} s old, {state}"
 
 
 def _near_words(state: SearchSemantic, near: Any, _now: float) -> str:
@@ -282,13 +278,10 @@ async def _personal_data(context: RequestContext) -> dict[str, Any]:
     if context.decision.pii is PiiAction.ALLOW:
         return {"scanned": False, "findings": []}
     policy = context.active.policy
-    request = context.request
     async with asyncio.timeout(SCAN_SECONDS):
         scanner = await asyncio.to_thread(PiiScanner, policy.regions, policy.allowed)
-        found = await asyncio.to_thread(
-            find_personal_data, scanner, request.endpoint, request.body, request.query
-        )
-    return {"scanned": True, "findings": [asdict(each) for each in found]}
+        found = await asyncio.to_thread(_find_personal_data, scanner, context.request)
+    return {"scanned": True, "findings": found}
 
 
 def _eligibility(context: RequestContext) -> dict[str, Any]:
@@ -305,13 +298,8 @@ def _outcome(end: End, now: float) -> dict[str, Any]:
     match end:
         case Hit():
             status, entry = end.status, _summary(end.entry, now)
-            report = {
-                "would": "hit",
-                "cache_status": status.header(),
-                "age": end.age,
-                "entry": entry,
-            }
-            return report | status._asdict()
+            report = {"would": "hit", "cache_status": status.header(), "age": end.age}
+            return {**report, "entry": entry, **status._asdict()}
         case Forward():
             return {
                 "would": "bypass" if end.status.forwarded is Forwarded.BYPASS else "miss",
@@ -371,30 +359,27 @@ def _outside(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
     return [{"field": name, "how": "differs"} for name in named]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found and where, never the text itself. Places count characters."""
-
-    kind: str
-    where: str
-    start: int = 0
-    end: int = 0
+Finding = dict[str, str | int]
+"""What was found and where, never the text itself. Places count characters."""
 
 
-def find_personal_data(
-    scanner: PiiScanner, endpoint: Endpoint, body: dict[str, Any], query: str
-) -> list[Finding]:
+def _finding(kind: str, where: str, start: int = 0, end: int = 0) -> Finding:
+    return {"kind": kind, "where": where, "start": start, "end": end}
+
+
+def _find_personal_data(scanner: PiiScanner, request: CacheRequest) -> list[Finding]:
     """Scan a request as a lookup does, and find the places of what that finds."""
+    endpoint, body, query = request.endpoint, request.body, request.query
     beside = {field: body[field] for field in body if field in SPECS[endpoint].neutral}
     keyed = {field: body[field] for field in body if field not in beside}
     found: list[Finding] = []
     text = prompt_text(endpoint, body, query)
     if text is None:
-        found.append(Finding("unreadable", "prompt, as token numbers"))
+        found.append(_finding("unreadable", "prompt, as token numbers"))
     elif kind := scanner.scan(text):
-        found += _locate(scanner, keyed, query) or [Finding(kind, _COMBINED)]
+        found += _locate(scanner, keyed, query) or [_finding(kind, _COMBINED)]
     if kind := scanner.scan(names_text(endpoint, body)):
-        found += _locate(scanner, beside) or [Finding(kind, _COMBINED)]
+        found += _locate(scanner, beside) or [_finding(kind, _COMBINED)]
     return found
 
 
@@ -404,14 +389,14 @@ def _locate(scanner: PiiScanner, fields: dict[str, Any], query: str = "") -> lis
         for where, text in _located_texts(scanner, field, value):
             if field in _NAME_FIELDS and as_names(text) != text:
                 spans = scanner.spans(as_names(text))[:1]
-                found += [Finding(span.kind, where, 0, len(text)) for span in spans]
+                found += [_finding(span.kind, where, 0, len(text)) for span in spans]
             else:
                 spans = scanner.spans(text)
-                found += [Finding(span.kind, where, span.start, span.end) for span in spans]
+                found += [_finding(span.kind, where, span.start, span.end) for span in spans]
             if len(found) >= MOST_FINDINGS:
                 return found[:MOST_FINDINGS]
     kinds = (kind for text in query_readings(query) if (kind := scanner.scan(text)))
-    return found + [Finding(kind, "query string") for kind in islice(kinds, 1)]
+    return found + [_finding(kind, "query string") for kind in islice(kinds, 1)]
 
 
 def _located_texts(scanner: PiiScanner, field: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -35,6 +35,7 @@ from gateway.protocol.errors import RequestError, UnauthorizedError
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 from gateway.server.admin.recorded_request import InvalidFieldError, read_endpoint, read_headers
+from gateway.server.local_encoder import LocalReply
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescer import Coalescer
@@ -165,32 +166,17 @@ async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex
 
 
 @dataclass(frozen=True, slots=True)
-class KnownReply:
-    """A reply whose body is there already; see the port ``UpstreamReply``."""
-
-    body: bytes
-    served: Served
-    status: int = 200
-    headers: Sequence[tuple[str, str]] = (("Content-Type", "application/json"),)
-    content_type: str = "application/json"
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body."""
-        yield self.body
-
-
-@dataclass(frozen=True, slots=True)
 class KnownAnswer:
     """Stands in for the upstream ``name``; see the port ``Upstream``."""
 
     name: str
-    body: bytes
+    answer: dict[str, Any]
 
     @asynccontextmanager
-    async def send(self, outgoing: Outgoing) -> AsyncIterator[KnownReply]:
+    async def send(self, outgoing: Outgoing) -> AsyncIterator[LocalReply]:
         """Answer what is known, whatever is asked."""
         del outgoing
-        yield KnownReply(self.body, Served(self.name))
+        yield LocalReply(200, self.answer, Served(self.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,10 +357,8 @@ class Operations:
         for name in ("request", "answer"):
             if not isinstance(fields.get(name), dict):
                 raise InvalidFieldError(name, "an object")
-        upstream = KnownAnswer(
-            self.pipeline.coalescer.upstream.name, orjson.dumps(fields["answer"])
-        )
-        coalescer = self.make_coalescer(upstream)
+        upstream = self.pipeline.coalescer.upstream.name
+        coalescer = self.make_coalescer(KnownAnswer(upstream, fields["answer"]))
         pipeline = replace(self.pipeline, coalescer=coalescer)
         seen = Observation(endpoint.value, perf_counter(), perf_counter, ())
         headers["cache-control"] = "no-cache"
