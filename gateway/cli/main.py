@@ -3,11 +3,15 @@
 import argparse
 import importlib.metadata
 import os
+import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-from gateway.cli.terminal import Commands, add_command, gateway_url, run_command
+from gateway.cli.terminal import CommandError, say
 
 _EXAMPLES = """\
 examples:
@@ -18,22 +22,29 @@ examples:
 
 exit codes: 0 done, 1 failed, 2 bad usage or invalid file
 """
-_SERVE_EXAMPLES = """\
+_SERVE = """\
+run the gateway in front of an upstream
+
+Run the gateway. No file is needed: --upstream alone gives the defaults.
+
 examples:
   refrain serve --upstream http://127.0.0.1:8000/v1
   refrain serve --upstream https://api.openai.com/v1 --policy policy.yaml --port 9000
   REFRAIN_PORT=9000 refrain serve --config refrain.yaml
 """
 _DEMO = """\
+run the gateway with the bundled engine and model
+
 Run the whole product on this machine: gateway, encoder, bundled engine and
 its small demo model. Ctrl-C stops everything.
 """
 _WARM = """\
+load or generate answers to known questions
+
 Fill a running gateway's cache from a file of known questions, a JSON object
 a line: {"question": ..., "answer": ...} or {"request": {...}}. Without an answer the
 upstream is asked.
-"""
-_WARM_EPILOG = """\
+
 The entries belong to the tenant whose key OPENAI_API_KEY holds (without one: to clients that send
 none). Loading answers needs the operator's token in REFRAIN_ADMIN_TOKEN, if the gateway has one.
 
@@ -42,14 +53,27 @@ examples:
   refrain warm faq.jsonl --model gpt-4o --system "You help customers of Acme." --url http://gw:8080
 """
 _AUDIT = """\
+scan what is stored with today's detectors of personal data
+
 Scan every stored answer of a running gateway again. Exit code 1 when personal
 data is found and stays.
 """
+_CHECK = """\
+tell whether files are valid policies
+
+Tell whether files are valid policies. Exit code 2 when one is not.
+"""
+_SCHEMA = """\
+print the JSON schema of policy files, for editors
+
+Print the JSON schema of policy files, for editors.
+"""
 _EXPLAIN = """\
+tell what would become of a request, and why
+
 Tell which rule decides on a request and what it decides; with --data-dir or
 --gateway also whether it would hit, and if not, what differs from the nearest entry.
-"""
-_EXPLAIN_EXAMPLES = """\
+
 REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}}, or a
 line of a decision log that has the request.
 
@@ -60,19 +84,22 @@ examples:
   head -n 1 log.jsonl | refrain policy explain --policy policy.yaml -
 """
 _REPLAY = """\
+tell what an edited policy would change, from a log
+
 Run a recorded decision log against an edited policy and print what would
 change. Both the decisions of then and those of the policy are simulated on a
 cache without bounds. Record with: refrain serve with decision_log set.
 """
 _CALIBRATE = """\
+work out thresholds for error budgets from your own traffic
+
 Work out how sure a semantic hit must be so that an error budget is kept, from would-be hits of your
 own traffic. A LOG holds JSON lines: comparisons that the gateway has made in shadow mode or by
 sampling (semantic-checks.jsonl in the data directory), or pairs labelled by hand, which are scored
 here:
   {"asked": "how can I reset my password", "stored": "How do I reset my password?", "same": true}
 What is unsure counts as wrong.
-"""
-_CALIBRATE_EPILOG = """\
+
 examples:
   refrain semantic calibrate                                         what the gateway has compared
   refrain semantic calibrate pairs.jsonl --budget 0.5% 1% 2%
@@ -82,16 +109,19 @@ examples:
 exit codes: 0 done, 1 no budget is kept or no scores are to be had, 2 bad usage or no usable line
 """
 _REPORT = """\
+how often answers by meaning were wrong, by rule
+
 Print what the comparisons of shadow mode and sampling have shown, rule by rule: how many answers
 found by meaning were those of the upstream, how many were wrong, with an interval of 95 % that has
 room for the unsure ones, and the budget that this rate would meet.
 """
 _PREFIX_REPORT = """\
+tell where recorded prompts part, and what would mend it
+
 Tell of recorded requests where their prompts part, which settings of a policy would let a prefix
 cache find more, which bytes these change, and the YAML to paste. Settings are tried on the requests
 themselves, so what is told is what would have been found, in a cache without bounds.
-"""
-_PREFIX_REPORT_EPILOG = """\
+
 A LOG holds JSON lines: a gateway's decision log with whole requests (decision_log_requests: true),
 {"body": {...}} as in OpenAI's batch files, or the bodies alone. - is standard input.
 
@@ -104,6 +134,9 @@ exit codes: 0 done, 2 bad usage or no request in the log
 """
 _BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
 
+Commands = Any
+"""What argparse calls a set of commands, of a type without a name."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -114,7 +147,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from backend.__main__ import main as backend
 
                 return backend(rest)
-        return run_command(_parser(), arguments)
+        parser = _parser()
+        options = parser.parse_args(arguments)
+        if "run" not in options:
+            parser.print_help(sys.stderr)
+            return 2
+        # Imported when it runs, so that --help is quick.
+        return int(pkgutil.resolve_name(options.run)(options))
+    except CommandError as error:
+        say(str(error))
+        return error.code
     except KeyboardInterrupt:  # where no supervisor took over the signal
         return 130
     except BrokenPipeError:  # whoever reads has read enough; Python would complain at its exit
@@ -135,36 +177,35 @@ def _parser() -> argparse.ArgumentParser:
     _add_processes(commands)
     _add_operator(commands)
     commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
-    policy = commands.add_parser(
-        "policy",
-        help="check a policy, explain a request, replay a log (refrain policy --help)",
-        description="Check policy files, and see what they do.",
+    groups = (
+        ("policy", "check a policy, explain a request, replay a log", _add_policy),
+        ("semantic", "calibrate and watch answers by meaning", _add_semantic),
+        ("prefix", "see why prefix caches miss, and mend it", _add_prefix),
     )
-    _add_policy(policy.add_subparsers(required=True, metavar="COMMAND"))
-    semantic = commands.add_parser(
-        "semantic",
-        help="calibrate and watch answers by meaning (refrain semantic --help)",
-        description="Calibrate answers by meaning, and see how often they were wrong.",
+    for name, summary, add_commands in groups:
+        help_text = f"{summary} (refrain {name} --help)"
+        group = commands.add_parser(name, help=help_text, description=f"{summary.capitalize()}.")
+        add_commands(group.add_subparsers(title="commands", metavar="COMMAND", required=True))
+    return parser
+
+
+def _add(commands: Commands, name: str, run: str, text: str) -> argparse.ArgumentParser:
+    """Add a command, whose function is ``run``; its text begins with its line in the list."""
+    summary, _, text = text.partition("\n\n")
+    text, _, examples = text.partition("\nexamples:\n")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=text,
+        epilog=examples and f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_semantic(semantic.add_subparsers(title="commands", metavar="COMMAND", required=True))
-    prefix = commands.add_parser(
-        "prefix",
-        help="see why prefix caches miss, and mend it (refrain prefix --help)",
-        description="See why prefix caches miss, and mend it.",
-    )
-    _add_prefix(prefix.add_subparsers(title="commands", metavar="COMMAND", required=True))
+    parser.set_defaults(run=f"gateway.cli.{run}")
     return parser
 
 
 def _add_processes(commands: Commands) -> None:
-    serve = add_command(
-        commands,
-        "serve",
-        "gateway.cli.launch:run_gateway",
-        summary="run the gateway in front of an upstream",
-        description="Run the gateway. No file is needed: --upstream alone gives the defaults.",
-        epilog=_SERVE_EXAMPLES,
-    )
+    serve = _add(commands, "serve", "launch:run_gateway", _SERVE)
     serve.add_argument(
         "--upstream",
         action="append",
@@ -172,13 +213,7 @@ def _add_processes(commands: Commands) -> None:
         help="OpenAI-style base URL that ends in /v1; repeated: replicas",
     )
     serve.add_argument("--workers", type=int, metavar="N", help="gateway processes (default: 1)")
-    demo = add_command(
-        commands,
-        "demo",
-        "gateway.cli.launch:run_demo",
-        summary="run the gateway with the bundled engine and model",
-        description=_DEMO,
-    )
+    demo = _add(commands, "demo", "launch:run_demo", _DEMO)
     for parser in (serve, demo):
         add = parser.add_argument
         add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
@@ -195,33 +230,24 @@ def _add_processes(commands: Commands) -> None:
 
 
 def _add_operator(commands: Commands) -> None:
-    warm = add_command(
-        commands,
-        "warm",
-        "gateway.cli.operator:warm",
-        summary="load or generate answers to known questions",
-        description=_WARM,
-        epilog=_WARM_EPILOG,
-    )
+    warm = _add(commands, "warm", "operator:warm", _WARM)
     warm.add_argument("file", type=Path, metavar="FILE", help="known questions, JSON lines")
     warm.add_argument("--model", metavar="M", help="model of bare questions")
     warm.add_argument("--system", metavar="TEXT", help="system message of bare questions")
     warm.add_argument(
-        "--concurrency", type=_concurrency, default=4, metavar="N", help="at a time (default: 4)"
+        "--concurrency",
+        type=_number(int, 1, 256),
+        default=4,
+        metavar="N",
+        help="at a time (default: 4)",
     )
-    audit = add_command(
-        commands,
-        "audit",
-        "gateway.cli.operator:audit",
-        summary="scan what is stored with today's detectors of personal data",
-        description=_AUDIT,
-    )
+    audit = _add(commands, "audit", "operator:audit", _AUDIT)
     audit.add_argument("--purge", action="store_true", help="remove what is found")
     audit.add_argument("--json", action="store_true", help="print JSON")
     for parser in (warm, audit):
         parser.add_argument(
             "--url",
-            type=gateway_url,
+            type=_url,
             default="http://127.0.0.1:8080",
             metavar="URL",
             help="the gateway (default: %(default)s); its token comes from REFRAIN_ADMIN_TOKEN",
@@ -229,45 +255,20 @@ def _add_operator(commands: Commands) -> None:
 
 
 def _add_policy(commands: Commands) -> None:
-    check = add_command(
-        commands,
-        "check",
-        "gateway.cli.policy:check",
-        summary="tell whether files are valid policies",
-        description="Tell whether files are valid policies. Exit code 2 when one is not.",
-    )
+    check = _add(commands, "check", "policy:check", _CHECK)
     check.add_argument("files", nargs="+", metavar="FILE", type=Path, help="policies to check")
-    add_command(
-        commands,
-        "schema",
-        "gateway.cli.policy:schema",
-        summary="print the JSON schema of policy files, for editors",
-        description="Print the JSON schema of policy files, for editors.",
-    )
-    explain = add_command(
-        commands,
-        "explain",
-        "gateway.cli.explain:explain",
-        summary="tell what would become of a request, and why",
-        description=_EXPLAIN,
-        epilog=_EXPLAIN_EXAMPLES,
-    )
+    _add(commands, "schema", "policy:schema", _SCHEMA)
+    explain = _add(commands, "explain", "explain:explain", _EXPLAIN)
     add = explain.add_argument
     add("request", metavar="REQUEST", help="JSON file; - is standard input")
     add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
     add("--data-dir", type=Path, metavar="D", help="look into the store there")
     add("--config", type=Path, metavar="FILE", help="settings of the gateway whose store it is")
     add("--upstream", metavar="URL", help="the upstream of the keys (default: that of the entries)")
-    add("--gateway", type=gateway_url, metavar="URL", help="ask a running gateway instead")
+    add("--gateway", type=_url, metavar="URL", help="ask a running gateway instead")
     add("--token", metavar="T", help="its admin token (default: REFRAIN_ADMIN_TOKEN)")
     add("--json", action="store_true", help="print JSON")
-    replay = add_command(
-        commands,
-        "replay",
-        "gateway.cli.policy:replay",
-        summary="tell what an edited policy would change, from a log",
-        description=_REPLAY,
-    )
+    replay = _add(commands, "replay", "policy:replay", _REPLAY)
     add = replay.add_argument
     add("--policy", type=Path, required=True, metavar="FILE", help="edited policy")
     add("--data-dir", type=Path, metavar="D", help="the gateway's, for a calibration of its own")
@@ -276,14 +277,7 @@ def _add_policy(commands: Commands) -> None:
 
 
 def _add_semantic(commands: Commands) -> None:
-    calibrate = add_command(
-        commands,
-        "calibrate",
-        "gateway.cli.calibrate:calibrate",
-        summary="work out thresholds for error budgets from your own traffic",
-        description=_CALIBRATE,
-        epilog=_CALIBRATE_EPILOG,
-    )
+    calibrate = _add(commands, "calibrate", "calibrate:calibrate", _CALIBRATE)
     calibrate.add_argument(
         "log",
         type=Path,
@@ -293,7 +287,7 @@ def _add_semantic(commands: Commands) -> None:
     )
     calibrate.add_argument(
         "--confidence",
-        type=_confidence,
+        type=_number(float, 0.5, 0.999999),
         default=0.95,
         metavar="C",
         help="that the budget is kept (default: %(default)s)",
@@ -315,19 +309,13 @@ def _add_semantic(commands: Commands) -> None:
     calibrate.add_argument(
         "--write", action="store_true", help="write semantic-calibration.json in the data directory"
     )
-    report = add_command(
-        commands,
-        "report",
-        "gateway.cli.operator:semantic_report",
-        summary="how often answers by meaning were wrong, by rule",
-        description=_REPORT,
-    )
+    report = _add(commands, "report", "operator:semantic_report", _REPORT)
     where = report.add_mutually_exclusive_group()
     where.add_argument(
         "--gateway",
         "--url",
         dest="url",
-        type=gateway_url,
+        type=_url,
         metavar="URL",
         help="ask a running gateway instead; its token comes from REFRAIN_ADMIN_TOKEN",
     )
@@ -343,18 +331,11 @@ def _add_semantic(commands: Commands) -> None:
 
 
 def _add_prefix(commands: Commands) -> None:
-    report = add_command(
-        commands,
-        "report",
-        "gateway.cli.prefix_report:run_report",
-        summary="tell where recorded prompts part, and what would mend it",
-        description=_PREFIX_REPORT,
-        epilog=_PREFIX_REPORT_EPILOG,
-    )
+    report = _add(commands, "report", "prefix_report:run_report", _PREFIX_REPORT)
     report.add_argument("log", type=Path, metavar="LOG", help="recorded requests; - is stdin")
     report.add_argument(
         "--limit",
-        type=_limit,
+        type=_number(int, 2, 1_000_000),
         default=2000,
         metavar="N",
         help="requests of a route that are looked at (default: %(default)s)",
@@ -362,18 +343,30 @@ def _add_prefix(commands: Commands) -> None:
     report.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _concurrency(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if not 1 <= number <= 256:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 256, got {text!r}")
-    return number
+def _url(text: str) -> str:
+    """Return the address of a running gateway; argparse tells what is wrong with another text."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise argparse.ArgumentTypeError(
+            f"expected a URL such as http://127.0.0.1:8080, got {text!r}"
+        )
+    return text
 
 
-def _limit(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"expected a number from 2 on, got {text!r}")
-    return number
+def _number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (number := kind(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(
+            f"expected a number from {least:g} to {most:g}, got {text!r}"
+        )
+
+    return read
 
 
 def _budget(text: str) -> float:
@@ -383,13 +376,3 @@ def _budget(text: str) -> float:
         return float(ERROR_BUDGET.read(text))
     except RefusedError as refused:
         raise argparse.ArgumentTypeError(f"expected {refused}, got {text!r}") from None
-
-
-def _confidence(text: str) -> float:
-    try:
-        confidence = float(text)
-    except ValueError:
-        confidence = 0.0
-    if not 0.5 <= confidence < 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0.5 to below 1, got {text!r}")
-    return confidence

@@ -49,7 +49,7 @@ from gateway.server.admin.operations import walk
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.context import RequestContext, Step, Trace, Verdict, facts_of
 from gateway.server.pipeline import Pipeline
-from policies.decision import Endpoint, PiiAction
+from policies.decision import PiiAction
 from policies.format.settings import settings_of
 from policies.pii.scan import PiiScanner
 from policies.policy import Condition, RequestFacts
