@@ -50,6 +50,7 @@ from gateway.upstream.coalescer import Coalescer
 from policies.format.yaml_document import PolicyError
 
 _REPLY_SECONDS = 60.0
+_NO_BOUND = 1 << 50
 _SAMPLE = 1000
 _WIDTH = 17
 _LONGEST = 40
@@ -152,7 +153,9 @@ async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -
         if not (folder / "secret").exists():
             raise CommandError(f"{folder}: there is no secret here")
         secret = load_or_create_secret(folder)
-    store = open_store(settings.model_copy(update={"memory_bytes": 0}), os.environ).store
+    # A store trims itself to its bounds, and this command must evict nothing.
+    unbounded = {"memory_bytes": 0, "store_bytes": _NO_BOUND}
+    store = open_store(settings.model_copy(update=unbounded), os.environ).store
     try:
         upstream = settings.upstream_identity
         if upstream is None:  # that of most entries: it is part of every key

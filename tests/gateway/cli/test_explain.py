@@ -9,6 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cli.main import main
 from gateway.server.admin.recorded_request import InvalidFieldError, as_json, parse_recorded
 from policies.decision import Endpoint
@@ -386,6 +387,17 @@ async def test_an_explanation_stores_nothing_and_asks_no_upstream(stored, explai
         told = await in_thread(explain, chat("Never asked"), "--gateway", stored.url)
         assert told["outcome"]["would"] == "miss"
     assert len(upstream.requests) == asked
+
+
+async def test_an_explanation_evicts_nothing(stored, explain, monkeypatch):
+    for number in range(60):  # the answers repeat the questions
+        await stored.ask(f"Question {number}? " * 2000)
+    monkeypatch.setenv("REFRAIN_STORE_BYTES", str(1 << 20))
+    await in_thread(explain, chat(), "--data-dir", stored.data_dir)
+    store = SqliteStore(stored.data_dir / "entries.sqlite3", max_bytes=1 << 30)
+    entries = (await store.walk(None, 100)).entries
+    await store.close()
+    assert len(entries) == 61
 
 
 async def test_what_is_no_request_is_told_over_http(stored):
