@@ -27,7 +27,7 @@ from gateway.protocol.request import read_request
 from gateway.server.auth import Access
 from gateway.server.http.hot_connection import HotConnection
 from gateway.server.http.http_server import read_body
-from gateway.server.http.middleware import METHOD, STOPPING, as_query, send_stream
+from gateway.server.http.middleware import METHOD, STOPPING, begin_query, send_stream
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.readiness import Readiness
 from gateway.server.pipeline import Pipeline
@@ -68,7 +68,7 @@ class Handlers:
         for endpoint in Endpoint:
             post = self._observed(endpoint.value, self._cached(endpoint))
             router.add_post(endpoint.value, post)
-            router.add_route(METHOD, endpoint.value, as_query(post, refuse))
+            router.add_route(METHOD, endpoint.value, post)
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
@@ -118,6 +118,8 @@ class Handlers:
         self, endpoint: Endpoint
     ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
+            if request.method == METHOD:
+                begin_query(request)
             raw = await self._read(request)
             seen.request_bytes = len(raw)
             headers = request.headers.items()

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.errors import UpstreamError
+from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.server.http.http_server import Refuse, leave_unread, refusal
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
@@ -36,17 +36,12 @@ _WHO = "Authorization, api-key, x-api-key, OpenAI-Organization, OpenAI-Project"
 _ANSWERED = web.RequestKey("query", bool)
 
 
-def as_query(post: Handler, refuse: Refuse) -> Handler:
-    """Return the handler of QUERY on a path whose POST is handled by ``post``."""
-
-    async def query(request: web.Request) -> web.StreamResponse:
-        request[_ANSWERED] = True
-        if request.content_type != _JSON:
-            message = f"A QUERY request must be of the Content-Type {_JSON}."
-            return refuse(415, message, "unsupported_media_type")
-        return await post(request)
-
-    return query
+def begin_query(request: web.Request) -> None:
+    """Note that a reply says who may keep it. Raises ClientError if the body is not JSON."""
+    request[_ANSWERED] = True
+    if request.content_type != _JSON:
+        message = f"A QUERY request must be of the Content-Type {_JSON}."
+        raise ClientError(415, message, code="unsupported_media_type")
 
 
 def _tell_caches(request: web.Request, response: web.StreamResponse) -> None:

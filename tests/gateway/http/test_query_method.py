@@ -1,13 +1,15 @@
 """The method QUERY beside POST: what HTTP's own caches may answer (RFC 10008)."""
 
 import asyncio
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from aiohttp import web
 
-from running_gateway import Asked, RunningGateway
+from running_gateway import Asked, RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 
 CHAT = "/v1/chat/completions"
@@ -111,3 +113,14 @@ async def test_on_another_path_query_is_the_upstreams(
     assert passed.json["method"] == "QUERY"
     assert passed.cache == "refrain; fwd=bypass"
     assert "Accept-Query" not in passed.headers
+
+
+async def test_a_query_is_asked_for_its_key_before_its_content_type(
+    start_gateway: StartGateway, tmp_path: Path
+):
+    keys = tmp_path / "keys"
+    keys.write_text(f"team {hashlib.sha256(b'key').hexdigest()}\n")
+    gateway = await start_gateway(gateway_keys=keys)
+    text = {"Content-Type": "text/plain"}
+    assert (await query(gateway, **text)).status == 401
+    assert (await query(gateway, **text, Authorization="Bearer key")).status == 415
