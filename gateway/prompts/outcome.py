@@ -93,10 +93,8 @@ def decline(rules: Iterable[Rewrite], why: NotRewritten) -> tuple[Declined, ...]
     return tuple(Declined(rule, why) for rule in rules)
 
 
-def format_rewrites(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str | None:
-    """Return the value of the header ``REWRITE``, None where there is nothing to tell."""
-    if not changes and not declined:
-        return None
+def format_rewrites(changes: Sequence[Rewrite], declined: Sequence[Declined]) -> str:
+    """Return the value of the header ``REWRITE``."""
     text = ", ".join(changes) or "none"
     return f'{text}; declined="{", ".join(map(str, declined))}"' if declined else text
 

@@ -384,8 +384,8 @@ class Follower(AsyncIterator[bytes]):
         sent = self.shared.leader
         if self.shared.elsewhere:
             return fields
-        if (rewrites := format_rewrites(sent.rewrites, sent.not_rewritten)) is not None:
-            fields = (*fields, (REWRITE, rewrites))
+        if sent.rewrites or sent.not_rewritten:
+            fields = (*fields, (REWRITE, format_rewrites(sent.rewrites, sent.not_rewritten)))
         if sent.compression is not None:
             fields = (*fields, (COMPRESS, str(sent.compression)))
         return fields

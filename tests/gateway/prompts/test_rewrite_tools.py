@@ -205,7 +205,7 @@ def test_a_deeply_nested_schema_is_put_in_order_by_either_way():
 
 
 def test_what_was_done_is_told_in_one_line():
-    assert format_rewrites((), ()) is None
+    assert format_rewrites((), ()) == "none"
     assert format_rewrites((Rewrite.SCHEMA_KEYS, Rewrite.TOOLS), ()) == "schema-keys, tools"
 
 
