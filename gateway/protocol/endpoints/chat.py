@@ -29,13 +29,11 @@ from gateway.protocol.endpoints.spec import (
     Result,
     Streaming,
     Type,
-    check_type,
     empty_array,
     keyed,
     missing,
     require,
     when_given,
-    wrong_type,
 )
 from gateway.protocol.errors import ClientError
 
@@ -90,18 +88,18 @@ def _is_plain(message: Any) -> bool:
 
 
 def _check_message(where: str, message: Any) -> Iterator[ClientError]:
-    check_type(where, message, OBJECT)
+    OBJECT.check(where, message)
     require(message, "role", where)
-    check_type(f"{where}.role", message["role"], STRING)
+    STRING.check(f"{where}.role", message["role"])
     content = message.get("content")
     if content is not None:
-        check_type(f"{where}.content", content, _CONTENT)
+        _CONTENT.check(f"{where}.content", content)
         if isinstance(content, list):
             for index, part in enumerate(content):
                 if isinstance(part, str):
-                    yield wrong_type(f"{where}.content[{index}]", part, OBJECT)
+                    yield OBJECT.error(f"{where}.content[{index}]", part)
                 else:
-                    check_type(f"{where}.content[{index}]", part, OBJECT)
+                    OBJECT.check(f"{where}.content[{index}]", part)
 
 
 _PROSE = ("text", "refusal")

@@ -22,13 +22,11 @@ from gateway.protocol.endpoints.spec import (
     Fields,
     Result,
     Type,
-    check_type,
     empty_array,
     keyed,
     missing,
     neutral,
     require,
-    wrong_type,
 )
 from gateway.protocol.errors import ClientError
 
@@ -66,9 +64,9 @@ def _check(body: Body) -> Iterator[ClientError]:
     kind = _TOKENS if type(given[0]) is list else STRING
     for place, item in enumerate(given):
         if isinstance(item, dict):  # text or an image, as models of both take it
-            yield wrong_type(f"input[{place}]", item, kind)
+            yield kind.error(f"input[{place}]", item)
             continue
-        check_type(f"input[{place}]", item, kind)
+        kind.check(f"input[{place}]", item)
         if type(item) is list:
             _check_tokens(f"input[{place}]", item)
 
@@ -76,7 +74,7 @@ def _check(body: Body) -> Iterator[ClientError]:
 def _check_tokens(where: str, tokens: list[Any]) -> None:
     for place, token in enumerate(tokens):
         if type(token) is not int:
-            check_type(f"{where}[{place}]", token, INTEGER)
+            INTEGER.check(f"{where}[{place}]", token)
 
 
 Item = str | list[int]

@@ -19,7 +19,6 @@ from gateway.protocol.endpoints.spec import (
     Fields,
     Result,
     Type,
-    check_type,
     empty_array,
     keyed,
     neutral,
@@ -55,7 +54,7 @@ def _check(body: Body) -> Iterator[ClientError]:
     if not documents:
         yield empty_array("documents")
     for place, document in enumerate(documents):
-        check_type(f"documents[{place}]", document, _DOCUMENT)
+        _DOCUMENT.check(f"documents[{place}]", document)
 
 
 def _decline(body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:

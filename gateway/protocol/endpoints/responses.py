@@ -33,7 +33,6 @@ from gateway.protocol.endpoints.spec import (
     Result,
     Streaming,
     Type,
-    check_type,
     hosted_tools,
     keyed,
     neutral,
@@ -89,7 +88,7 @@ _FIELDS: Fields = {
 def _check(body: Body) -> tuple[ClientError, ...]:
     given = body.get("input")
     for place, item in enumerate(given if isinstance(given, list) else ()):
-        check_type(f"input[{place}]", item, OBJECT)
+        OBJECT.check(f"input[{place}]", item)
     return ()
 
 

@@ -24,9 +24,14 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
 from gateway.protocol.stream import StreamedAnswer
 
-
-def _never(_: Any) -> bool:
-    return False
+_JSON_NAMES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a decimal",
+}
 
 
 class Type(NamedTuple):
@@ -34,8 +39,19 @@ class Type(NamedTuple):
 
     expected: str
     types: tuple[type, ...]
-    accepts: Callable[[Any], bool] = _never
+    accepts: Callable[[Any], bool] = lambda _: False
     """Whether some servers read another value as one of the right type."""
+
+    def check(self, where: str, value: Any) -> None:
+        """Raise ClientError for a value of another type."""
+        if type(value) not in self.types:  # not isinstance: True is no number
+            raise self.error(where, value)
+
+    def error(self, where: str, value: Any) -> ClientError:
+        """Return the error of a value of another type."""
+        got = "null" if value is None else _JSON_NAMES[type(value)]
+        message = f"Invalid type for '{where}': expected {self.expected}, but got {got} instead."
+        return ClientError(400, message, param=where, code="invalid_type")
 
 
 _NUMERAL = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
@@ -158,33 +174,11 @@ SAMPLING: Fields = {
     "stop": keyed(STRINGS),
 }
 
-_JSON_NAMES = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    bool: "a boolean",
-    int: "an integer",
-    float: "a decimal",
-}
-
-
-def check_type(where: str, value: Any, kind: Type) -> None:
-    """Raise ClientError for a value of another type."""
-    if type(value) not in kind.types:
-        raise wrong_type(where, value, kind)
-
 
 def require(holder: dict[str, Any], name: str, where: str = "") -> None:
     """Raise ClientError where a field is absent or null."""
     if holder.get(name) is None:
         raise missing(f"{where}.{name}" if where else name)
-
-
-def wrong_type(where: str, value: Any, kind: Type) -> ClientError:
-    """Return the error of a value of another type."""
-    got = "null" if value is None else _JSON_NAMES[type(value)]
-    message = f"Invalid type for '{where}': expected {kind.expected}, but got {got} instead."
-    return ClientError(400, message, param=where, code="invalid_type")
 
 
 def missing(param: str) -> ClientError:
@@ -327,8 +321,8 @@ class EndpointSpec:
             known = self.fields.get(name)
             if known is None or value is None or (kind := known.type) is None:
                 continue
-            if type(value) not in kind.types:  # not isinstance: True is no number
-                odd.append(wrong_type(name, value, kind))
+            if type(value) not in kind.types:
+                odd.append(kind.error(name, value))
                 if not kind.accepts(value):
                     raise odd[-1]
         if body.get("model") is None and body.get(self.template_field or "model") is None:
