@@ -20,7 +20,6 @@ from gateway.cache.stores.memory import MOST_USES
 from gateway.cache.stores.sqlite import store as sqlite_store
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
 from gateway.cache.stores.sqlite.store import FILE_FACTOR, MAX_LOG_BYTES, SqliteStore
-from gateway.cache.stores.sqlite.table import read_totals
 
 ROOMY = 16 << 20
 PATIENT = {"read_seconds": 30, "write_seconds": 30}
@@ -232,7 +231,7 @@ async def test_a_change_to_a_file_that_was_replaced_meanwhile_is_made_again(path
     try:
         file.run(action)
         assert path.stat().st_ino != replaced[0]
-        assert file.run(read_totals).entries == 7
+        assert file.rows("SELECT entries FROM total") == [(7,)]
     finally:
         file.close()
 

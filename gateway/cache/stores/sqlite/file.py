@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.cache.ports import StoreError
 
@@ -106,6 +106,11 @@ class EntryFile:
             self.close()
             raise StoreError(f"{type(error).__name__}: {error}") from error
         raise StoreError(f"{self._path} was replaced again and again")
+
+    def rows(self, query: str, *parameters: object) -> list[Any]:
+        """Return the rows of a query. Raises StoreError."""
+        # fetchall also ends the read transaction; an open one would keep the log from its reset.
+        return self.run(lambda connection: connection.execute(query, parameters).fetchall())
 
     def close(self) -> None:
         """Close the connection, if there is one; a fault is only logged."""

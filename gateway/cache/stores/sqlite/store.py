@@ -17,7 +17,6 @@ disk, and the writer waits for it only if the log is too long.
 
 import asyncio
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -41,12 +40,12 @@ from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, en
 from gateway.cache.stores.memory import ENTRY_SHARE, MOST_USES
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
 from gateway.cache.stores.sqlite.table import (
+    TOTALS,
+    VALUE,
+    VALUES,
     Bounds,
     Change,
     commit,
-    read_totals,
-    read_value,
-    read_values,
     shrink_file,
 )
 
@@ -205,15 +204,15 @@ class SqliteStore:
         file.close()
 
     def _get(self, key: bytes, file: EntryFile) -> Entry | None:
+        rows = file.rows(VALUE, key)
         try:
-            value = file.run(partial(read_value, key=key))
-            return None if value is None else decode_entry(value, key)
+            return decode_entry(rows[0][0], key) if rows else None
         except DamagedEntryError as error:
             self._writer.discard(key, error)
             return None
 
     def _page(self, after: int, limit: int, file: EntryFile) -> Page:
-        rows = file.run(partial(read_values, after=after, limit=limit))
+        rows = file.rows(VALUES, after, limit)
         entries = []
         for _, key, value in rows:
             try:
@@ -378,7 +377,8 @@ class Writer:
         if uses:
             self._transact(written_uses=uses)
         else:
-            self._note(self._file.run(read_totals))
+            [(entries, size)] = self._file.rows(TOTALS)
+            self._note(StoreStats(entries, size, 0))
             self._file.run(partial(shrink_file, bounds=self._bounds))
         self._sync_when_due()
 
@@ -392,7 +392,7 @@ class Writer:
         if self._file.log_bytes() > MAX_LOG_BYTES:
             # Changes or reads without a gap keep the log from its restart: make them wait.
             self._wait_for_sync()
-            self._file.run(_cut_log)
+            self._file.rows("PRAGMA wal_checkpoint(TRUNCATE)")
         elif self._syncing is not None and self._syncing.is_alive():
             return
         else:
@@ -406,7 +406,7 @@ class Writer:
 
     def _sync(self, file: EntryFile) -> None:
         """Copy the log into the database file: it may take long, and puts go on meanwhile."""
-        _upkeep(partial(file.run, _checkpoint))
+        _upkeep(partial(_checkpoint, file))
         file.close()
 
 
@@ -442,13 +442,9 @@ def _upkeep(step: Callable[[], object]) -> None:
         _log.exception("the store's upkeep failed")
 
 
-def _checkpoint(connection: sqlite3.Connection) -> None:
+def _checkpoint(file: EntryFile) -> None:
     # The log restarts only when all of it was copied; a later pass has little to do.
     for _ in range(_CHECKPOINTS):
-        [(busy, in_log, done)] = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        [(busy, in_log, done)] = file.rows("PRAGMA wal_checkpoint(PASSIVE)")
         if busy or in_log == done:
             return
-
-
-def _cut_log(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

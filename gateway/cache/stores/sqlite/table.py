@@ -1,4 +1,4 @@
-"""The tables of the entries: point reads, the transaction that changes them, eviction.
+"""The tables of the entries: queries, the transaction that changes them, eviction.
 
 Law: the totals change in the same transaction as the entries, and an entry is written only after
 there is room for it. So every committed state is within the bounds, and its totals are exact.
@@ -23,11 +23,18 @@ _VACUUM_PAGES = 256
 _ROUNDS = 4096
 
 # A damaged value may have any type.
-_VALUE = """SELECT CAST(value AS BLOB) FROM answer
-WHERE id = (SELECT id FROM entry WHERE key = ?)"""
-_VALUES = """SELECT entry.id, entry.key, CAST(answer.value AS BLOB)
+VALUE = "SELECT CAST(value AS BLOB) FROM answer WHERE id = (SELECT id FROM entry WHERE key = ?)"
+"""The encoded entry of a key."""
+
+VALUES = """SELECT entry.id, entry.key, CAST(answer.value AS BLOB)
 FROM entry JOIN answer ON answer.id = entry.id
 WHERE entry.id > ? ORDER BY entry.id LIMIT ?"""
+"""Id, key and encoded entry of the entries after an id, in order of id.
+
+A replaced entry gets a new id at the end: a walk may meet it twice, but never misses it.
+"""
+
+TOTALS = "SELECT entries, bytes FROM total"
 
 # ``place`` is the end of the queue, whichever process added an entry last.
 _ENTER = """INSERT INTO entry (main, place, uses, expires, bytes, key)
@@ -55,37 +62,11 @@ class Change:
     expires_at: float = 0.0
 
 
-# All functions that take a connection raise sqlite3.Error.
-
-
-def read_value(connection: sqlite3.Connection, key: bytes) -> bytes | None:
-    """Return the encoded entry of the key."""
-    # fetchall also ends the read transaction; an open one would keep the log from its reset.
-    rows = connection.execute(
-        "SELECT CAST(value AS BLOB) FROM answer WHERE id = (SELECT id FROM entry WHERE key = ?)",
-        (key,),
-    ).fetchall()
-    return rows[0][0] if rows else None
-
-
-def read_values(
-    connection: sqlite3.Connection, after: int, limit: int
-) -> list[tuple[int, bytes, bytes]]:
-    """Return (id, key, encoded entry) of the entries after this id, in order of id.
-
-    A replaced entry gets a new id at the end: a walk may meet it twice, but never misses it.
-    """
-    return connection.execute(_VALUES, (after, limit)).fetchall()
-
-
-def read_totals(connection: sqlite3.Connection) -> StoreStats:
-    """Return the committed totals, without evictions."""
-    [(entries, size)] = connection.execute("SELECT entries, bytes FROM total").fetchall()
-    return StoreStats(entries, size, 0)
-
-
 def shrink_file(connection: sqlite3.Connection, bounds: Bounds) -> bool:
-    """Return some free pages to the disk; tell whether there is more to do."""
+    """Return some free pages to the disk; tell whether there is more to do.
+
+    Raises sqlite3.Error.
+    """
     file_bytes = _pragma(connection, "page_count") * _pragma(connection, "page_size")
     if file_bytes <= bounds.max_file_bytes or not _pragma(connection, "freelist_count"):
         return False
@@ -107,7 +88,7 @@ def commit(
 
     ``uses`` are those that are not written down yet; the transaction takes those of the keys that
     it meets, and writes down ``written_uses``. Returns the totals with the evictions of this
-    commit, and whether the bounds are met.
+    commit, and whether the bounds are met. Raises sqlite3.Error.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
