@@ -6,14 +6,26 @@ What a request refuses is not served by any grace.
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _LONGEST = 2**31
 """Seconds; a cache reads larger numbers as this (RFC 9111, 1.2.2)."""
 _WHITE_SPACE = " \t\r\n"
+_FLAGS = frozenset({"no-store", "no-cache", "only-if-cached"})
+_DURATIONS: dict[str, tuple[Callable[[float, float], float], float]] = {
+    # The strictest of several, and what a malformed one means.
+    "max-age": (min, 0),
+    "min-fresh": (max, math.inf),
+    "max-stale": (min, 0),
+    "stale-if-error": (min, 0),
+}
+_QUOTED = r'"(?:[^"\\]|\\.)*+"'
+_QUOTES_CLOSE = re.compile(rf'(?:[^"]|{_QUOTED})*+', re.DOTALL)
+_MEMBER = re.compile(rf'(?:[^",]|{_QUOTED})++', re.DOTALL)
 _JITTER_BYTES = 8
 _JITTER_SPAN = 1 << 8 * _JITTER_BYTES
 
@@ -156,34 +168,18 @@ def parse_directives(header: str | None) -> Directives:
     """
     if not header:
         return NOTHING_ASKED
-    flags: set[str] = set()
-    max_age: list[float] = []
-    min_fresh: list[float] = []
-    max_stale: list[float] = []
-    stale_if_error: list[float] = []
+    found: dict[str, Any] = {}
     for name, argument in _members(header):
-        match name:
-            case "no-store" | "no-cache" | "only-if-cached":
-                flags.add(name)
-            case "max-age":
-                max_age.append(_seconds(argument, otherwise=0))
-            case "min-fresh":
-                min_fresh.append(_seconds(argument, otherwise=math.inf))
-            case "max-stale":
-                max_stale.append(math.inf if argument is None else _seconds(argument, otherwise=0))
-            case "stale-if-error":
-                stale_if_error.append(_seconds(argument, otherwise=0))
-            case _:
-                continue
-    return Directives(
-        no_store="no-store" in flags,
-        no_cache="no-cache" in flags,
-        only_if_cached="only-if-cached" in flags,
-        max_age=min(max_age, default=None),
-        min_fresh=max(min_fresh, default=None),
-        max_stale=min(max_stale, default=None),
-        stale_if_error=min(stale_if_error, default=None),
-    )
+        field = name.replace("-", "_")
+        if name in _FLAGS:
+            found[field] = True
+        elif name == "max-stale" and argument is None:
+            found.setdefault(field, math.inf)
+        elif name in _DURATIONS:
+            strictest, malformed = _DURATIONS[name]
+            seconds = _seconds(argument, otherwise=malformed)
+            found[field] = strictest(found.get(field, seconds), seconds)
+    return Directives(**found)
 
 
 def _members(header: str) -> Iterator[tuple[str, str | None]]:
@@ -196,29 +192,12 @@ def _members(header: str) -> Iterator[tuple[str, str | None]]:
         yield name.strip(_WHITE_SPACE).lower(), argument if equals else None
 
 
-def _split(header: str) -> Iterator[str]:
+def _split(header: str) -> list[str]:
     """Split at commas outside quotes; at every comma when a quote is never closed.
 
     An open quote must not swallow the directives behind it: ``max-age="5, no-store``.
     """
-    if '"' not in header:
-        yield from header.split(",")
-        return
-    start, quoted, escaped, members = 0, False, False, []
-    for position, character in enumerate(header):
-        if escaped:
-            escaped = False
-        elif quoted and character == "\\":
-            escaped = True
-        elif character == '"':
-            quoted = not quoted
-        elif character == "," and not quoted:
-            members.append(header[start:position])
-            start = position + 1
-    if quoted:
-        yield from header.split(",")
-    else:
-        yield from (*members, header[start:])
+    return _MEMBER.findall(header) if _QUOTES_CLOSE.fullmatch(header) else header.split(",")
 
 
 def _seconds(argument: str | None, *, otherwise: float) -> float:

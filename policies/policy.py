@@ -144,22 +144,27 @@ def _test(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Tes
             tests = [_tenant(name, tenants) for name in wanted]
             return tests[0] if len(tests) == 1 else lambda facts: any(is_(facts) for is_ in tests)
         case "content.system_prompt_sha256":
-            return _system_prompt(wanted)
+            known = frozenset(wanted)
+            return _text_test(lambda facts: facts.system_text, lambda text: _sha256(text) in known)
         case "content.keywords":
-            return _user_text(keyword_test(wanted))
+            return _text_test(lambda facts: facts.last_user_text, keyword_test(wanted))
         case "content.regex":
-            return _user_text(_found("|".join(f"(?:{pattern})" for pattern in wanted)))
-    return _header(key.removeprefix("header."), wanted)
+            found = _found("|".join(f"(?:{pattern})" for pattern in wanted))
+            return _text_test(lambda facts: facts.last_user_text, found)
+    name, matches = key.removeprefix("header."), glob_test(wanted)
+    return lambda facts: name in facts.headers and matches(facts.headers[name])
 
 
-def _header(name: str, globs: Sequence[str]) -> Test:
-    matches = glob_test(globs)
-
+def _text_test(text_of: Callable[[RequestFacts], str | None], test: TextTest) -> Test:
     def holds(facts: RequestFacts) -> bool:
-        value = facts.headers.get(name)
-        return value is not None and matches(value)
+        text = text_of(facts)
+        return text is not None and test(text)
 
     return holds
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def _tenant(name: str, tenants: Mapping[str, Tenant]) -> Test:
@@ -177,25 +182,6 @@ def _tenant(name: str, tenants: Mapping[str, Tenant]) -> Test:
         and (organizations is None or facts.organization in organizations)
         and (projects is None or facts.project in projects)
     )
-
-
-def _system_prompt(digests: Sequence[str]) -> Test:
-    known = frozenset(digests)
-
-    def holds(facts: RequestFacts) -> bool:
-        if facts.system_text is None:
-            return False
-        digest = hashlib.sha256(facts.system_text.encode("utf-8", "replace"))
-        return digest.hexdigest() in known
-
-    return holds
-
-
-def _user_text(test: TextTest) -> Test:
-    def holds(facts: RequestFacts) -> bool:
-        return facts.last_user_text is not None and test(facts.last_user_text)
-
-    return holds
 
 
 def glob_test(globs: Sequence[str]) -> TextTest:

@@ -9,33 +9,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from enum import Enum
 from functools import cached_property
 from typing import Any
 
 from policies.decision import Decision
-from policies.policy import (
-    ANONYMOUS,
-    Condition,
-    Policy,
-    RequestFacts,
-    Tenant,
-    Test,
-    condition,
-)
+from policies.policy import ANONYMOUS, Policy, RequestFacts, Tenant, Test, condition
 
-
-class Kind(Enum):
-    """What a condition looks at, and so whether a record alone can tell."""
-
-    PLAIN = "plain"
-    """Endpoint and model, which every record holds."""
-    TENANT = "tenant"
-    HEADER = "header"
-    CONTENT = "content"
-
-
-_NOT_PLAIN = frozenset(kind.value for kind in Kind if kind is not Kind.PLAIN)
+_PLAIN = frozenset({"endpoint", "model"})
+"""Conditions on what every record holds."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +27,8 @@ class Atom:
     """
 
     name: str
-    kind: Kind
+    key: str
+    """The first word of its place in ``match``."""
     make: Callable[[], Test]
 
     @cached_property
@@ -65,7 +47,7 @@ class RecordedFacts:
 
     def holds(self, atom: Atom) -> bool | None:
         """Tell whether a condition held; None where nothing tells."""
-        if atom.kind is Kind.PLAIN or (atom.kind is Kind.CONTENT and self.has_text):
+        if atom.key in _PLAIN or (atom.key == "content" and self.has_text):
             return atom.holds(self.facts)
         return self.truths.get(atom.name)
 
@@ -107,22 +89,23 @@ class RecordedPolicy:
         found: dict[str, bool] = {}
         for clauses, _ in self.rules:
             for clause in clauses:
-                if clause.atoms[0].kind is not Kind.PLAIN:
+                if clause.atoms[0].key not in _PLAIN:
                     found |= clause.truths(facts)
         return found
 
 
 def recorded_policy(policy: Policy) -> RecordedPolicy:
     """Return the policy in a form that decides on records."""
-    rules = tuple(
-        (tuple(_clause(each, policy.tenants) for each in rule.conditions), rule.decision)
-        for rule in policy.rules
-    )
-    return RecordedPolicy(rules, policy.default)
-
-
-def _clause(met: Condition, tenants: Mapping[str, Tenant]) -> Clause:
-    return Clause(tuple(_atom(met.key, value, tenants) for value in met.wanted), met.holds)
+    rules = []
+    for rule in policy.rules:
+        clauses = (
+            Clause(
+                tuple(_atom(each.key, value, policy.tenants) for value in each.wanted), each.holds
+            )
+            for each in rule.conditions
+        )
+        rules.append((tuple(clauses), rule.decision))
+    return RecordedPolicy(tuple(rules), policy.default)
 
 
 def _atom(key: str, value: str, tenants: Mapping[str, Tenant]) -> Atom:
@@ -133,8 +116,7 @@ def _atom(key: str, value: str, tenants: Mapping[str, Tenant]) -> Atom:
         meaning = [group, None if value == ANONYMOUS else asdict(tenants[value])]
     written = json.dumps(meaning, sort_keys=True, ensure_ascii=False)
     digest = hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()[:16]
-    kind = Kind(group) if group in _NOT_PLAIN else Kind.PLAIN
-    return Atom(digest, kind, lambda: condition(key, [value], tenants).holds)
+    return Atom(digest, group, lambda: condition(key, [value], tenants).holds)
 
 
 def _any(held: Iterator[bool | None]) -> bool | None:

@@ -168,15 +168,7 @@ POLICY = Table(
         "default",
         SETTINGS,
         "Settings of all other requests, and of what a rule leaves out.",
-        (
-            {
-                "exact": "on",
-                "semantic": "on",
-                "freshness": "1h",
-                "scope": "tenant",
-                "pii": "bypass",
-            },
-        ),
+        ({"exact": "on", "semantic": "on", "freshness": "1h", "scope": "tenant", "pii": "bypass"},),
         required=True,
     ),
     filled=False,

@@ -131,20 +131,17 @@ PREFIX = Table(
         members(SchemaKeys),
         "Put the keys of tool schemas in one order. keywords: those of the schema language only, "
         "and not the names of properties.",
-        ("on", "keywords"),
     ),
     Key(
         "tools",
         choice({"sorted": True, "as_sent": False}),
         "sorted: tools go by name.",
-        ("sorted",),
         sets="sorts_tools",
     ),
     Key(
         "whitespace",
         ON_OFF,
         "Line ends and white space at the end of lines and texts in one form, but in code.",
-        ("on",),
         hide="off",
     ),
     Key(
@@ -183,14 +180,13 @@ PREFIX = Table(
         _Documents(
             "DocumentsSpec",
             "Retrieved documents, in detail.",
-            Key("enabled", ON_OFF, "Put them in order.", ("on",), unset=True),
+            Key("enabled", ON_OFF, "Put them in order.", unset=True),
             *MARKERS,
             Key(
                 "order",
                 members(DocumentOrder),
                 "content: by a digest of each, which is the order where nothing is said. shared: "
                 "those that earlier requests of the same tenant had go first.",
-                ("content",),
             ),
             short=on_or_off("{begin: <document>, end: </document>}"),
             refuse=lambda mapping: _two_markers(mapping) if mapping["enabled"] else None,
@@ -207,7 +203,6 @@ PREFIX = Table(
         "Which texts whitespace, volatile and documents look at. system: what system and "
         "developer say, and what stands before the first user turn. earlier: all turns before the "
         "last user turn.",
-        ("earlier",),
         sets="earlier_turns",
         hide="system",
     ),
@@ -225,13 +220,13 @@ PREFIX = Table(
 COMPRESS = Table(
     "CompressSpec",
     "Declared context made shorter, in detail.",
-    Key("enabled", ON_OFF, "Compress.", ("on",), unset=True),
+    Key("enabled", ON_OFF, "Compress.", unset=True),
     Key(
         "documents",
         _Context(
             "ContextSpec",
             "By which markers context is known, in detail.",
-            Key("enabled", ON_OFF, "Context has markers.", ("on",), unset=True),
+            Key("enabled", ON_OFF, "Context has markers.", unset=True),
             *MARKERS,
             short=on_or_off("{begin: <document>, end: </document>}"),
             refuse=lambda mapping: _two_markers(mapping) if len(mapping) > 1 else None,
@@ -240,20 +235,18 @@ COMPRESS = Table(
         "prefix.documents.",
         ({"begin": "<document>", "end": "</document>"},),
     ),
-    Key("tool_results", ON_OFF, "What tools returned is context, too.", ("on",)),
+    Key("tool_results", ON_OFF, "What tools returned is context, too."),
     Key(
         "minify",
         ON_OFF,
         "White space that says nothing goes: in JSON outside of strings, in prose runs of spaces "
         "and blank lines.",
-        ("on",),
     ),
     Key(
         "duplicates",
         ON_OFF,
         "Passages go that an earlier one says nearly to the word, with the same numbers, names, "
         "identifiers and negations.",
-        ("on",),
     ),
     Key(
         "keep",
@@ -263,7 +256,7 @@ COMPRESS = Table(
     ),
     Key(
         "protect",
-        Listed(members(Protected), least=0, into=frozenset, order=tuple(Protected)),
+        Listed(members(Protected), least=0, into=frozenset),
         "Sentences with these stay, of passages that go, unless they are about another thing "
         "altogether.",
         (["numbers", "negation", "ids"],),
@@ -294,19 +287,14 @@ HINTS = Table(
         "Mark where the stable prefix ends, for providers that cache up to a mark. system: the "
         "ends of the system messages that come first. earlier: that of the turns before the last "
         "user turn, too.",
-        ("system", "earlier"),
     ),
     Key(
-        "field",
-        members(BreakpointField),
-        "How a mark is written. auto: by the name of the model.",
-        ("cache_control",),
+        "field", members(BreakpointField), "How a mark is written. auto: by the name of the model."
     ),
     Key(
         "lifetime",
         members(BreakpointLifetime),
         "How long what stands before a mark of cache_control is kept.",
-        ("1h",),
     ),
     Key(
         "min_tokens",
@@ -320,7 +308,6 @@ HINTS = Table(
         ON_OFF,
         "Send a prompt_cache_key that requests of one rule, tenant and beginning share, where the "
         "client sends none.",
-        ("on",),
     ),
     Key(
         "keys",
@@ -333,7 +320,6 @@ HINTS = Table(
         "retention",
         members(KeyRetention),
         "Send prompt_cache_retention where the client says nothing of it.",
-        ("24h",),
     ),
     short=only_off(
         "{cache_key: on}", dict.fromkeys(("breakpoints", "cache_key", "retention"), "off")

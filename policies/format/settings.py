@@ -69,7 +69,7 @@ def _grace_words(mapping: dict[str, Any]) -> Any:
 SEMANTIC = Table(
     "SemanticSpec",
     "Semantic cache in detail.",
-    Key("enabled", ON_OFF, "Look up by meaning.", ("on",), sets="semantic", unset=True),
+    Key("enabled", ON_OFF, "Look up by meaning.", sets="semantic", unset=True),
     Key(
         "max_wrong_hits",
         ERROR_BUDGET,
@@ -88,7 +88,6 @@ SEMANTIC = Table(
         "shadow",
         ON_OFF,
         "Look up, serve nothing that is found so, and compare it with the fresh answer.",
-        ("on",),
     ),
     Key(
         "sample",
@@ -102,7 +101,6 @@ SEMANTIC = Table(
         ON_OFF,
         "A question that was only just refused, and then answered the same, may be answered from "
         "that entry from then on.",
-        ("on",),
     ),
     short=on_or_off("{max_wrong_hits: 1%}"),
     neutral=_NOTHING_SET,
@@ -139,12 +137,7 @@ COALESCING = _Coalescing(
     "CoalescingSpec",
     "One call for identical misses, in detail.",
     Key(
-        "enabled",
-        ON_OFF,
-        "Let misses wait on a call under way.",
-        ("on",),
-        sets="max_followers",
-        unset=True,
+        "enabled", ON_OFF, "Let misses wait on a call under way.", sets="max_followers", unset=True
     ),
     Key(
         "followers",
@@ -170,7 +163,6 @@ SETTINGS = Table(
         "exact",
         ON_OFF,
         "Answer a request from what the very same request was answered.",
-        ("on",),
         required=True,
     ),
     Key(
@@ -209,7 +201,7 @@ SETTINGS = Table(
     ),
     Key(
         "finish_reasons",
-        Listed(FINISH_REASON, into=frozenset, order=("stop", "tool_calls", "function_call")),
+        Listed(FINISH_REASON, into=frozenset),
         "Finish reasons with which an answer may be stored. length stores answers that were cut "
         "at max_tokens.",
         (["stop", "tool_calls", "function_call"], ["stop", "length"]),
@@ -231,14 +223,12 @@ SETTINGS = Table(
         "priority",
         members(Priority),
         "The engine's lane for what is forwarded; other upstreams are not told.",
-        ("high",),
     ),
     Key(
         "scope",
         members(Scope),
         "Who shares answers. tenant: an API key with its organization and project. user: one end "
         "user of a tenant, named by the request's safety_identifier or user. public: everybody.",
-        ("tenant",),
         required=True,
     ),
     Key(
@@ -247,7 +237,6 @@ SETTINGS = Table(
         "bypass: a prompt with personal data or secrets is not looked up, an answer with them is "
         "not stored. user: both are kept within the end user's own scope. allow: nothing is "
         "scanned.",
-        ("bypass", "user"),
         required=True,
     ),
     Key(

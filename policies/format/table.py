@@ -5,7 +5,7 @@ JSON schema, the field of the decision, and the words in which a decision is tol
 """
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -64,8 +64,6 @@ class Listed:
     """Whether a single value is a list of one."""
     into: Callable[[list[Any]], Any] = list
     """What the list becomes once it is read."""
-    order: Sequence[Any] = ()
-    """In which order values that have none are written."""
 
     def load(self, value: object, spot: Spot, /) -> Any:
         """Return the values."""
@@ -88,12 +86,8 @@ class Listed:
 
     def words(self, values: Any, /) -> list[Any]:
         """Return the list of the words."""
-        if self.order:
-            values = sorted(values, key=lambda value: (self._place(value), value))
-        return [self.item.words(value) for value in values]
-
-    def _place(self, value: Any) -> int:
-        return self.order.index(value) if value in self.order else len(self.order)
+        in_order = sorted(values) if isinstance(values, frozenset) else values
+        return [self.item.words(value) for value in in_order]
 
 
 def unique(values: list[Any]) -> tuple[Any, ...]:
@@ -171,7 +165,8 @@ class Key:
     name: str
     kind: Kind
     about: str
-    examples: tuple[Any, ...]
+    examples: tuple[Any, ...] = ()
+    """None needed of a choice."""
     sets: str | None = None
     """The field that the value becomes. None: one of the key's name, or, of a table, those that its
     keys set."""
@@ -197,7 +192,9 @@ class Key:
     def json_schema(self, definitions: Definitions, neutral: Any) -> JsonSchema:
         """Return the schema; ``neutral`` are the settings where nothing is set."""
         schema = self.kind.json_schema(definitions)
-        schema |= {"description": self.about, "examples": list(self.examples)}
+        schema["description"] = self.about
+        if self.examples:
+            schema["examples"] = list(self.examples)
         if self.unset is not None:
             schema["default"] = self.unset
         elif neutral is not None:

@@ -75,7 +75,8 @@ def choice(meanings: Mapping[str, Any]) -> Value:
         return meanings[str(word)]
 
     switches = [other for word in words for other in _SWITCHES.get(word, ())]
-    return Value(read, {"enum": [*words, *switches]}, written.__getitem__)
+    schema = {"enum": [*words, *switches], "examples": words}
+    return Value(read, schema, written.__getitem__)
 
 
 def members(of: Iterable[StrEnum]) -> Value:

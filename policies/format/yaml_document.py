@@ -7,16 +7,12 @@ aliases may unfold to are bounded.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
-from yaml.composer import Composer
-from yaml.parser import Parser
-from yaml.reader import Reader, ReaderError
-from yaml.resolver import BaseResolver
-from yaml.scanner import Scanner
+from yaml.reader import ReaderError
 
 MAX_CHARACTERS = 512 * 1024
 MAX_DEPTH = 16
@@ -126,23 +122,14 @@ def read_document(text: str, source: str) -> Document:
     return reading.document
 
 
-class _Resolver(BaseResolver):
-    """YAML 1.2 core schema, without octal, hexadecimal, infinities and NaN."""
+class _Loader(yaml.SafeLoader):
+    """Composes nodes, none deeper than MAX_DEPTH.
 
-
-for _name, _pattern, _first in _SCALARS:
-    _Resolver.add_implicit_resolver(_TAG + _name, re.compile(_pattern), _first)
-
-
-class _Loader(Reader, Scanner, Parser, Composer, _Resolver):
-    """Composes nodes, none deeper than MAX_DEPTH."""
+    Scalars are resolved by YAML 1.2's core schema, without octal, hexadecimal, infinities and NaN.
+    """
 
     def __init__(self, text: str) -> None:
-        Reader.__init__(self, text)
-        Scanner.__init__(self)
-        Parser.__init__(self)
-        Composer.__init__(self)
-        _Resolver.__init__(self)
+        super().__init__(text)
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -155,6 +142,11 @@ class _Loader(Reader, Scanner, Parser, Composer, _Resolver):
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _name, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(_pattern), _first)
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
@@ -190,66 +182,57 @@ class _Reading:
             raise PolicyError((Problem(self.document.source, line, "", bound, "more"),))
         self.document.places[path] = Place(line, _as_written(node))
         if node.tag not in _ALLOWED_TAGS:
-            self._note(path, "a value without a tag", f"the tag {node.tag}")
+            self._note(line, path, "a value without a tag", f"the tag {node.tag}")
             return None
         if node.tag == _TAG + "null":
-            self._note(path, "a value; leave the key out where there is none to give", "nothing")
+            left_out = "a value; leave the key out where there is none to give"
+            self._note(line, path, left_out, "nothing")
             return None
-        match node:
-            case yaml.MappingNode():
-                return dict(self._members(node, path))
-            case yaml.SequenceNode():
-                return [
-                    self.value(item, (*path, index), item.start_mark.line + 1)
-                    for index, item in enumerate(node.value)
-                ]
-            case _:
-                return _scalar(node)
+        if isinstance(node, yaml.MappingNode):
+            return dict(self._members(node, path))
+        if isinstance(node, yaml.SequenceNode):
+            items = enumerate(node.value)
+            return [self.value(each, (*path, at), each.start_mark.line + 1) for at, each in items]
+        return _scalar(node)
 
     def _members(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any]]:
         seen: dict[str, int] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
-            if key_node.tag != _TAG + "str":
-                problem = "a key that is a word; put it in quotes if it is meant"
-                where = self.document.source, line, key_path(path)
-                self.document.problems.append(Problem(*where, problem, _as_written(key_node)))
-                continue
             key = key_node.value
-            if key in seen:
+            if key_node.tag != _TAG + "str":
+                word = "a key that is a word; put it in quotes if it is meant"
+                self._note(line, path, word, _as_written(key_node))
+            elif key in seen:
                 once = f"each key once (it is on line {seen[key]} already)"
-                where = self.document.source, line, key_path((*path, key))
-                self.document.problems.append(Problem(*where, once, "it again"))
-                continue
-            seen[key] = line
-            yield key, self.value(value_node, (*path, key), line)
+                self._note(line, (*path, key), once, "it again")
+            else:
+                seen[key] = line
+                yield key, self.value(value_node, (*path, key), line)
 
-    def _note(self, path: Path, expected: str, got: str) -> None:
-        self.document.problems.append(self.document.problem(path, expected, got))
+    def _note(self, line: int, path: Path, expected: str, got: str) -> None:
+        problem = Problem(self.document.source, line, key_path(path), expected, got)
+        self.document.problems.append(problem)
 
 
 def _scalar(node: yaml.Node) -> Any:
     text = str(node.value)
-    match node.tag.removeprefix(_TAG):
-        case "bool":
-            return text in _TRUE
-        case "int":
-            return int(text)
-        case "float":
-            return float(text)
-        case _:
-            return text
+    kinds: dict[str, Callable[[str], Any]] = {
+        "bool": _TRUE.__contains__,
+        "int": int,
+        "float": float,
+    }
+    return kinds.get(node.tag.removeprefix(_TAG), str)(text)
 
 
 def _as_written(node: yaml.Node) -> str:
     """Describe a node in a message: a scalar as it stands in the file, cut where it is long."""
-    match node:
-        case yaml.MappingNode():
-            return "a mapping" if node.value else "an empty mapping"
-        case yaml.SequenceNode():
-            return "a list" if node.value else "an empty list"
-        case _ if node.tag == _TAG + "null":
-            return "nothing"
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping" if node.value else "an empty mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list" if node.value else "an empty list"
+    if node.tag == _TAG + "null":
+        return "nothing"
     text = str(node.value)
     text = text if len(text) <= 60 else text[:57] + "..."
     return repr(text) if node.tag == _TAG + "str" else text
