@@ -218,27 +218,18 @@ def explanation_text(explanation: dict[str, Any], *, colour: bool) -> str:
 
     Names come from requests: what a terminal would obey is left out.
     """
-    explanation = _printable(explanation)
     sections = [list(_head(explanation))]
     for name, title, rows in _SECTIONS:
         if name in explanation:
             sections.append([title.format_map(explanation), *rows(explanation)])
-    text = "\n\n".join(map("\n".join, sections)) + "\n"
+    text = "\n\n".join("\n".join(map(_printable, section)) for section in sections) + "\n"
     for pattern, code in _COLOURS if colour else ():
         text = re.sub(pattern, f"\x1b[{code}m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
     return text
 
 
-def _printable(value: Any) -> Any:
-    match value:
-        case str():
-            return "".join(each if each.isprintable() else "\ufffd" for each in value)
-        case dict():
-            return {name: _printable(each) for name, each in value.items()}
-        case list():
-            return [_printable(each) for each in value]
-        case _:
-            return value
+def _printable(line: str) -> str:
+    return "".join(each if each.isprintable() else "\ufffd" for each in line)
 
 
 def _row(name: str, text: str) -> str:

@@ -223,18 +223,17 @@ class Report:
 
 
 class Replay:
-    """Takes records in the order of their time; ``report`` at any moment."""
+    """Takes records in the order of their time, and writes the report."""
 
     def __init__(self, policy: RecordedPolicy, calibrations: Sequence[Thresholds] = ()) -> None:
         """``calibrations`` may be that of the log: it is known by the thresholds recorded."""
         self._policy = policy
-        self._then = Cache()
-        self._edited = Cache(calibrations)
-        self._report = Report()
+        self._then, self._edited = Cache(), Cache(calibrations)
+        self.report = Report()
 
     def take(self, record: Record) -> None:
         """Take the next record."""
-        report = self._report
+        report = self.report
         decision = self._policy.decide(record.facts)
         if decision is None:
             report.unknown += 1
@@ -246,19 +245,14 @@ class Replay:
         after = self._edited.take(record, decision)
         report.gained += bool(after) and not before
         report.lost += bool(before) and not after
+        report.entries_before, report.entries_after = len(self._then), len(self._edited)
+        report.unjudged = self._edited.unjudged
         tally = report.rules.setdefault(decision.rule, Tally())
         for counted, hit in ((report.before, before), (report.after, after), (tally, after)):
             counted.requests += 1
             counted.hits += hit is True
             counted.bypasses += hit is None
             counted.tokens += (record.tokens or 0) if hit else 0
-
-    def report(self) -> Report:
-        """Return what has come of the records so far."""
-        self._report.entries_before = len(self._then)
-        self._report.entries_after = len(self._edited)
-        self._report.unjudged = self._edited.unjudged
-        return self._report
 
 
 def check(options: argparse.Namespace) -> int:
@@ -294,13 +288,18 @@ def replay(options: argparse.Namespace) -> int:
             replay.take(record)
     except OSError as error:
         raise unreadable(log, error) from None
-    report = replay.report()
+    report = replay.report
     if not report.requests:
         raise CommandError(f"{log}: no record of a decision in it")
     if options.json:
-        print(orjson.dumps(_plain(report, records.skipped)).decode())
+        moved = [
+            {"from": was, "to": would, "requests": count}
+            for (was, would), count in sorted(report.moved.items())
+        ]
+        plain = {**asdict(report), "moved": moved, "skipped_lines": records.skipped}
+        print(orjson.dumps(plain).decode())
     else:
-        print("\n".join(_told(report, records.skipped)))
+        print("\n".join(_text(report, records.skipped)))
     return 0
 
 
@@ -313,27 +312,14 @@ def _read(file: Path) -> Policy:
         raise CommandError(str(error)) from None
 
 
-def _plain(report: Report, skipped: int) -> dict[str, object]:
-    moved = [
-        {"from": was, "to": would, "requests": count}
-        for (was, would), count in sorted(report.moved.items())
-    ]
-    return {**asdict(report), "moved": moved, "skipped_lines": skipped}
-
-
-def _told(report: Report, skipped: int) -> Iterator[str]:
+def _text(report: Report, skipped: int) -> Iterator[str]:
     before, after = report.before, report.after
     yield f"{report.requests:,} requests, {report.recorded_hits:,} of them hits when recorded"
-    if report.unknown:
-        yield (
-            f"{report.unknown:,} cannot be told: a rule depends on what the log does not hold; "
-            "decided as recorded"
-        )
-    if report.unjudged:
-        yield (
-            f"{report.unjudged:,} semantic hits cannot be told: they are of another calibration; "
-            "kept as recorded"
-        )
+    notes = (
+        (report.unknown, "cannot be told: a rule depends on what the log does not hold; decided"),
+        (report.unjudged, "semantic hits cannot be told: they are of another calibration; kept"),
+    )
+    yield from (f"{count:,} {note} as recorded" for count, note in notes if count)
     if skipped:
         yield f"{skipped:,} lines were no records"
     yield ""

@@ -34,7 +34,7 @@ def replayed(records, calibrations=(), **edited):
     replay = Replay(RecordedPolicy((), replace(BOTH, **edited)), calibrations)
     for one in records:
         replay.take(one)
-    return replay.report()
+    return replay.report
 
 
 def hits(report):
