@@ -28,7 +28,7 @@ from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import previous_file
 from gateway.cache.comparison_journal import CHECKS_FILE
 from gateway.cli.supervisor import PYTHON, Child, run_child
-from gateway.cli.terminal import CommandError, Lines, for_each, say, unreadable
+from gateway.cli.terminal import CommandError, FailedError, Lines, for_each, say
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
@@ -43,13 +43,6 @@ _POLL_SECONDS = 0.1
 _AT_A_TIME = 8
 _NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
 _SCORE_SECONDS = 30.0
-
-
-class ScoringError(CommandError):
-    """The pairs cannot be scored; the message says why."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +113,7 @@ def calibrate(options: argparse.Namespace) -> int:
     former = previous_file(latest)
     logs = options.log or [*([former] if former.exists() else ()), latest]
     lines = Lines(parse_line, *logs)
-    try:
-        read = [line for _, line in lines]
-    except OSError as error:
-        raise unreadable(error.filename, error) from None
-    points = asyncio.run(_points(read, options.data_dir, options.socket))
+    points = asyncio.run(_points([line for _, line in lines], options.data_dir, options.socket))
     points.passed_over["no comparisons or pairs"] += lines.skipped
     names = " ".join(file.name for file in logs)
     if not points.scored:
@@ -140,9 +129,7 @@ def calibrate(options: argparse.Namespace) -> int:
     _print_skipped(points)
     kept = [each for each in budgets if calibration.step(each) is not None]
     if not kept:
-        raise CommandError(
-            "none of the budgets is kept" + "; nothing was written" * options.write, 1
-        )
+        raise FailedError("none of the budgets is kept" + "; nothing was written" * options.write)
     if not options.write:
         return 0
     file = options.data_dir / OWN_FILE
@@ -150,7 +137,7 @@ def calibrate(options: argparse.Namespace) -> int:
         _write(file, written_calibration(calibration))
     except OSError as error:
         why = error.strerror or error
-        raise CommandError(f"{file}: cannot be written: {why}", 1) from None
+        raise FailedError(f"{file}: cannot be written: {why}") from None
     print(f"\nwritten to {file}; a running gateway takes it at its next lookup")
     return 0
 
@@ -194,7 +181,7 @@ async def _score(
         if refusal is None:
             points.scored.append((result.score, not pair.same))
         elif refusal.startswith("verifier-") or refusal in ("not-a-number", "fault"):
-            raise ScoringError(f"a pair could not be scored: {refusal}")
+            raise FailedError(f"a pair could not be scored: {refusal}")
         else:
             points.passed_over["refused by a guard"] += 1
 
@@ -208,7 +195,7 @@ async def _cosine(service: EmbeddingsClient, pair: LabelledPair) -> float:
     except SemanticUnavailableError as error:
         if error.reason in OF_THE_TEXT:
             return 0.0
-        raise ScoringError(f"a pair could not be scored: encoder-{error.reason}") from None
+        raise FailedError(f"a pair could not be scored: encoder-{error.reason}") from None
     return float(sum(map(mul, asked, stored)))
 
 
@@ -265,12 +252,12 @@ def _write(file: Path, data: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def scoring_service(socket: Path | None) -> AsyncIterator[EmbeddingsClient]:
-    """Open the service at ``socket``, or start one. Raises ScoringError."""
+    """Open the service at ``socket``, or start one. Raises FailedError."""
     async with contextlib.AsyncExitStack() as stack:
         process = None
         if socket is None:
             if importlib.util.find_spec("sentence_transformers") is None:
-                raise ScoringError("pairs cannot be scored: install refrain[cpu] or refrain[gpu]")
+                raise FailedError("pairs cannot be scored: install refrain[cpu] or refrain[gpu]")
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refrain-")))
             socket = folder / "embeddings.sock"
             process = await stack.enter_async_context(_start_service(socket, folder))
@@ -298,7 +285,7 @@ async def _start_service(socket: Path, folder: Path) -> AsyncIterator[asyncio.Ta
 async def _wait_until_ready(
     service: EmbeddingsClient, socket: Path, process: asyncio.Task[int] | None
 ) -> None:
-    """Wait for the service, which ``process`` is where one was started. Raises ScoringError."""
+    """Wait for the service, which ``process`` is where one was started. Raises FailedError."""
     what = "starting an embeddings service" if process is not None else "the service is loading"
     loop = asyncio.get_running_loop()
     notice = loop.call_later(NOTICE_SECONDS, say, f"{what}, to score the pairs")
@@ -306,12 +293,12 @@ async def _wait_until_ready(
         async with asyncio.timeout(READY_SECONDS):
             while (reason := await service.not_ready()) is not None:
                 if process is None and reason != "encoder: loading":
-                    raise ScoringError(f"{socket}: no embeddings service answers there")
+                    raise FailedError(f"{socket}: no embeddings service answers there")
                 if process is not None and process.done():
                     why = "its own lines say why"
-                    raise ScoringError(f"the embeddings service did not start; {why}")
+                    raise FailedError(f"the embeddings service did not start; {why}")
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
-        raise ScoringError(f"the embeddings service was not ready in {READY_SECONDS:g} s") from None
+        raise FailedError(f"the embeddings service was not ready in {READY_SECONDS:g} s") from None
     finally:
         notice.cancel()

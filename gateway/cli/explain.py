@@ -25,7 +25,7 @@ from gateway.cache.ports import PolicySource, Store, StoreError
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.cli.operator import ask_gateway
-from gateway.cli.terminal import CommandError, unreadable
+from gateway.cli.terminal import CommandError, FailedError, unreadable
 from gateway.semantic.ports import SemanticIndex, Verifier
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import (
@@ -109,7 +109,7 @@ def explain(options: argparse.Namespace) -> int:
     except OSError as error:
         raise unreadable(error.filename or options.policy, error) from None
     except (SecretError, StoreError) as error:
-        raise CommandError(str(error), 1) from None
+        raise FailedError(str(error)) from None
     if options.json:
         sys.stdout.write(orjson.dumps(explanation, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:

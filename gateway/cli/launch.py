@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from gateway.cli.supervisor import PYTHON, STOP_SECONDS, WORKER_SETTINGS, Child, Supervisor
-from gateway.cli.terminal import CommandError, configure_logging, say, unreadable
+from gateway.cli.terminal import CommandError, FailedError, configure_logging, say, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.secrets import SecretSettingError, check_secrets, warn_of_shared_credentials
 from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables
@@ -61,9 +61,7 @@ def run_demo(options: argparse.Namespace) -> int:
     settings = _settings(options)
     configure_logging(settings.log_level)
     if importlib.util.find_spec("torch") is None:
-        raise CommandError(
-            "the bundled engine needs torch: install refrain[cpu] or refrain[gpu]", 1
-        )
+        raise FailedError("the bundled engine needs torch: install refrain[cpu] or refrain[gpu]")
     if given := settings.all_upstreams:
         log.warning("the demo serves its own engine: upstream %s is not used", given[0].url)
     return _run(settings, is_demo=True)
@@ -129,7 +127,7 @@ def _demo_engine(settings: Settings) -> tuple[Settings, Child]:
     try:
         digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
     except OSError as error:
-        raise CommandError(f"{weights}: {error.strerror or error}", 1) from None
+        raise FailedError(f"{weights}: {error.strerror or error}") from None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -201,8 +199,8 @@ def _make(data_dir: Path) -> None:
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CommandError(
-            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir", 1
+        raise FailedError(
+            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir"
         ) from None
 
 
@@ -216,16 +214,15 @@ def _sole_use(data_dir: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise CommandError(f"{path}: {error.strerror or error}", 1) from None
+        raise FailedError(f"{path}: {error.strerror or error}") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise CommandError(
+            raise FailedError(
                 f"the data directory {data_dir} is in use by another gateway (pid {pid}); "
-                "stop it, or give another with --data-dir",
-                1,
+                "stop it, or give another with --data-dir"
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
@@ -248,7 +245,7 @@ def _listen(host: str, port: int) -> socket.socket:
             return sock
     except OSError as error:
         why = error.strerror or error
-        raise CommandError(f"cannot listen on {host}:{port}: {why}", 1) from None
+        raise FailedError(f"cannot listen on {host}:{port}: {why}") from None
 
 
 def _embeddings(settings: Settings, runtime: Path) -> list[Child]:

@@ -25,7 +25,7 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTime
 
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cli.terminal import CommandError, Lines, for_each, say, unreadable
+from gateway.cli.terminal import CommandError, FailedError, Lines, for_each, say
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Endpoint
 
@@ -92,19 +92,12 @@ def _chat_result(text: str, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class CallError(CommandError):
-    """The gateway could not be asked, or refused."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, 1)
-
-
 async def _call(
     session: ClientSession, url: str, path: str, fields: Mapping[str, Any] | None, key: str | None
 ) -> tuple[str, dict[str, Any]]:
     """Post the fields, or get a page where there are none, with a key as bearer token.
 
-    Return Cache-Status and the JSON object of the reply. Raises CallError.
+    Return Cache-Status and the JSON object of the reply. Raises FailedError.
     """
     url = url.rstrip("/").removesuffix("/v1")
     method, raw = ("GET", None) if fields is None else ("POST", orjson.dumps(fields))
@@ -118,7 +111,7 @@ async def _call(
                 reason = f"{os.strerror(number)}; is the gateway running?"
             case _:
                 reason = str(error) or type(error).__name__
-        raise CallError(f"{url} cannot be asked: {reason}") from None
+        raise FailedError(f"{url} cannot be asked: {reason}") from None
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -127,8 +120,8 @@ async def _call(
         case HTTPStatus.OK, dict() if parsed:
             return reply.headers.get("Cache-Status", ""), parsed
         case status, {"error": {"message": str(message)}}:
-            raise CallError(f"{status}: {message}")
-    raise CallError(f"{url} answers {reply.status} and not as a gateway does: is it one?")
+            raise FailedError(f"{status}: {message}")
+    raise FailedError(f"{url} answers {reply.status} and not as a gateway does: is it one?")
 
 
 def _bearer(key: str | None) -> dict[str, str]:
@@ -145,7 +138,7 @@ def ask_gateway(
 ) -> dict[str, Any]:
     """Do an operator's action at a running gateway, or without ``fields`` get a page.
 
-    ``token`` is by default that of REFRAIN_ADMIN_TOKEN. Raises CallError.
+    ``token`` is by default that of REFRAIN_ADMIN_TOKEN. Raises FailedError.
     """
 
     async def ask() -> dict[str, Any]:
@@ -161,10 +154,7 @@ def warm(options: argparse.Namespace) -> int:
     """Load or generate answers to the questions in a file; return the exit code."""
     read = partial(_known_question, model=options.model, system=options.system)
     lines = Lines(read, options.file)
-    try:
-        questions = list(lines)
-    except OSError as error:
-        raise unreadable(options.file, error) from None
+    questions = list(lines)
     return 2 if lines.skipped else asyncio.run(_warm(questions, options))
 
 
@@ -176,7 +166,7 @@ async def _warm(questions: list[tuple[str, KnownQuestion]], options: argparse.Na
             place, known = question
             try:
                 outcome = await _warm_one(session, options.url, known)
-            except CallError as error:
+            except FailedError as error:
                 outcome = "failed"
                 if outcomes[outcome] < _MOST_FAULTS:
                     say(f"{place}: {error}")
@@ -196,7 +186,7 @@ async def _warm_one(session: ClientSession, url: str, known: KnownQuestion) -> s
             return "there already"
         if "; stored" in cache_status:
             return "generated"
-        raise CallError(f"answered but not stored: {cache_status or 'no Cache-Status'}")
+        raise FailedError(f"answered but not stored: {cache_status or 'no Cache-Status'}")
     fields = {
         "endpoint": known.endpoint.value,
         "headers": _bearer(tenant_key),
@@ -207,7 +197,7 @@ async def _warm_one(session: ClientSession, url: str, known: KnownQuestion) -> s
     _, reply = await _call(session, url, "/admin/load", fields, token)
     if reply["stored"]:
         return "loaded"
-    raise CallError(f"not stored: {reply['reason']}")
+    raise FailedError(f"not stored: {reply['reason']}")
 
 
 def audit(options: argparse.Namespace) -> int:
@@ -241,10 +231,10 @@ def _report_of(data_dir: Path) -> dict[str, Any]:
     if not data_dir.is_dir():
         raise CommandError(f"{data_dir}: there is no data directory; --data-dir names another")
     if not path.is_file():
-        raise CommandError(f"{path}: not there: nothing has been compared yet", 1)
+        raise FailedError(f"{path}: not there: nothing has been compared yet")
     journal = ComparisonJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
     if not journal.read():
-        raise CommandError(f"{path}: cannot be read", 1)
+        raise FailedError(f"{path}: cannot be read")
     return journal.report()
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.cli.terminal import CommandError, Lines, unreadable
+from gateway.cli.terminal import CommandError, Lines
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.table import SPECS
@@ -385,16 +385,13 @@ def run_report(options: argparse.Namespace) -> int:
     routes: dict[Route, list[RecordedRequest]] = {}
     counts: Counter[Route] = Counter()
     size = 0
-    try:
-        for _, one in log:
-            counts[one.route] += 1
-            prompts = routes.setdefault(one.route, [])
-            # One at least, so that each route is reported.
-            if len(prompts) < options.limit and (not prompts or size < _MOST_BYTES):
-                prompts.append(one)
-                size += len(one.raw)
-    except OSError as error:
-        raise unreadable(file, error) from None
+    for _, one in log:
+        counts[one.route] += 1
+        prompts = routes.setdefault(one.route, [])
+        # One at least, so that each route is reported.
+        if len(prompts) < options.limit and (not prompts or size < _MOST_BYTES):
+            prompts.append(one)
+            size += len(one.raw)
     if not routes:
         hint = "a gateway writes them down with decision_log and decision_log_requests set"
         raise CommandError(f"{file}: no request in it; {hint}")

@@ -1,8 +1,5 @@
 """What the commands share: exit codes, error messages, log lines, files of JSON lines.
 
-A command returns 0 where it is done. It raises ``CommandError`` with 1 where it failed, and with 2
-where its usage or a file is wrong.
-
 Law: the message of an exception is not logged. It may quote a prompt, an answer or a header with a
 key. Its type and the lines of code that it came through say where to look.
 """
@@ -12,7 +9,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -34,11 +31,16 @@ T = TypeVar("T")
 
 
 class CommandError(Exception):
-    """A command cannot go on; the message is for the operator, ``code`` is its exit code."""
+    """A command's usage or a file is wrong; the message is for the operator."""
 
-    def __init__(self, message: str, code: int = 2) -> None:
-        super().__init__(message)
-        self.code = code
+    code = 2
+    """The exit code of the command."""
+
+
+class FailedError(CommandError):
+    """A command failed, though its usage is right."""
+
+    code = 1
 
 
 def unreadable(file: Path | str, error: OSError) -> CommandError:
@@ -65,20 +67,26 @@ class Lines(Generic[T]):
         self._files = files
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
-        """Yield what ``read`` makes of each line's JSON, behind its place. Raises OSError."""
+        """Yield what ``read`` makes of each line's JSON, behind its place. Raises CommandError."""
         for file in self._files:
             is_stdin = str(file) == "-"
-            with nullcontext(sys.stdin.buffer) if is_stdin else file.open("rb") as lines:
-                for number, line in enumerate(lines, 1):
-                    place = f"{file}:{number}"
-                    try:
-                        if line.strip():
-                            yield place, self._read(orjson.loads(line))
-                    except ValueError as error:
-                        is_json = not isinstance(error, orjson.JSONDecodeError)
-                        self.skipped += 1
-                        if self.skipped <= _MOST_FAULTS:
-                            say(f"{place}: {error if is_json else 'expected JSON'}")
+            try:
+                with nullcontext(sys.stdin.buffer) if is_stdin else file.open("rb") as lines:
+                    yield from self._values(file, lines)
+            except OSError as error:
+                raise unreadable(file, error) from None
+
+    def _values(self, file: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, T]]:
+        for number, line in enumerate(lines, 1):
+            place = f"{file}:{number}"
+            try:
+                if line.strip():
+                    yield place, self._read(orjson.loads(line))
+            except ValueError as error:
+                is_json = not isinstance(error, orjson.JSONDecodeError)
+                self.skipped += 1
+                if self.skipped <= _MOST_FAULTS:
+                    say(f"{place}: {error if is_json else 'expected JSON'}")
 
 
 async def for_each(
