@@ -126,7 +126,7 @@ class StreamedAnswer(ABC):
     assemble: bool
     """Whether the complete result is wanted."""
     max_bytes: int
-    """A result of more bytes than these is not assembled."""
+    """How many bytes of events are assembled, from now on."""
     usage: Any = None
     error: bytes | None = None
     """What the upstream itself said in an error event."""
@@ -158,7 +158,7 @@ class StreamedAnswer(ABC):
             return (b"", b""), None
         now, once_stored = self._pass_all([last])
         if self.error is not None or not self.ended:  # the error event must stand by itself
-            now = (now[0] + _END_OF_EVENT, now[1] + _END_OF_EVENT)
+            now = _join([now, (_END_OF_EVENT, _END_OF_EVENT)])
         return now, once_stored
 
     def _pass_all(self, events: Sequence[Event]) -> tuple[Piece, Piece | None]:

@@ -7,6 +7,7 @@ however large that is: a quarter of a megabyte on the wire can be a second of ev
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -128,31 +129,18 @@ NewConnection = Callable[..., Connection]
 class Server(web.Server):
     """Makes connections."""
 
-    def __init__(self, refuse: Refuse, like: web.Server, connection: NewConnection) -> None:
+    def __init__(self, like: web.Server, connection: NewConnection) -> None:
         super().__init__(
             like.request_handler,
             request_factory=like.request_factory,
             handler_cancellation=like.handler_cancellation,
             **like._kwargs,  # noqa: SLF001 - aiohttp has no other way to them
         )
-        self._refuse = refuse
         self._connection = connection
 
     def __call__(self) -> Connection:
         """Return the protocol of a new connection."""
-        return self._connection(self, self._refuse, loop=self._loop, **self._kwargs)
-
-    async def idle(self, seconds: float) -> bool:
-        """Wait until no request is under way and all replies are sent; tell whether it came so far.
-
-        aiohttp's own shutdown reads nothing more of bodies, and does not wait for replies.
-        """
-        until = self._loop.time() + seconds
-        while busy := any(isinstance(one, Connection) and one.busy for one in self.connections):
-            if self._loop.time() >= until:
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
-        return not busy
+        return self._connection(self, loop=self._loop, **self._kwargs)
 
 
 class Runner(web.AppRunner):
@@ -176,14 +164,23 @@ class Runner(web.AppRunner):
             max_headers=MAX_HEADERS,
             **options,
         )
-        self._refuse = refuse
-        self._connection = connection
+        self._connection = partial(connection, refuse=refuse)
 
     async def _make_server(self) -> web.Server:
-        return Server(self._refuse, await super()._make_server(), self._connection)
+        return Server(await super()._make_server(), self._connection)
 
-    async def idle(self, seconds: float) -> bool:
-        return not isinstance(self.server, Server) or await self.server.idle(seconds)
+    async def idle(self, seconds: float) -> None:
+        """Wait until no request is under way and all replies are sent, or for so long.
+
+        aiohttp's own shutdown reads nothing more of bodies, and does not wait for replies.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self.server is not None and loop.time() < until:
+            connections = self.server.connections
+            if not any(isinstance(one, Connection) and one.busy for one in connections):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def refusal(request: web.BaseRequest, refuse: Refuse) -> web.Response | None:
