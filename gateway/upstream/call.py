@@ -188,7 +188,7 @@ class UpstreamCall:
             fields = (*fields, (PRIORITY, exchange.priority.value))
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
-            prefix = self.chains.of(request.endpoint, request.body, request.headers, len(raw))
+            prefix = self.chains.of(request.endpoint, request.body, request.headers)
         return Outgoing(
             request.target,
             fields,

@@ -205,28 +205,25 @@ class PoolTable:
     ) -> None:
         self.routing = routing
         self._changed = changed
-        self._members = tuple(members)
         self.upstreams = {member.name: _unknown(member, now) for member in members}
-        self._serving: dict[str, tuple[tuple[UpstreamState, ...], ...]] = {}
+        self._serving: dict[str, tuple[UpstreamState, ...]] = {}
 
     def acquire(
         self, outgoing: Outgoing, now: float, excluded: AbstractSet[str] = frozenset()
     ) -> Call | NoRoom:
         """Begin a call to the best upstream that is not excluded, or tell why there is none."""
-        tiers = self._tiers_for(outgoing)
-        for tier in tiers:
+        left = [one for one in self._serving_for(outgoing) if one.member.name not in excluded]
+        able = [one for one in left if one.can_accept(now)]
+        if able:
             loads = [
                 Load(one.member.name, one.in_flight, weight=one.member.weight)
-                for one in tier
-                if one.member.name not in excluded and one.can_accept(now)
+                for one in able
+                if one.member.tier == able[0].member.tier
             ]
-            if loads:
-                best = self.routing.order(outgoing.prefix, loads)[0]
-                return self._begin(self.upstreams[best.name], outgoing, now, best.why)
-        left = [one for tier in tiers for one in tier if one.member.name not in excluded]
-        shut = [one for one in left if isinstance(one.health.breaker, Open | Trial)]
-        if shut and len(shut) == len(left):
-            free = [one for one in shut if not one.trial_under_way and one.has_room(now)]
+            best = self.routing.order(outgoing.prefix, loads)[0]
+            return self._begin(self.upstreams[best.name], outgoing, now, best.why)
+        if not any(isinstance(one.health.breaker, Up) for one in left):
+            free = [one for one in left if not one.trial_under_way and one.has_room(now)]
             if free:
                 last = min(free, key=lambda one: one.health.back_at(now))
                 return self._begin(last, outgoing, now)
@@ -241,22 +238,16 @@ class PoolTable:
 
     def overloaded(self, model: str, now: float) -> bool:
         """Tell whether no upstream that serves the model can take a request at once."""
-        return not any(one.can_accept(now) for tier in self._tiers(model) for one in tier)
+        return not any(one.can_accept(now) for one in self._serving_model(model))
 
     def paused_until(self, outgoing: Outgoing, now: float) -> float | None:
         """Return when the first pause of an upstream of this model ends; None if none is paused."""
-        times = [
-            one.health.paused_until
-            for tier in self._tiers_for(outgoing)
-            for one in tier
-            if one.health.paused_until > now
-        ]
-        return min(times, default=None)
+        times = (one.health.paused_until for one in self._serving_for(outgoing))
+        return min((time for time in times if time > now), default=None)
 
     def has_other(self, outgoing: Outgoing, excluded: AbstractSet[str]) -> bool:
         """Tell whether another upstream serves the model."""
-        tiers = self._tiers_for(outgoing)
-        return any(one.member.name not in excluded for tier in tiers for one in tier)
+        return any(one.member.name not in excluded for one in self._serving_for(outgoing))
 
     def first_byte(self, call: Call, now: float, *, refused: bool = False) -> None:
         """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
@@ -311,11 +302,10 @@ class PoolTable:
 
     def can_be_spared(self, name: str, model: str, now: float) -> bool:
         """Tell whether it serves the model, has room, and another could take its place."""
-        serve = {one.member.name: one for tier in self._tiers(model) for one in tier}
-        spared = serve.pop(name, None)
-        if spared is None or not spared.has_room(now):
+        spared, serving = self.upstreams[name], self._serving_model(model)
+        if spared not in serving or not spared.has_room(now):
             return False
-        return any(one.can_accept(now) for one in serve.values())
+        return any(one.can_accept(now) for one in serving if one is not spared)
 
     def count(self, name: str, now: float) -> None:
         """Count a request of the gateway's own against an upstream's rate."""
@@ -334,33 +324,30 @@ class PoolTable:
         That of the declaration, healthy ones first: what an upstream keeps for its clients
         (files, batches) is found again where it was put.
         """
-        serves = [one for tier in self._tiers(model) for one in tier] if model else None
-        ordered = serves or list(self.upstreams.values())
-        ordered = sorted(ordered, key=lambda one: _WORSE.index(one.health.state(now)))
+        serving = self._serving_model(model) if model else tuple(self.upstreams.values())
+        ordered = sorted(serving, key=lambda one: _WORSE.index(one.health.state(now)))
         return [one.member.name for one in ordered]
 
-    def _tiers_for(self, outgoing: Outgoing) -> tuple[tuple[UpstreamState, ...], ...]:
+    def _serving_for(self, outgoing: Outgoing) -> tuple[UpstreamState, ...]:
         if outgoing.pinned:
-            return ((self.upstreams[outgoing.pinned],),)
-        return self._tiers(outgoing.model)
+            return (self.upstreams[outgoing.pinned],)
+        return self._serving_model(outgoing.model)
 
-    def _tiers(self, model: str) -> tuple[tuple[UpstreamState, ...], ...]:
-        """Return the upstreams that serve the model, by tier, or all if none does.
+    def _serving_model(self, model: str) -> tuple[UpstreamState, ...]:
+        """Return the upstreams that serve the model, lower tiers first, or all if none does.
 
         So it is an upstream that refuses an unknown model, as without a gateway.
         """
-        tiers = self._serving.get(model)
-        if tiers is None:
-            members = [member for member in self._members if member.serves(model)] or self._members
-            tiers = tuple(
-                tuple(self.upstreams[member.name] for member in members if member.tier == tier)
-                for tier in sorted({member.tier for member in members})
-            )
+        serving = self._serving.get(model)
+        if serving is None:
+            all_of_them = sorted(self.upstreams.values(), key=lambda one: one.member.tier)
+            some = [one for one in all_of_them if one.member.serves(model)]
+            serving = tuple(some or all_of_them)
             if len(model) <= LONGEST_MODEL:
                 if len(self._serving) >= MOST_MODELS:
                     self._serving.clear()
-                self._serving[model] = tiers
-        return tiers
+                self._serving[model] = serving
+        return serving
 
     def _begin(
         self, upstream: UpstreamState, outgoing: Outgoing, now: float, route: Route = Route.RETRY

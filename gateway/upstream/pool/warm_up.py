@@ -229,6 +229,6 @@ class WarmUp:
             return f"status {reply.status}"
         self.warmed(name)
         if self.chains is not None:
-            chain = self.chains.of(Endpoint.CHAT, prefix.body, {}, len(prefix.raw))
+            chain = self.chains.of(Endpoint.CHAT, prefix.body, {})
             self.table.computed(name, chain)
         return None

@@ -124,7 +124,7 @@ async def test_it_is_taken_back_only_when_what_is_used_most_is_computed(ward: Wa
 async def test_the_router_knows_what_it_has(ward: Ward):
     ward.used(chat())
     await ward.prober.probe("fresh")
-    asked = PromptChains(shared=True).of(Endpoint.CHAT, chat(), {}, 10)
+    asked = PromptChains(shared=True).of(Endpoint.CHAT, chat(), {})
     loads = [Load("fresh", 0), Load("old", 0)]
     best = ward.routing.order(asked, loads)[0]
     assert (best.name, best.blocks_hit) == ("fresh", len(asked))
