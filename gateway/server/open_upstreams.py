@@ -144,7 +144,7 @@ def open_upstreams(
             time.monotonic,
             own_credentials=own_keys,
             chains=chains,
-            warmed=counts.warmed,
+            warmed=lambda name: counts.warmed.labels(name).inc(),
         )
     prober = Prober(
         each,

@@ -57,7 +57,7 @@ VARIABLE = "REFRAIN_INSTANCE"
 
 @cache
 def instance() -> str:
-    """Return the name: what the parent says, or a new one."""
+    """Return the name of this installation: what the parent says, or a new one."""
     return os.environ.get(VARIABLE) or secrets.token_hex(6)
 
 
@@ -137,22 +137,20 @@ class HttpUpstream:
         self._between_tokens = between_tokens_seconds or read_seconds
         self._times_streams = bool(first_token_seconds or between_tokens_seconds)
         self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
-        longest = max(read_seconds, self._first_token, self._between_tokens)
-        self._timeout = ClientTimeout(total=None, connect=connect_seconds, sock_read=longest)
         self._session: ClientSession | None = None
 
     async def open(self) -> None:
         """Make the connection pool; belongs to the running loop."""
+        longest = max(self._read_seconds, self._first_token, self._between_tokens)
         self._session = ClientSession(
             # Shorter than the 5 s after which uvicorn and others close an idle connection: a POST
             # sent into that moment is lost, and may not be sent again.
             connector=OneReplyConnector(limit=0, keepalive_timeout=4.0),
-            timeout=self._timeout,
+            timeout=ClientTimeout(total=None, connect=self._connect_seconds, sock_read=longest),
             max_line_size=_LARGEST_HEADER,
             max_field_size=_LARGEST_HEADER,
             max_headers=_MOST_HEADERS,
-            # Cookies belong to clients, and are kept there.
-            cookie_jar=DummyCookieJar(),
+            cookie_jar=DummyCookieJar(),  # cookies belong to clients, and are kept there
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
@@ -461,10 +459,8 @@ class FailureLog:
         log.warning("upstream %s: %s%s", self._name, what, more)
 
 
-_HEAD_END = b"\r\n\r\n"
-_CHUNKS_END = b"\r\n\r\n"
-_INTERIM = range(100, 200)
-_SWITCHING = 101
+_END = b"\r\n\r\n"
+"""How a head ends, and a chunked body."""
 
 
 class OneReplyConnector(TCPConnector):
@@ -513,7 +509,7 @@ class OneReply(ResponseHandler):
         if self._reply is not None:
             self._excess = True
             return
-        if message.code in _INTERIM and message.code != _SWITCHING:
+        if 100 <= message.code < 200 and message.code != HTTPStatus.SWITCHING_PROTOCOLS:
             self._interim += 1
         else:
             self._reply = data
@@ -529,8 +525,7 @@ class OneReply(ResponseHandler):
                 self._heads += data
             else:
                 self._body_bytes += len(data)
-            end = len(_CHUNKS_END)
-            self._last = data[-end:] if len(data) >= end else (self._last + data)[-end:]
+            self._last = (self._last + data[-len(_END) :])[-len(_END) :]
         super().data_received(data)
         # A head that could not be read closes the connection by itself.
         if self._awaits_reply and self._reply is not None and self._reply[1].is_eof():
@@ -542,7 +537,8 @@ class OneReply(ResponseHandler):
         """Tell whether the connection can be used: open, and where idle, with nothing to read."""
         if not super().is_connected():
             return False
-        if self._awaits_reply or not self._holds_bytes():
+        # The socket may have bytes, or its end, that the loop has not read yet.
+        if self._awaits_reply or self._poll is None or not self._poll.poll(0):
             return True
         self._close_transport()
         return False
@@ -550,18 +546,14 @@ class OneReply(ResponseHandler):
     def _ends_with(self, message: RawResponseMessage, payload: StreamReader) -> bool:
         """Tell whether the bytes read so far end where the reply ends."""
         if message.chunked and payload is not EMPTY_PAYLOAD:
-            return self._last == _CHUNKS_END
+            return self._last == _END
         end = 0
         for _ in range(self._interim + 1):
-            end = self._heads.find(_HEAD_END, end) + len(_HEAD_END)
-            if end < len(_HEAD_END):
+            end = self._heads.find(_END, end) + len(_END)
+            if end < len(_END):
                 return False
         length = 0 if payload is EMPTY_PAYLOAD else int(message.headers.get("Content-Length", 0))
         return end + length == len(self._heads) + self._body_bytes
-
-    def _holds_bytes(self) -> bool:
-        """Tell whether the socket has bytes, or its end, that the loop has not read yet."""
-        return self._poll is not None and bool(self._poll.poll(0))
 
     def _close_transport(self) -> None:
         self.force_close()

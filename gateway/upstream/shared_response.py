@@ -40,16 +40,17 @@ class Flight:
     there for its readers and ends with the last of them.
     """
 
+    complete = False
+    """Whether the upstream has sent all of the answer."""
+    landed_at: float | None = None
+    """Since when a lookup finds the entry, if there is one."""
+    held_bytes = 0
+
     def __init__(self, slot: Hashable | None, *, attended: bool = True) -> None:
         self.slot = slot
         self.attended = attended
         self.reading = 1 if attended else 0
         """How many read the answer, the leader among them."""
-        self.complete = False
-        """Whether the upstream has sent all of the answer."""
-        self.landed_at: float | None = None
-        """Since when a lookup finds the entry, if there is one."""
-        self.held_bytes = 0
 
 
 F = TypeVar("F", bound=Flight)
@@ -64,8 +65,7 @@ class FlightTable(Generic[F]):
     """
 
     def __init__(self, *, linger: float, linger_bytes: int) -> None:
-        self._linger = linger
-        self._linger_bytes = linger_bytes
+        self._linger, self._linger_bytes = linger, linger_bytes
         self._joinable: dict[Hashable, F] = {}
         self._landed: OrderedDict[F, None] = OrderedDict()
         self._landed_bytes = 0
@@ -158,7 +158,7 @@ class AnswerLog:
         self._max_bytes = max_bytes
         self._full: list[bytes] = []
         self._without_usage: list[bytes] = []
-        self._joined: tuple[int, int, bool, bytes] = (0, 0, False, b"")
+        self._joined = ((0, 0, False), b"")
 
     def fits(self, full: bytes, without_usage: bytes) -> bool:
         """Tell whether a piece can be added without dropping any, now or before."""
@@ -183,11 +183,10 @@ class AnswerLog:
         if len(pieces) - start == 1:
             return pieces[start]
         # Followers that wait together ask for the same: it is joined once for all of them.
-        known_from, known_to, known_form, joined_pieces = self._joined
-        if (known_from, known_to, known_form) != (position, self.end, without_usage):
-            joined_pieces = b"".join(pieces[start:])
-            self._joined = (position, self.end, without_usage, joined_pieces)
-        return joined_pieces
+        wanted = (position, self.end, without_usage)
+        if self._joined[0] != wanted:
+            self._joined = (wanted, b"".join(pieces[start:]))
+        return self._joined[1]
 
     def _drop_oldest(self) -> None:
         """Drop half of what may be held, so that the cost per piece stays small."""
@@ -199,7 +198,7 @@ class AnswerLog:
             dropped += 1
         del self._full[:dropped]
         del self._without_usage[:dropped]
-        self._joined = (0, 0, False, b"")
+        self._joined = ((0, 0, False), b"")
 
 
 def _cost(full: bytes, without_usage: bytes) -> int:
@@ -236,9 +235,9 @@ class SharedResponse(Flight):
     task: asyncio.Task[None] | None = None
     """The call, while it runs for its followers."""
     head: Head | None = None
-    over: bool = False
+    over = False
     """Whether nothing more will come."""
-    outgrown: bool = False
+    outgrown = False
     """Whether it is too large to be held: a follower that joins now cannot have it."""
     fault: Exception | None = None
     """Why the response broke off, or never began."""
@@ -246,9 +245,9 @@ class SharedResponse(Flight):
     """The JSON of the error event that ended the upstream's stream."""
     result: bytes | None = None
     """The plain form of a stream that ended well and is understood."""
-    elsewhere: bool = False
+    elsewhere = False
     """Whether another process made the call, and this is the entry it stored."""
-    stored: bool = False
+    stored = False
     declined: Reason | None = None
     served: Served | None = None
     upstream_started: float | None = None
@@ -335,14 +334,9 @@ class SharedResponse(Flight):
         if (payer := self._payer()) is None:
             return
         payer.declined = reason
-        if payer.streamed:
-            # The head of a stream is sent before this is known.
-            log.info(
-                "%s rule=%s: a streamed answer was not stored: %s",
-                payer.endpoint,
-                payer.rule,
-                reason,
-            )
+        if payer.streamed:  # the head of a stream is sent before this is known
+            text = "%s rule=%s: a streamed answer was not stored: %s"
+            log.info(text, payer.endpoint, payer.rule, reason)
 
     def close(self, fault: Exception | None = None) -> None:
         """Note the end; a fault goes out as the last event. A second call changes nothing."""
@@ -378,11 +372,8 @@ class SharedResponse(Flight):
             self.task.cancel()
 
     def raise_fault(self) -> None:
-        """Raise the fault as a new exception: many followers raise it at the same time."""
-        match self.fault:
-            case None:
-                pass
-            case UpstreamError() as error:
-                raise error.again()
-            case other:
-                raise RuntimeError("the upstream call failed") from other
+        """Raise the fault, if any, as a new exception: many followers raise it at once."""
+        if isinstance(self.fault, UpstreamError):
+            raise self.fault.again()
+        if self.fault is not None:
+            raise RuntimeError("the upstream call failed") from self.fault

@@ -35,7 +35,6 @@ from gateway.upstream.pool.retry import (
     failure_of,
     refusal_of,
 )
-from gateway.upstream.pool.routing import Route
 from gateway.upstream.pool.table import Call, Change, PoolTable, StickyIds, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
@@ -52,36 +51,24 @@ class UpstreamMetrics:
     """Prometheus counters of what goes to a pool's upstreams."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
+        self.requests = Counter(
             "refrain_upstream_requests_total",
             "Requests sent to an upstream of a pool, tries that failed among them.",
             ("upstream", "route"),
             registry=registry,
         )
-        self._failures = Counter(
+        self.failures = Counter(
             "refrain_upstream_failures_total",
             "Requests that an upstream of a pool failed, by reason.",
             ("upstream", "reason"),
             registry=registry,
         )
-        self._warmed = Counter(
+        self.warmed = Counter(
             "refrain_upstream_warmed_total",
             "Beginnings of prompts that a fresh upstream has computed before clients came.",
             ("upstream",),
             registry=registry,
         )
-
-    def warmed(self, name: str) -> None:
-        """Count a prompt prefix that a fresh upstream has computed."""
-        self._warmed.labels(name).inc()
-
-    def sent(self, name: str, route: Route) -> None:
-        """Count a request, by why it goes there."""
-        self._requests.labels(name, route.value).inc()
-
-    def failed(self, name: str, reason: Reason) -> None:
-        """Count a failure."""
-        self._failures.labels(name, reason.value).inc()
 
 
 class UpstreamCollector(Collector):
@@ -253,7 +240,7 @@ class UpstreamPool:
     def note_failure(self, call: Call, failure: Failure) -> None:
         """Count a failure."""
         if self.metrics is not None:
-            self.metrics.failed(call.name, failure.reason)
+            self.metrics.failures.labels(call.name, failure.reason.value).inc()
         self.table.failed(call, failure, self.clock())
 
     def release(self, call: Call) -> None:
@@ -308,7 +295,7 @@ class UpstreamPool:
         opened: PoolReply | None = None
         try:
             if self.metrics is not None:
-                self.metrics.sent(call.name, call.route)
+                self.metrics.requests.labels(call.name, call.route.value).inc()
             reply = await context.__aenter__()
             opened = PoolReply(self, call, context, reply)
             personal = self.passes_credentials and bears_credential(outgoing.fields)
