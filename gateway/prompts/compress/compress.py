@@ -9,7 +9,7 @@ an error, and the request is sent as it was.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -66,11 +66,14 @@ class Block:
         return [passage for passage in self.passages if passage.rest and not passage.formed]
 
 
-class Turn(NamedTuple):
-    """What the user asks in a turn, and the parts of its texts and of those that tools returned."""
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A turn of the user: its words, and its texts and those that tools returned, in parts."""
 
     words: str
     texts: list[tuple[Path, list[str | Block]]]
+    question: Question = field(init=False)
+    passages: list[Passage] = field(default_factory=list)  # those that may go for the question
 
     @property
     def blocks(self) -> list[Block]:
@@ -126,14 +129,6 @@ def _ends_cached(turn: Any) -> bool:
     return any(isinstance(each, dict) and "cache_control" in each for each in held)
 
 
-class Context(NamedTuple):
-    """The context of one question, and the passages that may go, whose vectors are needed."""
-
-    question: Question
-    blocks: list[Block]
-    passages: list[Passage]
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A request that is being compressed, and the texts whose vectors it waits for."""
@@ -142,31 +137,30 @@ class Draft:
     raw: bytes
     settings: CompressSettings
     turns: list[Turn]
-    contexts: list[Context]
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Each question that needs vectors, its passages behind it."""
         return tuple(
             readable(text)
-            for context in self.contexts
-            if context.passages
-            for text in (context.question.text, *(each.text for each in context.passages))
+            for turn in self.turns
+            if turn.passages
+            for text in (turn.question.text, *(each.text for each in turn.passages))
         )
 
     def next(self, vectors: Sequence[Vector]) -> PreparedRequest:
         """Take the vectors of ``texts``. Raises NotRewrittenError."""
-        refusals = (each.question.refusal for each in self.contexts if each.blocks)
+        refusals = (turn.question.refusal for turn in self.turns if turn.blocks)
         refused = next(filter(None, refusals), None) if self.settings.keep < 1 else None
         at = 0
-        for question, blocks, passages in self.contexts:
-            if passages:
-                values = vectors[at : at + 1 + len(passages)]
-                if not drop_unrelated(question, passages, values, self.settings):
+        for turn in self.turns:
+            if turn.passages:
+                values = vectors[at : at + 1 + len(turn.passages)]
+                if not drop_unrelated(turn.question, turn.passages, values, self.settings):
                     refused = refused or NotRewritten.NEEDS_ALL
                 at += len(values)
-            _settle(blocks, self.settings.min_gain)
-        blocks = [block for context in self.contexts for block in context.blocks]
+            _settle(turn.blocks, self.settings.min_gain)
+        blocks = [block for turn in self.turns for block in turn.blocks]
         tokens = _tokens(block.source for block in blocks)
         saved = tokens - _tokens(block.text for block in blocks)
         if saved <= 0:
@@ -198,27 +192,27 @@ def begin(
     Neither ``body`` nor anything in it is changed. Raises NotRewrittenError.
     """
     turns = _declared(endpoint, body, settings)
-    declared = [turn.blocks for turn in turns]
-    sizes = [len(block.source) for blocks in declared for block in blocks]
-    if not sizes:
+    blocks = [block for turn in turns for block in turn.blocks]
+    if not blocks:
         return None
-    if len(sizes) > MOST_BLOCKS:
+    if len(blocks) > MOST_BLOCKS:
         raise NotRewrittenError(NotRewritten.TOO_MANY)
-    if sum(sizes) > MOST_CHARACTERS:
+    if sum(len(block.source) for block in blocks) > MOST_CHARACTERS:
         raise NotRewrittenError(NotRewritten.TOO_LARGE)
-    for block in chain(*declared):
+    for block in blocks:
         block.passages = passages_of(block.source, minify=settings.minify)
-    questions = [question_of(turn.words, follows=index > 0) for index, turn in enumerate(turns)]
-    each = list(zip(questions, declared, strict=True))
+    for index, turn in enumerate(turns):
+        turn.question = question_of(turn.words, follows=index > 0)
     if settings.duplicates:
-        able = [blocks for question, blocks in each if not question.counts]
+        able = [turn.blocks for turn in turns if not turn.question.counts]
         # What goes for one question may not go because the context of another one says the same.
         for group in able if settings.keep < 1 else [list(chain(*able))]:
             _drop_duplicates(group)
-    contexts = [Context(*one, _may_go(*one, settings.keep)) for one in each]
-    if sum(len(context.passages) for context in contexts) > MOST_TEXTS:
+    for turn in turns:
+        turn.passages = _may_go(turn, settings.keep)
+    if sum(len(turn.passages) for turn in turns) > MOST_TEXTS:
         raise NotRewrittenError(NotRewritten.TOO_MANY)
-    return Draft(body, raw, settings, turns, contexts)
+    return Draft(body, raw, settings, turns)
 
 
 def _drop_duplicates(blocks: Sequence[Block]) -> None:
@@ -230,12 +224,12 @@ def _drop_duplicates(blocks: Sequence[Block]) -> None:
             passage.keep((), Step.DUPLICATES)
 
 
-def _may_go(question: Question, blocks: Sequence[Block], keep: float) -> list[Passage]:
+def _may_go(turn: Turn, keep: float) -> list[Passage]:
     """Return the passages that may go for a question, none where none has to."""
-    left = sum(len(block.text) - keep * len(block.source) for block in blocks)
-    if keep >= 1 or question.refusal or left <= 0:
+    left = sum(len(block.text) - keep * len(block.source) for block in turn.blocks)
+    if keep >= 1 or turn.question.refusal or left <= 0:
         return []
-    passages = [passage for block in blocks for passage in block.prose]
+    passages = [passage for block in turn.blocks for passage in block.prose]
     prose = prose_among([passage.text for passage in passages])
     found = [passage for passage, may_go in zip(passages, prose, strict=True) if may_go]
     return found if len(found) > 1 else []

@@ -90,12 +90,14 @@ def rewrite(
     tools for ``settings.schema_keys``.
     """
     spec = SPECS[endpoint]
+    rules, on_tools = _text_rules(settings), _tool_rules(settings)
+    if not rules and not on_tools:
+        return RewrittenRequest(body, raw)
     draft = _Draft(endpoint, settings, memory, Places(raw, body), body)
-    if _tool_rules(settings):
+    if on_tools:
         for name in spec.tool_fields:
             if body.get(name):
                 draft.arrange_tools(name, known or {})
-    rules = _text_rules(settings)
     if rules and spec.turns is not None:
         draft.rewrite_texts(rules)
     edits = tuple(sorted(draft.edits))
