@@ -262,6 +262,14 @@ async def test_one_impossible_entry_does_not_spoil_its_group(path):
         assert await present(store, (1, 2, 3)) == [1, 3]
 
 
+async def test_an_entry_that_cannot_be_encoded_fails_alone_in_time(path):
+    async with opened(path) as store:
+        with pytest.raises(StoreError, match="writer failed"):
+            await store.put(numbered(1, model=None))
+        await store.put(numbered(2))
+        assert await present(store, (1, 2)) == [2]
+
+
 async def test_close_finishes_what_was_asked(path):
     store = SqliteStore(path, max_bytes=ROOMY, **PATIENT)
     puts = [asyncio.create_task(store.put(numbered(n))) for n in range(100)]

@@ -110,7 +110,7 @@ class SqliteStore:
         self._reads: SimpleQueue[tuple[Callable[[EntryFile], Any], Reply[Any]] | None]
         self._reads = SimpleQueue()
         open_file = partial(EntryFile, path, busy_seconds=read_seconds, clock=clock)
-        self._readers = [_start("store-reader", self._run, open_file()) for _ in range(_READERS)]
+        self._readers = [_start("store-reader", self._serve, open_file()) for _ in range(_READERS)]
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         entry = await self._read(partial(self._get, key))
@@ -189,7 +189,7 @@ class SqliteStore:
 
     # On the readers' threads, each with its own connection; they never wait for the writer.
 
-    def _run(self, file: EntryFile) -> None:
+    def _serve(self, file: EntryFile) -> None:
         while (item := self._reads.get()) is not None:
             read, reply = item
             if reply.done():
@@ -226,7 +226,7 @@ class SqliteStore:
 class _Write:
     work: Entry | bytes
     """An entry to store, or a key to forget."""
-    bytes: int
+    size: int
     reply: Reply[None] | None
 
 
@@ -305,10 +305,10 @@ class Writer:
         try:
             item = self._writes.get(timeout=max(0.0, seconds))
             while item is not None:
-                self._bytes_taken += item.bytes
+                self._bytes_taken += item.size
                 if item.reply is None or not item.reply.done():
                     writes.append(item)
-                    size += item.bytes
+                    size += item.size
                 if len(writes) >= GROUP_CHANGES or size >= GROUP_BYTES:
                     return writes, False
                 item = self._writes.get_nowait()
@@ -319,12 +319,12 @@ class Writer:
     def _commit(self, writes: list[_Write]) -> None:
         outcomes: list[StoreError | None] = [None] * len(writes)
         changes: list[Change] = []
-        for at, write in enumerate(writes):
-            try:
-                changes.append(self._change(write.work))
-            except StoreError as error:
-                outcomes[at] = error
         try:
+            for at, write in enumerate(writes):
+                try:
+                    changes.append(self._change(write.work))
+                except StoreError as error:
+                    outcomes[at] = error
             self._transact(changes)
         except StoreError as error:
             # One each: an exception raised in several tasks would gather all their tracebacks.
