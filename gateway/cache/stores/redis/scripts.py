@@ -50,6 +50,11 @@ class Shard:
     prefix: bytes
     index: tuple[bytes, ...]
 
+    @property
+    def head(self) -> tuple[bytes, bytes, int]:
+        """The first arguments of each script that changes entries."""
+        return self.prefix, CHANNEL, self.number
+
     def name(self, key: bytes) -> bytes:
         """Return the name of the entry's bytes in Redis."""
         return self.prefix + key

@@ -35,7 +35,6 @@ from gateway.cache.stores.redis.invalidation import RedisInvalidations
 from gateway.cache.stores.redis.link import Batches, Call, RedisLink
 from gateway.cache.stores.redis.scripts import (
     ADOPT,
-    CHANNEL,
     DELETE,
     ENSURE_KEY,
     PUT,
@@ -145,9 +144,9 @@ class RedisStore:
             raise EntryTooLargeError(
                 f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
             )
-        arguments = (value, self._milliseconds(entry.kept_until), self._room, MAX_ROOM)
         shard = self._shards.of(entry.key)
-        await self._finish(PUT, shard, entry.key, *arguments)
+        milliseconds = _milliseconds(entry.kept_until - self._clock(), KEPT_AT_LEAST)
+        await self._finish(PUT, shard, entry.key, value, milliseconds, self._room, MAX_ROOM)
 
     async def delete(self, key: bytes) -> None:
         """Forget the entry; a cancelled caller does not end it."""
@@ -218,18 +217,10 @@ class RedisStore:
 
     # Changes: each is announced under the name of its origin.
 
-    def _milliseconds(self, until: float) -> int | bytes:
-        """Return how long Redis keeps the entry; b'' is without end."""
-        if until == math.inf:
-            return b""
-        seconds = until - self._clock()
-        return int(min(max(seconds, KEPT_AT_LEAST), KEPT_AT_MOST) * 1000)
-
     async def _change(
         self, script: Script, shard: Shard, origin: bytes, key: bytes, *arguments: Any
     ) -> None:
-        head = (shard.prefix, CHANNEL, shard.number, origin, key)
-        call = Call(script, (*head, *arguments), (key,))
+        call = Call(script, (*shard.head, origin, key, *arguments), (key,))
         self._note(shard, await self._changes[shard.number].call(call))
 
     def _note(self, shard: Shard, answer: list[Any]) -> list[Any]:
@@ -274,9 +265,8 @@ class RedisStore:
                 await self._tend(shard, keys[start : start + USES_AT_ONCE])
 
     async def _tend(self, shard: Shard, keys: Sequence[bytes]) -> None:
-        head = (shard.prefix, CHANNEL, shard.number)
         place = self._places[shard.number]
-        answer = await self.link.run(TEND, shard, *head, self._room, place, *keys)
+        answer = await self.link.run(TEND, shard, *shard.head, self._room, place, *keys)
         self._places[shard.number], whole, epoch = self._note(shard, answer)
         # With the epoch, Redis may have lost all else that belongs to the index.
         known, self._epochs[shard.number] = self._epochs[shard.number], epoch
@@ -284,8 +274,7 @@ class RedisStore:
             await self._repair(shard)
 
     async def _repair(self, shard: Shard) -> None:
-        head = (shard.prefix, CHANNEL, shard.number)
-        if not await self.link.run(REPAIR, shard, *head):
+        if not await self.link.run(REPAIR, shard, *shard.head):
             return
         _log.info("store: Redis has lost the index of entries; it is made anew")
         cursor = 0
@@ -294,8 +283,8 @@ class RedisStore:
             cursor, names = await self.link.command(shard.slot, "SCAN", *found)
             keys = [name.removeprefix(shard.prefix) for name in names]
             last = int(cursor) == 0
-            answer = await self.link.run(ADOPT, shard, *head, "last" if last else "", *keys)
-            self._note(shard, answer)
+            arguments = (*shard.head, "last" if last else "", *keys)
+            self._note(shard, await self.link.run(ADOPT, shard, *arguments))
             if last:
                 return
 
@@ -310,6 +299,11 @@ class RedisStore:
                 if not warned:
                     _log.info("store: upkeep in Redis waits: %s", error)
                 warned = True
+
+
+def _milliseconds(seconds: float, least: float) -> int | bytes:
+    """Return how long Redis keeps a value; b'' is without end."""
+    return b"" if seconds == math.inf else int(min(max(seconds, least), KEPT_AT_MOST) * 1000)
 
 
 def _size(call: Call) -> int:
@@ -344,8 +338,7 @@ class RedisScopeKeys:
         return found
 
     async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
-        kept = min(max(until - self._clock(), 1.0), KEPT_AT_MOST)
-        milliseconds: int | bytes = b"" if until == math.inf else int(kept * 1000)
+        milliseconds = _milliseconds(until - self._clock(), 1.0)
         arguments = (master, proposed, milliseconds)
         there: bytes = await self._link.run(ENSURE_KEY, scope_shard(tag), *arguments)
         return there
