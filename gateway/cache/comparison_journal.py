@@ -45,10 +45,10 @@ class ComparisonJournal:
         """
         if not self.read():
             return True  # nothing is served by meaning
-        basis = self.ledger.off_basis(decision.rule)
-        if basis is None:
+        rule = self.ledger.rules.get(decision.rule)
+        if rule is None or not rule.off:
             return False
-        return basis == basis_of(decision, threshold(decision.max_wrong_hits))
+        return rule.basis == basis_of(decision, threshold(decision.max_wrong_hits))
 
     def alias(self, plan: Plan, entry: Entry, now: float) -> bool:
         """Tell whether the entry's answer is known to answer the plan's question."""

@@ -168,6 +168,7 @@ class RuleComparisons:
     near: deque[Outcome] = field(default_factory=lambda: deque(maxlen=WINDOW))
     latest: float = 0.0
     off: bool = False
+    """Whether the rule has no semantic hits, for this basis."""
 
     def over_budget(self) -> bool:
         """Tell whether the share of wrong hits is over the budget beyond doubt."""
@@ -176,12 +177,15 @@ class RuleComparisons:
         within = at_most(wrong - 1, len(self.hits), self.budget)
         return wrong > 0 and 1 - within < 1 - GATE_CONFIDENCE
 
+    def off_line(self, rule: str) -> dict[str, Any]:
+        """Return the journal's line that switches the rule off."""
+        return {"kind": "off", "rule": rule, "basis": self.basis, "budget": self.budget}
+
     def report(self) -> dict[str, Any]:
         """Return the figures; the interval allows for unsure ones of either kind."""
         counts, near = Counter(self.hits), Counter(self.near)
         wrong, unsure, of = counts[Outcome.DIFFERENT], counts[Outcome.UNSURE], len(self.hits)
         told = of - unsure
-        met = upper_bound(wrong + unsure, of, 0.95)
         return {
             "comparisons": of,
             **{outcome.value: counts[outcome] for outcome in Outcome},
@@ -191,50 +195,58 @@ class RuleComparisons:
                 upper_bound(wrong + unsure, of, _EACH_SIDE),
             ],
             "budget": self.budget,
-            "budget_met": met if of else None,
+            "budget_met": upper_bound(wrong + unsure, of, 0.95) if of else None,
             "near_misses": {outcome.value: near[outcome] for outcome in Outcome},
             "off": self.off,
             "latest": self.latest,
-            "next": _advice(self, wrong=wrong, unsure=unsure, of=of, met=met),
+            "next": self._advice(wrong, unsure, of),
         }
+
+    def _advice(self, wrong: int, unsure: int, of: int) -> str:
+        if self.off:
+            return "semantic hits are off: look at the wrong ones, then reset"
+        if of < _WORTH_TELLING:
+            return "too few comparisons to say: let it run"
+        if upper_bound(wrong + unsure, of, 0.95) <= self.budget:
+            return "the budget is kept"
+        if upper_bound(wrong, of, 0.95) <= self.budget:
+            return f"{unsure} comparisons are unsure: look at them, and label pairs by hand"
+        if lower_bound(wrong, of, 0.95) > self.budget:
+            return "over the budget: calibrate on this traffic, or switch semantic off"
+        return "not told yet: more comparisons are needed"
 
 
 class ComparisonLedger:
     """Built from the journal's lines, in their order."""
 
     def __init__(self) -> None:
-        self._rules: FIFOCache[str, RuleComparisons] = FIFOCache(MAX_RULES)
+        self.rules: FIFOCache[str, RuleComparisons] = FIFOCache(MAX_RULES)
         self._aliases: FIFOCache[tuple[str, str], tuple[str, float]] = FIFOCache(MAX_ALIASES)
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Take the next line; an unknown one is passed over."""
         match line:
             case {"kind": "reset", "rule": str(rule)}:
-                self._rules.pop(rule, None)
+                self.rules.pop(rule, None)
             case {"kind": "reset"}:
-                self._rules.clear()
+                self.rules.clear()
             case {"kind": "off", "rule": str(rule), "budget": int() | float() as budget}:
-                self._checks(rule, str(line.get("basis")), budget).off = True
+                self._rule(rule, str(line.get("basis")), budget).off = True
             case _:
                 with suppress(ValidationError):
                     self._add(_COMPARISON.validate_python(line))
 
-    def off_basis(self, rule: str) -> str | None:
-        """Return the basis for which a rule has no semantic hits, None where it has them."""
-        checks = self._rules.get(rule)
-        return checks.basis if checks is not None and checks.off else None
-
     def to_switch_off(self, rule: str) -> dict[str, Any] | None:
         """Return the line that switches a rule off, if it is to be and is not."""
-        checks = self._rules.get(rule)
+        checks = self.rules.get(rule)
         if checks is None or checks.off or not checks.over_budget():
             return None
         wrong, of = checks.hits.count(Outcome.DIFFERENT), len(checks.hits)
-        return _off_line(rule, checks) | {"wrong": wrong, "comparisons": of}
+        return checks.off_line(rule) | {"wrong": wrong, "comparisons": of}
 
     def carried_over(self) -> list[dict[str, Any]]:
         """Return the lines with which a new journal begins, so that rules stay off."""
-        return [_off_line(rule, checks) for rule, checks in self._rules.items() if checks.off]
+        return [checks.off_line(rule) for rule, checks in self.rules.items() if checks.off]
 
     def alias(
         self, asked: str, entry: str, until: float, *, now: float, barred: Callable[[bytes], bool]
@@ -255,11 +267,11 @@ class ComparisonLedger:
 
     def report(self) -> dict[str, dict[str, Any]]:
         """Return the figures by rule."""
-        return {rule: checks.report() for rule, checks in sorted(self._rules.items())}
+        return {rule: checks.report() for rule, checks in sorted(self.rules.items())}
 
     def rules_off(self) -> dict[str, bool]:
         """Return whether it is off, by rule that was ever compared."""
-        return {rule: checks.off for rule, checks in self._rules.items()}
+        return {rule: checks.off for rule, checks in self.rules.items()}
 
     @property
     def aliases(self) -> int:
@@ -267,7 +279,7 @@ class ComparisonLedger:
         return len(self._aliases)
 
     def _add(self, comparison: Comparison) -> None:
-        checks = self._checks(comparison.rule, comparison.basis, comparison.budget)
+        checks = self._rule(comparison.rule, comparison.basis, comparison.budget)
         near = comparison.kind is Kind.NEAR_MISS
         (checks.near if near else checks.hits).append(comparison.outcome)
         checks.latest = comparison.time
@@ -277,27 +289,9 @@ class ComparisonLedger:
         elif comparison.promoted:
             self._aliases[pair] = comparison.key, comparison.until
 
-    def _checks(self, rule: str, basis: str, budget: float) -> RuleComparisons:
-        checks = self._rules.get(rule)
+    def _rule(self, rule: str, basis: str, budget: float) -> RuleComparisons:
+        checks = self.rules.get(rule)
         if checks is None or checks.basis != basis:
             checks = RuleComparisons(basis, budget)
-        self._rules[rule] = checks
+        self.rules[rule] = checks
         return checks
-
-
-def _off_line(rule: str, checks: RuleComparisons) -> dict[str, Any]:
-    return {"kind": "off", "rule": rule, "basis": checks.basis, "budget": checks.budget}
-
-
-def _advice(checks: RuleComparisons, *, wrong: int, unsure: int, of: int, met: float) -> str:
-    if checks.off:
-        return "semantic hits are off: look at the wrong ones, then reset"
-    if of < _WORTH_TELLING:
-        return "too few comparisons to say: let it run"
-    if met <= checks.budget:
-        return "the budget is kept"
-    if upper_bound(wrong, of, 0.95) <= checks.budget:
-        return f"{unsure} comparisons are unsure: look at them, and label pairs by hand"
-    if lower_bound(wrong, of, 0.95) > checks.budget:
-        return "over the budget: calibrate on this traffic, or switch semantic off"
-    return "not told yet: more comparisons are needed"
