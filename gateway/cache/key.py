@@ -68,17 +68,11 @@ def _fold_texts(kept: dict[str, Any], field: str, kind: str | None) -> dict[str,
 
 
 def _fold_message(message: Any, kind: str | None) -> Any:
-    if type(message) is not dict or type(message.get("content")) is not list:
-        return message
-    return {**message, "content": _fold_content(message["content"], kind)}
-
-
-def _fold_content(content: list[Any], kind: str | None) -> Any:
-    match content:
-        case [{"type": str(given), "text": str(text), **rest}] if given == kind and not rest:
-            return text
-        case _:
-            return content
+    match message:
+        case {"content": [{"type": str(given), "text": str(text), **rest}]}:
+            if given == kind and not rest:
+                return {**message, "content": text}
+    return message
 
 
 _MAX_TENANTS = 1024
@@ -118,12 +112,10 @@ def identify(headers: Mapping[str, str], holder: str | None = None) -> Tenant:
         headers.get("openai-organization") or None,
         headers.get("openai-project") or None,
     )
-    return tenant if holder is None else replace(tenant, credential=_holder(holder))
-
-
-def _holder(name: str) -> bytes:
+    if holder is None:
+        return tenant
     # Two fields, while the credential headers make three: never equal.
-    return _join(b"holder", name.encode())
+    return replace(tenant, credential=_join(b"holder", holder.encode()))
 
 
 @lru_cache(maxsize=_MAX_TENANTS)
@@ -151,26 +143,20 @@ def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...])
     ``user`` holds each name that the request has for its end user. Only the user scope reads it,
     and the caller bypasses the cache if it is empty.
     """
+    owner = _owner(scope.value.encode(), ANONYMOUS if scope is Scope.PUBLIC else tenant)
     if scope is Scope.USER:
-        names = _join(*(name.encode() for name in user))
-        return hmac.digest(secret, _owner(scope, tenant) + names, "sha256")
-    return hmac.digest(secret, _owner(scope, tenant), "sha256")
-
-
-def cache_salt(secret: bytes, tenant: Tenant) -> str:
-    """Return the salt that keeps the tenant's blocks apart in the upstream's prefix cache."""
-    mine = _join(
-        b"cache-salt",
-        tenant.credential or b"",
-        (tenant.organization or "").encode(errors="surrogateescape"),
-        (tenant.project or "").encode(errors="surrogateescape"),
-    )
-    return hmac.digest(secret, mine, "sha256").hex()
+        owner += _join(*(name.encode() for name in user))
+    return hmac.digest(secret, owner, "sha256")
 
 
 def document_owner(secret: bytes, tenant: Tenant) -> bytes:
     """Return the key of the digests of the tenant's documents."""
-    return bytes.fromhex(cache_salt(secret, tenant))
+    return hmac.digest(secret, _owner(b"cache-salt", tenant), "sha256")
+
+
+def cache_salt(secret: bytes, tenant: Tenant) -> str:
+    """Return the salt that keeps the tenant's blocks apart in the upstream's prefix cache."""
+    return document_owner(secret, tenant).hex()
 
 
 def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scope, bytes]:
@@ -182,14 +168,13 @@ def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scop
     }
 
 
-def _owner(scope: Scope, tenant: Tenant) -> bytes:
-    """Return the owner of the scope: always four fields, so that more may follow."""
-    known = ANONYMOUS if scope is Scope.PUBLIC else tenant
+def _owner(use: bytes, tenant: Tenant) -> bytes:
+    """Return a tenant for one use: always four fields, so that more may follow."""
     return _join(
-        scope.value.encode(),
-        known.credential or b"",
-        (known.organization or "").encode(errors="surrogateescape"),
-        (known.project or "").encode(errors="surrogateescape"),
+        use,
+        tenant.credential or b"",
+        (tenant.organization or "").encode(errors="surrogateescape"),
+        (tenant.project or "").encode(errors="surrogateescape"),
     )
 
 
@@ -313,15 +298,13 @@ def _named_fields(endpoint: Endpoint, kept: dict[str, Any]) -> Iterator[tuple[st
 
 def _items(name: str, items: list[Any]) -> Iterator[tuple[str, Any]]:
     """Name messages by their index from either end, so that equal beginnings and ends match."""
-    count = len(items)
-    last = MAX_ITEMS - FIRST_ITEMS - 1
-    if count <= MAX_ITEMS:
-        for index, item in enumerate(items):
-            yield f"{name}[{index}]", item
-        return
-    for index in range(FIRST_ITEMS):
+    first, last = len(items), 0
+    if first > MAX_ITEMS:
+        first, last = FIRST_ITEMS, MAX_ITEMS - FIRST_ITEMS - 1
+    for index in range(first):
         yield f"{name}[{index}]", items[index]
-    yield f"{name}[{FIRST_ITEMS}:-{last}]", items[FIRST_ITEMS:-last]
+    if last:
+        yield f"{name}[{first}:-{last}]", items[first:-last]
     for index in range(-last, 0):
         yield f"{name}[{index}]", items[index]
 
@@ -361,10 +344,7 @@ def differences(asked: Digests, stored: Digests) -> tuple[Difference, ...]:
 
 def nearest(asked: Digests, entries: Sequence[Digests]) -> int | None:
     """Return the index of the list with the fewest differences; the last of several."""
-    best: tuple[int, int] | None = None
-    for index, stored in enumerate(entries):
-        if stored:
-            count = len(differences(asked, stored))
-            if best is None or count <= best[0]:
-                best = (count, index)
-    return None if best is None else best[1]
+    ranks = [
+        (len(differences(asked, stored)), -index) for index, stored in enumerate(entries) if stored
+    ]
+    return -min(ranks)[1] if ranks else None

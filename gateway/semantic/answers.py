@@ -247,7 +247,8 @@ def _to_embed(one: PlainText, other: PlainText) -> NeedsVectors:
             contradiction = "numbers"
     elif short and (_negations(words) % 2) != (_negations(others) % 2):
         objection = "negation"
-        if _overlap(words, others) >= _SAME_WORDS:
+        one_set, other_set = set(words), set(others)
+        if len(one_set & other_set) / len(one_set | other_set) >= _SAME_WORDS:
             contradiction = "negation"
     elif short and (others_named := names_differ(one.text, other.text)) is not None:
         objection = "names"
@@ -269,11 +270,6 @@ _SAME_WORDS = 0.6
 def _marked(plain: str) -> set[str]:
     """Return the words with marks that are not markdown: names in code, operators."""
     return {word.strip(".,;:!?()\"'") for word in plain.split() if not _MARKS.isdisjoint(word)}
-
-
-def _overlap(words: Sequence[str], others: Sequence[str]) -> float:
-    one, other = set(words), set(others)
-    return len(one & other) / len(one | other)
 
 
 def _pieces(text: str) -> tuple[list[str], bool]:
