@@ -12,9 +12,11 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http import SERVER_SOFTWARE
 
+from gateway.cache.append_files import Journal
 from gateway.cache.pii_scan import Scans
 from gateway.cache.writer import CacheWriter
-from gateway.server.admin.api import open_admin
+from gateway.server.admin.api import Admin
+from gateway.server.admin.operations import Operations
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.auth import Access
 from gateway.server.hot_path import HotPath
@@ -31,7 +33,7 @@ from gateway.server.open_upstreams import in_background, open_upstreams
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Compressor, Outbox, salted_endpoints
-from gateway.server.secrets import load_or_create_secret, shared_secret
+from gateway.server.secrets import load_or_create_secret, secret_setting, shared_secret
 from gateway.settings import Settings
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.pool.probes import UPSTREAMS
@@ -113,15 +115,20 @@ def create_app(
         overloaded=upstreams.overloaded,
         local=None if semantic.service is None else local_model(semantic.service, make_coalescer),
     )
-    admin = open_admin(
-        settings.data_dir,
-        pipeline,
-        semantic=SemanticOperations(semantic.journal, time.time, semantic.budgets),
-        prefix_hits=metrics.prefixes.shares.report,
+    operations = Operations(
+        pipeline=pipeline,
         quarantine=semantic.quarantine,
+        cases=Journal(settings.data_dir / "wrong-hits.jsonl"),
         forget_keys=entries.forget_keys,
         make_coalescer=make_coalescer,
         holder_of=access.holder,
+    )
+    admin = Admin(
+        operations,
+        SemanticOperations(semantic.journal, time.time, semantic.budgets),
+        metrics.prefixes.shares.report,
+        audit_log=settings.data_dir / "admin-audit.jsonl",
+        token=secret_setting(os.environ, "ADMIN_TOKEN"),
     )
 
     def details() -> dict[str, Any]:

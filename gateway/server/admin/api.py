@@ -12,10 +12,8 @@ prompt or an answer.
 
 import hmac
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,7 @@ from aiohttp import web
 
 from gateway.cache.append_files import Journal
 from gateway.cache.ports import (
-    ForgetKeys,
     PositionError,
-    Quarantine,
     StoreError,
     UnfinishedError,
 )
@@ -45,10 +41,6 @@ from gateway.server.admin.operations import (
 from gateway.server.admin.recorded_request import InvalidFieldError, read_request
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.http.http_server import read_body
-from gateway.server.pipeline import Pipeline
-from gateway.server.secrets import secret_setting
-from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.request import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -65,29 +57,35 @@ _AUDITED = ("key", "scope", "model", "tag", "rule", "all", "entry", "dry_run", "
 """Fields that the audit log may hold: names and hashes, no text of a prompt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Admin:
     """HTTP handlers of the operator's API; ``add_routes`` is their table."""
 
-    operations: Operations
-    semantic: SemanticOperations
-    prefix_hits: Page
-    explainer: Explainer
-    audit_log: Journal
-    token: str | None = field(repr=False)
+    def __init__(
+        self,
+        operations: Operations,
+        semantic: SemanticOperations,
+        prefix_hits: Page,
+        *,
+        audit_log: Path,
+        token: str | None,
+    ) -> None:
+        """``token`` is the operator's, None where only this machine may ask."""
+        self._operations = operations
+        self._explainer = Explainer(operations.pipeline, operations.holder_of)
+        self._semantic = semantic
+        self._prefix_hits = prefix_hits
+        self._audit_log = Journal(audit_log)
+        self._token = token
 
     def add_routes(self, app: web.Application) -> None:
         """Register every page and every action of the API."""
-        pages: dict[str, Page] = {"semantic": self.semantic.report, "prefix-hits": self.prefix_hits}
-        actions: dict[str, Action] = {
-            "purge": self.operations.purge,
-            "wrong": self.operations.wrong,
-            "audit": self.operations.audit,
-            "forget": self.operations.forget,
-            "scope": self.operations.scope,
-            "load": self.operations.load,
-            "explain": self._explain,
-            "semantic/reset": self.semantic.reset,
+        do = self._operations
+        named = (do.purge, do.wrong, do.audit, do.forget, do.scope, do.load)
+        actions: dict[str, Action] = {action.__name__: action for action in named}
+        actions |= {"explain": self._explain, "semantic/reset": self._semantic.reset}
+        pages: dict[str, Page] = {
+            "semantic": self._semantic.report,
+            "prefix-hits": self._prefix_hits,
         }
         for name, page in pages.items():
             app.router.add_get(f"/admin/{name}", self._guarded(_shown(page)))
@@ -102,7 +100,7 @@ class Admin:
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handler(request: web.Request) -> web.Response:
             headers = fold_fields(request.headers.items())
-            refusal = admin_refusal(self.token, headers, _peer(request))
+            refusal = admin_refusal(self._token, headers, _peer(request))
             if refusal is not None:
                 status, message = refusal
                 return _error(status, message, "permission_error", None)
@@ -132,13 +130,13 @@ class Admin:
             fields = await _read_fields(request)
             audited = {key: value for key, value in fields.items() if key in _AUDITED}
             line = {"action": name, "peer": _peer(request), "asked": audited}
-            await self.audit_log.append({"time": time.time(), **line})
+            await self._audit_log.append({"time": time.time(), **line})
             result = await action(fields)
             figures = {
                 key: value for key, value in result.items() if not isinstance(value, str | list)
             }
             try:
-                await self.audit_log.append({"time": time.time(), **line, "result": figures})
+                await self._audit_log.append({"time": time.time(), **line, "result": figures})
             except OSError as error:
                 message = "The action was done, but its figures are not in the audit log."
                 raise UnfinishedError(message) from error
@@ -161,21 +159,21 @@ class Admin:
             raise InvalidFieldError("after", "what a list told under after") from None
         selection = parse_selection(query or {"all": True})
         most = min(int(limit), MAX_LIMIT)
-        entries, more = await self.operations.entries(selection, cursor, most)
-        listed = [self.operations.summary(entry) for entry in entries]
+        entries, more = await self._operations.entries(selection, cursor, most)
+        listed = [self._operations.summary(entry) for entry in entries]
         return _reply(200, {"entries": listed, "after": None if more is None else more.hex()})
 
     async def _show(self, request: web.Request) -> web.Response:
         key = read_hash("key", request.match_info["key"])
-        entries, _ = await self.operations.entries(Selection(key=key), None, 1)
+        entries, _ = await self._operations.entries(Selection(key=key), None, 1)
         if not entries:
             return _error(404, "There is no entry under this key.", "invalid_request_error", "key")
         [entry] = entries
-        shown = self.operations.summary(entry)
+        shown = self._operations.summary(entry)
         if request.query.get("answer") == "1":
             # Reading what somebody was answered is an action, too.
             line = {"time": time.time(), "action": "show", "asked": {"key": key.hex()}}
-            await self.audit_log.append({**line, "peer": _peer(request)})
+            await self._audit_log.append({**line, "peer": _peer(request)})
             shown |= {"question": entry.question, "answer": orjson.Fragment(entry.result)}
         return _reply(200, shown)
 
@@ -184,7 +182,7 @@ class Admin:
             recorded = read_request(fields, strict=True)
         except InvalidFieldError as error:
             raise InvalidFieldError(error.field or "body", error.expected) from None
-        return await self.explainer.explain(recorded)
+        return await self._explainer.explain(recorded)
 
 
 def _shown(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -269,33 +267,3 @@ def _is_loopback(peer: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-def open_admin(
-    data_dir: Path,
-    pipeline: Pipeline,
-    *,
-    semantic: SemanticOperations,
-    prefix_hits: Page,
-    quarantine: Quarantine,
-    forget_keys: ForgetKeys | None,
-    make_coalescer: Callable[[Upstream], Coalescer],
-    holder_of: Callable[[Mapping[str, str]], str | None],
-) -> Admin:
-    """Return the operator's API of a pipeline. Raises SecretSettingError."""
-    operations = Operations(
-        pipeline=pipeline,
-        quarantine=quarantine,
-        cases=Journal(data_dir / "wrong-hits.jsonl"),
-        forget_keys=forget_keys,
-        make_coalescer=make_coalescer,
-        holder_of=holder_of,
-    )
-    return Admin(
-        operations=operations,
-        semantic=semantic,
-        prefix_hits=prefix_hits,
-        explainer=Explainer(pipeline, holder_of),
-        audit_log=Journal(data_dir / "admin-audit.jsonl"),
-        token=secret_setting(os.environ, "ADMIN_TOKEN"),
-    )
