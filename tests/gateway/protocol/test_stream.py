@@ -252,3 +252,57 @@ def test_a_comment_is_no_chunk():
     )
     passed(answer, said("a", "stop"), DONE)
     assert isinstance(answer.result(), dict)
+
+
+def test_an_event_of_the_type_error_is_an_error():
+    answer = follow()
+    chunk = {"type": "error", "message": "overloaded"}
+    assert passed(answer, said("a"), chunk) == [event(said("a")).raw, event(chunk).raw]
+    assert answer.error == orjson.dumps(chunk)
+    assert answer.result() is Reason.UNCLEAN
+
+
+@pytest.mark.parametrize("late", [b"not json", orjson.dumps({"error": "late"})])
+def test_what_follows_the_end_is_no_part_of_the_answer(late):
+    answer = follow()
+    passed(answer, said("a", "stop"), DONE, late)
+    assert answer.error is None
+    assert answer.result()["choices"][0]["message"]["content"] == "a"
+
+
+def test_the_end_of_an_answer_goes_on_once_it_is_stored():
+    answer = follow()
+    start, end = encode(orjson.dumps(said("a", "stop"))), encode(DONE)
+    assert answer.feed(start) == ((start, start), None)
+    assert answer.feed(b": ping\n\n" + end + b": ping\n\n") == (
+        (b": ping\n\n",) * 2,
+        (end + b": ping\n\n",) * 2,
+    )
+
+
+def test_both_forms_of_several_events_are_joined():
+    answer = follow()
+    usage = encode(orjson.dumps(usage_chunk()))
+    start = encode(orjson.dumps(said("a", "stop")))
+    assert answer.feed(start + usage) == ((start + usage, start), None)
+
+
+@pytest.mark.parametrize("rest", [b"data: {", encode(orjson.dumps(said("a")))[:-2]])
+def test_an_event_that_was_cut_off_is_ended_for_the_error_that_follows(rest):
+    answer = follow()
+    answer.feed(rest)
+    assert answer.end() == ((rest + b"\n\n",) * 2, None)
+
+
+def test_a_last_event_without_its_blank_line_counts():
+    answer = follow()
+    answer.feed(encode(orjson.dumps(said("a", "stop"))) + b"data: [DONE]")
+    assert answer.end() == ((b"", b""), (b"data: [DONE]",) * 2)
+    assert answer.done
+
+
+def test_no_byte_but_null_usage_is_changed_where_it_comes_last():
+    raw = b'data: {"choices": [ {"index":0, "delta":{}, "x": 1.50} ],"usage":null}\n\n'
+    [(full, bare)] = [follow().pass_on(one) for one in Decoder().feed(raw)]
+    assert full == raw
+    assert bare == raw.replace(b',"usage":null', b"")
