@@ -63,8 +63,6 @@ SECONDS = 1.0
 """Rewriting that takes longer is given up: the client is waiting for it."""
 MOST_SAID = 256 * 2**10
 """Bytes of an answer to a request of ours."""
-
-
 COMPRESS_INLINE_BYTES = 4096
 """Longer bodies are compressed in a thread; these take a millisecond or two."""
 SUMMARY_SECONDS = 120.0
@@ -91,8 +89,7 @@ class Compressor:
         settings = decision.compress
         if settings.documents is None:
             settings = replace(settings, documents=decision.prefix.documents)
-        declares = settings.enabled and (settings.markers or settings.tool_results)
-        if not declares or SPECS[endpoint].turns is None:
+        if not (settings.markers or settings.tool_results) or SPECS[endpoint].turns is None:
             return request
         inline = len(request.raw) <= COMPRESS_INLINE_BYTES
         try:
