@@ -93,15 +93,12 @@ class Store(Protocol):
 
         With ``touch`` it counts as a use of the entry, which keeps it from eviction.
         """
-        ...
 
     async def put(self, entry: Entry) -> None:
         """Store or replace; once this returns, ``get`` of any worker finds it."""
-        ...
 
     async def delete(self, key: bytes) -> None:
         """Forget the entry; no error when it is not there."""
-        ...
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         """Return up to ``limit`` entries from ``after`` on; None begins.
@@ -111,15 +108,12 @@ class Store(Protocol):
         than ``limit``, even none, and not be the last. ``after`` means something to this store
         only. Raises PositionError where it means nothing.
         """
-        ...
 
     def stats(self) -> StoreStats:
         """Return the latest known figures without I/O."""
-        ...
 
     async def close(self) -> None:
         """Finish pending writes and release files."""
-        ...
 
 
 class ScopeKeys(Protocol):
@@ -130,22 +124,18 @@ class ScopeKeys(Protocol):
 
     async def find(self, tag: bytes, master: bytes) -> bytes | None:
         """Return the wrapped data key, or None."""
-        ...
 
     async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
         """Return the wrapped data key that holds from now on: the one there, else ``proposed``.
 
         Whoever asks at the same moment is told the same. It is kept until ``until`` at least.
         """
-        ...
 
     async def forget(self, tag: bytes) -> None:
         """Destroy all data keys of the scope; no error where there are none."""
-        ...
 
     async def close(self) -> None:
         """Release files and connections."""
-        ...
 
 
 class Claims(Protocol):
@@ -156,11 +146,9 @@ class Claims(Protocol):
 
         A claim lapses soon after its holder's end.
         """
-        ...
 
     def release(self, slot: bytes) -> None:
         """Give the claim back, soon."""
-        ...
 
 
 class Quarantine(Protocol):
@@ -168,11 +156,9 @@ class Quarantine(Protocol):
 
     def holds(self, key: bytes) -> bool:
         """Tell whether the key is among them; a look at memory and at a file's date."""
-        ...
 
     async def add(self, key: bytes) -> None:
         """Add a key for good. Raises OSError."""
-        ...
 
 
 class Scanner(Protocol):
@@ -180,7 +166,6 @@ class Scanner(Protocol):
 
     def scan(self, text: str) -> str | None:
         """Return the first kind found, or None."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +185,6 @@ class MemoryTier(Protocol):
 
     def find(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """Return the entry, or None where it is not in memory. No I/O."""
-        ...
 
 
 class PolicySource(Protocol):
@@ -209,7 +193,6 @@ class PolicySource(Protocol):
     @property
     def active(self) -> ActivePolicy:
         """The policy in force."""
-        ...
 
 
 ForgetKeys = Callable[[bytes], Awaitable[None]]

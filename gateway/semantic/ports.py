@@ -20,15 +20,12 @@ class SemanticIndex(Protocol):
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Match]:
         """Return up to ``k``, nearest first. Raises SemanticUnavailableError."""
-        ...
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
         """Make the entry findable by ``text``. Raises SemanticUnavailableError."""
-        ...
 
     async def remove(self, keys: Sequence[bytes]) -> None:
         """Forget the vectors of these entries. Raises SemanticUnavailableError."""
-        ...
 
 
 class LocalEncoder(Protocol):
@@ -37,19 +34,16 @@ class LocalEncoder(Protocol):
     @property
     def name(self) -> str:
         """The model's name; empty until the encoder is loaded."""
-        ...
 
     @property
     def digest(self) -> str:
         """Digest of all that shapes a vector, hex; empty until the encoder is loaded."""
-        ...
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
         """Return a unit-length vector for each text, in order. Raises SemanticUnavailableError.
 
         One text without a vector fails all of them: ``empty-text``, ``text-too-long``.
         """
-        ...
 
 
 class Verification(NamedTuple):
@@ -122,7 +116,6 @@ class Verifier(Protocol):
 
         Raises nothing; waits are bounded.
         """
-        ...
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """Return the lowest score at which at most this share of hits is wrong, None if none is.
@@ -130,4 +123,3 @@ class Verifier(Protocol):
         A calibration bounds the share, with its confidence and for its traffic: that of the
         verifier named (``Verification.verifier``), else of the one in use.
         """
-        ...

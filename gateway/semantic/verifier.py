@@ -37,16 +37,13 @@ class Scorer(Protocol):
     @property
     def verifier(self) -> str | None:
         """Its digest; empty if there is no verifier, None until that is known."""
-        ...
 
     @property
     def verifier_fault(self) -> str:
         """Why there is no verifier."""
-        ...
 
     async def score(self, asked: str, stored: str) -> float:
         """Return how surely one answer fits both. Raises SemanticUnavailableError."""
-        ...
 
 
 class CalibratedVerifier:
