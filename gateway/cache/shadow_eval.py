@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import blake2b
 from typing import Annotated, Any
 
 from cachetools import FIFOCache
@@ -127,21 +126,6 @@ def question_id(plan: Plan) -> str:
     words = " ".join((plan.question or "").casefold().split())
     identity = b"alias" + plan.fingerprint + words.encode("utf-8", "surrogatepass")
     return hmac.digest(plan.secret, identity, "sha256")[:_ID_BYTES].hex()
-
-
-class Sampling:
-    """Draws a share of the hits of one process; the same hits in the same order draw the same."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def draws(self, key: bytes, share: float) -> bool:
-        """Tell whether this hit of the entry under ``key`` is drawn."""
-        if share <= 0:
-            return False
-        self._count += 1
-        digest = blake2b(self._count.to_bytes(8), key=key[:64], digest_size=8).digest()
-        return int.from_bytes(digest) < share * 2**64
 
 
 WINDOW = 500

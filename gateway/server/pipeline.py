@@ -7,6 +7,7 @@ scanner ends as a miss or a bypass, never as an error to the client.
 
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,6 @@ from gateway.cache.lookup import (
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import plan_request
 from gateway.cache.ports import Entry, PolicySource, Store, StoreError, StoreUnavailableError
-from gateway.cache.shadow_eval import Sampling
 from gateway.cache.single_flight import SingleFlight
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import (
@@ -172,7 +172,7 @@ class Pipeline:
     local: LocalModel | None = None
     overloaded: Overloaded = never_overloaded
     learned: ComparisonJournal | None = None
-    sampling: Sampling = field(default_factory=Sampling)
+    draw: Callable[[], float] = random.random
     misses: SingleFlight[Hit | Forward | Refused] = field(default_factory=SingleFlight)
 
     async def answer(self, request: CacheRequest, observation: Observation) -> Reply:
@@ -286,7 +286,7 @@ class Pipeline:
 
     async def _sample(self, context: RequestContext, hit: Hit) -> None:
         """Ask the upstream as well, for one of some hits, so that the answers can be compared."""
-        if not self.sampling.draws(hit.entry.key, context.decision.sample):
+        if self.draw() >= context.decision.sample:
             return
         state = Forward(ForwardStatus(Forwarded.MISS), hit.plan, check=hit.check)
         decision = replace(context.decision, priority=Priority.LOW)

@@ -1,12 +1,12 @@
 """Served hits that are also asked upstream: compared behind the client's back, and what follows."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
 from semantic_rig import learning
 
-from gateway.cache.shadow_eval import Sampling
 from scripted_upstream import completion
 
 
@@ -177,12 +177,12 @@ async def test_another_budget_makes_a_rule_count_anew(upstream, tmp_path):
         assert "semantic;" in (await rig.ask("how many please"))[0]
 
 
-def test_samples_are_a_share_of_the_hits_and_the_same_each_time():
-    def drawn(share):
-        sampling = Sampling()
-        return [sampling.draws(b"key", share) for _ in range(10_000)]
-
-    assert not any(drawn(0.0))
-    assert all(drawn(1.0))
-    assert drawn(0.05) == drawn(0.05)
-    assert 400 < sum(drawn(0.05)) < 600
+async def test_a_share_of_the_hits_is_sampled(upstream, tmp_path):
+    async with learning(tmp_path, upstream.url, "sample: 5%") as rig:
+        await rig.ask("how many")
+        draws = iter((0.05, 0.9, 0.049, 0.0))
+        rig.pipeline = replace(rig.pipeline, draw=lambda: next(draws))
+        for number in range(4):
+            assert "semantic" in (await rig.ask(f"how many please {'x' * number}"))[0]
+        await background_done(rig)
+    assert upstream.calls == 1 + 2
