@@ -33,16 +33,6 @@ def is_named_otherwise(text: str, start: int) -> bool:
     return any(name.search(text, reach, start) is not None for name in (_NAME, _PARAMETER))
 
 
-def goes_on(text: str, start: int, end: int, *, letters: bool) -> bool:
-    """Tell whether a digit, a further group or (``letters``) a letter touches the number."""
-    touches = str.isalnum if letters else str.isdigit
-    return any(
-        (near[:1].isascii() and touches(near[:1]))
-        or (near[:1] in ("-", ".") and near[1:].isdigit())
-        for near in (text[max(0, start - 2) : start][::-1], text[end : end + 2])
-    )
-
-
 # Letters of any script: an address may be international, and a disguise may be a letter.
 _EMAIL = re2.compile(
     r"[\pL\pN][\pL\pN._%+'-]*@"
@@ -59,6 +49,12 @@ def find_emails(text: str) -> Iterator[tuple[int, int]]:
 
 _V4 = re2.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
 _V6 = re2.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}(?:[.][0-9]{1,3}){0,3}")
+# What makes an address a part of something longer: Chrome/99.0.1.2, libfoo-1.2.3.4, 1.2.3.4.5,
+# 1.2.3.4-beta. Of ASCII only: scripts without spaces write a number right beside their words.
+_V4_BEFORE = re.compile(r"[A-Za-z0-9_][./-]?\Z")
+_V4_AFTER = re.compile(r"[.-]?[A-Za-z0-9_]")
+_V6_BEFORE = re.compile(r"(?:[A-Za-z0-9_]\.?|:)\Z")
+_V6_AFTER = re.compile(r"[A-Za-z0-9_:]")
 # What stands right before a number with dots when it counts versions or sections.
 _VERSION_WORD = re2.compile(
     r"(?i)(?:\b(?:v|ver|vers|version|release|rel|build|firmware|driver|section|sec|chapter|clause)"
@@ -76,15 +72,7 @@ def find_ips(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_v4(text: str, start: int, end: int) -> bool:
-    before, after = text[max(0, start - 2) : start], text[end : end + 2]
-    if _is_word(before[-1:]) or _is_word(after[:1]):
-        return False
-    if before[-1:] == "." and _is_word(before[:-1]):
-        return False
-    # Chrome/99.0.1.2, libfoo-1.2.3.4, 1.2.3.4.5, 1.2.3.4-beta
-    if before[-1:] in ("/", "-") and _is_word(before[:-1]):
-        return False
-    if after[:1] in (".", "-") and _is_word(after[1:]):
+    if _V4_BEFORE.search(text, max(0, start - 2), start) or _V4_AFTER.match(text, end):
         return False
     octets = [int(octet) for octet in text[start:end].split(".")]
     if max(octets) > 255 or octets[0] in (0, 127) or octets[:2] == [255, 255]:
@@ -92,19 +80,8 @@ def _is_v4(text: str, start: int, end: int) -> bool:
     return _VERSION_WORD.search(text[max(0, start - _VERSION_REACH) : start]) is None
 
 
-def _is_word(character: str) -> bool:
-    """Tell whether a number next to this is part of something longer.
-
-    ASCII only: scripts without spaces write a number right beside their words.
-    """
-    return character == "_" or (character.isascii() and character.isalnum())
-
-
 def _is_v6(text: str, start: int, end: int) -> bool:
-    before, after = text[max(0, start - 2) : start], text[end : end + 1]
-    if _is_word(before[-1:]) or before[-1:] == ":" or _is_word(after) or after == ":":
-        return False
-    if before[-1:] == "." and _is_word(before[:-1]):
+    if _V6_BEFORE.search(text, max(0, start - 2), start) or _V6_AFTER.match(text, end):
         return False
     candidate = text[start:end]
     # C++ and Perl write a::b; an address somebody has holds digits.
@@ -122,8 +99,6 @@ def _is_v6(text: str, start: int, end: int) -> bool:
 
 # Short, so that a head never swallows the next; without repetition, so linear in any engine.
 _IBAN_HEAD = re.compile(r"\b[A-Za-z]{2}[ -]?[0-9]{2}[ -]?[A-Za-z0-9]", re.ASCII)
-_IBAN_REACH = 34 * 2
-
 # From the SWIFT registry. A head says how much to read; the check digits decide.
 _IBAN_LENGTHS = {
     entry[:2]: int(entry[2:])
@@ -137,6 +112,12 @@ _IBAN_LENGTHS = {
         "AO25 BF28 BJ28 CF27 CG27 CI28 CM27 CV25 DZ26 GA27 GQ27 GW25 IR26 KM27 MA28 MG27 ML28 MZ25 "
         "NE28 SN28 TD27 TG28"
     ).split()
+}
+
+
+_IBAN_OF_LENGTH = {
+    length: re.compile(f"[A-Za-z](?:[ -]?[A-Za-z0-9]){{{length - 1}}}(?![A-Za-z0-9])")
+    for length in set(_IBAN_LENGTHS.values())
 }
 
 
@@ -155,23 +136,10 @@ def find_ibans(text: str) -> Iterator[tuple[int, int]]:
 def _iban_end(text: str, start: int) -> int | None:
     """Return where the IBAN that starts at ``start`` ends, None if there is none."""
     length = _IBAN_LENGTHS.get(text[start : start + 2].upper())
-    if length is None:
+    written = None if length is None else _IBAN_OF_LENGTH[length].match(text, start)
+    if written is None or not iban.is_valid(written.group(), check_country=False):
         return None
-    compact = ""
-    for index in range(start, min(len(text), start + _IBAN_REACH)):
-        character = text[index]
-        if character.isascii() and character.isalnum():
-            compact += character
-            if len(compact) == length:
-                follows = text[index + 1 : index + 2]
-                if (follows.isascii() and follows.isalnum()) or not iban.is_valid(
-                    compact, check_country=False
-                ):
-                    return None
-                return index + 1
-        elif character not in " -" or text[index - 1] in " -":
-            return None
-    return None
+    return written.end()
 
 
 _CARD_RUN = re2.compile(r"[0-9](?:[ .-]?[0-9]){11,}")
@@ -179,6 +147,7 @@ _CARD_GROUP = re.compile(r"[0-9]+")
 # Behind one of these words any number with a right check digit is taken for a card's.
 _CARD_LABEL = re2.compile(r"(?i)\b(?:card|credit|debit|visa|master ?card|amex|maestro|cc|pan)")
 _CARD_LABEL_REACH = 32
+_FRACTION = re.compile(r"[0-9]\.\Z")
 _SHORTEST, _LONGEST = 12, 19
 _USUAL = 15
 """Digits from which a card is told from a section of a longer number in the same groups."""
@@ -230,7 +199,7 @@ def find_cards(text: str) -> Iterator[tuple[int, int]]:
 def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | None:
     """Return the index of the last group of a card number that begins with group ``first``."""
     start, end = groups[first]
-    if end - start > _LONGEST or _is_fraction(text, start):
+    if end - start > _LONGEST or _FRACTION.search(text, max(0, start - 2), start) is not None:
         return None
     digits = ""
     for last in range(first, len(groups)):
@@ -246,16 +215,13 @@ def _card_from(text: str, groups: list[tuple[int, int]], first: int) -> int | No
             and not (text[start - 1 : start] == "+" and len(digits) <= _LONGEST_PHONE)
             and _grouped_like_card(groups[first : last + 1])
             and not _is_section(groups, first, last)
-            and (_is_labelled(text, start) or _is_likely(text, groups[first : last + 1], digits))
+            and (
+                _CARD_LABEL.search(text[max(0, start - _CARD_LABEL_REACH) : start]) is not None
+                or _is_likely(text, groups[first : last + 1], digits)
+            )
         ):
             return last
     return None
-
-
-def _is_fraction(text: str, start: int) -> bool:
-    """Tell whether the digits at ``start`` are a decimal fraction."""
-    before = text[max(0, start - 2) : start]
-    return before[-1:] == "." and before[:1].isdigit()
 
 
 def _is_section(groups: list[tuple[int, int]], first: int, last: int) -> bool:
@@ -270,10 +236,6 @@ def _is_section(groups: list[tuple[int, int]], first: int, last: int) -> bool:
     if digits >= _USUAL and not (before and (after or groups[last][1] - groups[last][0] < size)):
         return False
     return any(end - start == size for start, end in before + after)
-
-
-def _is_labelled(text: str, start: int) -> bool:
-    return _CARD_LABEL.search(text[max(0, start - _CARD_LABEL_REACH) : start]) is not None
 
 
 def _grouped_like_card(groups: list[tuple[int, int]]) -> bool:
@@ -308,9 +270,10 @@ _SSN_SEPARATED = re2.compile(r"[0-9]{3}(?:-[0-9]{2}-|\.[0-9]{2}\.| [0-9]{2} )[0-
 _SSN_TOGETHER = re2.compile(
     r"(?i)(?:\b|_)(?:ssn(?:\b|_)|ss ?#|social(?:\b|_))[^0-9\n]{0,40}([0-9]{9})(?:[^0-9]|$)"
 )
-# A country code: what follows is the rest of a phone number.
-_ABROAD = re.compile(r"(?:\+|\b00)[0-9]{1,3}[ .-]$")
-_ABROAD_REACH = 7
+# A letter, a digit or a further group; or a country code, and the rest is a phone number.
+_SSN_BEFORE = re.compile(r"(?:[A-Za-z0-9]|[0-9][.-]|(?:\+|\b00)[0-9]{1,3}[ .-])\Z")
+_SSN_AFTER = re.compile(r"[A-Za-z0-9]|[.-][0-9]")
+_SSN_REACH = 7
 _SSN_LABEL = re2.compile(r"(?i)ssn|ss ?#|social")
 
 
@@ -321,9 +284,8 @@ def find_ssns(text: str) -> Iterator[tuple[int, int]]:
     """
     for match in _SSN_SEPARATED.finditer(text):
         start, end = match.span()
-        abroad = _ABROAD.search(text, max(0, start - _ABROAD_REACH), start) is not None
-        alone = not abroad and not goes_on(text, start, end, letters=True)
-        if alone and _is_issued(match.group()):
+        before = _SSN_BEFORE.search(text, max(0, start - _SSN_REACH), start)
+        if before is None and _SSN_AFTER.match(text, end) is None and _is_issued(match.group()):
             yield start, end
     if _SSN_LABEL.search(text) is not None:
         for match in _SSN_TOGETHER.finditer(text):

@@ -15,11 +15,14 @@ import phonenumbers
 import re2
 from phonenumbers import Leniency, PhoneMetadata, PhoneNumberMatcher, PhoneNumberType
 
-from policies.pii.identifiers import goes_on, is_named_otherwise
+from policies.pii.identifiers import is_named_otherwise
 
 # The standard library's engine is quicker to call, and these leave nothing to backtrack into.
 _RUN = re.compile(r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6,}")
-_NORTH_AMERICAN = re.compile(r"\(?[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}")
+_NORTH_AMERICAN = re.compile(
+    r"(?<![0-9])(?<![0-9][.-])(?:\(|(?<!\())[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}"
+    r"(?![.-]?[0-9])"
+)
 _GROUP = re.compile(r"[0-9]+")
 _LABELS = r"(?i)(?:\b(?:(?:tele)?phone|cell|mobile|tel\b|call|fax|whats ?app|sms\b|text me))"
 _LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
@@ -182,8 +185,8 @@ class PhoneDetector:
             # What follows may speak against a number, but not when it is an extension (x33).
             window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
             found = chain.from_iterable(find(window) for find in searches)
-            layouts = _in_layout(window) if self._north_american else ()
-            for first, last in sorted(chain(found, layouts)):
+            layouts = _NORTH_AMERICAN.finditer(window) if self._north_american else ()
+            for first, last in sorted(chain(found, (layout.span() for layout in layouts))):
                 behind = max(behind, offset + last)
                 yield offset + first, offset + last
 
@@ -213,11 +216,6 @@ def _matches(region: str | None, leniency: int, window: str) -> Iterator[tuple[i
     # The library gives up after a number of tries; a scan may not.
     for match in PhoneNumberMatcher(window, region, leniency, max_tries=len(window)):
         yield match.start, match.end
-
-
-def _in_layout(window: str) -> Iterator[tuple[int, int]]:
-    spans = (layout.span() for layout in _NORTH_AMERICAN.finditer(window))
-    return (span for span in spans if not goes_on(window, *span, letters=False))
 
 
 def _is_part_of_name(text: str, start: int) -> bool:

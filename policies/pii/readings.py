@@ -251,15 +251,11 @@ class Reading:
         """Return what this says without the form, in normal form; this itself if it has none."""
         if form.seen_in(self.text) is None:
             return self
-        text, places = self.text, self.places
+        read = self
         for seen_in, pattern, meant in form.steps:
-            if seen_in(text) is None:
-                continue
-            if places is None:
-                text = pattern.sub(meant, text)
-            else:
-                text, places = _replaced(text, places, pattern, meant)
-        return self if text == self.text else _normal(Reading(text, places))
+            if seen_in(read.text) is not None:
+                read = _replaced(read, pattern, meant)
+        return self if read.text == self.text else _normal(read)
 
     def encoded(self) -> "Reading":
         """Return what is encoded in this, and nothing else: the rest would not be itself any more.
@@ -291,23 +287,23 @@ def _normal(read: Reading) -> Reading:
 
 
 def _replaced(
-    text: str,
-    places: Sequence[tuple[int, int]],
-    pattern: re.Pattern[str],
-    meant: Callable[[re.Match[str]], str],
-) -> tuple[str, list[tuple[int, int]]]:
+    read: Reading, pattern: re.Pattern[str], meant: Callable[[re.Match[str]], str]
+) -> Reading:
+    if read.places is None:
+        return Reading(pattern.sub(meant, read.text))
     pieces: list[str] = []
-    moved: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     behind = 0
-    for match in pattern.finditer(text):
+    for match in pattern.finditer(read.text):
         start, end = match.span()
         piece = meant(match)
-        pieces += (text[behind:start], piece)
-        moved += places[behind:start]
+        pieces += (read.text[behind:start], piece)
+        places += read.places[behind:start]
         if start < end:
-            moved += [(places[start][0], places[end - 1][1])] * len(piece)
+            places += [(read.places[start][0], read.places[end - 1][1])] * len(piece)
         behind = end
-    return "".join((*pieces, text[behind:])), moved + list(places[behind:])
+    rest = read.text[behind:]
+    return Reading("".join((*pieces, rest)), [*places, *read.places[behind:]])
 
 
 def may_be_disguised(plain: str) -> bool:

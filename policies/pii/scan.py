@@ -156,7 +156,8 @@ class PiiScanner:
             for first, last, kind in self._findings(reading):
                 start, end = places[first][0], places[last - 1][1]
                 at = bisect_left(found, (start,))
-                if not _overlaps(found, at, start, end):
+                behind = at == 0 or found[at - 1][1] <= start
+                if behind and (at == len(found) or end <= found[at][0]):
                     found.insert(at, (start, end, kind))
         return [Span(kind, start, end) for start, end, kind in found]
 
@@ -227,12 +228,6 @@ def _identity(regions: Sequence[str], allowed: Sequence[str]) -> str:
         return identity
     listed = "\n".join(sorted(set(allowed)))
     return f"{identity}/{hashlib.sha256(listed.encode()).hexdigest()[:32]}"
-
-
-def _overlaps(taken: list[tuple[int, int, str]], at: int, start: int, end: int) -> bool:
-    """Tell whether a span that sorts to ``at`` overlaps one of ``taken``, sorted and apart."""
-    before = at > 0 and taken[at - 1][1] > start
-    return before or (at < len(taken) and taken[at][0] < end)
 
 
 def _glob(plain: str) -> str:
