@@ -10,12 +10,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from math import ceil
-from types import TracebackType
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -79,87 +78,68 @@ class UpstreamCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield calls under way, state, remaining pause, and how many wait for room."""
-        in_flight = GaugeMetricFamily(
-            "refrain_upstream_in_flight", "Requests under way.", labels=["upstream"]
-        )
-        state_of = GaugeMetricFamily(
-            "refrain_upstream_state",
-            "1 for the state an upstream is in.",
-            labels=["upstream", "state"],
-        )
-        pauses = GaugeMetricFamily(
-            "refrain_upstream_rest_seconds",
-            "Seconds for which an upstream still gets no requests.",
-            labels=["upstream"],
-        )
+        names = ["upstream"]
+        text = "1 for the state an upstream is in."
+        states_of = GaugeMetricFamily("refrain_upstream_state", text, labels=[*names, "state"])
+        text = "Requests under way."
+        in_flight = GaugeMetricFamily("refrain_upstream_in_flight", text, labels=names)
+        text = "Seconds for which an upstream still gets no requests."
+        pauses = GaugeMetricFamily("refrain_upstream_rest_seconds", text, labels=names)
         for upstream, state, seconds in states(self._pool.table, self._pool.clock()):
             name = upstream.member.name
             in_flight.add_metric([name], upstream.in_flight)
             pauses.add_metric([name], seconds)
             for one in State:
-                state_of.add_metric([name, one.value], float(one is state))
-        waiting = GaugeMetricFamily(
-            "refrain_upstream_waiting", "Requests that wait for room at an upstream."
-        )
+                states_of.add_metric([name, one.value], float(one is state))
+        text = "Requests that wait for room at an upstream."
+        waiting = GaugeMetricFamily("refrain_upstream_waiting", text)
         waiting.add_metric([], len(self._pool.queue.waiting))
-        yield from (in_flight, state_of, pauses, waiting)
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """No reply, or one that broke before its first token."""
-
-    error: UpstreamError
-    failure: Failure
+        yield from (in_flight, states_of, pauses, waiting)
 
 
 class PoolReply:
-    """A reply whose first token is here; see the port ``UpstreamReply``."""
+    """The reply to one try at one upstream; see the port ``UpstreamReply``.
+
+    Once ``open`` has returned, its first token is here, or it is a refusal.
+    """
+
+    status = 0
+    headers: Sequence[tuple[str, str]] = ()
+    content_type = ""
+    failure: Failure | None = None
+    """Why this is no answer. A refusal is passed on all the same, if no upstream gives one."""
+    error: UpstreamError | None = None
+    """The failure, if there is no reply, or one that broke before its first token."""
+    refused = False
+    """Whether the answer is that the request is at fault."""
 
     def __init__(
-        self,
-        pool: "UpstreamPool",
-        call: Call,
-        context: AbstractAsyncContextManager[UpstreamReply],
-        reply: UpstreamReply,
+        self, pool: "UpstreamPool", call: Call, context: AbstractAsyncContextManager[UpstreamReply]
     ) -> None:
-        self.status = reply.status
-        self.headers = reply.headers
-        self.content_type = reply.content_type
         self.served = Served(call.name, several=True, report=self._report)
-        self.failure: Failure | None = None
-        """Why this is no answer, though it is passed on if no upstream gives one."""
-        self.refused = reply.status >= HTTPStatus.BAD_REQUEST
-        """Whether the answer is that the request is at fault."""
-        self._pool = pool
-        self._call = call
-        self._context = context
-        self._body = reply.chunks()
+        self._pool, self._call, self._context = pool, call, context
+        self._body: AsyncIterator[bytes] | None = None
         self._held: list[bytes] = []
 
-    def _report(self, cached_tokens: int | None, sticky_id: str) -> None:
-        """Take over what the answer says of the prefix cache, and of what the upstream keeps."""
-        if cached_tokens is not None:
-            self._pool.table.routing.answered(self._call.sent, cached_tokens)
-        self._pool.sticky_ids.note(sticky_id, self._call.name)
-
-    def set_retry_after(self, seconds: float | None) -> None:
-        """Set the header to the time until the first upstream comes back; None changes nothing."""
-        if seconds is None:
-            return
-        kept = without(self.headers, "retry-after", "retry-after-ms")
-        self.headers = (*kept, ("Retry-After", str(ceil(seconds))))
-
-    async def read_first(self, clock: Callable[[], float]) -> None:
+    async def open(self, *, personal: bool) -> None:
         """Wait for the first token. Raises UpstreamError, also for an empty answer.
 
-        A stream that begins with an error of the server's own is a failure, too.
+        A status, or a stream that begins with an error of the server's own, may be a failure.
+        ``personal`` says that the request bears its client's credential.
         """
+        reply = await self._context.__aenter__()
+        self._body = body = reply.chunks()
+        self.status, self.headers = reply.status, reply.headers
+        self.content_type = reply.content_type
+        self.refused = self.status >= HTTPStatus.BAD_REQUEST
+        self.failure = refusal_of(self.status, self.headers, self._pool.wall(), personal=personal)
+        if self.failure is not None:
+            return
         detector = FirstTokenDetector(self.content_type == "text/event-stream", self._held)
         found: FirstToken | Failure = FirstToken.PENDING
         while found is FirstToken.PENDING:
-            piece = await anext(self._body, b"")
-            found = detector.add(piece, clock()) if piece else detector.end()
+            piece = await anext(body, b"")
+            found = detector.add(piece, self._pool.clock()) if piece else detector.end()
         self.refused = self.refused or found is FirstToken.REFUSED
         if isinstance(found, Failure):
             self.failure = found if self.status == HTTPStatus.OK else None
@@ -172,6 +152,8 @@ class PoolReply:
         if self._held:
             yield b"".join(self._held)
             self._held.clear()
+        if self._body is None:
+            return
         try:
             async for chunk in self._body:
                 yield chunk
@@ -179,12 +161,7 @@ class PoolReply:
             error.tried = (*self.served.tried, (self._call.name, error.reason))
             raise
 
-    async def close(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
+    async def close(self, error: BaseException | None = None) -> None:
         """Leave the reply and end the call.
 
         A broken or incomplete body counts against the upstream, unless its first token was judged
@@ -194,9 +171,19 @@ class PoolReply:
         if isinstance(error, UpstreamError) and not counted:
             self._pool.note_failure(self._call, failure_of(error, head=True))
         try:
-            await self._context.__aexit__(kind, error, traceback)
+            if self._body is not None:
+                kind, traceback = (
+                    (None, None) if error is None else (type(error), error.__traceback__)
+                )
+                await self._context.__aexit__(kind, error, traceback)
         finally:
             self._pool.release(self._call)
+
+    def _report(self, cached_tokens: int | None, sticky_id: str) -> None:
+        """Take over what the answer says of the prefix cache, and of what the upstream keeps."""
+        if cached_tokens is not None:
+            self._pool.table.routing.answered(self._call.sent, cached_tokens)
+        self._pool.sticky_ids.note(sticky_id, self._call.name)
 
 
 @dataclass(eq=False)
@@ -232,10 +219,13 @@ class UpstreamPool:
     @asynccontextmanager
     async def send(self, outgoing: Outgoing) -> AsyncIterator[PoolReply]:
         """POST to the best upstream; see the port."""
-        async with AsyncExitStack() as stack:
-            reply = await self._reply(outgoing)
-            stack.push_async_exit(reply.close)
+        reply = await self._reply(outgoing)
+        try:
             yield reply
+        except BaseException as error:
+            await reply.close(error)
+            raise
+        await reply.close()
 
     def note_failure(self, call: Call, failure: Failure) -> None:
         """Count a failure."""
@@ -255,33 +245,41 @@ class UpstreamPool:
             outgoing = replace(outgoing, pinned=self.sticky_ids.upstream_of(outgoing.sticky_id))
         call: Call | None = await self.queue.acquire(outgoing)
         while call is not None:
-            got = await self._attempt(call, outgoing)
-            failure = got.failure
-            if failure is None:
+            reply = await self._attempt(call, outgoing)
+            if (failure := reply.failure) is None:
                 break
             retry = retry.after(call.name, failure)
             if not self._pay_retry(outgoing, retry, failure):
                 break
             call = self._other(outgoing, retry)
-            if isinstance(got, PoolReply):
+            if reply.error is None:
                 if call is None:
                     break
-                await self._replaced(got, call)
+                await self._replace(reply, call)
             elif call is None and retry.may_retry_same(failure):
                 await asyncio.sleep(retry.backoff(self.jitter()))
                 call = self.table.retry_same(retry.last, outgoing, self.clock())
                 retry = retry.retrying_same()
-        if isinstance(got, PoolReply):
-            if got.failure is NOT_KEPT and (why := self._untried_keeper(outgoing, retry)):
-                await got.close()
-                raise self._keeper_unavailable(outgoing, retry, why)
-            tried = retry.failed[:-1] if got.failure else retry.failed
-            got.served = replace(got.served, tried=tried)
-            got.set_retry_after(self._retry_after(outgoing) if got.failure else None)
-            return got
-        error = got.error.again()
-        error.tried, error.retry_after = retry.failed, self._retry_after(outgoing)
-        raise error
+        return await self._finish(reply, outgoing, retry)
+
+    async def _finish(self, reply: PoolReply, outgoing: Outgoing, retry: RetryState) -> PoolReply:
+        """Return the last reply as the client gets it. Raises UpstreamError if it is none."""
+        if reply.error is not None:
+            error = reply.error.again()
+            error.tried, error.retry_after = retry.failed, self._retry_after(outgoing)
+            raise error
+        if reply.failure is NOT_KEPT and (why := self._untried_keeper(outgoing, retry)):
+            await reply.close()
+            message = "An upstream that may keep what this request names is not available."
+            wait = self._retry_after(outgoing) or 1.0
+            raise UpstreamError(503, message, why, tried=retry.failed, retry_after=wait)
+        tried = retry.failed[:-1] if reply.failure else retry.failed
+        reply.served = replace(reply.served, tried=tried)
+        if reply.failure and (seconds := self._retry_after(outgoing)) is not None:
+            # Until the first upstream comes back.
+            kept = without(reply.headers, "retry-after", "retry-after-ms")
+            reply.headers = (*kept, ("Retry-After", str(ceil(seconds))))
+        return reply
 
     def _pay_retry(self, outgoing: Outgoing, retry: RetryState, failure: Failure) -> bool:
         """Charge the retry budget for a risky retry; tell whether the request may go on."""
@@ -289,42 +287,31 @@ class UpstreamPool:
         is_charged = failure.risky and (has_other or retry.may_retry_same(failure))
         return not is_charged or self.retry_budget.spend()
 
-    async def _attempt(self, call: Call, outgoing: Outgoing) -> PoolReply | Failed:
+    async def _attempt(self, call: Call, outgoing: Outgoing) -> PoolReply:
         """Send to one upstream and wait for the first token."""
-        context = self.upstreams[call.name].send(outgoing)
-        opened: PoolReply | None = None
+        if self.metrics is not None:
+            self.metrics.requests.labels(call.name, call.route.value).inc()
+        reply = PoolReply(self, call, self.upstreams[call.name].send(outgoing))
         try:
-            if self.metrics is not None:
-                self.metrics.requests.labels(call.name, call.route.value).inc()
-            reply = await context.__aenter__()
-            opened = PoolReply(self, call, context, reply)
-            personal = self.passes_credentials and bears_credential(outgoing.fields)
-            opened.failure = refusal_of(reply.status, reply.headers, self.wall(), personal=personal)
-            if opened.failure is None:
-                await opened.read_first(self.clock)
-                self._note_keeper(outgoing, opened)
+            await reply.open(personal=self.passes_credentials and bears_credential(outgoing.fields))
         except UpstreamError as error:
-            failure = failure_of(error, head=opened is not None)
-            self.note_failure(call, failure)
-            await self._leave(opened, call)
-            return Failed(error, failure)
+            reply.error, reply.failure = error, failure_of(error, head=reply.status > 0)
+            self.note_failure(call, reply.failure)
+            await reply.close()
+            return reply
         except BaseException:
-            await self._leave(opened, call)
+            await reply.close()
             raise
-        if opened.failure is None:
-            self.table.first_byte(call, self.clock(), refused=opened.refused)
+        if reply.failure is None and outgoing.sticky_id:
+            if reply.status < HTTPStatus.BAD_REQUEST:
+                self.sticky_ids.note(outgoing.sticky_id, call.name)
+            elif not outgoing.pinned and reply.status in _UNKNOWN_ID:
+                reply.failure = NOT_KEPT  # another upstream must be tried
+        if reply.failure is None:
+            self.table.first_byte(call, self.clock(), refused=reply.refused)
         else:
-            self.note_failure(call, opened.failure)
-        return opened
-
-    def _note_keeper(self, outgoing: Outgoing, opened: PoolReply) -> None:
-        """Note which upstream keeps the sticky id, or that another must be tried."""
-        if opened.failure is not None or not outgoing.sticky_id:
-            return
-        if opened.status < HTTPStatus.BAD_REQUEST:
-            self.sticky_ids.note(outgoing.sticky_id, opened.served.upstream)
-        elif not outgoing.pinned and opened.status in _UNKNOWN_ID:
-            opened.failure = NOT_KEPT
+            self.note_failure(call, reply.failure)
+        return reply
 
     def _untried_keeper(self, outgoing: Outgoing, retry: RetryState) -> Reason | None:
         """Return why an upstream that may keep the sticky id was not tried, if so."""
@@ -332,23 +319,10 @@ class UpstreamPool:
         busy = self.table.has_other(outgoing, retry.names)
         return failed or (Reason.UPSTREAM_BUSY if busy else None)
 
-    def _keeper_unavailable(
-        self, outgoing: Outgoing, retry: RetryState, why: Reason
-    ) -> UpstreamError:
-        message = "An upstream that may keep what this request names is not available."
-        wait = self._retry_after(outgoing) or 1.0
-        return UpstreamError(503, message, why, tried=retry.failed, retry_after=wait)
-
-    async def _leave(self, opened: PoolReply | None, call: Call) -> None:
-        if opened is None:
-            self.release(call)
-        else:
-            await opened.close()
-
-    async def _replaced(self, got: PoolReply, call: Call) -> None:
+    async def _replace(self, reply: PoolReply, call: Call) -> None:
         """Leave a refusal for the call that takes its place."""
         try:
-            await got.close()
+            await reply.close()
         except BaseException:
             self.release(call)
             raise
