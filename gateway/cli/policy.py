@@ -13,12 +13,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from gateway.cli.terminal import CommandError, Lines, unreadable
 from gateway.semantic.calibrations import known_calibrations
@@ -36,11 +35,13 @@ _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
 class Record(BaseModel):
     """A decision on a request and what came of it, see docs/decision-log.md."""
 
+    model_config = ConfigDict(defer_build=True)
+
     time: float
     endpoint: str
     model: str
     rule: str
-    decision: dict[str, Any]
+    decision: Decision
     form: str
     """Identity of the request's body; equal bodies, equal forms."""
     scopes: dict[str, str | None]
@@ -75,37 +76,24 @@ class Record(BaseModel):
         has_text = "text" in self.model_fields_set
         return RecordedFacts(facts, self.conditions or {}, has_text=has_text)
 
-    @cached_property
-    def was(self) -> Decision:
-        """The decision of then. Raises InvalidFieldError."""
-        written = self.decision
-        try:
-            return Decision(
-                rule=self.rule,
-                exact=written["exact"],
-                semantic=written["semantic"],
-                min_similarity=float(written["min_similarity"]),
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, line: Any) -> Any:
+        match line:
+            case {"rule": rule, "decision": dict(decision)}:
                 # Lines from before there was a budget were not decided by one.
-                max_wrong_hits=float(written.get("max_wrong_hits", 1.0)),
-                lifetime=float(written["lifetime"]),
-                scope=Scope(written["scope"]),
-                pii=PiiAction(written["pii"]),
-                generation=int(written["generation"]),
-                max_temperature=written.get("max_temperature"),
-                finish_reasons=frozenset(written["finish_reasons"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidFieldError("decision", f"what a record holds of one ({error})") from None
+                return {**line, "decision": {"max_wrong_hits": 1.0, **decision, "rule": rule}}
+        return line
 
 
 def read_record(line: Any) -> Record:
     """Read a decision from parsed JSON. Raises InvalidFieldError."""
     try:
-        record = Record.model_validate(line)
-    except ValidationError:
-        raise InvalidFieldError("", "a record of a decision") from None
-    _ = record.was
-    return record
+        return Record.model_validate(line)
+    except ValidationError as error:
+        field = ".".join(map(str, error.errors()[0]["loc"]))
+        what = "what a record of a decision holds" if field else "a record of a decision"
+        raise InvalidFieldError(field, what) from None
 
 
 Thresholds = Callable[[float], float | None]
@@ -181,7 +169,7 @@ class Cache:
         )
 
     def _sure(self, record: Record, budget: float) -> bool:
-        was, score, needed = record.was.max_wrong_hits, record.score, record.threshold
+        was, score, needed = record.decision.max_wrong_hits, record.score, record.threshold
         if budget >= was:
             return True
         if score is not None and needed is not None:
@@ -237,11 +225,11 @@ class Replay:
         decision = self._policy.decide(record.facts)
         if decision is None:
             report.unknown += 1
-            decision = record.was
+            decision = record.decision
         report.requests += 1
         report.recorded_hits += record.outcome == "hit"
         report.moved[record.rule, decision.rule] += 1
-        before = self._then.take(record, record.was)
+        before = self._then.take(record, record.decision)
         after = self._edited.take(record, decision)
         report.gained += bool(after) and not before
         report.lost += bool(before) and not after

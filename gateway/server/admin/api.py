@@ -80,9 +80,16 @@ class Admin:
     def add_routes(self, app: web.Application) -> None:
         """Register every page and every action of the API."""
         do = self._operations
-        named = (do.purge, do.wrong, do.audit, do.forget, do.scope, do.load)
-        actions: dict[str, Action] = {action.__name__: action for action in named}
-        actions |= {"explain": self._explain, "semantic/reset": self._semantic.reset}
+        actions: dict[str, Action] = {
+            "purge": do.purge,
+            "wrong": do.wrong,
+            "audit": do.audit,
+            "forget": do.forget,
+            "scope": do.scope,
+            "load": do.load,
+            "explain": self._explain,
+            "semantic/reset": self._semantic.reset,
+        }
         pages: dict[str, Page] = {
             "semantic": self._semantic.report,
             "prefix-hits": self._prefix_hits,

@@ -147,7 +147,7 @@ def test_lines_that_are_no_records_are_told_and_passed_over(policy, tmp_path, ca
     assert [line.partition(": ")[2] for line in err.splitlines()] == [
         f"{log}:1: expected JSON",
         f"{log}:2: expected a record of a decision",
-        f"{log}:4: expected a record of a decision",
+        f"{log}:4: endpoint: expected what a record of a decision holds",
         f"{log}: no record of a decision in it",
     ]
 
