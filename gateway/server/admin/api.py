@@ -14,6 +14,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ Action = Callable[[Fields], Awaitable[Fields]]
 
 Page = Callable[[], Fields]
 """Figures to look at."""
+
+Handle = Callable[[web.Request], Awaitable[Fields]]
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
@@ -94,64 +97,61 @@ class Admin:
             "semantic": self._semantic.report,
             "prefix-hits": self._prefix_hits,
         }
-        for name, page in pages.items():
-            app.router.add_get(f"/admin/{name}", self._guarded(_shown(page)))
-        app.router.add_get("/admin/entries", self._guarded(self._list))
-        app.router.add_get("/admin/entries/{key}", self._guarded(self._show))
+        shown: dict[str, Handle] = {name: partial(_show_page, page) for name, page in pages.items()}
+        shown |= {"entries": self._list, "entries/{key}": self._show}
+        for name, handle in shown.items():
+            app.router.add_get(f"/admin/{name}", partial(self._answer, handle))
         for name, action in actions.items():
-            app.router.add_post(f"/admin/{name}", self._guarded(self._posted(name, action)))
-        app.router.add_route("*", "/admin{tail:.*}", self._guarded(_unknown))
+            handle = partial(self._act, name, action)
+            app.router.add_post(f"/admin/{name}", partial(self._answer, handle))
+        app.router.add_route("*", "/admin{tail:.*}", partial(self._answer, _refuse_path))
 
-    def _guarded(
-        self, handle: Callable[[web.Request], Awaitable[web.Response]]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handler(request: web.Request) -> web.Response:
-            headers = fold_fields(request.headers.items())
-            refusal = admin_refusal(self._token, headers, _peer(request))
-            if refusal is not None:
-                status, message = refusal
-                return _error(status, message, "permission_error", None)
-            try:
-                return await handle(request)
-            except InvalidFieldError as error:
-                return _error(400, str(error), "invalid_request_error", error.field)
-            except PositionError:
-                message = "after: expected what a list told under after."
-                return _error(400, message, "invalid_request_error", "after")
-            except StoreError as error:
-                return _error(503, f"The store failed: {error}.", "store_error", None)
-            except UnfinishedError as error:
-                log.error("admin: %s (%s)", error, error.__cause__)  # noqa: TRY400 - no trace
-                return _error(500, str(error), "server_error", None)
-            except OSError as error:
-                log.error("admin: a file cannot be written: %s", error)  # noqa: TRY400 - no trace
-                message = "A file in the data directory cannot be written; nothing was done."
-                return _error(500, message, "server_error", None)
+    async def _answer(self, handle: Handle, request: web.Request) -> web.Response:
+        headers = fold_fields(request.headers.items())
+        refusal = admin_refusal(self._token, headers, _peer(request))
+        if refusal is not None:
+            status, message = refusal
+            return _error(status, message, "permission_error", None)
+        try:
+            return _reply(200, await handle(request))
+        except InvalidFieldError as error:
+            return _error(400, str(error), "invalid_request_error", error.field)
+        except PositionError:
+            message = "after: expected what a list told under after."
+            return _error(400, message, "invalid_request_error", "after")
+        except web.HTTPNotFound as error:
+            field = "key" if "key" in request.match_info else None
+            return _error(404, error.text or "", "invalid_request_error", field)
+        except StoreError as error:
+            return _error(503, f"The store failed: {error}.", "store_error", None)
+        except UnfinishedError as error:
+            log.error("admin: %s (%s)", error, error.__cause__)  # noqa: TRY400 - no trace
+            return _error(500, str(error), "server_error", None)
+        except OSError as error:
+            log.error("admin: a file cannot be written: %s", error)  # noqa: TRY400 - no trace
+            message = "A file in the data directory cannot be written; nothing was done."
+            return _error(500, message, "server_error", None)
 
-        return handler
+    async def _act(self, name: str, action: Action, request: web.Request) -> Fields:
+        try:
+            fields = orjson.loads(await read_body(request))
+        except orjson.JSONDecodeError as error:
+            raise InvalidFieldError("body", f"a JSON object ({error})") from None
+        if not isinstance(fields, dict):
+            raise InvalidFieldError("body", "a JSON object")
+        audited = {key: value for key, value in fields.items() if key in _AUDITED}
+        line = {"action": name, "peer": _peer(request), "asked": audited}
+        await self._audit_log.append({"time": time.time(), **line})
+        result = await action(fields)
+        figures = {key: each for key, each in result.items() if not isinstance(each, str | list)}
+        try:
+            await self._audit_log.append({"time": time.time(), **line, "result": figures})
+        except OSError as error:
+            message = "The action was done, but its figures are not in the audit log."
+            raise UnfinishedError(message) from error
+        return result
 
-    def _posted(
-        self, name: str, action: Action
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handler(request: web.Request) -> web.Response:
-            fields = await _read_fields(request)
-            audited = {key: value for key, value in fields.items() if key in _AUDITED}
-            line = {"action": name, "peer": _peer(request), "asked": audited}
-            await self._audit_log.append({"time": time.time(), **line})
-            result = await action(fields)
-            figures = {
-                key: value for key, value in result.items() if not isinstance(value, str | list)
-            }
-            try:
-                await self._audit_log.append({"time": time.time(), **line, "result": figures})
-            except OSError as error:
-                message = "The action was done, but its figures are not in the audit log."
-                raise UnfinishedError(message) from error
-            return _reply(200, result)
-
-        return handler
-
-    async def _list(self, request: web.Request) -> web.Response:
+    async def _list(self, request: web.Request) -> Fields:
         query = dict(request.query)
         limit, after = query.pop("limit", str(DEFAULT_LIMIT)), query.pop("after", None)
         if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and int(limit) > 0):
@@ -168,13 +168,13 @@ class Admin:
         most = min(int(limit), MAX_LIMIT)
         entries, more = await self._operations.entries(selection, cursor, most)
         listed = [self._operations.summary(entry) for entry in entries]
-        return _reply(200, {"entries": listed, "after": None if more is None else more.hex()})
+        return {"entries": listed, "after": None if more is None else more.hex()}
 
-    async def _show(self, request: web.Request) -> web.Response:
+    async def _show(self, request: web.Request) -> Fields:
         key = read_hash("key", request.match_info["key"])
         entries, _ = await self._operations.entries(Selection(key=key), None, 1)
         if not entries:
-            return _error(404, "There is no entry under this key.", "invalid_request_error", "key")
+            raise web.HTTPNotFound(text="There is no entry under this key.")
         [entry] = entries
         shown = self._operations.summary(entry)
         if request.query.get("answer") == "1":
@@ -182,7 +182,7 @@ class Admin:
             line = {"time": time.time(), "action": "show", "asked": {"key": key.hex()}}
             await self._audit_log.append({**line, "peer": _peer(request)})
             shown |= {"question": entry.question, "answer": orjson.Fragment(entry.result)}
-        return _reply(200, shown)
+        return shown
 
     async def _explain(self, fields: Fields) -> Fields:
         try:
@@ -192,26 +192,12 @@ class Admin:
         return await self._explainer.explain(recorded)
 
 
-def _shown(page: Page) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(_request: web.Request) -> web.Response:
-        return _reply(200, page())
-
-    return handle
+async def _show_page(page: Page, _request: web.Request) -> Fields:
+    return page()
 
 
-async def _unknown(request: web.Request) -> web.Response:
-    message = f"Unknown request URL: {request.method} {request.path}."
-    return _error(404, message, "invalid_request_error", None)
-
-
-async def _read_fields(request: web.Request) -> Fields:
-    try:
-        body = orjson.loads(await read_body(request))
-    except orjson.JSONDecodeError as error:
-        raise InvalidFieldError("body", f"a JSON object ({error})") from None
-    if not isinstance(body, dict):
-        raise InvalidFieldError("body", "a JSON object")
-    return body
+async def _refuse_path(request: web.Request) -> Fields:
+    raise web.HTTPNotFound(text=f"Unknown request URL: {request.method} {request.path}.")
 
 
 def _peer(request: web.Request) -> str | None:
