@@ -24,6 +24,7 @@ from gateway.protocol.endpoints.spec import (
     TOOLS,
     Body,
     EndpointSpec,
+    Field,
     Fields,
     Question,
     Result,
@@ -39,23 +40,14 @@ from gateway.protocol.errors import ClientError
 
 _FIELDS: Fields = {
     **SAMPLING,
-    "messages": keyed(OBJECTS),
-    "audio": keyed(),
-    "function_call": keyed(),
-    "functions": keyed(OBJECTS),
-    "logprobs": keyed(BOOLEAN),
-    "max_completion_tokens": keyed(INTEGER),
-    "modalities": keyed(),
-    "moderation": keyed(),
-    "parallel_tool_calls": keyed(BOOLEAN),
-    "prediction": keyed(),
-    "reasoning_effort": keyed(),
-    "response_format": keyed(OBJECT),
-    "tool_choice": keyed(),
+    **keyed(OBJECTS, "messages", "functions"),
+    **keyed(BOOLEAN, "logprobs", "parallel_tool_calls"),
+    **keyed(INTEGER, "max_completion_tokens", "top_logprobs"),
+    **keyed(OBJECT, "response_format"),
+    **keyed(None, "audio", "function_call", "modalities", "moderation", "prediction"),
+    **keyed(None, "reasoning_effort", "tool_choice", "verbosity"),
     "tools": TOOLS,
-    "top_logprobs": keyed(INTEGER),
-    "verbosity": keyed(),
-    "web_search_options": keyed(refusal=when_given(Reason.WEB_SEARCH)),
+    "web_search_options": Field(None, keyed=True, refusal=when_given(Reason.WEB_SEARCH)),
 }
 
 _TOKENS_INSTEAD = ("input_ids", "input_embeds", "prompt_embeds")

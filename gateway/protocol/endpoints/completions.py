@@ -33,11 +33,11 @@ from gateway.protocol.errors import ClientError
 
 _FIELDS: Fields = {
     **SAMPLING,
-    "prompt": keyed(Type("one of a string or array", (str, list))),
-    "best_of": keyed(INTEGER),
-    "echo": keyed(BOOLEAN),
-    "logprobs": keyed(COUNT),
-    "suffix": keyed(STRING),
+    **keyed(Type("one of a string or array", (str, list)), "prompt"),
+    **keyed(INTEGER, "best_of"),
+    **keyed(BOOLEAN, "echo"),
+    **keyed(COUNT, "logprobs"),
+    **keyed(STRING, "suffix"),
 }
 
 

@@ -31,11 +31,10 @@ from gateway.protocol.endpoints.spec import (
 from gateway.protocol.errors import ClientError
 
 _FIELDS: Fields = {
-    "model": keyed(STRING),
-    "input": keyed(Type("one of a string or array", (str, list))),
-    "dimensions": keyed(INTEGER),
-    "encoding_format": keyed(STRING),
-    "user": neutral(USER),
+    **keyed(STRING, "model", "encoding_format"),
+    **keyed(Type("one of a string or array", (str, list)), "input"),
+    **keyed(INTEGER, "dimensions"),
+    **neutral(USER, "user"),
 }
 _TOKENS = Type("an array of integers", (list,))
 _MOST_INPUTS = 2048

@@ -34,14 +34,12 @@ def _is_object(value: Any) -> bool:
 _DOCUMENT = Type("one of a string or object", (str, dict))
 
 _FIELDS: Fields = {
-    "model": keyed(STRING),
-    "query": keyed(Type(*STRING[:2], _is_object)),
-    "documents": keyed(Type("an array of strings or objects", (list,), _is_object)),
-    "max_tokens_per_doc": keyed(INTEGER),
-    "return_documents": keyed(BOOLEAN),
-    "top_n": keyed(INTEGER),
-    "truncate_prompt_tokens": keyed(INTEGER),
-    "user": neutral(USER),
+    **keyed(STRING, "model"),
+    **keyed(Type(*STRING[:2], _is_object), "query"),
+    **keyed(Type("an array of strings or objects", (list,), _is_object), "documents"),
+    **keyed(INTEGER, "max_tokens_per_doc", "top_n", "truncate_prompt_tokens"),
+    **keyed(BOOLEAN, "return_documents"),
+    **neutral(USER, "user"),
 }
 
 

@@ -28,6 +28,7 @@ from gateway.protocol.endpoints.spec import (
     TOOLS,
     Body,
     EndpointSpec,
+    Field,
     Fields,
     Question,
     Result,
@@ -35,7 +36,6 @@ from gateway.protocol.endpoints.spec import (
     Type,
     hosted_tools,
     keyed,
-    neutral,
     when_given,
     when_true,
 )
@@ -59,29 +59,26 @@ def _kept_upstream(items: Any) -> Reason | None:
     return None
 
 
+_INPUT = Type("one of a string or array of objects", (str, list))
+_CONVERSATION = Type("one of a string or object", (str, dict))
+
 _FIELDS: Fields = {
     **GENERATION,
-    "store": neutral(BOOLEAN, when_true(Reason.STORE_TRUE), absent=Reason.STORE_TRUE),
-    "input": keyed(Type("one of a string or array of objects", (str, list)), _kept_upstream),
-    "background": neutral(BOOLEAN, when_true(Reason.BACKGROUND)),
-    "context_management": keyed(),
-    "conversation": keyed(
-        Type("one of a string or object", (str, dict)), when_given(Reason.CONVERSATION)
+    "store": Field(
+        BOOLEAN, keyed=False, refusal=when_true(Reason.STORE_TRUE), absent=Reason.STORE_TRUE
     ),
-    "include": keyed(ARRAY),
-    "instructions": keyed(STRING),
-    "max_output_tokens": keyed(INTEGER),
-    "max_tool_calls": keyed(INTEGER),
-    "moderation": keyed(),
-    "parallel_tool_calls": keyed(BOOLEAN),
-    "previous_response_id": keyed(STRING, when_given(Reason.PREVIOUS_RESPONSE)),
-    "prompt": keyed(refusal=when_given(Reason.STORED_PROMPT)),
-    "reasoning": keyed(OBJECT),
-    "text": keyed(OBJECT),
-    "tool_choice": keyed(),
+    "input": Field(_INPUT, keyed=True, refusal=_kept_upstream),
+    "background": Field(BOOLEAN, keyed=False, refusal=when_true(Reason.BACKGROUND)),
+    "conversation": Field(_CONVERSATION, keyed=True, refusal=when_given(Reason.CONVERSATION)),
+    "previous_response_id": Field(STRING, keyed=True, refusal=when_given(Reason.PREVIOUS_RESPONSE)),
+    "prompt": Field(None, keyed=True, refusal=when_given(Reason.STORED_PROMPT)),
     "tools": TOOLS,
-    "top_logprobs": keyed(INTEGER),
-    "truncation": keyed(),
+    **keyed(INTEGER, "max_output_tokens", "max_tool_calls", "top_logprobs"),
+    **keyed(STRING, "instructions"),
+    **keyed(OBJECT, "reasoning", "text"),
+    **keyed(ARRAY, "include"),
+    **keyed(BOOLEAN, "parallel_tool_calls"),
+    **keyed(None, "context_management", "moderation", "tool_choice", "truncation"),
 }
 
 

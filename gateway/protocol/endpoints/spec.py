@@ -97,16 +97,14 @@ class Field(NamedTuple):
 Fields = Mapping[str, Field]
 
 
-def keyed(kind: Type | None = None, refusal: Refusal | None = None) -> Field:
-    """Return a field that is part of the key."""
-    return Field(kind, keyed=True, refusal=refusal)
+def keyed(kind: Type | None, *names: str) -> Fields:
+    """Return fields that are part of the key."""
+    return dict.fromkeys(names, Field(kind, keyed=True))
 
 
-def neutral(
-    kind: Type | None = None, refusal: Refusal | None = None, absent: Reason | None = None
-) -> Field:
-    """Return a field that is left out of the key."""
-    return Field(kind, keyed=False, refusal=refusal, absent=absent)
+def neutral(kind: Type | None, *names: str) -> Fields:
+    """Return fields that are left out of the key."""
+    return dict.fromkeys(names, Field(kind, keyed=False))
 
 
 def when_given(reason: Reason) -> Refusal:
@@ -144,34 +142,26 @@ def hosted_tools(tools: Any) -> Reason | None:
     return None
 
 
-TOOLS = keyed(OBJECTS, hosted_tools)
+TOOLS = Field(OBJECTS, keyed=True, refusal=hosted_tools)
 
 GENERATION: Fields = {
-    "model": keyed(STRING, _searching_model),
-    "temperature": keyed(NUMBER),
-    "top_p": keyed(NUMBER),
-    "stream": neutral(BOOLEAN),
-    "stream_options": neutral(OBJECT),
-    "user": neutral(USER),
-    "safety_identifier": neutral(USER),
-    "metadata": neutral(OBJECT),
-    "service_tier": neutral(),
-    "prompt_cache_key": neutral(),
-    "prompt_cache_retention": neutral(),
-    "prompt_cache_options": neutral(),
-    "store": neutral(BOOLEAN, when_true(Reason.STORE_TRUE)),
+    "model": Field(STRING, keyed=True, refusal=_searching_model),
+    "store": Field(BOOLEAN, keyed=False, refusal=when_true(Reason.STORE_TRUE)),
+    **keyed(NUMBER, "temperature", "top_p"),
+    **neutral(BOOLEAN, "stream"),
+    **neutral(OBJECT, "stream_options", "metadata"),
+    **neutral(USER, "user", "safety_identifier"),
+    **neutral(None, "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+    **neutral(None, "prompt_cache_options"),
 }
 """Fields that all generating endpoints share; servers take them where OpenAI does not, too."""
 
 SAMPLING: Fields = {
     **GENERATION,
-    "frequency_penalty": keyed(NUMBER),
-    "presence_penalty": keyed(NUMBER),
-    "logit_bias": keyed(BIAS),
-    "max_tokens": keyed(INTEGER),
-    "n": keyed(INTEGER),
-    "seed": keyed(INTEGER),
-    "stop": keyed(STRINGS),
+    **keyed(NUMBER, "frequency_penalty", "presence_penalty"),
+    **keyed(INTEGER, "max_tokens", "n", "seed"),
+    **keyed(BIAS, "logit_bias"),
+    **keyed(STRINGS, "stop"),
 }
 
 
