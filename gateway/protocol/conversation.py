@@ -56,7 +56,7 @@ def readings(value: Any) -> Iterator[str]:
                 if isinstance(content, str):
                     yield from _message_borders(members)
                 elif isinstance(content, list) and any(isinstance(part, str) for part in content):
-                    yield _text(members)
+                    yield _text(content) or ""
                 stack.extend(
                     member
                     for name, member in reversed(members.items())
@@ -102,8 +102,11 @@ def _borders(items: list[Any]) -> Iterator[str]:
     """
     texts: list[str] = []
     by_role: dict[str, list[str]] = {}
-    for item in items:
-        if isinstance(item, dict) and (text := _text(item)):
+    for item in _objects(items):
+        text = item.get("text")
+        if not isinstance(text, str):
+            text = _text(item.get("content"))
+        if text:
             texts.append(text if len(text) <= 2 * _REACH else f"{text[:_REACH]}\n{text[-_REACH:]}")
             role = item.get("role")
             by_role.setdefault(role if isinstance(role, str) else "", []).append(texts[-1])
@@ -124,17 +127,14 @@ def _message_borders(message: dict[str, Any]) -> Iterator[str]:
         yield from _borders([{"text": each} for each in order])
 
 
-def _text(item: dict[str, Any]) -> str:
-    """Return the text of a part, or that of a message."""
-    content = item.get("text")
-    if not isinstance(content, str):
-        content = item.get("content")
+def _text(content: Any, between: str = "") -> str | None:
+    """Return all text of a message's content, joined, or None where it has none."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        return ""
-    parts = (part.get("text") if isinstance(part, dict) else part for part in content)
-    return "".join(part for part in parts if isinstance(part, str))
+    parts = content if isinstance(content, list) else ()
+    given = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    texts = [text for text in given if isinstance(text, str)]
+    return between.join(texts) if texts else None
 
 
 def _unescaped(text: str) -> Iterator[str]:
@@ -157,17 +157,6 @@ _NAMES = frozenset(
 """Fields of a result that hold names, which may look random and are no secrets."""
 
 
-def _all_text(content: Any) -> str | None:
-    """Return all text of a message's content, joined by line feeds, or None where it has none."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return None
-    parts = (part for part in content if isinstance(part, dict))
-    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-    return "\n".join(texts) if texts else None
-
-
 def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     """Return all text of the last user turn, or of what is asked where there are no turns, or None.
 
@@ -181,14 +170,14 @@ def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
         return "\n".join(texts) if texts else None
     if isinstance(question, str):
         return question
-    for turn in reversed(_turns(question)):
+    for turn in reversed(_objects(question)):
         if turn.get("role") == "user":
-            return _all_text(turn.get("content"))
+            return _text(turn.get("content"), "\n")
     return None
 
 
-def _turns(value: Any) -> list[dict[str, Any]]:
-    return [turn for turn in value if isinstance(turn, dict)] if isinstance(value, list) else []
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def system_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
@@ -201,9 +190,9 @@ def system_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     texts = [instructions] if isinstance(instructions, str) else []
     texts += (
         text
-        for turn in _turns(None if spec.turns is None else body.get(spec.turns))
+        for turn in _objects(None if spec.turns is None else body.get(spec.turns))
         if turn.get("role") in ("system", "developer")
-        and (text := _all_text(turn.get("content"))) is not None
+        and (text := _text(turn.get("content"), "\n")) is not None
     )
     return "\n".join(texts) if texts else None
 

@@ -111,10 +111,8 @@ _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
 def _anonymous(result: Result) -> Result | None:
-    named = {name for name, nothing in _UNNAMED.items() if result.get(name) not in (None, nothing)}
-    if not named:
-        return None
-    return {name: _UNNAMED[name] if name in named else value for name, value in result.items()}
+    unnamed = {name: no for name, no in _UNNAMED.items() if result.get(name) not in (None, no)}
+    return {**result, **unnamed} if unnamed else None
 
 
 def _render(body: Body, _key: bytes, result: bytes) -> bytes:
