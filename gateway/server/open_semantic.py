@@ -25,7 +25,7 @@ from gateway.upstream.request import Upstream
 ENCODER_POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Semantic:
     """The parts of lookup by meaning; without ``service`` there is no such lookup."""
 
@@ -109,11 +109,4 @@ def open_semantic(
         is_known=lambda: service is not None and service.verifier is not None,
         threshold=verifier.threshold,
     )
-    return Semantic(
-        service=service,
-        verifier=verifier,
-        quarantine=quarantine,
-        journal=journal,
-        comparisons=comparisons,
-        budgets=budgets,
-    )
+    return Semantic(service, verifier, quarantine, journal, comparisons, budgets)

@@ -15,7 +15,6 @@ from gateway.cache.ports import PolicySource, UnfinishedError
 from gateway.cache.shadow_eval import RuleComparisons
 from gateway.server.admin.operations import refuse_other_fields
 from gateway.server.admin.recorded_request import InvalidFieldError
-from policies.decision import Decision
 from policies.format.values import percent_text
 
 log = logging.getLogger(__name__)
@@ -37,18 +36,13 @@ class Budgets:
         """Return of each rule with semantic lookup whether a threshold keeps its budget."""
         if not self.is_known():
             return {}
-        return {
-            each.rule: self.threshold(each.max_wrong_hits) is not None for each in self._decisions()
-        }
+        budgets = self._budgets()
+        return {rule: self.threshold(budget) is not None for rule, budget in budgets.items()}
 
     def not_kept(self) -> dict[str, float]:
         """Return the budgets that no threshold keeps, by rule."""
-        kept = self.kept()
-        return {
-            each.rule: each.max_wrong_hits
-            for each in self._decisions()
-            if kept.get(each.rule) is False
-        }
+        budgets = self._budgets()
+        return {rule: budgets[rule] for rule, kept in self.kept().items() if not kept}
 
     def warn(self) -> None:
         """Log one line about all that are not kept, at the start and for each new policy."""
@@ -61,10 +55,10 @@ class Budgets:
                 named,
             )
 
-    def _decisions(self) -> list[Decision]:
+    def _budgets(self) -> dict[str, float]:
         policy = self.policies.active.policy
-        every = [*(rule.decision for rule in policy.rules), policy.default]
-        return [decision for decision in every if decision.semantic]
+        every = (*(rule.decision for rule in policy.rules), policy.default)
+        return {each.rule: each.max_wrong_hits for each in every if each.semantic}
 
 
 @dataclass(frozen=True, slots=True)
