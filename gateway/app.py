@@ -143,9 +143,7 @@ def create_app(
 
     handlers = Handlers(
         pipeline=pipeline,
-        pass_through=PassThrough(
-            upstreams.passing, client_seconds=settings.client_timeout, models=upstreams.models
-        ),
+        pass_through=PassThrough(upstreams.passing, settings.client_timeout),
         readiness=Readiness([upstreams.ready, *semantic.checks], details),
         metrics=metrics.page,
         sinks=telemetry.sinks,

@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.protocol.messages import ALL_ADDITIONS, Addition
@@ -17,13 +17,13 @@ from gateway.server.secrets import upstream_keys
 from gateway.settings import Settings, UpstreamSettings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.http_client import HttpUpstream
-from gateway.upstream.pool.pass_through import ModelList, PoolRequests
+from gateway.upstream.pool.pass_through import PoolRequests
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
 from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.probes import PATHS, Prober
 from gateway.upstream.pool.retry import Budget
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware
-from gateway.upstream.pool.table import Member, PoolTable, StickyIds, states
+from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.pool.warm_up import WarmUp
 from gateway.upstream.request import Accepts, Upstream
@@ -41,7 +41,6 @@ class Upstreams:
     retry_budget: Budget
     pool: UpstreamPool | None = None
     prober: Prober | None = None
-    models: ModelList | None = None
     warm_up: WarmUp | None = None
     chains: PromptChains | None = None
     """Makes what upstreams are chosen by, where prompts decide."""
@@ -106,65 +105,58 @@ def open_upstreams(
     }
     counts = UpstreamMetrics(metrics.registry)
     checks = [engine_ready(upstream, required=required) for upstream in each.values()]
-    retry_budget = Budget()
+    first = next(iter(each.values()))
+    alone = Upstreams(
+        upstream=first,
+        passing=first,
+        each=each,
+        ready=checks[0],
+        accepts=accepts,
+        retry_budget=Budget(),
+    )
     if is_alone:
-        only = each[identity]
-        return Upstreams(
-            upstream=only,
-            passing=only,
-            each=each,
-            ready=checks[0],
-            accepts=accepts,
-            retry_budget=retry_budget,
-        )
-    members = [_member(one, settings.workers) for one in given]
+        return alone
+    clock = time.monotonic
     by_prefix = settings.upstream_routing == "prefix"
     routing = PrefixAware(has_siblings=settings.workers > 1) if by_prefix else LeastLoaded()
-    table = PoolTable(members, routing, time.monotonic(), log_change)
-    bounds = Bounds(settings.queue_size, settings.queue_timeout)
-    sticky_ids = StickyIds()
+    members = [_member(one, settings.workers) for one in given]
+    table = PoolTable(members, routing, clock(), log_change)
     pool = UpstreamPool(
         identity,
         each,
         table,
-        bounds,
+        Bounds(settings.queue_size, settings.queue_timeout),
         metrics=counts,
         passes_credentials=not own_keys,
-        sticky_ids=sticky_ids,
-        retry_budget=retry_budget,
+        retry_budget=alone.retry_budget,
     )
     metrics.add(UpstreamCollector(pool))
-    paths = {one.called: _probe_paths(one) for one in given}
     chains = PromptChains(shared=own_keys) if by_prefix else None
     warm_up = None
     if settings.upstream_warm_up:
         warm_up = WarmUp(
             each,
             table,
-            time.monotonic,
+            clock,
             own_credentials=own_keys,
             chains=chains,
             warmed=lambda name: counts.warmed.labels(name).inc(),
         )
     prober = Prober(
         each,
-        paths,
+        {one.called: _probe_paths(one) for one in given},
         table,
-        clock=time.monotonic,
+        clock=clock,
         probed=pool.queue.admit,
         warm=None if warm_up is None else warm_up.warm,
     )
-    passing = PoolRequests(each, table, time.monotonic, sticky_ids)
-    return Upstreams(
+    return replace(
+        alone,
         upstream=pool,
-        passing=passing,
-        each=each,
+        passing=PoolRequests(each, table, clock, pool.sticky_ids),
         ready=_any(checks),
-        accepts=accepts,
-        retry_budget=retry_budget,
         pool=pool,
         prober=prober,
-        models=ModelList(passing, {member.name: member for member in members}),
         warm_up=warm_up,
         chains=chains,
     )

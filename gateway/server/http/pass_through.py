@@ -13,7 +13,7 @@ from gateway.server.http.http_server import next_piece
 from gateway.server.http.middleware import send_stream
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http_client import HttpReply, HttpUpstream
-from gateway.upstream.pool.pass_through import ModelList, PoolRequests
+from gateway.upstream.pool.pass_through import PoolRequests
 from gateway.upstream.request import PRIORITY, with_upstream
 
 
@@ -23,7 +23,6 @@ class PassThrough:
 
     upstream: HttpUpstream | PoolRequests
     client_seconds: float
-    models: ModelList | None = None
 
     async def handle(self, request: web.Request, seen: Observation) -> web.StreamResponse:
         """Answer one request. Raises ClientError and UpstreamError before the head is out."""
@@ -32,8 +31,9 @@ class PassThrough:
         faults: list[ClientError] = []
         body = self._body(request, faults) if request.can_read_body else None
         seen.upstream_started = seen.clock()
-        if self.models is not None and (request.method, request.path) == ("GET", "/v1/models"):
-            response = await self.models.answer(request.path_qs, _fields(request, seen))
+        lists_models = (request.method, request.path) == ("GET", "/v1/models")
+        if lists_models and isinstance(self.upstream, PoolRequests):
+            response = await self.upstream.list_models(request.path_qs, _fields(request, seen))
             seen.status = response.status
             return response
         try:

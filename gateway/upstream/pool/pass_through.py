@@ -56,11 +56,32 @@ class PoolRequests:
     clock: Callable[[], float]
     sticky_ids: StickyIds
 
-    def healthy(self) -> list[HttpUpstream]:
-        """Return the upstreams with a closed circuit breaker, or all if there is none."""
+    async def list_models(self, path_qs: str, fields: Fields) -> web.Response:
+        """Return the models of all healthy upstreams, or of all if none is healthy.
+
+        They are those that ``fields`` may see. Raises UpstreamError.
+        """
+        fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
+        states = self.table.upstreams
         names = self.table.first_available(None, self.clock())
-        up = [name for name in names if isinstance(self.table.upstreams[name].health.breaker, Up)]
-        return [self.upstreams[name] for name in up or names]
+        names = [name for name in names if isinstance(states[name].health.breaker, Up)] or names
+        got = await asyncio.gather(
+            *(_list_of(self.upstreams[name], path_qs, fields) for name in names)
+        )
+        replies = [
+            (states[name].member, reply)
+            for name, reply in zip(names, got, strict=True)
+            if not isinstance(reply, UpstreamError)
+        ]
+        lists = [
+            (member, data) for member, reply in replies if (data := _models(*reply)) is not None
+        ]
+        if lists:
+            body = orjson.dumps({"object": "list", "data": merged(lists)})
+            return _response(HTTPStatus.OK, body)
+        for _, reply in replies:
+            return _response(*reply)
+        raise next(iter(got))  # type: ignore[misc]
 
     @asynccontextmanager
     async def request(
@@ -76,7 +97,11 @@ class PoolRequests:
         """Send a request to the first that can be reached. Raises UpstreamError."""
         tried, fault = list[tuple[str, Reason]](), None
         sticky_id = sticky_id_in(path_qs)
-        upstreams = self._order(path_qs, sticky_id)
+        keeper = self.sticky_ids.upstream_of(sticky_id)
+        path = path_qs.partition("?")[0]
+        model = path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None
+        names = [keeper] if keeper else self.table.first_available(model, self.clock())
+        upstreams = [self.upstreams[name] for name in names]
         async with AsyncExitStack() as stack:
             for upstream in upstreams:
                 sending = upstream.request(
@@ -106,51 +131,11 @@ class PoolRequests:
         fault.tried = tuple(tried)
         raise fault
 
-    def _order(self, path_qs: str, sticky_id: str) -> list[HttpUpstream]:
-        """Return the upstreams to try in turn: the one that keeps what the path names, or all."""
-        keeper = self.sticky_ids.upstream_of(sticky_id)
-        if keeper:
-            return [self.upstreams[keeper]]
-        names = self.table.first_available(_model_of(path_qs), self.clock())
-        return [self.upstreams[name] for name in names]
-
 
 def sticky_id_in(path_qs: str) -> str:
     """Return the id in a path such as ``/v1/files/ID/content``, if any."""
     found = _ID_PATH.match(path_qs)
     return "" if found is None else found[1]
-
-
-def _model_of(path_qs: str) -> str | None:
-    """Return the model that a path is about."""
-    path = path_qs.partition("?")[0]
-    return path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelList:
-    """Merges the lists of all healthy upstreams."""
-
-    upstreams: PoolRequests
-    members: Mapping[str, Member]
-
-    async def answer(self, path_qs: str, fields: Fields) -> web.Response:
-        """Return the list as ``fields`` may see it. Raises UpstreamError."""
-        fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
-        upstreams = self.upstreams.healthy()
-        got = await asyncio.gather(*(_list_of(one, path_qs, fields) for one in upstreams))
-        lists = [
-            (self.members[one.name], data)
-            for one, reply in zip(upstreams, got, strict=True)
-            if not isinstance(reply, UpstreamError) and (data := _models(*reply)) is not None
-        ]
-        if lists:
-            body = orjson.dumps({"object": "list", "data": merged(lists)})
-            return _response(HTTPStatus.OK, body)
-        for reply in got:
-            if not isinstance(reply, UpstreamError):
-                return _response(*reply)
-        raise next(iter(got))  # type: ignore[misc]
 
 
 def merged(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
@@ -184,16 +169,15 @@ async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Repl
             upstream.request("GET", path_qs, fields, None) as reply,
         ):
             body = await read_whole(reply.chunks(), _MOST_BYTES)
+        if body is not None:
+            return reply.status, body
+        message = "The upstream's list of models is too long."
+        fault = UpstreamError(502, message, Reason.UPSTREAM_BROKE)
     except UpstreamError as error:
         fault = error
     except (TimeoutError, ClientError):
         message = "The upstream did not answer in time."
         return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
-    else:
-        if body is not None:
-            return reply.status, body
-        message = "The upstream's list of models is too long."
-        fault = UpstreamError(502, message, Reason.UPSTREAM_BROKE)
     upstream.failures.failed(fault)
     return fault
 
