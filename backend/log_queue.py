@@ -52,14 +52,8 @@ class QueuedLines(QueueHandler):
             self._put(record.getMessage())
             if self._dropped and self._lines.empty():
                 dropped, self._dropped = self._dropped, 0
-                told = logging.makeLogRecord(
-                    {
-                        "name": __name__,
-                        "levelno": logging.WARNING,
-                        "levelname": "WARNING",
-                        "msg": f"{dropped} log lines were dropped: nobody read the log in time",
-                    }
-                )
+                text = f"{dropped} log lines were dropped: nobody read the log in time"
+                told = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
                 self._put(self.format(told))
 
     def _put(self, line: str) -> None:
