@@ -1,4 +1,7 @@
-"""What the cache may do with a request: the values that a policy sets and the gateway obeys."""
+"""What the cache may do with a request: the values that a policy sets and the gateway obeys.
+
+``policies.format.settings`` and ``prompt_settings`` say what each does.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -84,10 +87,8 @@ class PrefixSettings:
     whitespace: bool = False
     volatile: tuple[VolatileKind, ...] = ()
     patterns: tuple[str, ...] = ()
-    """RE2 patterns of what is volatile, too; where one has a group, that is what moves."""
     documents: DocumentSettings | None = None
     earlier_turns: bool = False
-    """Whether texts of earlier turns are looked at, too, and not the system's alone."""
 
 
 class Protected(StrEnum):
@@ -106,17 +107,15 @@ class CompressSettings:
     markers: bool = True
     """Whether context in user turns stands between markers."""
     documents: DocumentSettings | None = None
-    """Which ones; None: those of ``PrefixSettings``, if any."""
+    """Which markers; None: those of ``PrefixSettings``, if any."""
     tool_results: bool = False
     minify: bool = True
     duplicates: bool = True
     keep: float = 1.0
-    """Share of a question's context, 0 to 1, down to which passages go that it does not need."""
     protect: frozenset[Protected] = frozenset(Protected)
     history: int = 0
-    """User turns that stay of a long conversation, the earlier ones being summed up; 0: all."""
+    """0: all turns stay."""
     min_gain: float = 0.05
-    """Share of a question's context that must be saved, or all of it is sent as it was."""
 
 
 class Breakpoints(StrEnum):
@@ -166,10 +165,9 @@ class HintSettings:
     field: BreakpointField = BreakpointField.AUTO
     lifetime: BreakpointLifetime = BreakpointLifetime.SHORT
     min_tokens: int | None = None
-    """Shorter prefixes are not marked; None: by the model's name."""
+    """None: by the model's name."""
     cache_key: bool = False
     keys: int = 1
-    """Over how many keys the conversations of one beginning are spread."""
     retention: KeyRetention = KeyRetention.UNSET
 
 
@@ -184,49 +182,37 @@ DEFAULT_RULE = "default"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the cache may do with a request, and which rule said so."""
+    """What the cache may do with a request, and which rule said so.
+
+    Durations are seconds, and shares are 0 to 1.
+    """
 
     rule: str
-    """Name of the rule, or ``default``."""
     exact: bool
     semantic: bool
     min_similarity: float
-    """Least cosine similarity of a semantic hit, 0 to 1: a floor that never loosens the budget."""
     lifetime: float
-    """Freshness lifetime in seconds."""
     scope: Scope
     pii: PiiAction
     generation: int
-    """Part of every key: raised by the operator, it drops what is older."""
     max_wrong_hits: float = 0.01
-    """Error budget: the share of semantic hits that may be wrong, 0 to 1."""
     shadow: bool = False
-    """Look up by meaning and compare with the fresh answer, but serve nothing found so."""
     sample: float = 0.0
-    """Share of semantic hits, 0 to 1, that are also asked upstream and compared."""
     promote: bool = False
-    """Whether a near miss that was answered the same becomes an alias of its entry."""
     jitter: float = 0.0
-    """Share of the lifetime, 0 to 1, by which an entry may expire sooner than others."""
     grace_revalidate: float = 0.0
-    """Seconds past expiry in which a stale entry is served while it is revalidated."""
     grace_error: float = 0.0
-    """Seconds past expiry in which a stale entry is served when the upstream fails."""
     max_followers: int = 10_000
-    """Misses that may wait on one upstream call; 0 switches coalescing off."""
+    """0 switches coalescing off."""
     follow_seconds: float = 600.0
-    """The longest a follower waits for the first piece of its leader's answer."""
     finish_reasons: frozenset[str] = CLEAN_FINISH_REASONS
-    """Finish reasons with which an answer may be stored."""
     max_temperature: float | None = None
-    """Requests that ask for a higher temperature bypass; None: any."""
+    """None: no bound."""
     max_prompt_tokens: int | None = None
-    """Longer prompts are refused; None: any."""
+    """None: no bound."""
     priority: Priority = Priority.NORMAL
     tags: tuple[str, ...] = ()
-    """Words by which the operator finds and purges entries."""
     fallback_model: str | None = None
-    """The model that answers where nobody who serves the one asked has room; None: none."""
     prefix: PrefixSettings = PrefixSettings()
     compress: CompressSettings = CompressSettings()
     hints: HintSettings = NO_HINTS

@@ -17,9 +17,8 @@ _NAME = re.compile(
     r"|customer(?=[ _-]?(?:no|nr|number|id)))"
     r"|(?-i:[a-z]Id)|_id)"
     r"(?:[ _-]?(?:no|nr|number|num|id|code))?[\"']?[ \t.:#=]{0,4}[\"'(\[]?$"
+    r"|[?&][\w.-]{1,16}=$"  # a parameter: app.js?v=4155552671
 )
-_PARAMETER = re.compile(r"[?&][\w.-]{1,16}=$")
-"""Of an address: app.js?v=4155552671."""
 _NAME_REACH = 32
 
 
@@ -29,8 +28,7 @@ def is_named_otherwise(text: str, start: int) -> bool:
     A bare run of digits is taken at its word (order number 4155552671, ISBN 0306406152): nothing
     else tells it from what it looks like.
     """
-    reach = max(0, start - _NAME_REACH)
-    return any(name.search(text, reach, start) is not None for name in (_NAME, _PARAMETER))
+    return _NAME.search(text, max(0, start - _NAME_REACH), start) is not None
 
 
 # Letters of any script: an address may be international, and a disguise may be a letter.

@@ -24,6 +24,11 @@ _NORTH_AMERICAN = re.compile(
     r"(?![.-]?[0-9])"
 )
 _GROUP = re.compile(r"[0-9]+")
+_WORD = re.compile("[A-Za-z]")
+_GOES_ON = re.compile("[A-WYZa-wyz]")
+"""A word, and no extension (x33)."""
+_NAME = re.compile(r"[A-Za-z]-\Z")
+"""A word that goes on with digits: INV-2025669778."""
 _LABELS = r"(?i)(?:\b(?:(?:tele)?phone|cell|mobile|tel\b|call|fax|whats ?app|sms\b|text me))"
 _LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
 _ANY_LABEL = re2.compile(_LABELS)
@@ -173,8 +178,9 @@ class PhoneDetector:
             item = _ITEM.match(text, start, end)
             if item is not None and text[start - 1 : start] not in {"(", "+"}:
                 start = behind = item.end()
-            if _is_glued(text, start, end):
-                continue
+            within_word = _WORD.search(text, max(0, start - 1), start) or _GOES_ON.match(text, end)
+            if within_word and text[start:end].isdigit():
+                continue  # a hex digest
             offset = max(behind, start - _LEAD)
             searches = self._searches(text, offset, start, end, announced=announced)
             if searches:
@@ -198,7 +204,7 @@ class PhoneDetector:
             return (partial(_matches, None, Leniency.POSSIBLE),)
         if announced and _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None:
             return self._possible
-        if _NO_PHONE.fullmatch(text, start, end) is not None or _is_part_of_name(text, start):
+        if _NO_PHONE.fullmatch(text, start, end) or _NAME.search(text, max(0, start - 2), start):
             return ()
         groups = _GROUP.findall(text, start, end)
         if len(groups) == 1 and is_named_otherwise(text, start):
@@ -216,20 +222,6 @@ def _matches(region: str | None, leniency: int, window: str) -> Iterator[tuple[i
     # The library gives up after a number of tries; a scan may not.
     for match in PhoneNumberMatcher(window, region, leniency, max_tries=len(window)):
         yield match.start, match.end
-
-
-def _is_part_of_name(text: str, start: int) -> bool:
-    """Tell whether a word goes on with the digits: INV-2025669778."""
-    before = text[max(0, start - 2) : start]
-    return before[1:] == "-" and before[0].isascii() and before[0].isalpha()
-
-
-def _is_glued(text: str, start: int, end: int) -> bool:
-    """Tell whether bare digits are part of a word, such as a hex digest; an x may follow."""
-    near = text[max(0, start - 1) : start] + text[end : end + 1].strip("xX")
-    return text[start:end].isdigit() and any(
-        character.isascii() and character.isalpha() for character in near
-    )
 
 
 def is_region(code: str) -> bool:
