@@ -225,7 +225,7 @@ class _Telemetry:
 
     metrics: Metrics
     recorder: Recorder | None
-    """Makes the records of the decision _log."""
+    """Makes the records of the decision log."""
     sinks: tuple[Sink, ...]
     """Take each observation once its request has ended."""
     trace: Callable[[Observation, Mapping[str, str]], None] | None

@@ -46,11 +46,11 @@ def _read_size(value: object) -> object:
         return value
     with suppress(ValueError):
         return int(value)
-    written = _SIZE.fullmatch(value.strip())
-    if written is None or (written[3] and not written[2]):
+    match = _SIZE.fullmatch(value.strip())
+    if match is None or (match[3] and not match[2]):
         raise ValueError("expected a size such as 512MiB, 1GB or a number of bytes")
-    decimal = bool(written[4]) and not written[3]
-    return int(float(written[1]) * (1000 if decimal else 1024) ** _POWERS[written[2].lower()])
+    decimal = bool(match[4]) and not match[3]
+    return int(float(match[1]) * (1000 if decimal else 1024) ** _POWERS[match[2].lower()])
 
 
 def _read_seconds(value: object) -> object:
@@ -60,10 +60,10 @@ def _read_seconds(value: object) -> object:
     with suppress(ValueError):
         if isfinite(number := float(value)):
             return number
-    written = _TIME.fullmatch(value.strip())
-    if written is None:
+    match = _TIME.fullmatch(value.strip())
+    if match is None:
         raise ValueError("expected a time such as 50ms, 30s, 10m or a number of seconds")
-    return float(written[1]) * _SECONDS[written[2] or "s"]
+    return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
 Size = Annotated[int, BeforeValidator(_read_size)]
@@ -183,7 +183,7 @@ class UpstreamSettings(BaseModel):
         return self
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """Its name: what was given, else host and port."""
         return self.name or urlsplit(self.url).netloc
 
@@ -215,7 +215,7 @@ def _check_list(value: object) -> object:
 
 
 def _check_names(value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:
-    for name, count in Counter(upstream.called for upstream in value).items():
+    for name, count in Counter(upstream.label for upstream in value).items():
         if count > 1:
             raise ValueError(
                 f"expected a name of its own for each upstream, {name!r} is there twice"
@@ -303,7 +303,7 @@ class Settings(BaseModel):
         if self.upstreams:
             return self.upstreams
         alone = tuple(UpstreamSettings(url=url) for url in dict.fromkeys(self.upstream))
-        names = {upstream.called for upstream in alone}
+        names = {upstream.label for upstream in alone}
         if len(names) == len(alone):
             return alone
         return tuple(upstream.model_copy(update={"name": upstream.url}) for upstream in alone)
@@ -312,7 +312,7 @@ class Settings(BaseModel):
     def public_names(self) -> dict[str, str]:
         """What errors to clients call each upstream: its name, or a number where it has none."""
         return {
-            one.called: (one.name if self.upstreams else None) or f"upstream-{number}"
+            one.label: (one.name if self.upstreams else None) or f"upstream-{number}"
             for number, one in enumerate(self.all_upstreams, 1)
         }
 

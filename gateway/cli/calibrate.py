@@ -97,12 +97,12 @@ def _compared(line: dict[str, Any], outcome: str) -> Compared:
 
 @dataclass(slots=True)
 class Points:
-    """Would-be hits of one verifier, and what was passed over."""
+    """Would-be hits of one verifier, and the lines that count as none."""
 
     verifier: str = ""
     scored: list[tuple[float, bool]] = field(default_factory=list)
     unsure: int = 0
-    passed_over: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
 
 
 def calibrate(options: argparse.Namespace) -> int:
@@ -114,7 +114,7 @@ def calibrate(options: argparse.Namespace) -> int:
     logs = options.log or [*([former] if former.exists() else ()), latest]
     lines = Lines(parse_line, *logs)
     points = asyncio.run(_points([line for _, line in lines], options.data_dir, options.socket))
-    points.passed_over["no comparisons or pairs"] += lines.skipped
+    points.skipped["no comparisons or pairs"] += lines.skipped
     names = " ".join(file.name for file in logs)
     if not points.scored:
         _print_skipped(points)
@@ -162,7 +162,7 @@ async def _points(
             await _score(pairs, service, points, data_dir)
     for each in compared:
         if each.verifier not in (points.verifier, RULES):
-            points.passed_over["of another verifier"] += 1
+            points.skipped["of another verifier"] += 1
             continue
         points.scored.append((each.score, each.wrong))
         points.unsure += each.unsure
@@ -183,7 +183,7 @@ async def _score(
         elif refusal.startswith("verifier-") or refusal in ("not-a-number", "fault"):
             raise FailedError(f"a pair could not be scored: {refusal}")
         else:
-            points.passed_over["refused by a guard"] += 1
+            points.skipped["refused by a guard"] += 1
 
     await for_each(pairs, score, at_a_time=_AT_A_TIME, what="pairs")
 
@@ -229,7 +229,7 @@ def _why_none(calibration: Calibration, budget: float) -> str:
 
 
 def _print_skipped(points: Points) -> None:
-    for why, count in sorted(points.passed_over.items()):
+    for why, count in sorted(points.skipped.items()):
         if count:
             say(f"passed over, {why}: {count:,}")
 

@@ -62,8 +62,8 @@ def run_demo(options: argparse.Namespace) -> int:
     configure_logging(settings.log_level)
     if importlib.util.find_spec("torch") is None:
         raise FailedError("the bundled engine needs torch: install refrain[cpu] or refrain[gpu]")
-    if given := settings.all_upstreams:
-        log.warning("the demo serves its own engine: upstream %s is not used", given[0].url)
+    if upstreams := settings.all_upstreams:
+        log.warning("the demo serves its own engine: upstream %s is not used", upstreams[0].url)
     return _run(settings, is_demo=True)
 
 
@@ -74,9 +74,9 @@ def _settings(options: argparse.Namespace) -> Settings:
     for problem in unknown_variables(os.environ):
         say(f"warning: {problem}")
     flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
-    given = {name: value for name, value in flags.items() if value is not None}
+    flags = {name: value for name, value in flags.items() if value is not None}
     try:
-        return load_settings(given, os.environ, config)
+        return load_settings(flags, os.environ, config)
     except SettingsError as error:
         raise CommandError(str(error)) from None
 

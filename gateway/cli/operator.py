@@ -46,21 +46,21 @@ class KnownQuestion:
     answer: dict[str, Any] | None
 
 
-def _known_question(given: Any, *, model: str | None, system: str | None) -> KnownQuestion:
+def _known_question(line: Any, *, model: str | None, system: str | None) -> KnownQuestion:
     """Read a line; ``model`` and ``system`` complete a bare question. Raises ValueError."""
-    if not isinstance(given, dict):
+    if not isinstance(line, dict):
         raise InvalidFieldError("", "a JSON object")
-    for field in given:
+    for field in line:
         if field not in _FIELDS:
             raise InvalidFieldError(field, f"one of the fields {', '.join(_FIELDS)}")
     try:
-        endpoint = Endpoint(given.get("endpoint", Endpoint.CHAT.value))
+        endpoint = Endpoint(line.get("endpoint", Endpoint.CHAT.value))
     except ValueError:
         raise InvalidFieldError("endpoint", f"one of {', '.join(Endpoint)}") from None
-    match given:
-        case {"request": dict(request)} if "question" not in given:
+    match line:
+        case {"request": dict(request)} if "question" not in line:
             request = {**request, "stream": False}
-        case {"question": str(question)} if "request" not in given and question.strip():
+        case {"question": str(question)} if "request" not in line and question.strip():
             if model is None:
                 raise ValueError("question: a bare question needs --model")
             opening = [] if system is None else [{"role": "system", "content": system}]
@@ -68,7 +68,7 @@ def _known_question(given: Any, *, model: str | None, system: str | None) -> Kno
             request = {"model": model, "messages": messages}
         case _:
             raise InvalidFieldError("", "either question (text) or request (an object)")
-    match given.get("answer"):
+    match line.get("answer"):
         case None | dict() as answer:
             return KnownQuestion(endpoint, request, answer)
         case str(text) if text and endpoint is Endpoint.CHAT:

@@ -91,17 +91,17 @@ def authenticate(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRi
 
     ``headers`` have lower-case names. Raises UnauthorizedError.
     """
-    given = [bearer(value) for name in CREDENTIALS if (value := headers.get(name))]
-    if any(denied.holder(key) is not None for key in given):
+    keys_sent = [bearer(value) for name in CREDENTIALS if (value := headers.get(name))]
+    if any(denied.holder(key) is not None for key in keys_sent):
         raise UnauthorizedError("This API key is denied here.")
     if keys is None:
         return None
-    if not given:
+    if not keys_sent:
         raise UnauthorizedError(
             "You did not provide an API key. Provide one in an Authorization header "
             "(Authorization: Bearer YOUR_KEY)."
         )
-    holders = {keys.holder(key) for key in given}
+    holders = {keys.holder(key) for key in keys_sent}
     if len(holders) > 1 or None in holders:
         raise UnauthorizedError("Incorrect API key provided.")
     return holders.pop()

@@ -95,9 +95,9 @@ def open_upstreams(
     identity = settings.upstream_identity or ""
     keys = upstream_keys(given, environment, own_keys=own_keys)
     is_alone = len(given) == 1 and not settings.upstreams
-    named = {identity if is_alone else one.called: one for one in given}
+    named = {identity if is_alone else one.label: one for one in given}
     each = {
-        name: _http(one, settings, name, keys[one.called], own_keys=own_keys)
+        name: _http(one, settings, name, keys[one.label], own_keys=own_keys)
         for name, one in named.items()
     }
     accepts = {
@@ -144,7 +144,7 @@ def open_upstreams(
         )
     prober = Prober(
         each,
-        {one.called: _probe_paths(one) for one in given},
+        {one.label: _probe_paths(one) for one in given},
         table,
         clock=clock,
         probed=pool.queue.admit,
@@ -183,7 +183,7 @@ def _http(
 
 def _member(one: UpstreamSettings, workers: int) -> Member:
     return Member(
-        one.called,
+        one.label,
         models=one.models,
         tier=one.tier,
         max_concurrency=_share(one.max_concurrency, workers),

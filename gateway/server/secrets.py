@@ -120,11 +120,11 @@ def shared_secret(environment: Mapping[str, str]) -> bytes | None:
 
     Raises SecretSettingError when it is not of 32 bytes in hexadecimal.
     """
-    given = secret_setting(environment, "SECRET")
-    if given is None:
+    text = secret_setting(environment, "SECRET")
+    if text is None:
         return None
     try:
-        secret = bytes.fromhex(given)
+        secret = bytes.fromhex(text)
     except ValueError:
         secret = b""
     if len(secret) != SECRET_BYTES:
@@ -140,14 +140,14 @@ def master_keys(environment: Mapping[str, str]) -> "tuple[MasterKey, ...] | None
 
     Raises SecretSettingError.
     """
-    given = secret_setting(environment, "ENCRYPTION_KEYS")
-    if given is None:
+    text = secret_setting(environment, "ENCRYPTION_KEYS")
+    if text is None:
         return None
     # Costs 70 ms to import.
     from gateway.cache.stores.encrypted import MasterKeyError, parse_master_keys  # noqa: PLC0415
 
     try:
-        return parse_master_keys(given)
+        return parse_master_keys(text)
     except MasterKeyError as error:
         raise SecretSettingError(f"REFRAIN_ENCRYPTION_KEYS: {error}") from None
 
@@ -162,25 +162,25 @@ def upstream_keys(
     common = secret_setting(environment, UPSTREAM_KEY)
     if common is not None:
         _check_key(common, f"REFRAIN_{UPSTREAM_KEY}", own_keys=own_keys)
-    keys = {one.called: common for one in upstreams}
+    keys = {one.label: common for one in upstreams}
     for one in upstreams:
         if one.api_key_env is not None:
-            where = f"upstream {one.called}: {one.api_key_env}"
+            where = f"upstream {one.label}: {one.api_key_env}"
             key = environment.get(one.api_key_env, "").strip()
             if not key:
                 raise SecretSettingError(
-                    f"upstream {one.called}: api_key_env: the environment variable "
+                    f"upstream {one.label}: api_key_env: the environment variable "
                     f"{one.api_key_env} is not set; set it to the upstream's key"
                 )
         elif one.api_key_file is not None:
-            where = f"upstream {one.called}: {one.api_key_file}"
+            where = f"upstream {one.label}: {one.api_key_file}"
             key = _read_text(one.api_key_file, where)
             if not key:
                 raise SecretSettingError(f"{where}: holds no key")
         else:
             continue
         _check_key(key, where, own_keys=own_keys)
-        keys[one.called] = key
+        keys[one.label] = key
     return keys
 
 
@@ -215,7 +215,7 @@ def warn_of_shared_credentials(
             "%s to upstreams of several hosts: %s; declare only such as may see them, or give "
             "each a key of its own (api_key_env, api_key_file)",
             f"REFRAIN_{UPSTREAM_KEY} goes" if has_common else "the clients' credentials go",
-            ", ".join(one.called for one in sharing),
+            ", ".join(one.label for one in sharing),
         )
 
 

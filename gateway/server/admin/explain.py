@@ -316,18 +316,18 @@ async def _nearest(plan: Plan, store: Store, now: float) -> dict[str, Any]:
     partition = plan.partition
     ours = field_digests(plan.secret, partition.scope, partition.endpoint, plan.body)
     place = (partition.scope, partition.endpoint)
-    seen = compared = 0
+    count = compared = 0
     best: list[Entry] = []
     async for page in walk(store):
         near = [each for each in page if (each.scope, each.endpoint) == place]
         near = [each for each in near if each.key != plan.key]
-        seen += len(page)
+        count += len(page)
         compared += len(near)
         found = nearest(ours, [entry.digests for entry in (*best, *near)])
         best = [] if found is None else [[*best, *near][found]]
-        if seen >= MOST_COMPARED:
+        if count >= MOST_COMPARED:
             break
-    report: dict[str, Any] = {"entries": seen, "of_this_scope": compared, "entry": None}
+    report: dict[str, Any] = {"entries": count, "of_this_scope": compared, "entry": None}
     for entry in best:
         report["entry"] = _summary(entry, now)
         report["differences"] = [

@@ -360,21 +360,21 @@ class Operations:
         upstream = self.pipeline.coalescer.upstream.name
         coalescer = self.make_coalescer(KnownAnswer(upstream, fields["answer"]))
         pipeline = replace(self.pipeline, coalescer=coalescer)
-        seen = Observation(endpoint.value, perf_counter(), perf_counter, ())
+        observation = Observation(endpoint.value, perf_counter(), perf_counter, ())
         headers["cache-control"] = "no-cache"
         raw, lines = orjson.dumps({**fields["request"], "stream": False}), tuple(headers.items())
         try:
             request = read_request(
                 endpoint, raw, headers=headers, fields=lines, target=target, holder=holder
             )
-            reply = await pipeline.answer(request, seen)
+            reply = await pipeline.answer(request, observation)
             reply.close()
         except RequestError as error:
             raise InvalidFieldError("request", f"a request that can be made ({error})") from None
         finally:
             await coalescer.close()
-        reason = None if seen.stored else seen.declined or seen.reason
-        return {"stored": seen.stored, "reason": reason}
+        reason = None if observation.stored else observation.declined or observation.reason
+        return {"stored": observation.stored, "reason": reason}
 
     def _sender(self, fields: Fields) -> tuple[dict[str, str], str | None]:
         """Return headers by lower-case name, and the holder of their gateway key.

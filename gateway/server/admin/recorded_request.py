@@ -67,25 +67,25 @@ class RecordedRequest:
 def parse_recorded(raw: bytes) -> RecordedRequest:
     """Read a request that somebody wrote to ask about it. Raises InvalidFieldError."""
     try:
-        given = parse_body(raw)
+        value = parse_body(raw)
     except BodyError as error:
         raise InvalidFieldError("", f"a request body as JSON ({error})") from None
-    return read_request(given, strict=True)
+    return read_request(value, strict=True)
 
 
-def read_request(given: Any, *, strict: bool = False) -> RecordedRequest:
+def read_request(value: Any, *, strict: bool = False) -> RecordedRequest:
     """Read a request from parsed JSON. Raises InvalidFieldError.
 
     ``strict`` lets nothing stand beside a body that would be passed over.
     """
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise InvalidFieldError("", "a JSON object")
-    name = next((name for name in ("body", "request") if name in given), None)
-    body, beside = (given, {}) if name is None else (given[name], given)
+    name = next((name for name in ("body", "request") if name in value), None)
+    body, beside = (value, {}) if name is None else (value[name], value)
     if not isinstance(body, dict):
         raise InvalidFieldError(name or "", "an object")
     if strict and name == "body":
-        for other in given:
+        for other in value:
             if other not in _MEMBERS:
                 members = ", ".join(_MEMBERS)
                 raise InvalidFieldError(other, f"one of the members {members} around a body")

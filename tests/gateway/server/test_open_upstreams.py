@@ -32,8 +32,8 @@ def test_the_long_form_is_read_from_a_file(tmp_path: Path):
     )
     settings = load_settings({}, {}, file)
     near, far = settings.all_upstreams
-    assert (near.url, near.called, near.models, near.tier) == (URL, "10.0.0.1:8000", ("qwen*",), 2)
-    assert (far.called, far.models, far.api_key_env) == ("far", ("*",), "FAR_KEY")
+    assert (near.url, near.label, near.models, near.tier) == (URL, "10.0.0.1:8000", ("qwen*",), 2)
+    assert (far.label, far.models, far.api_key_env) == ("far", ("*",), "FAR_KEY")
     assert settings.upstream_identity == URL
 
 
