@@ -387,5 +387,7 @@ def _after_scan(plan: Plan, otherwise: Forward) -> State:
     if plan.directives.no_cache or otherwise.status.forwarded is Forwarded.REQUEST:
         return forward(plan, otherwise)
     if plan.question is None:
-        return forward(plan, replace(otherwise, ineligible=plan.semantic_query.ineligible))
+        found = plan.semantic_query
+        reason = found if isinstance(found, Reason) else None
+        return forward(plan, replace(otherwise, ineligible=reason))
     return SearchSemantic(plan, otherwise)

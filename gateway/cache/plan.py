@@ -14,8 +14,9 @@ from gateway.cache.key import (
 )
 from gateway.cache.ports import KEY_VERSION, Entry
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.endpoints.table import SPECS
-from gateway.semantic.eligibility import NO_QUERY, SemanticQuery, semantic_query
+from gateway.semantic.eligibility import semantic_query
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
@@ -63,23 +64,23 @@ class Plan:
         return key if caller_key is None else caller_key(key, self.body)
 
     @cached_property
-    def semantic_query(self) -> SemanticQuery:
-        """Text to look up by meaning, or why there is none though the policy would have it."""
+    def semantic_query(self) -> Question | Reason | None:
+        """Question to look up by meaning, or why there is none though the policy would have it."""
         if not self.decision.semantic:
-            return NO_QUERY
+            return None
         return semantic_query(self.partition.endpoint, self.body)
 
     @property
     def question(self) -> str | None:
         """Text to look up by meaning; None where only exact lookup is allowed."""
-        found = self.semantic_query.question
-        return None if found is None else found.text
+        found = self.semantic_query
+        return found.text if isinstance(found, Question) else None
 
     @cached_property
     def fingerprint(self) -> bytes:
         """Identity of everything except the question, 32 bytes; zeros where there is none."""
-        found = self.semantic_query.question
-        if found is None:
+        found = self.semantic_query
+        if not isinstance(found, Question):
             return bytes(32)
         return self.partition.fingerprint_of(found.rest)
 

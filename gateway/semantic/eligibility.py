@@ -399,24 +399,13 @@ _NEAR = 6
 """Words between "ignore" and its object."""
 
 
-class SemanticQuery(NamedTuple):
-    """The question of a request, or why it has exact hits only."""
-
-    question: Question | None
-    ineligible: Reason | None
-
-
-NO_QUERY = SemanticQuery(None, None)
-
-
-def semantic_query(endpoint: Endpoint, body: dict[str, Any]) -> SemanticQuery:
+def semantic_query(endpoint: Endpoint, body: dict[str, Any]) -> Question | Reason:
     """Return the question of a request, or why it has exact hits only."""
     find = SPECS[endpoint].find_question
     found = Reason.ENDPOINT if find is None else find(body)
     if not isinstance(found, Question):
-        return SemanticQuery(None, found)
-    reason = ineligible(found.text, follows=found.follows)
-    return SemanticQuery(found if reason is None else None, reason)
+        return found
+    return ineligible(found.text, follows=found.follows) or found
 
 
 def ineligible(text: str, *, follows: bool = False) -> Reason | None:

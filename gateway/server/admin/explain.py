@@ -288,10 +288,10 @@ def _eligibility(context: RequestContext) -> dict[str, Any]:
     if not context.decision.semantic:
         why_not = "the policy switches semantic off"
         return {"eligible": False, "reason": "policy", "why_not": why_not}
-    reason = semantic_query(context.request.endpoint, context.request.body).ineligible
-    if reason is None:
+    found = semantic_query(context.request.endpoint, context.request.body)
+    if not isinstance(found, Reason):
         return {"eligible": True, "reason": None, "why_not": None}
-    return {"eligible": False, "reason": reason, "why_not": WHY_NOT[reason]}
+    return {"eligible": False, "reason": found, "why_not": WHY_NOT[found]}
 
 
 def _outcome(end: End, now: float) -> dict[str, Any]:

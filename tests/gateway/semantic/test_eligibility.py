@@ -253,18 +253,15 @@ def chat(*earlier, question="Is it free?"):
 
 def test_a_system_prompt_is_no_turn_to_lean_on():
     system = {"role": "system", "content": "Be kind."}
-    assert semantic_query(Endpoint.CHAT, chat(system)).question.text == "Is it free?"
+    assert semantic_query(Endpoint.CHAT, chat(system)).text == "Is it free?"
     turn = {"role": "user", "content": "Tell me of the museum."}
-    assert semantic_query(Endpoint.CHAT, chat(system, turn)) == (None, Reason.FOLLOW_UP)
+    assert semantic_query(Endpoint.CHAT, chat(system, turn)) is Reason.FOLLOW_UP
 
 
 def test_what_a_request_is_comes_before_what_its_text_is():
-    assert semantic_query(Endpoint.CHAT, chat(question="") | {"tools": [{}]}) == (
-        None,
-        Reason.TOOLS,
-    )
-    assert semantic_query(Endpoint.RESPONSES, {"input": "Why?"}) == (None, Reason.VAGUE)
-    assert semantic_query(Endpoint.COMPLETIONS, {"prompt": "Why?"}) == (None, Reason.ENDPOINT)
+    assert semantic_query(Endpoint.CHAT, chat(question="") | {"tools": [{}]}) is Reason.TOOLS
+    assert semantic_query(Endpoint.RESPONSES, {"input": "Why?"}) is Reason.VAGUE
+    assert semantic_query(Endpoint.COMPLETIONS, {"prompt": "Why?"}) is Reason.ENDPOINT
 
 
 def test_each_reason_has_a_sentence_and_examples():
