@@ -191,22 +191,22 @@ def _verb(words: Sequence[str]) -> str:
     return next((word for word in words if word not in lists.POLITE), "")
 
 
-def varies(asked: TokenizedQuestion) -> bool:
+def varies(question: TokenizedQuestion) -> bool:
     """Tell whether the request wants another answer than the last one, or one by chance.
 
     It must ask for something: how to make a random number is a question like any other.
     """
-    if asked.vocabulary.isdisjoint(lists.ASKS_VARIETY):
+    if question.vocabulary.isdisjoint(lists.ASKS_VARIETY):
         return False
-    words = asked.words
+    words = question.words
     verb = _verb(words)
     if verb in lists.ASKING:
         return False
     return (
         (verb in lists.VARYING_OPENINGS and len(words) <= _SHORT and "for" not in words)
         or (words[-1] == "again" and len(words) <= _SHORT)
-        or (len(words) <= _REQUEST and not asked.pairs.isdisjoint(lists.BY_CHANCE))
-        or (verb in lists.GIVING and not asked.pairs.isdisjoint(lists.VARIED))
+        or (len(words) <= _REQUEST and not question.pairs.isdisjoint(lists.BY_CHANCE))
+        or (verb in lists.GIVING and not question.pairs.isdisjoint(lists.VARIED))
     )
 
 
@@ -218,17 +218,17 @@ def depends_on_time(question: TokenizedQuestion) -> bool:
     """
     if question.vocabulary.isdisjoint(lists.ASKS_TIME) or _tells_story(question):
         return False
-    asked = _asking_part(question)
-    vocabulary, pairs = asked.vocabulary, asked.pairs
+    core = _asking_part(question)
+    vocabulary, pairs = core.vocabulary, core.pairs
     return (
         not vocabulary.isdisjoint(lists.MOMENTS)
         or not pairs.isdisjoint(lists.OF_ITS_TIME)
         # "Exchange rate of the euro", and not "which exchange rate did I pay".
         or (not pairs.isdisjoint(lists.OF_THE_MARKET) and vocabulary.isdisjoint(lists.OWN))
         # "What's the date", and not the date of a battle.
-        or (asked.words[-1] in ("time", "date", "day") and not pairs.isdisjoint(lists.CLOCK))
-        or _names_period(asked)
-        or _asks_how_things_stand(asked)
+        or (core.words[-1] in ("time", "date", "day") and not pairs.isdisjoint(lists.CLOCK))
+        or _names_period(core)
+        or _asks_current_state(core)
     )
 
 
@@ -238,9 +238,9 @@ def _asking_part(question: TokenizedQuestion) -> TokenizedQuestion:
     if len(sentences) == 1:
         return question
     asking = [sentence for sentence in sentences if sentence.rstrip().endswith("?")]
-    asked = tokenize_question(" ".join(asking))
+    part = tokenize_question(" ".join(asking))
     # A lone "?" is a sentence without a word: "What is 1.5! ?"
-    return asked if asked.words else question
+    return part if part.words else question
 
 
 def _tells_story(question: TokenizedQuestion) -> bool:
@@ -254,10 +254,10 @@ def _tells_story(question: TokenizedQuestion) -> bool:
     )
 
 
-def _names_period(asked: TokenizedQuestion) -> bool:
+def _names_period(question: TokenizedQuestion) -> bool:
     """Find "this month", "last week", "the past 3 days"."""
-    words = asked.words
-    if asked.vocabulary.isdisjoint(lists.RELATIVE) or asked.vocabulary.isdisjoint(lists.PERIODS):
+    words, vocabulary = question.words, question.vocabulary
+    if vocabulary.isdisjoint(lists.RELATIVE) or vocabulary.isdisjoint(lists.PERIODS):
         return False
     return any(
         word in lists.RELATIVE and _is_period(word, words[at + 1 : at + 3])
@@ -283,22 +283,22 @@ class _Place(NamedTuple):
     rest: Sequence[str]
     own: bool
     """Whether "I" or "my" is in the question."""
-    asked: TokenizedQuestion
+    question: TokenizedQuestion
 
     @property
     def following(self) -> str:
         return self.rest[0] if self.rest else ""
 
 
-def _asks_how_things_stand(asked: TokenizedQuestion) -> bool:
-    own = not asked.vocabulary.isdisjoint(lists.OWN)
-    words = asked.words
+def _asks_current_state(question: TokenizedQuestion) -> bool:
+    own = not question.vocabulary.isdisjoint(lists.OWN)
+    words = question.words
     return any(
-        _STANDING[word](
-            _Place(words[at - 1] if at else "", words[at + 1 : at + 1 + _TITLE], own, asked)
+        _STATE_WORDS[word](
+            _Place(words[at - 1] if at else "", words[at + 1 : at + 1 + _TITLE], own, question)
         )
         for at, word in enumerate(words)
-        if word in _STANDING
+        if word in _STATE_WORDS
     )
 
 
@@ -334,7 +334,7 @@ def _news(place: _Place) -> bool:
 
 def _is_of_today(place: _Place, other_topics: frozenset[str]) -> bool:
     """Tell whether no word names a year or makes it another topic."""
-    words = place.asked.vocabulary
+    words = place.question.vocabulary
     dated = any(word.isdigit() and len(word) == _YEAR_DIGITS for word in words)
     return not dated and words.isdisjoint(other_topics)
 
@@ -346,7 +346,7 @@ def _who(place: _Place) -> bool:
     return not lists.OFFICES.isdisjoint(place.rest)
 
 
-_STANDING: dict[str, Callable[[_Place], bool]] = {
+_STATE_WORDS: dict[str, Callable[[_Place], bool]] = {
     "now": _now,
     # Beside "I" or "my" it describes the user, and changes no answer.
     "currently": lambda place: not place.own,
@@ -355,7 +355,7 @@ _STANDING: dict[str, Callable[[_Place], bool]] = {
     "latest": _newest,
     "newest": _newest,
     # "When is the next election".
-    "next": lambda place: place.asked.words[0] == "when" and not place.own,
+    "next": lambda place: place.question.words[0] == "when" and not place.own,
     "until": _until,
     "till": _until,
     "weather": _weather,
@@ -492,7 +492,7 @@ def _holds_payload(question: TokenizedQuestion) -> bool:
     return given is not None and len(tokenize_question(text[given.end() :]).words) > MAX_GIVEN_WORDS
 
 
-def _asks_much(question: TokenizedQuestion) -> bool:
+def _asks_several(question: TokenizedQuestion) -> bool:
     """Tell whether there are several questions: an answer to one would count for all."""
     text = question.text
     if text.count("?") > 1:
@@ -509,7 +509,7 @@ _CHECKS: tuple[tuple[Reason, Callable[[TokenizedQuestion], bool]], ...] = (
     (Reason.LANGUAGE, is_foreign),
     (Reason.INSTRUCTIONS, _instructs),
     (Reason.PAYLOAD, _holds_payload),
-    (Reason.MANY_QUESTIONS, _asks_much),
+    (Reason.MANY_QUESTIONS, _asks_several),
     (Reason.VAGUE, is_vague),
     (Reason.VARIETY, varies),
     (Reason.TIME, depends_on_time),
