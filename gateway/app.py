@@ -26,10 +26,9 @@ from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.auth import Access
 from gateway.server.hot_path import HotPath
 from gateway.server.http import middleware as front
-from gateway.server.http.handlers import Handlers, refuse
+from gateway.server.http.handlers import Handlers, Readiness, refuse
 from gateway.server.http.hot_connection import HOT_PATH
 from gateway.server.http.pass_through import PassThrough
-from gateway.server.http.readiness import Readiness
 from gateway.server.local_encoder import local_model
 from gateway.server.open_semantic import open_semantic
 from gateway.server.open_store import open_store

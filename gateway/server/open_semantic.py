@@ -15,8 +15,7 @@ from gateway.cache.quarantine import QuarantineFile
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.verifier import CalibratedVerifier
 from gateway.server.admin.semantic_report import Budgets
-from gateway.server.http.readiness import Check
-from gateway.server.open_upstreams import in_background
+from gateway.server.open_upstreams import Check, in_background
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.comparisons import Checks, Judge

@@ -6,13 +6,14 @@ Law: a single upstream that is given by its URL alone is asked without a pool in
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any
 
-from gateway.protocol.messages import ALL_ADDITIONS, Addition
-from gateway.server.http.readiness import Check, engine_ready
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.messages import ALL_ADDITIONS, Addition, read_up_to
 from gateway.server.secrets import upstream_keys
 from gateway.settings import Settings, UpstreamSettings
 from gateway.telemetry.metrics import Metrics
@@ -27,6 +28,12 @@ from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.pool.warm_up import WarmUp
 from gateway.upstream.request import Accepts, Upstream
+
+PROBE_SECONDS = 2.0
+UNREACHABLE = "engine: not reachable"
+
+Check = Callable[[], Awaitable[str | None]]
+"""Returns why a part is not ready yet, or None. Bounded in time; raises nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +111,12 @@ def open_upstreams(
         name: _first_given(one.accepts, settings.upstream_accepts) for name, one in named.items()
     }
     counts = UpstreamMetrics(metrics.registry)
-    checks = [engine_ready(upstream, required=required) for upstream in each.values()]
     first = next(iter(each.values()))
     alone = Upstreams(
         upstream=first,
         passing=first,
         each=each,
-        ready=checks[0],
+        ready=_engines_ready(each.values(), required=required),
         accepts=accepts,
         retry_budget=Budget(),
     )
@@ -154,7 +160,6 @@ def open_upstreams(
         alone,
         upstream=pool,
         passing=PoolRequests(each, table, clock, pool.sticky_ids),
-        ready=_any(checks),
         pool=pool,
         prober=prober,
         warm_up=warm_up,
@@ -207,19 +212,39 @@ def _probe_paths(one: UpstreamSettings) -> tuple[str, ...]:
             return (path,)
 
 
-def _any(checks: list[Check]) -> Check:
-    """Return a check that holds where one of them does."""
+def _engines_ready(upstreams: Collection[HttpUpstream], *, required: bool) -> Check:
+    """Return a check of the engines' own ``/readyz``, which are asked until one was ready once.
+
+    Later faults are told request by request: hits need no upstream. One that is not ours has no
+    such path, or one that says nothing of reasons; silence counts only where it is ``required``.
+    """
     was_ready = False
 
     async def check() -> str | None:
         nonlocal was_ready
         if was_ready:
             return None
-        reasons = await asyncio.gather(*(each() for each in checks))
+        reasons = await asyncio.gather(*map(_ask_readiness, upstreams))
         was_ready = None in reasons
-        return None if was_ready else reasons[0]
+        if was_ready or (UNREACHABLE in reasons and not required):
+            return None
+        return reasons[0]
 
     return check
+
+
+async def _ask_readiness(upstream: HttpUpstream) -> str | None:
+    try:
+        async with (
+            asyncio.timeout(PROBE_SECONDS),
+            upstream.request("GET", "/readyz", [], None) as reply,
+        ):
+            if reply.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                return None
+            answer = await read_up_to(reply.chunks(), 4096)
+    except (UpstreamError, TimeoutError):
+        return UNREACHABLE
+    return "engine: loading" if b'"reasons"' in answer else None
 
 
 @asynccontextmanager

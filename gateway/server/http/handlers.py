@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
@@ -29,7 +29,6 @@ from gateway.server.http.hot_connection import HotConnection
 from gateway.server.http.http_server import read_body
 from gateway.server.http.middleware import METHOD, STOPPING, begin_query, send_stream
 from gateway.server.http.pass_through import PassThrough
-from gateway.server.http.readiness import Readiness
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
@@ -42,6 +41,21 @@ HOLDER = web.RequestKey("holder", str)
 """Whose gateway key a request bears, where there are such keys."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Asks every check; ``details`` are shown but do not make the gateway unready."""
+
+    checks: Sequence[Callable[[], Awaitable[str | None]]]
+    """Each returns why a part is not ready yet, or None."""
+    details: Callable[[], dict[str, Any]]
+
+    async def report(self) -> dict[str, Any]:
+        """Return ``{"status": "ready" | "starting", "reasons": [...], ...details}``."""
+        reasons = [reason for check in self.checks if (reason := await check()) is not None]
+        status = "starting" if reasons else "ready"
+        return {"status": status, "reasons": reasons, **self.details()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
