@@ -350,15 +350,15 @@ def start(plan: Plan) -> State:
     return _after_lookup(plan, miss(plan), clean=False)
 
 
-def sharing_key(state: ScanPrompt | SearchSemantic) -> Hashable | None:
-    """Return the key under which concurrent equal misses share one scan and search.
+def sharing_key(state: SearchSemantic) -> Hashable | None:
+    """Return the key under which concurrent equal misses share one search.
 
     None where there was an entry: then the ends may differ.
     """
     plan = state.plan
     if state.otherwise != miss(plan):
         return None
-    return type(state), plan.key, plan.coalescing_key, plan.decision, plan.directives
+    return plan.key, plan.coalescing_key, plan.decision, plan.directives
 
 
 def rebind(end: End, plan: Plan) -> End:

@@ -315,7 +315,7 @@ class Pipeline:
     async def _look_up_body(self, context: RequestContext, body: dict[str, Any]) -> End:
         """Drive the machine to its end, for a request or for one item of it.
 
-        Identical misses that are under way share a scan and a search.
+        Identical misses that are under way share a search.
         """
         state = self._plan(context, body)
         if context.trace is not None:
@@ -332,7 +332,7 @@ class Pipeline:
                 ):
                     # The leader of the call under way looked and found nothing.
                     state = forward(plan, miss(plan))
-                case ScanPrompt() | SearchSemantic() if (key := sharing_key(state)) is not None:
+                case SearchSemantic() if (key := sharing_key(state)) is not None:
                     end = await self.misses.ask(key, partial(self._drive, state, context))
                     return rebind(end, state.plan)
                 case _:

@@ -85,13 +85,13 @@ def _end(span: Span, seen: Observation) -> None:
 
 
 def _compression(seen: Observation) -> dict[str, Any]:
-    told = seen.compression
-    if told is None:
+    compression = seen.compression
+    if compression is None:
         return {}
     return {
-        "refrain.compress": ", ".join(told.steps) or None,
-        "refrain.compress_declined": told.refused,
-        "refrain.compress_saved_tokens": told.saved,
+        "refrain.compress": ", ".join(compression.steps) or None,
+        "refrain.compress_declined": compression.refused,
+        "refrain.compress_saved_tokens": compression.saved,
     }
 
 
