@@ -160,9 +160,6 @@ class Exchange:
         return self.state.store
 
 
-REFUSALS = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
-"""The statuses of servers that do not know a field, or refuse an order of turns."""
-
 Accepts = Mapping[str, frozenset[Addition]]
 """Which additions each upstream accepts, by its name; one that is not there accepts all."""
 
@@ -182,16 +179,15 @@ class Variant:
         """Tell whether it has a turn of volatile values, which some chat templates refuse."""
         return Rewrite.VOLATILE in self.exchange.rewrites
 
-    @property
-    def may_be_refused(self) -> bool:
-        """Tell whether it has anything of the gateway that an upstream may refuse."""
-        return bool(self.additions) or self.moves_values
-
     def may_explain(self, status: int) -> bool:
         """Tell whether an upstream may have answered so because of what the gateway changed."""
-        if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            return self.moves_values  # llama.cpp answers so if a chat template fails
-        return status in REFUSALS and self.may_be_refused
+        match status:
+            case HTTPStatus.INTERNAL_SERVER_ERROR:
+                return self.moves_values  # llama.cpp answers so if a chat template fails
+            case HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
+                return bool(self.additions) or self.moves_values
+            case _:
+                return False
 
     def remedy(self, accepts: frozenset[Addition]) -> str:
         """Return the settings that keep the gateway from sending what may be refused here."""
@@ -213,7 +209,7 @@ def variants(
     """
     if not may_retry:
         plain = _variant(exchange, frozenset())
-        return (as_client_sent(exchange) if plain.may_be_refused else plain), {}
+        return (as_client_sent(exchange) if plain.moves_values else plain), {}
     made = {ALL_ADDITIONS: _variant(exchange, ALL_ADDITIONS)}
     for accepted in accepts.values():
         if accepted not in made:
@@ -269,26 +265,21 @@ class UpstreamReply(Protocol):
     @property
     def served(self) -> Served:
         """Which upstream this is, if one name stands for several."""
-        ...
 
     @property
     def status(self) -> int:
         """HTTP status code."""
-        ...
 
     @property
     def headers(self) -> Sequence[tuple[str, str]]:
         """Headers as they came; the body is decoded, whatever its Content-Encoding."""
-        ...
 
     @property
     def content_type(self) -> str:
         """Media type without parameters, lower case."""
-        ...
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body. Raises UpstreamError when it breaks off or stalls."""
-        ...
 
 
 class Upstream(Protocol):
@@ -297,11 +288,9 @@ class Upstream(Protocol):
     @property
     def name(self) -> str:
         """Base URL without credentials; part of every key."""
-        ...
 
     def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
         """POST the request; leaving the context cancels the rest of the reply.
 
         Raises UpstreamError when it cannot be reached or sends no head in time.
         """
-        ...

@@ -18,8 +18,8 @@ MEMBERS = (
 )
 FAILURES = (
     Failure(Reason.UPSTREAM_BROKE, risky=True, anew=True),
-    Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, retry_after=3.0),
-    Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=503),
+    Failure(Reason.UPSTREAM_LIMITED, risky=False, retry_after=3.0),
+    Failure(Reason.UPSTREAM_LIMITED, risky=False),
 )
 STEPS = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0.1, 1.0, 7.0, 40.0])),

@@ -37,7 +37,6 @@ FIRST_BACKOFF = 0.1
 _REFUSED = frozenset({429, 503, 529})
 _FAILED = frozenset({500, 502, 504, *range(520, 525)})
 """520 to 524 come from a content network that cannot reach its server."""
-_WORDS = {429: 429, 503: 503, 529: 503}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,8 @@ class Failure:
     risky: bool
     anew: bool = False
     """Whether the same upstream may get the request again."""
-    refused: int | None = None
-    """429 or 503 if the upstream asked for a pause."""
     retry_after: float | None = None
-    """Seconds of that pause, if the upstream said so."""
+    """Seconds of the pause that a limited upstream asks for, if it says how long."""
     personal: bool = False
     """True if the limit may be the client's own quota: it must not eject the upstream."""
 
@@ -78,7 +75,6 @@ def refusal_of(
         return Failure(
             Reason.UPSTREAM_LIMITED,
             risky=False,
-            refused=_WORDS[status],
             retry_after=retry_after(fields, wall),
             personal=personal and status == HTTPStatus.TOO_MANY_REQUESTS,
         )
@@ -264,7 +260,7 @@ def _error(said: dict[str, Any]) -> FirstToken | Failure:
     match error:
         case {"code": 429 | "rate_limit_exceeded" | "insufficient_quota"}:
             # It may be about the client's own account, so the upstream is not paused.
-            return Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
+            return Failure(Reason.UPSTREAM_LIMITED, risky=False, personal=True)
         case {"code": int(code)} if 400 <= code < 500:
             return FirstToken.REFUSED
         case {"type": str(kind)} if "invalid_request" in kind or "BadRequest" in kind:

@@ -264,7 +264,7 @@ class PoolTable:
         upstream, health = call.upstream, call.upstream.health
         if failure.personal:
             upstream.heard_at = now
-        elif failure.refused is not None:
+        elif failure.reason is Reason.UPSTREAM_LIMITED:
             health = healths.pause_requested(health, failure.retry_after, failure.reason, now)
         else:
             health = healths.call_failed(health, failure.reason, now)

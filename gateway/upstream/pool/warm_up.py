@@ -62,27 +62,14 @@ class WarmPrefix(NamedTuple):
     model: str
     raw: bytes
 
-    @property
-    def body(self) -> Any:
-        """The request, parsed: kept is only its text, which is several times smaller."""
-        return orjson.loads(self.raw)
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    weight: float
-    at: float
-
-    def worth(self, now: float) -> float:
-        return float(self.weight * 0.5 ** ((now - self.at) / HALF_LIFE))
-
 
 class WarmPrefixes:
     """Counts beginnings, and keeps the most used texts."""
 
     def __init__(self, *, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._met: FIFOCache[bytes, _Use] = FIFOCache(MOST_MET)
+        self._met: FIFOCache[bytes, tuple[float, float]] = FIFOCache(MOST_MET)
+        """How often each came, and when it came last."""
         self._kept: dict[bytes, WarmPrefix] = {}
         self._bytes = 0
 
@@ -98,12 +85,9 @@ class WarmPrefixes:
         if not LEAST_BYTES <= len(raw) <= LONGEST_BYTES:
             return
         digest = blake2b(raw, digest_size=16).digest()
-        use = self._met.get(digest)
-        if use is None:
-            self._met[digest] = _Use(1.0, now)
-            return
-        self._met[digest] = _Use(use.worth(now) + 1.0, now)
-        if digest not in self._kept:
+        has_come = digest in self._met
+        self._met[digest] = (self._worth(digest, now) + 1.0, now)
+        if has_come and digest not in self._kept:
             self._keep(WarmPrefix(digest, str(beginning.get("model") or ""), raw), now)
 
     def worth_most(self, now: float) -> list[WarmPrefix]:
@@ -127,8 +111,8 @@ class WarmPrefixes:
             self._bytes -= len(self._kept.pop(least).raw)
 
     def _worth(self, digest: bytes, now: float) -> float:
-        use = self._met.get(digest)
-        return 0.0 if use is None else use.worth(now)
+        uses, at = self._met.get(digest, (0.0, now))
+        return float(uses * 0.5 ** ((now - at) / HALF_LIFE))
 
 
 def _beginning(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -229,6 +213,6 @@ class WarmUp:
             return f"status {reply.status}"
         self.warmed(name)
         if self.chains is not None:
-            chain = self.chains.of(Endpoint.CHAT, prefix.body, {})
+            chain = self.chains.of(Endpoint.CHAT, orjson.loads(prefix.raw), {})
             self.table.computed(name, chain)
         return None

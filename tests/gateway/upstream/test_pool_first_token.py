@@ -6,7 +6,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool.retry import HELD_SECONDS, Failure, FirstToken, FirstTokenDetector
 
 FAILS = Failure(Reason.UPSTREAM_STATUS, risky=True)
-LIMITED = Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, personal=True)
+LIMITED = Failure(Reason.UPSTREAM_LIMITED, risky=False, personal=True)
 PING = b": ping\n\n"
 
 STREAMS = {

@@ -36,7 +36,7 @@ from gateway.upstream.request import LONGEST_MODEL, Outgoing
 BROKE = Failure(Reason.UPSTREAM_BROKE, risky=True, anew=True)
 SENT_NOWHERE = Failure(Reason.UPSTREAM_UNREACHABLE, risky=False, anew=True)
 TIMEOUT = Failure(Reason.UPSTREAM_TIMEOUT, risky=True)
-REFUSED = Failure(Reason.UPSTREAM_LIMITED, risky=False, refused=429, retry_after=5.0)
+REFUSED = Failure(Reason.UPSTREAM_LIMITED, risky=False, retry_after=5.0)
 
 
 def asked(model="m"):
@@ -150,12 +150,15 @@ def test_retry_after_in_every_form(fields, seconds):
 
 
 @pytest.mark.parametrize(
-    ("status", "refused", "risky"),
-    [(429, 429, False), (503, 503, False), (529, 503, False), (500, None, True), (522, None, True)],
+    ("status", "reason", "risky"),
+    [
+        *((status, Reason.UPSTREAM_LIMITED, False) for status in (429, 503, 529)),
+        *((status, Reason.UPSTREAM_STATUS, True) for status in (500, 522)),
+    ],
 )
-def test_what_an_error_status_means(status, refused, risky):
+def test_what_an_error_status_means(status, reason, risky):
     failure = refusal_of(status, [], 0.0)
-    assert (failure.refused, failure.risky) == (refused, risky)
+    assert (failure.reason, failure.risky) == (reason, risky)
 
 
 @pytest.mark.parametrize("status", [200, 204, 301, 400, 401, 403, 404, 408, 413, 422, 501, 505])
