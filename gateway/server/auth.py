@@ -19,6 +19,7 @@ from typing import Any
 
 from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.headers import CREDENTIALS, bearer
+from gateway.server.watched_file import WatchedFile
 
 _log = logging.getLogger(__name__)
 
@@ -107,41 +108,9 @@ def authenticate(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRi
     return holders.pop()
 
 
-class KeyFile:
-    """Holds the last good keys of ``path``.
-
-    Raises KeyRingError or OSError on construction.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._data = self._seen = path.read_bytes()
-        self.ring = read_key_ring(self._data, str(path))
-        """The keys in force."""
-        self.problem: str | None = None
-        """What keeps the file on disk from being in force."""
-
-    def reload(self) -> None:
-        """Read the file again; an edit counts once two readings agree on it.
-
-        Whatever is wrong keeps the last good keys in force and stands in ``problem``.
-        """
-        try:
-            data = self._path.read_bytes()
-            settled, self._seen = data == self._seen, data
-            if not settled:
-                return
-            if data != self._data:
-                self.ring, self._data = read_key_ring(data, str(self._path)), data
-                _log.info("keys: %s reloaded", self._path)
-            problem = None
-        except OSError as error:
-            problem = f"{self._path}: cannot be read: {error.strerror or error}"
-        except KeyRingError as error:
-            problem = str(error)
-        if problem is not None and problem != self.problem:
-            _log.error("keys: keeping the last good ones: %s", problem)
-        self.problem = problem
+def key_file(path: Path) -> WatchedFile[KeyRing]:
+    """Return the keys in a file. Raises KeyRingError or OSError."""
+    return WatchedFile(path, read_key_ring, "keys: keeping the last good ones")
 
 
 class Access:
@@ -151,10 +120,11 @@ class Access:
     """
 
     def __init__(self, gateway_keys: Path | None, denied_keys: Path | None) -> None:
-        self._keys = None if gateway_keys is None else KeyFile(gateway_keys)
-        self._denied = None if denied_keys is None else KeyFile(denied_keys)
+        self._keys, self._denied = (
+            None if path is None else key_file(path) for path in (gateway_keys, denied_keys)
+        )
         self._files = [file for file in (self._keys, self._denied) if file is not None]
-        self.rings = [file.ring for file in self._files]
+        self.rings = [file.active for file in self._files]
         """The keys in force: with other rings, other requests are let in."""
         self.own_keys = self._keys is not None
         """Whether the gateway has keys of its own, so that clients' are for itself alone."""
@@ -163,8 +133,8 @@ class Access:
 
     def holder(self, headers: Mapping[str, str]) -> str | None:
         """Return whose gateway key a request bears, None without such. Raises UnauthorizedError."""
-        keys = None if self._keys is None else self._keys.ring
-        return authenticate(headers, keys, NOBODY if self._denied is None else self._denied.ring)
+        keys = None if self._keys is None else self._keys.active
+        return authenticate(headers, keys, NOBODY if self._denied is None else self._denied.active)
 
     def details(self) -> dict[str, Any]:
         """Say for /readyz what is in force and which edits were not taken."""
@@ -176,5 +146,6 @@ class Access:
         while self._files:
             await asyncio.sleep(POLL_SECONDS)
             for file in self._files:
-                await asyncio.to_thread(file.reload)
-            self.rings = [file.ring for file in self._files]
+                if await asyncio.to_thread(file.reload):
+                    _log.info("keys: %s reloaded", file.path)
+            self.rings = [file.active for file in self._files]

@@ -8,8 +8,9 @@ from typing import Any
 
 from gateway.cache.ports import ActivePolicy
 from gateway.prompts.rewrite.volatile import finder
+from gateway.server.watched_file import WatchedFile
 from policies.decision import PiiAction
-from policies.format.load import PolicyError, parse_policy
+from policies.format.load import parse_policy
 from policies.format.yaml_document import policy_text
 from policies.pii.scan import PiiScanner
 from policies.policy import Policy
@@ -18,24 +19,14 @@ from policies.recorded import recorded_policy
 log = logging.getLogger(__name__)
 
 
-class PolicyFile:
-    """Holds the last good policy of ``path``.
+class PolicyFile(WatchedFile[ActivePolicy]):
+    """Holds the last good policy of a file.
 
     Raises PolicyError or OSError on construction: without a policy there is no gateway.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._data = path.read_bytes()
-        self._seen = self._data
-        self.active = _activate(self._data, path)
-        self._unreadable: str | None = None
-        self._wrong: str | None = None
-
-    @property
-    def problem(self) -> str | None:
-        """What keeps the file on disk from being in force, or None."""
-        return self._unreadable or self._wrong
+        super().__init__(path, _activate, "policy: keeping the last good policy")
 
     def details(self) -> dict[str, Any]:
         """Return what ``/readyz`` shows of the policy."""
@@ -46,40 +37,6 @@ class PolicyFile:
             "problem": self.problem,
         }
 
-    def reload(self) -> bool:
-        """Read the file again; return whether a new policy took effect.
-
-        An edit counts once two readings agree: an editor may be found half-way through writing.
-        Whatever is wrong keeps the policy in force and stands in ``problem``.
-        """
-        try:
-            data = self._path.read_bytes()
-        except OSError as error:
-            problem = f"cannot be read: {error.strerror or error}"
-            if problem != self._unreadable:
-                self._complain(problem)
-            self._unreadable = problem
-            return False
-        self._unreadable = None
-        settled = data == self._seen
-        self._seen = data
-        if data == self._data or not settled:
-            return False
-        self._data = data
-        try:
-            self.active = _activate(data, self._path)
-        except (PolicyError, ValueError) as error:
-            self._wrong = str(error)
-            self._complain(self._wrong)
-            return False
-        self._wrong = None
-        generation = self.active.policy.generation
-        log.info("policy: %s reloaded, generation %d", self._path, generation)
-        return True
-
-    def _complain(self, problem: str) -> None:
-        log.error("policy: keeping the last good policy: %s", problem)
-
     async def watch(self, seconds: float, reloaded: Callable[[bool], None]) -> None:
         """Look for an edit every ``seconds`` until cancelled.
 
@@ -89,12 +46,15 @@ class PolicyFile:
             await asyncio.sleep(seconds)
             before = self.problem
             changed = await asyncio.to_thread(self.reload)
+            if changed:
+                generation = self.active.policy.generation
+                log.info("policy: %s reloaded, generation %d", self.path, generation)
             if changed or self.problem != before:
                 reloaded(self.problem is None)
 
 
-def _activate(data: bytes, path: Path) -> ActivePolicy:
-    policy = parse_policy(policy_text(data, str(path)), str(path))
+def _activate(data: bytes, source: str) -> ActivePolicy:
+    policy = parse_policy(policy_text(data, source), source)
     _ready(policy)
     scanner = PiiScanner(policy.regions, policy.allowed)
     identities = {action: f"{action}/{scanner.identity}" for action in PiiAction}

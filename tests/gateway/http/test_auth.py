@@ -6,7 +6,7 @@ from importlib.resources import files
 import orjson
 import pytest
 
-from gateway.server.auth import KeyFile
+from gateway.server.auth import key_file
 from scripted_upstream import completion
 
 REFUSED = "refrain; detail=unauthorized"
@@ -137,29 +137,29 @@ async def test_an_operator_who_names_nobody_is_told(gateway, whose, action):
 
 
 def test_an_edit_counts_at_the_second_look(keys):
-    file = KeyFile(keys)
+    file = key_file(keys)
     keys.write_text(line("desk", "gk-desk"))
     file.reload()
-    assert file.ring.holder("gk-shop") == "shop"
+    assert file.active.holder("gk-shop") == "shop"
     file.reload()
-    assert file.ring.holder("gk-shop") is None
-    assert file.ring.holder("gk-desk") == "desk"
+    assert file.active.holder("gk-shop") is None
+    assert file.active.holder("gk-desk") == "desk"
 
 
 def test_a_bad_edit_keeps_the_last_good_keys_and_is_told_once(keys, caplog):
-    file = KeyFile(keys)
+    file = key_file(keys)
     good = keys.read_text()
     keys.write_text(good + "desk gk-in-clear\n")
     for _ in range(4):
         file.reload()
-    assert file.ring.holder("gk-shop") == "shop"
+    assert file.active.holder("gk-shop") == "shop"
     [told] = [each.getMessage() for each in caplog.records]
     assert f"{keys}:3: expected NAME" in told
     assert file.problem is not None
     assert "gk-in-clear" not in told
     keys.unlink()
     file.reload()
-    assert file.ring.holder("gk-shop") == "shop"
+    assert file.active.holder("gk-shop") == "shop"
     assert "cannot be read" in file.problem
     keys.write_text(good)
     file.reload()

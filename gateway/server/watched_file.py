@@ -1,0 +1,58 @@
+"""A file that an operator edits: read at start, watched, and replaced whole by each good edit."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from policies.format.yaml_document import PolicyError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class WatchedFile(Generic[T]):
+    """Holds the last good value of ``path``; ``read`` makes it of the file's bytes and name.
+
+    Raises OSError, and what ``read`` raises, on construction: PolicyError or ValueError.
+    """
+
+    def __init__(self, path: Path, read: Callable[[bytes, str], T], kept: str) -> None:
+        """``kept`` says in the log what stays in force."""
+        self.path = path
+        self._read = read
+        self._kept = kept
+        self._seen = self._taken = path.read_bytes()
+        self.active = read(self._taken, str(path))
+        """The value in force."""
+        self._wrong: str | None = None
+        self._unreadable: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps the file on disk from being in force, or None."""
+        return self._unreadable or self._wrong
+
+    def reload(self) -> bool:
+        """Read the file again; return whether a new value took effect.
+
+        An edit counts once two readings agree: an editor may be found half-way through writing.
+        Whatever is wrong keeps the value in force and stands in ``problem``.
+        """
+        before, changed = self.problem, False
+        try:
+            data = self.path.read_bytes()
+            self._unreadable = None
+            settled, self._seen = data == self._seen, data
+            if settled and data != self._taken:
+                self._taken = data
+                self.active = self._read(data, str(self.path))
+                self._wrong, changed = None, True
+        except OSError as error:
+            self._unreadable = f"{self.path}: cannot be read: {error.strerror or error}"
+        except (PolicyError, ValueError) as error:
+            self._wrong = str(error)
+        if self.problem not in (None, before):
+            log.error("%s: %s", self._kept, self.problem)
+        return changed
