@@ -14,8 +14,8 @@ from gateway.cache.key import (
 )
 from gateway.cache.ports import KEY_VERSION, Entry
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints import SPECS
 from gateway.protocol.endpoints.spec import Question
-from gateway.protocol.endpoints.table import SPECS
 from gateway.semantic.eligibility import semantic_query
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered

@@ -18,8 +18,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints import SPECS
 from gateway.protocol.endpoints.spec import Question
-from gateway.protocol.endpoints.table import SPECS
 from gateway.semantic import words as lists
 from gateway.semantic.code import holds_code
 from policies.decision import Endpoint

@@ -16,8 +16,8 @@ import orjson
 from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints import SPECS
 from gateway.protocol.endpoints.spec import Streaming
-from gateway.protocol.endpoints.table import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, end_to_end, request_fields
 from gateway.protocol.messages import ALL_ADDITIONS, read_up_to

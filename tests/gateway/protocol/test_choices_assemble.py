@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.endpoints import SPECS
 from gateway.protocol.stream import encode
 from policies.decision import Endpoint
 

@@ -1,7 +1,7 @@
 import orjson
 import pytest
 
-from gateway.protocol.endpoints.table import SPECS
+from gateway.protocol.endpoints import SPECS
 from gateway.protocol.stream import DONE, Decoder
 from policies.decision import Endpoint
 

@@ -8,8 +8,8 @@ from gateway.protocol.conversation import (
     prompt_text,
     system_text,
 )
+from gateway.protocol.endpoints import SPECS
 from gateway.protocol.endpoints.spec import Question
-from gateway.protocol.endpoints.table import SPECS
 from policies.decision import Endpoint
 from policies.pii.scan import PiiScanner
 
