@@ -7,7 +7,7 @@ which waits until the entry can be hit.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -70,19 +70,25 @@ class Refusal:
     variant: Variant
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class UpstreamCall:
-    """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for followers."""
+    """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for followers.
+
+    ``checks`` compares answers. ``chains`` makes the prefix chains by which one of several
+    upstreams is chosen. ``answered`` is called for each storable request that was answered.
+    ``accepts`` says which additions each upstream accepts. A pool shares its ``retry_budget``.
+    """
 
     upstream: Upstream
     writer: CacheWriter
     max_answer_bytes: int
-    retry_budget: Budget
+    _: KW_ONLY
+    retry_budget: Budget = field(default_factory=Budget)
     checks: Checks | None = None
     chains: PromptChains | None = None
     answered: Answered | None = None
     accepts: Accepts = field(default_factory=dict)
-    _quiet_until: dict[str, float] = field(default_factory=dict)
+    _quiet_until: dict[str, float] = field(default_factory=dict, init=False)
     """When the log may warn of an upstream again, by its name."""
 
     async def call(self, exchange: Exchange, shared: SharedResponse) -> None:

@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
@@ -26,7 +26,6 @@ from gateway.cache.key import identify
 from gateway.cache.lookup import Hit, evaluate_entry
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Claims, Entry, StoreError
-from gateway.cache.writer import CacheWriter
 from gateway.prompts.outcome import COMPRESS, REWRITE, format_rewrites
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Forwarded, Reason
@@ -35,11 +34,8 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, shared_fields, with_cache_status, without
 from gateway.protocol.messages import Reply
 from gateway.telemetry.observation import Observation
-from gateway.upstream.call import Answered, UpstreamCall
-from gateway.upstream.comparisons import Checks
-from gateway.upstream.pool.prefix_chain import PromptChains
-from gateway.upstream.pool.retry import Budget
-from gateway.upstream.request import Accepts, Exchange, Upstream
+from gateway.upstream.call import UpstreamCall
+from gateway.upstream.request import Exchange
 from gateway.upstream.shared_response import FlightTable, Head, SharedResponse, TooSlowError
 
 LINGER_SECONDS = 2.0
@@ -62,43 +58,21 @@ class Sharing(Enum):
     ALONE = auto()
 
 
-@dataclass(eq=False)
-class Coalescer:
-    """Sends misses and bypasses to the upstream. ``max_answer_bytes`` bounds what is stored.
+@dataclass(eq=False, kw_only=True)
+class Coalescer(UpstreamCall):
+    """Sends misses and bypasses to the upstream; identical ones share a call.
 
-    ``claims`` are those of the processes that share the store, if any. ``checks`` compares answers.
-    ``chains`` makes the prefix chains by which one of several upstreams is chosen. ``answered`` is
-    called for each storable request that was answered. ``accepts`` says which additions each
-    upstream accepts. A pool shares its ``retry_budget``.
+    ``claims`` are those of the processes that share the store, if any.
     """
 
-    upstream: Upstream
-    writer: CacheWriter
-    max_answer_bytes: int
-    _: KW_ONLY
     clock: Callable[[], float] = time.perf_counter
     claims: Claims | None = None
-    checks: Checks | None = None
-    chains: PromptChains | None = None
-    answered: Answered | None = None
-    accepts: Accepts = field(default_factory=dict)
-    retry_budget: Budget = field(default_factory=Budget)
     calls: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     """Those under way."""
     _background: Counter[str] = field(default_factory=Counter, init=False)
     _forgetting: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._upstream_call = UpstreamCall(
-            self.upstream,
-            self.writer,
-            self.max_answer_bytes,
-            self.retry_budget,
-            checks=self.checks,
-            chains=self.chains,
-            answered=self.answered,
-            accepts=self.accepts,
-        )
         self._table = FlightTable[SharedResponse](linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES)
 
     async def forward(self, exchange: Exchange) -> Reply:
@@ -184,11 +158,11 @@ class Coalescer:
         """Return the work of a call, which other processes may share."""
         slot, claims = shared.slot, self.claims
         if claims is None or not isinstance(slot, bytes):
-            return self._upstream_call.call(exchange, shared)
+            return self.call(exchange, shared)
         plan = exchange.plan
         is_batch = SPECS[exchange.request.endpoint].render is not None
         if plan is None or is_batch or plan.directives.no_cache:
-            return self._upstream_call.call(exchange, shared)
+            return self.call(exchange, shared)
         return self._claim_and_call(exchange, shared, claims, plan, slot)
 
     async def _claim_and_call(
@@ -208,7 +182,7 @@ class Coalescer:
             shared.close()
             return
         try:
-            await self._upstream_call.call(exchange, shared)
+            await self.call(exchange, shared)
         finally:
             if claimed:
                 claims.release(slot)

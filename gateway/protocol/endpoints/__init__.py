@@ -1,4 +1,4 @@
-"""The endpoints whose answers are cached. A new one is a member, a file with its record, a row here."""
+"""The endpoints whose answers are cached. A new one is a member, a file with its record, a row."""
 
 from collections.abc import Mapping
 
