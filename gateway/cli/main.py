@@ -370,9 +370,9 @@ def _number(kind: type[int] | type[float], least: float, most: float) -> Callabl
 
 
 def _budget(text: str) -> float:
-    from policies.format.values import ERROR_BUDGET, RefusedError
+    from policies.format.values import ERROR_BUDGET, UnexpectedValueError
 
     try:
         return float(ERROR_BUDGET.read(text))
-    except RefusedError as refused:
+    except UnexpectedValueError as refused:
         raise argparse.ArgumentTypeError(f"expected {refused}, got {text!r}") from None

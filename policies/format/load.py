@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from policies.format.settings import SETTINGS, default_decision, rule_decision
-from policies.format.table import Definitions, Key, Listed, Named, Spot, Table, unique
+from policies.format.table import Definitions, Key, ListOf, MapOf, Spot, Table, unique
 from policies.format.values import (
     CONTACT,
     DIGEST,
@@ -25,7 +25,7 @@ from policies.format.values import (
     VERSION,
     JsonSchema,
 )
-from policies.format.yaml_document import Document, Place, PolicyError, Problem, read_document
+from policies.format.yaml_document import Document, PolicyError, Problem, read_document
 from policies.policy import ANONYMOUS, Policy, Rule, Tenant, condition
 
 __all__ = ["PolicyError", "Problem", "json_schema", "parse_policy"]
@@ -42,19 +42,19 @@ CONTENT = Table(
     "Conditions on what is asked. All must hold.",
     Key(
         "keywords",
-        Listed(TEXT),
+        ListOf(TEXT),
         "Whole words, or phrases, in the last user message; any one, in any case of letters.",
         (["price", "how much", "in stock"],),
     ),
     Key(
         "regex",
-        Listed(REGEX),
+        ListOf(REGEX),
         "RE2 patterns, any one found in the last user message. (?i) ignores case.",
         (r"(?i)\border\s+#?\d+",),
     ),
     Key(
         "system_prompt_sha256",
-        Listed(DIGEST),
+        ListOf(DIGEST),
         "SHA-256 of the system and developer messages (several joined by line feeds), any one.",
         (_DIGEST,),
     ),
@@ -63,22 +63,22 @@ CONTENT = Table(
 MATCH = Table(
     "MatchSpec",
     "Conditions on a request. All must hold; of a list, any one. None: every request.",
-    Key("endpoint", Listed(ENDPOINT), "Path of the request.", ("/v1/chat/completions",)),
+    Key("endpoint", ListOf(ENDPOINT), "Path of the request.", ("/v1/chat/completions",)),
     Key(
         "model",
-        Listed(TEXT),
+        ListOf(TEXT),
         "The request's model; * stands for any characters, ? for one.",
         ("gpt-4*", ["refrain-demo", "qwen*"]),
     ),
     Key(
         "tenant",
-        Listed(NAME),
+        ListOf(NAME),
         "A name from tenants, or anonymous: no API key, organization or project.",
         ("acme", "anonymous"),
     ),
     Key(
         "header",
-        Named(HEADER_NAME, Listed(TEXT), least=1),
+        MapOf(HEADER_NAME, ListOf(TEXT), least=1),
         "Request headers by name, in any case, with a glob of the value.",
         ({"x-app": "storefront-*"},),
     ),
@@ -91,12 +91,12 @@ TENANT = Table(
     "Who a tenant is. All keys must hold; of a list, any one.",
     Key(
         "api_key_sha256",
-        Listed(DIGEST),
+        ListOf(DIGEST),
         "SHA-256 of the API key: printf %s KEY | sha256sum",
         (_DIGEST,),
     ),
-    Key("organization", Listed(TEXT), "The OpenAI-Organization header.", ("org-acme",)),
-    Key("project", Listed(TEXT), "The OpenAI-Project header.", ("proj-support",)),
+    Key("organization", ListOf(TEXT), "The OpenAI-Organization header.", ("org-acme",)),
+    Key("project", ListOf(TEXT), "The OpenAI-Project header.", ("proj-support",)),
 )
 
 PII = Table(
@@ -104,7 +104,7 @@ PII = Table(
     "The scan for personal data.",
     Key(
         "regions",
-        Listed(REGION, least=0, single=False),
+        ListOf(REGION, least=0, single=False),
         "Regions (ISO 3166) whose phone numbers are known when written without country code. "
         "Each costs time.",
         (["US", "GB"],),
@@ -112,7 +112,7 @@ PII = Table(
     ),
     Key(
         "allow",
-        Listed(CONTACT),
+        ListOf(CONTACT),
         "Your own public contacts, which are no personal data: email addresses (* stands for "
         "some of one), phone numbers in international form, any other text.",
         (["*@acme.example", "+1 800 555 0100"],),
@@ -152,14 +152,14 @@ POLICY = Table(
     ),
     Key(
         "tenants",
-        Named(TENANT_NAME, TENANT),
+        MapOf(TENANT_NAME, TENANT),
         "Names of tenants, for rules to match.",
         ({"acme": {"organization": "org-acme"}},),
         unset={},
     ),
     Key(
         "rules",
-        Listed(RULE, least=0, single=False),
+        ListOf(RULE, least=0, single=False),
         "In order; the first that matches decides.",
         ([{"name": "no-beta", "match": {"model": "*-beta"}, "exact": "off"}],),
         unset=[],
@@ -191,7 +191,7 @@ def parse_policy(text: str, source: str) -> Policy:
     """
     document = read_document(text, source)
     policy = Spot(document).load(POLICY, document.data)
-    _check_references(document)
+    _check_references(document, policy or {})
     if document.problems:
         raise PolicyError(_in_order(document.problems))
     return _compiled(policy, source)
@@ -205,33 +205,30 @@ def _in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(first.values(), key=lambda problem: problem.line))
 
 
-def _check_references(document: Document) -> None:
+def _check_references(document: Document, policy: dict[str, Any]) -> None:
     """Note what single values cannot tell: names used twice, unknown tenants, dead rules.
 
     Each is looked for where its own values are right, so that one mistake hides no other.
     """
-    data = document.data if isinstance(document.data, dict) else {}
-    written, tenants = data.get("rules"), data.get("tenants")
-    known = [ANONYMOUS, *(tenants if isinstance(tenants, dict) else {})]
+    known = [ANONYMOUS, *(policy.get("tenants") or {})]
     spot = Spot(document, ("rules",))
+    wrong = [problem.key for problem in document.problems]
     names: dict[str, int] = {}
     reached: dict[int, Wanted] = {}
-    for index, rule in enumerate(written if isinstance(written, list) else []):
-        if not isinstance(rule, dict):
+    for index, rule in enumerate(policy.get("rules") or []):
+        name = rule.get("name") if rule else None
+        if name in names:
+            spot.note(f"a unique name (line {names[name]} has it already)", index, "name")
+        elif name:
+            names[name] = document.places["rules", index, "name"].line
+        place = f"rules[{index}].match"
+        if not rule or "match" not in rule or any(key.startswith(place) for key in wrong):
             continue
-        name = rule.get("name")
-        if isinstance(name, str):
-            line = document.places["rules", index, "name"].line
-            if name in names:
-                spot.note(f"a unique name (line {names[name]} has it already)", index, "name")
-            names.setdefault(name, line)
-        match = _valid_match(rule.get("match"))
-        if match is None:
-            continue
-        for place, tenant in enumerate(match.get("tenant", [])):
+        match = rule["match"]
+        for at, tenant in enumerate(match.get("tenant", [])):
             if tenant not in known:
                 expected = f"one of the tenants {', '.join(known)}"
-                spot.note(expected, index, "match", "tenant", place)
+                spot.note(expected, index, "match", "tenant", at)
         special = _wanted(match)
         earlier = next((each for each in reached if _covers(reached[each], special)), None)
         if earlier is not None:
@@ -239,12 +236,6 @@ def _check_references(document: Document) -> None:
             expected = f"requests that rules[{earlier}] on line {line} leaves over"
             spot.note(expected, index, "match", got="none: this rule is never reached")
         reached[index] = special
-
-
-def _valid_match(value: object) -> dict[str, Any] | None:
-    scratch = Document("", places={(): Place(1, "")})
-    match: dict[str, Any] | None = Spot(scratch).load(MATCH, value)
-    return None if scratch.problems else match
 
 
 def _wanted(match: Mapping[str, Any]) -> Wanted:

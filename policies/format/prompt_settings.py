@@ -22,12 +22,12 @@ from policies.decision import (
     SchemaKeys,
     VolatileKind,
 )
-from policies.format.table import OFF, Key, Listed, Short, Table, on_or_off, only_off, unique
+from policies.format.table import OFF, Key, ListOf, Short, Table, on_or_off, only_off, unique
 from policies.format.values import (
     ON_OFF,
     PERCENT,
     REGEX,
-    RefusedError,
+    UnexpectedValueError,
     Value,
     choice,
     is_off,
@@ -47,12 +47,12 @@ MOST_KEYS = 64
 def _volatile_pattern(value: object) -> str:
     pattern = str(REGEX.read(value))
     if len(pattern) > LONGEST_PATTERN:
-        raise RefusedError(f"a pattern of at most {LONGEST_PATTERN} characters")
+        raise UnexpectedValueError(f"a pattern of at most {LONGEST_PATTERN} characters")
     compiled: Any = re2.compile(pattern)
     if compiled.groups > 1:
-        raise RefusedError("a pattern with at most one group, which is what moves")
+        raise UnexpectedValueError("a pattern with at most one group, which is what moves")
     if compiled.search("") is not None:
-        raise RefusedError("a pattern that does not match the empty text")
+        raise UnexpectedValueError("a pattern that does not match the empty text")
     return pattern
 
 
@@ -64,7 +64,7 @@ def _marker(value: object) -> str:
         or not value.isprintable()
     ):
         most = f"at most {LONGEST_MARKER} characters"
-        raise RefusedError(f"a marker of one line and {most}, such as <document>")
+        raise UnexpectedValueError(f"a marker of one line and {most}, such as <document>")
     return value
 
 
@@ -82,7 +82,7 @@ def _detected(value: object) -> dict[str, Any]:
         return {"detect": [], "patterns": []}
     if isinstance(value, list) or value in [*VolatileKind]:
         return {"detect": value}
-    raise RefusedError("off, a list or a mapping")
+    raise UnexpectedValueError("off, a list or a mapping")
 
 
 def _volatile_words(mapping: dict[str, Any]) -> Any:
@@ -151,14 +151,14 @@ PREFIX = Table(
             "What is another at every request, in detail.",
             Key(
                 "detect",
-                Listed(KIND, least=0, into=unique),
+                ListOf(KIND, least=0, into=unique),
                 "What the built-in detectors look for.",
                 (["timestamps", "uuids"],),
                 sets="volatile",
             ),
             Key(
                 "patterns",
-                Listed(PATTERN, least=0, most=MOST_PATTERNS, into=unique),
+                ListOf(PATTERN, least=0, most=MOST_PATTERNS, into=unique),
                 "RE2 patterns of yours. Where one has a group, that is what moves.",
                 ([r"build-[0-9a-f]{7,40}", r"(?i)ticket: ([A-Z]+-\d+)"],),
             ),
@@ -256,7 +256,7 @@ COMPRESS = Table(
     ),
     Key(
         "protect",
-        Listed(members(Protected), least=0, into=frozenset),
+        ListOf(members(Protected), least=0, into=frozenset),
         "Sentences with these stay, of passages that go, unless they are about another thing "
         "altogether.",
         (["numbers", "negation", "ids"],),

@@ -9,7 +9,7 @@ from typing import Any
 
 from policies.decision import DEFAULT_RULE, Decision, PiiAction, Priority, Scope
 from policies.format.prompt_settings import COMPRESS, HINTS, PREFIX
-from policies.format.table import OFF, Key, Listed, Short, Table, on_or_off, unique
+from policies.format.table import OFF, Key, ListOf, Short, Table, on_or_off, unique
 from policies.format.values import (
     ANY,
     DURATION,
@@ -201,7 +201,7 @@ SETTINGS = Table(
     ),
     Key(
         "finish_reasons",
-        Listed(FINISH_REASON, into=frozenset),
+        ListOf(FINISH_REASON, into=frozenset),
         "Finish reasons with which an answer may be stored. length stores answers that were cut "
         "at max_tokens.",
         (["stop", "tool_calls", "function_call"], ["stop", "length"]),
@@ -241,7 +241,7 @@ SETTINGS = Table(
     ),
     Key(
         "tags",
-        Listed(TAG, least=0, into=unique),
+        ListOf(TAG, least=0, into=unique),
         "Words by which to find and purge the answers that are stored.",
         ("catalog", ["catalog", "team:shop"]),
     ),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from policies.format.values import ON_OFF, JsonSchema, RefusedError, Value, is_off
+from policies.format.values import ON_OFF, JsonSchema, UnexpectedValueError, Value, is_off
 from policies.format.yaml_document import Document, Path
 
 OFF: JsonSchema = {"enum": ["off", False, "no"]}
@@ -20,7 +20,7 @@ class Kind(Protocol):
     """What a key may hold."""
 
     def load(self, value: object, spot: "Spot", /) -> Any:
-        """Return what a value means, or what of it could be read. Raises RefusedError."""
+        """Return what a value means, or what of it could be read. Raises UnexpectedValueError."""
 
     def json_schema(self, definitions: Definitions, /) -> JsonSchema:
         """Return its schema; those of tables go to ``definitions``."""
@@ -42,7 +42,7 @@ class Spot:
         inside = Spot(self.document, (*self.path, *steps))
         try:
             return kind.load(value, inside)
-        except RefusedError as refused:
+        except UnexpectedValueError as refused:
             inside.note(str(refused))
 
     def note(self, expected: str, *steps: str | int, got: str | None = None) -> None:
@@ -54,7 +54,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Listed:
+class ListOf:
     """A list of values of one kind."""
 
     item: Kind
@@ -68,12 +68,12 @@ class Listed:
     def load(self, value: object, spot: Spot, /) -> Any:
         """Return the values."""
         if not self.single and not isinstance(value, list):
-            raise RefusedError("a list")
+            raise UnexpectedValueError("a list")
         values = value if isinstance(value, list) else [value]
         if len(values) < self.least:
-            raise RefusedError("at least one value")
+            raise UnexpectedValueError("at least one value")
         if self.most is not None and len(values) > self.most:
-            raise RefusedError(f"at most {self.most} values")
+            raise UnexpectedValueError(f"at most {self.most} values")
         return self.into([spot.load(self.item, each, at) for at, each in enumerate(values)])
 
     def json_schema(self, definitions: Definitions, /) -> JsonSchema:
@@ -96,7 +96,7 @@ def unique(values: list[Any]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Named(Kind):
+class MapOf(Kind):
     """A mapping whose keys are names that the operator gives."""
 
     name: Value
@@ -106,9 +106,9 @@ class Named(Kind):
     def load(self, value: object, spot: Spot, /) -> Any:
         """Return the values by name."""
         if not isinstance(value, dict):
-            raise RefusedError("a mapping")
+            raise UnexpectedValueError("a mapping")
         if len(value) < self.least:
-            raise RefusedError("at least one key")
+            raise UnexpectedValueError("at least one key")
         return {
             spot.load(self.name, name, name): spot.load(self.item, each, name)
             for name, each in value.items()
@@ -128,7 +128,7 @@ class Short:
     """A short way to write a mapping."""
 
     read: Callable[[object], dict[str, Any]]
-    """Returns the mapping that it stands for. Raises RefusedError."""
+    """Returns the mapping that it stands for. Raises UnexpectedValueError."""
     schema: tuple[JsonSchema, ...]
     what: str
     """What is expected where neither way fits."""
@@ -152,7 +152,7 @@ def only_off(such_as: str, sets: dict[str, Any]) -> Short:
 
     def read(value: object) -> dict[str, Any]:
         if not is_off(value):
-            raise RefusedError("off")
+            raise UnexpectedValueError("off")
         return sets
 
     return Short(read, (OFF,), f"off or a mapping such as {such_as}")
@@ -253,7 +253,7 @@ class Table:
             spot.note(expected, name, got=f"the unknown key {name!r}")
         wrong = self._refuse(found) if len(spot.document.problems) == problems else None
         if wrong is not None:
-            raise RefusedError(wrong)
+            raise UnexpectedValueError(wrong)
         return found
 
     def _mapping(self, value: object) -> dict[str, Any]:
@@ -261,13 +261,13 @@ class Table:
         if self._short is not None and not isinstance(value, dict):
             try:
                 return self._short.read(value)
-            except RefusedError:
-                raise RefusedError(self._short.what) from None
+            except UnexpectedValueError:
+                raise UnexpectedValueError(self._short.what) from None
         names = ", ".join(key.name for key in self.keys)
         if not isinstance(value, dict):
-            raise RefusedError(f"a mapping with keys of {names}")
+            raise UnexpectedValueError(f"a mapping with keys of {names}")
         if self._filled and not value:
-            raise RefusedError(f"at least one of the keys {names}")
+            raise UnexpectedValueError(f"at least one of the keys {names}")
         return value
 
     def fields(self, mapping: dict[str, Any], inherited: Any) -> dict[str, Any]:

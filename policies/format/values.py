@@ -35,7 +35,7 @@ _UNCLEAN_FINISH_REASONS = ("content_filter", "abort", "aborted", "error", "cance
 _SWITCHES = {"on": (True, "yes"), "off": (False, "no")}
 
 
-class RefusedError(ValueError):
+class UnexpectedValueError(ValueError):
     """A value is not what its key holds; the text is what was expected."""
 
 
@@ -48,7 +48,7 @@ class Value:
     """A kind of value."""
 
     read: Callable[[object], Any]
-    """Takes the plain data of ``yaml_document``. Raises RefusedError."""
+    """Takes the plain data of ``yaml_document``. Raises UnexpectedValueError."""
     schema: JsonSchema
     words: Callable[[Any], Any] = _same
     """What a file says for a value that was read."""
@@ -71,7 +71,7 @@ def choice(meanings: Mapping[str, Any]) -> Value:
     def read(value: object) -> Any:
         word = _word(value)
         if word not in words:
-            raise RefusedError(listed)
+            raise UnexpectedValueError(listed)
         return meanings[str(word)]
 
     switches = [other for word in words for other in _SWITCHES.get(word, ())]
@@ -106,8 +106,8 @@ def or_word(kind: Value, word: str, meaning: Any, *, first: bool = False) -> Val
             return meaning
         try:
             return kind.read(value)
-        except RefusedError as refused:
-            raise RefusedError(
+        except UnexpectedValueError as refused:
+            raise UnexpectedValueError(
                 f"{word} or {refused}" if first else f"{refused}, or {word}"
             ) from None
 
@@ -133,7 +133,7 @@ def matching(
 
     def matched(value: object) -> Any:
         if not isinstance(value, str) or compiled.fullmatch(value) is None:
-            raise RefusedError(what)
+            raise UnexpectedValueError(what)
         return read(value)
 
     schema: JsonSchema = {"type": "string", "pattern": f"^{pattern}$"}
@@ -145,7 +145,7 @@ def whole(least: int, most: int, what: str | None = None) -> Value:
 
     def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise RefusedError(what or f"a whole number from {least} to {most}")
+            raise UnexpectedValueError(what or f"a whole number from {least} to {most}")
         return value
 
     return Value(read, {"type": "integer", "minimum": least, "maximum": most})
@@ -158,9 +158,9 @@ def decimal(least: int, most: int) -> Value:
     def read(value: object) -> float:
         # Python counts True and False as numbers.
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RefusedError(what)
+            raise UnexpectedValueError(what)
         if not least <= value <= most:
-            raise RefusedError(what)
+            raise UnexpectedValueError(what)
         return float(value)
 
     return Value(read, {"type": "number", "minimum": least, "maximum": most})
@@ -184,23 +184,23 @@ def _share(value: str) -> float:
 def _seconds(value: str) -> float:
     seconds = int(value[:-1]) * _UNITS[value[-1]]
     if seconds > MAX_LIFETIME:
-        raise RefusedError(f"a duration of at most {MAX_LIFETIME} seconds (24855d)")
+        raise UnexpectedValueError(f"a duration of at most {MAX_LIFETIME} seconds (24855d)")
     return float(seconds)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
         is_scalar = isinstance(value, bool | int | float)
-        raise RefusedError("text; put it in quotes if it is meant" if is_scalar else "text")
+        raise UnexpectedValueError("text; put it in quotes if it is meant" if is_scalar else "text")
     if not value.strip():
-        raise RefusedError("text that is not empty")
+        raise UnexpectedValueError("text that is not empty")
     return value
 
 
 def _name(reserved: str = "", whose: str = "") -> Value:
     def read(name: str) -> str:
         if name == reserved:
-            raise RefusedError(f"a name other than {reserved}, which {whose} have")
+            raise UnexpectedValueError(f"a name other than {reserved}, which {whose} have")
         return name
 
     what = "a name of at most 63 lower-case letters, digits, - and _"
@@ -211,7 +211,7 @@ def _name(reserved: str = "", whose: str = "") -> Value:
 def _header_name(value: str) -> str:
     name = value.lower()
     if name in _CREDENTIAL_HEADERS:
-        raise RefusedError("a header that holds no credential (match a tenant instead)")
+        raise UnexpectedValueError("a header that holds no credential (match a tenant instead)")
     return name
 
 
@@ -225,23 +225,23 @@ def _regex(value: object) -> str:
     except re2.error as error:
         reason = error.args[0]
         detail = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise RefusedError(f"a regular expression that RE2 accepts ({detail})") from error
+        raise UnexpectedValueError(f"a regular expression that RE2 accepts ({detail})") from error
     return pattern
 
 
 def _region(value: object) -> str:
     if not isinstance(value, str) or not is_region(value):
-        raise RefusedError("an ISO 3166 region code such as US or GB")
+        raise UnexpectedValueError("an ISO 3166 region code such as US or GB")
     return value
 
 
 def _finish_reason(value: str) -> str:
     """Read a finish reason with which an answer may be stored; servers have some of their own."""
     if value in _UNCLEAN_FINISH_REASONS:
-        raise RefusedError(f"a finish reason of whole answers, such as {_USUAL}")
+        raise UnexpectedValueError(f"a finish reason of whole answers, such as {_USUAL}")
     near = difflib.get_close_matches(value, _FINISH_REASONS, n=1, cutoff=0.8)
     if near and value not in _FINISH_REASONS:
-        raise RefusedError(f"the name of a finish reason (did you mean {near[0]}?)")
+        raise UnexpectedValueError(f"the name of a finish reason (did you mean {near[0]}?)")
     return value
 
 
@@ -251,7 +251,7 @@ def _contact(value: object) -> str:
     try:
         AllowList.of([contact], ())
     except ValueError:
-        raise RefusedError(
+        raise UnexpectedValueError(
             "an address, number or other text of at least 6 characters, or an email address "
             "in which * stands for some of it, such as *@acme.example or *@*.acme.example"
         ) from None
@@ -260,7 +260,7 @@ def _contact(value: object) -> str:
 
 def _version(value: object) -> int:
     if isinstance(value, bool) or value != 1:
-        raise RefusedError("1, the version of this format")
+        raise UnexpectedValueError("1, the version of this format")
     return 1
 
 

@@ -84,7 +84,7 @@ class AllowList:
             if len(plain) < _SHORTEST:
                 raise ValueError(f"{entry!r} is too short to be a contact")
             if _EMAIL.fullmatch(plain) is not None:
-                emails.append(_glob(plain.casefold()))
+                emails.append(r"[^@]*".join(map(re2.escape, plain.casefold().split("*"))))
             elif "*" in plain:
                 raise ValueError(
                     f"{entry!r}: * stands for part of an email address, as in *@acme.example"
@@ -97,15 +97,14 @@ class AllowList:
         pattern = re2.compile("|".join(emails)) if emails else None
         return cls(frozenset(values), pattern, tuple(regions))
 
-    def holds_value(self, kind: str, text: str) -> bool:
-        """Tell whether ``text`` is an entry in any writing: its parts are public, too."""
-        return any((kind, form) in self._values for form in _forms(kind, text, self._regions))
-
-    def holds_email(self, text: str, start: int, end: int) -> bool:
-        """Tell whether the address ``text[start:end]`` is allowed, and is the whole address."""
+    def holds(self, kind: str, text: str, start: int, end: int) -> bool:
+        """Tell whether ``text[start:end]`` is an entry in any writing, and a whole address."""
+        found = text[start:end]
+        if kind != "email":
+            return any((kind, form) in self._values for form in _forms(kind, found, self._regions))
         return (
             self._emails is not None
-            and self._emails.fullmatch(text[start:end].casefold()) is not None
+            and self._emails.fullmatch(found.casefold()) is not None
             and _GOES_ON.match(text, end) is None
         )
 
@@ -163,22 +162,22 @@ class PiiScanner:
 
     def _findings(self, reading: Reading) -> Iterator[tuple[int, int, str]]:
         """Yield what counts, detector by detector; findings may overlap."""
-        found = self._everything(reading.text)
-        if self._allowed is not None:
-            found = self._not_allowed(self._allowed, reading.text, found)
+        text, allowed = reading.text, self._allowed
+        found = self._find_all(text) if allowed is None else self._find_private(text, allowed)
         return (each for each in found if reading.holds_secrets or each[2] != "secret")
 
-    def _not_allowed(
-        self, allowed: AllowList, plain: str, found: Iterator[tuple[int, int, str]]
-    ) -> Iterator[tuple[int, int, str]]:
-        public, others = _told_apart(allowed, plain, found)
+    def _find_private(self, plain: str, allowed: AllowList) -> Iterator[tuple[int, int, str]]:
+        public, others = _separate(allowed, plain, self._find_all(plain))
         yield from others
         if public:
             # A number among public ones may have passed for a section of a longer one.
-            rest = _without(plain, public)
-            yield from _told_apart(allowed, rest, self._everything(rest))[1]
+            rest = list(plain)
+            for start, end in public:
+                rest[start:end] = "\0" * (end - start)  # which is part of nothing
+            blanked = "".join(rest)
+            yield from _separate(allowed, blanked, self._find_all(blanked))[1]
 
-    def _everything(self, plain: str) -> Iterator[tuple[int, int, str]]:
+    def _find_all(self, plain: str) -> Iterator[tuple[int, int, str]]:
         encoded = plain.encode()  # once, as RE2 needs it
         if _label_or_prefix(encoded) is None and _number_or_token(encoded) is None:
             return
@@ -187,7 +186,7 @@ class PiiScanner:
                 yield start, end, kind
 
 
-def _told_apart(
+def _separate(
     allowed: AllowList, plain: str, found: Iterator[tuple[int, int, str]]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]]]:
     """Return the allowed numbers and strings, and what is neither allowed nor but a part of one.
@@ -197,13 +196,10 @@ def _told_apart(
     others: list[tuple[int, int, str]] = []
     public: list[tuple[int, int]] = []
     for start, end, kind in found:
-        if kind == "email":
-            if not allowed.holds_email(plain, start, end):
-                others.append((start, end, kind))
-        elif allowed.holds_value(kind, plain[start:end]):
-            public.append((start, end))
-        else:
+        if not allowed.holds(kind, plain, start, end):
             others.append((start, end, kind))
+        elif kind != "email":
+            public.append((start, end))
     public.sort()
     furthest = list(accumulate((end for _, end in public), max))
 
@@ -214,24 +210,12 @@ def _told_apart(
     return public, [each for each in others if not is_part(each[0], each[1])]
 
 
-def _without(plain: str, public: list[tuple[int, int]]) -> str:
-    """Blank these spans with a character that is part of nothing."""
-    blanked = list(plain)
-    for start, end in public:
-        blanked[start:end] = "\0" * (end - start)
-    return "".join(blanked)
-
-
 def _identity(regions: Sequence[str], allowed: Sequence[str]) -> str:
     identity = f"{DETECTOR_VERSION}/{','.join(sorted(regions))}"
     if not allowed:
         return identity
     listed = "\n".join(sorted(set(allowed)))
     return f"{identity}/{hashlib.sha256(listed.encode()).hexdigest()[:32]}"
-
-
-def _glob(plain: str) -> str:
-    return r"[^@]*".join(map(re2.escape, plain.split("*")))
 
 
 def _forms(kind: str, text: str, regions: Sequence[str]) -> Iterator[str]:
