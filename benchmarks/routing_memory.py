@@ -58,9 +58,9 @@ def _routed(router: PrefixAware, names: list[str], first: int) -> tuple[float, f
         start = time.perf_counter()
         chosen = router.order(chain, loads)[0]
         between = time.perf_counter()
-        sent = router.sent(chosen.name, chain)
+        sent = router.begin(chosen.name, chain)
         router.first_token(sent)
-        router.ended(sent)
+        router.end(sent)
         orders.append(between - start)
         sendings.append(time.perf_counter() - between)
     return _median_us(orders), _median_us(sendings)

@@ -15,11 +15,11 @@ from statistics import fmean, pstdev
 
 from gateway.upstream.pool.routing import (
     Choice,
+    Dispatch,
     LeastLoaded,
     Load,
     PrefixIndex,
     Route,
-    Sent,
     home_of,
 )
 
@@ -38,10 +38,10 @@ class Knowing(LeastLoaded):
     def chosen(self, prefix: Sequence[int], loads: Sequence[Load]) -> str:
         raise NotImplementedError
 
-    def sent(self, name: str, prefix: Sequence[int]) -> Sent:
+    def begin(self, name: str, prefix: Sequence[int]) -> Dispatch:
         held = self.index.held(name, prefix)
         self.index.add(name, prefix)
-        return Sent(name, prefix, held, len(prefix) - held)
+        return Dispatch(name, prefix, held, len(prefix) - held)
 
     def forget(self, name: str) -> None:
         self.index.forget(name)
@@ -95,16 +95,16 @@ class Dynamo(Knowing):
 
         return min(loads, key=cost).name
 
-    def sent(self, name: str, prefix: Sequence[int]) -> Sent:
-        sent = super().sent(name, prefix)
+    def begin(self, name: str, prefix: Sequence[int]) -> Dispatch:
+        sent = super().begin(name, prefix)
         self._prefilling[name] += sent.blocks
         self._active.setdefault(name, Counter()).update(prefix)
         return sent
 
-    def first_token(self, sent: Sent) -> None:
+    def first_token(self, sent: Dispatch) -> None:
         self._prefilling[sent.name] -= sent.blocks
 
-    def ended(self, sent: Sent) -> None:
+    def end(self, sent: Dispatch) -> None:
         active = self._active[sent.name]
         for block in sent.prefix:
             active[block] -= 1

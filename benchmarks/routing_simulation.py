@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from gateway.upstream.pool.routing import Choice, LeastLoaded, Load, Route, Sent
+from gateway.upstream.pool.routing import Choice, Dispatch, LeastLoaded, Load, Route
 
 BLOCK_TOKENS = 512
 TOKEN_SECONDS = 0.02
+
+Step = Callable[[int, Dispatch, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +137,20 @@ def simulate(requests: Sequence[Traced], gateways: Sequence[LeastLoaded], fleet:
     numbers = count()
     events: list[tuple[float, int, Callable[[], None]]] = []
     waits: list[float] = []
-    found_tokens: dict[Sent, int] = {}
+    found_tokens: dict[Dispatch, int] = {}
     found = 0
 
-    def first_token(gateway: int, sent: Sent, _at: float) -> None:
+    def first_token(gateway: int, sent: Dispatch, _at: float) -> None:
         gateways[gateway].first_token(sent)
 
-    def ended(gateway: int, sent: Sent, _at: float) -> None:
-        gateways[gateway].answered(sent, found_tokens.pop(sent))
-        gateways[gateway].ended(sent)
+    def ended(gateway: int, sent: Dispatch, _at: float) -> None:
+        gateways[gateway].note_cached(sent, found_tokens.pop(sent))
+        gateways[gateway].end(sent)
         in_flight[gateway][sent.name] -= 1
 
-    def later(at: float, call: Callable[[int, Sent, float], None], who: int, sent: Sent) -> None:
+    def later(
+        at: float, call: Callable[[int, Dispatch, float], None], who: int, sent: Dispatch
+    ) -> None:
         heapq.heappush(events, (at, next(numbers), lambda: call(who, sent, at)))
 
     def leaves() -> None:
@@ -170,7 +174,7 @@ def simulate(requests: Sequence[Traced], gateways: Sequence[LeastLoaded], fleet:
             if not servers[name].is_gone
         ]
         name = gateways[who].order(request.blocks, loads)[0].name
-        sent = gateways[who].sent(name, request.blocks)
+        sent = gateways[who].begin(name, request.blocks)
         in_flight[who][name] += 1
         server = servers[name]
         hits = server.cache.use(request.blocks)

@@ -173,7 +173,7 @@ class Coalescer(UpstreamCall):
         try:
             claimed = await claims.take(slot)
             if not claimed and shared.attended and not exchange.request.streamed:
-                entry = await self._stored_elsewhere(claims, plan, slot)
+                entry = await self._wait_for_entry(claims, plan, slot)
         except (StoreError, TimeoutError):
             pass
         if entry is not None:
@@ -187,7 +187,7 @@ class Coalescer(UpstreamCall):
             if claimed:
                 claims.release(slot)
 
-    async def _stored_elsewhere(self, claims: Claims, plan: Plan, slot: bytes) -> Entry | None:
+    async def _wait_for_entry(self, claims: Claims, plan: Plan, slot: bytes) -> Entry | None:
         """Wait until no other process claims the slot, and return the entry it stored, if any.
 
         Raises StoreError and TimeoutError.
@@ -265,7 +265,7 @@ class Follower(AsyncIterator[bytes]):
             while shared.head is None and not shared.over:
                 await shared.news.wait()
             _note_call(shared, self._observation)
-        elif not await self._began():
+        elif not await self._wait_for_start():
             return Sharing.ALONE
         head = shared.head
         if head is None:
@@ -278,10 +278,10 @@ class Follower(AsyncIterator[bytes]):
         other_wire = shared.leader.request.streamed is not streamed
         if head.body is not None:
             if other_wire and streamed and head.status == HTTPStatus.OK:
-                return self._rendered(head, head.body)
+                return self._render(head, head.body)
             return self._plain(head, head.body)
         if other_wire and head.events and not streamed:
-            return await self._assembled(head)
+            return await self._assemble(head)
         wants_usage = exchange.request.wants_usage
         if other_wire or (wants_usage and not head.usage):
             return self._other
@@ -292,7 +292,7 @@ class Follower(AsyncIterator[bytes]):
         fields = self._fields(head, self._status.header(declined=declined))
         return Reply(head.status, fields, self, partial(shared.leave, exchange))
 
-    async def _began(self) -> bool:
+    async def _wait_for_start(self) -> bool:
         """Wait for the response's first piece; tell whether it came in time."""
         shared, plan = self.shared, self._exchange.plan
         try:
@@ -309,7 +309,7 @@ class Follower(AsyncIterator[bytes]):
         mine, theirs = self._exchange.request.headers, self.shared.leader.request.headers
         return self._leads or identify(mine) == identify(theirs)
 
-    def _rendered(self, head: Head, body: bytes) -> Reply | Sharing:
+    def _render(self, head: Head, body: bytes) -> Reply | Sharing:
         """Return a plain answer as a stream."""
         shared, usage = self.shared, self._exchange.request.wants_usage
         streaming = SPECS[self._exchange.request.endpoint].streaming
@@ -325,7 +325,7 @@ class Follower(AsyncIterator[bytes]):
             shared.rendered[usage] = stream
         return self._plain(head, shared.rendered[usage], SSE_TYPE)
 
-    async def _assembled(self, head: Head) -> Reply | Sharing:
+    async def _assemble(self, head: Head) -> Reply | Sharing:
         """Return a streamed answer in its plain form, once it is complete."""
         shared = self.shared
         while not (shared.over or shared.outgrown):

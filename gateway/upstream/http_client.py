@@ -77,7 +77,7 @@ _MOST_HEADERS = 512
 """Bounds of a reply's head, above what servers send."""
 
 PIECE = 65_536
-"""Bytes inflated at a time, if an upstream compresses against the request."""
+"""Bytes inflate at a time, if an upstream compresses against the request."""
 
 _CODINGS = ("gzip", "x-gzip", "deflate")
 
@@ -178,9 +178,9 @@ class HttpUpstream:
             chunks = partial(self._body, response)
             encoding = response.headers.get("Content-Encoding")
             if encoding and is_coded(encoding):
-                chunks = partial(inflated, chunks())
+                chunks = partial(inflate, chunks())
             if by is not None:
-                chunks = partial(self._timed, chunks(), by)
+                chunks = partial(self._bound_tokens, chunks(), by)
             reply = self._reply(response, chunks)
             if reply.status != HTTPStatus.OK or reply.content_type == "text/html":
                 self.failures.answered(
@@ -288,7 +288,7 @@ class HttpUpstream:
         except (ClientError, TimeoutError, OSError) as error:
             raise fault_of(error, self._url) from error
 
-    async def _timed(self, chunks: AsyncIterator[bytes], by: float) -> AsyncIterator[bytes]:
+    async def _bound_tokens(self, chunks: AsyncIterator[bytes], by: float) -> AsyncIterator[bytes]:
         """Yield a stream's body, whose first token must come ``by`` then. Raises UpstreamError."""
         clock = asyncio.get_running_loop().time
         detector, begun = FirstTokenDetector(events=True), False
@@ -348,7 +348,7 @@ class _Upload:
 
 
 def is_coded(encoding: str) -> bool:
-    """Tell whether a Content-Encoding names a coding that is inflated. Raises UpstreamError."""
+    """Tell whether a Content-Encoding names a coding that is inflate. Raises UpstreamError."""
     named = [token.strip().lower() for token in encoding.split(",")]
     codings = [coding for coding in named if coding not in ("", "identity")]
     if len(codings) > 1 or any(coding not in _CODINGS for coding in codings):
@@ -356,7 +356,7 @@ def is_coded(encoding: str) -> bool:
     return bool(codings)
 
 
-async def inflated(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def inflate(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield a gzip or deflate body decoded; an incomplete one is an error. Raises UpstreamError."""
     inflater = None
     async for chunk in chunks:

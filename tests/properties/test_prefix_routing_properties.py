@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from gateway.upstream.pool.routing import (
     ALWAYS_ROOM,
     SHARE_OVER,
+    Dispatch,
     Load,
     PrefixAware,
     PrefixIndex,
-    Sent,
 )
 
 NAMES = "abcd"
@@ -46,9 +46,9 @@ STEPS = st.lists(
 def grown(history: list[tuple[str, tuple[int, ...]]]) -> PrefixAware:
     routing = PrefixAware(PrefixIndex(capacity=12))
     for name, prefix in history:
-        sent = routing.sent(name, prefix)
+        sent = routing.begin(name, prefix)
         routing.first_token(sent)
-        routing.ended(sent)
+        routing.end(sent)
     return routing
 
 
@@ -79,25 +79,25 @@ def test_whatever_happens_the_account_comes_out_even_and_the_index_stays_bounded
     steps: list[tuple[str, str, tuple[int, ...], int]],
 ) -> None:
     routing = PrefixAware(PrefixIndex(capacity=10, most=25))
-    under_way: list[Sent] = []
+    under_way: list[Dispatch] = []
     for step, name, prompt, which in steps:
         sent = under_way[which % len(under_way)] if under_way else None
         match step:
             case "send":
-                under_way.append(routing.sent(name, prompt))
+                under_way.append(routing.begin(name, prompt))
             case "forget":
                 routing.forget(name)
             case "token" if sent is not None:
                 routing.first_token(sent)
             case "none cached" if sent is not None:
-                routing.answered(sent, 0)
+                routing.note_cached(sent, 0)
             case "end" if sent is not None:
-                routing.ended(sent)
+                routing.end(sent)
                 under_way.remove(sent)
         assert all(routing.index.size(each) <= 10 for each in NAMES)
         assert len(routing.index) <= 25
     for sent in under_way:
-        routing.ended(sent)
+        routing.end(sent)
     for name in NAMES:
         assert routing.queued_blocks(name) == 0
     for choice in routing.order(tuple(range(20)), [Load(name, 0) for name in NAMES]):

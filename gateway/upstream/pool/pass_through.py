@@ -77,7 +77,7 @@ class PoolRequests:
             (member, data) for member, reply in replies if (data := _models(*reply)) is not None
         ]
         if lists:
-            body = orjson.dumps({"object": "list", "data": merged(lists)})
+            body = orjson.dumps({"object": "list", "data": merge(lists)})
             return _response(HTTPStatus.OK, body)
         for _, reply in replies:
             return _response(*reply)
@@ -138,7 +138,7 @@ def sticky_id_in(path_qs: str) -> str:
     return "" if found is None else found[1]
 
 
-def merged(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
+def merge(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
     """Return each model once, in the order of the upstreams, those for conversations first."""
     found: dict[str, dict[str, Any]] = {}
     for member, models in lists:

@@ -182,7 +182,7 @@ class PoolReply:
     def _report(self, cached_tokens: int | None, sticky_id: str) -> None:
         """Take over what the answer says of the prefix cache, and of what the upstream keeps."""
         if cached_tokens is not None:
-            self._pool.table.routing.answered(self._call.sent, cached_tokens)
+            self._pool.table.routing.note_cached(self._call.dispatch, cached_tokens)
         self._pool.sticky_ids.note(sticky_id, self._call.name)
 
 

@@ -65,7 +65,7 @@ def prefix_blocks(
     spec = SPECS[endpoint]
     fields = spec.prompt_fields if spec.generates else ()
     try:
-        text = b"".join(_printed(body[name]) for name in fields if body.get(name))
+        text = b"".join(_print_start(body[name]) for name in fields if body.get(name))
     except (RecursionError, ValueError):
         return ()
     root = json.dumps((body.get("model"), body.get(SALT), apart)).encode()
@@ -83,7 +83,7 @@ def chain_of(text: bytes, root: bytes) -> tuple[int, ...]:
     return tuple(chain)
 
 
-def _printed(value: Any) -> bytes:
+def _print_start(value: Any) -> bytes:
     """Return JSON without its last byte, the closing one: what a longer prompt begins with too."""
     if isinstance(value, str):
         value = value[:MOST_BYTES]

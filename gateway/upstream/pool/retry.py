@@ -203,24 +203,24 @@ class FirstTokenDetector:
         if not self.events:
             found: FirstToken | Failure = FirstToken.PENDING if piece.isspace() else FirstToken.SEEN
         else:
-            found = self._judged(piece)
+            found = self._judge_piece(piece)
         waited = self._size > HELD_BYTES or now - self._since >= HELD_SECONDS
         return FirstToken.SEEN if found is FirstToken.PENDING and waited else found
 
     def end(self) -> FirstToken | Failure:
         """Return what is known of a reply that has ended now."""
         last = self._decoder.end()
-        found = FirstToken.PENDING if last is None else _judgement(last.data, whole=False)
+        found = FirstToken.PENDING if last is None else _judge_event(last.data, whole=False)
         return FirstToken.NONE if found is FirstToken.PENDING else found
 
-    def _judged(self, piece: bytes) -> FirstToken | Failure:
+    def _judge_piece(self, piece: bytes) -> FirstToken | Failure:
         for event in self._decoder.feed(piece):
-            if (found := _judgement(event.data)) is not FirstToken.PENDING:
+            if (found := _judge_event(event.data)) is not FirstToken.PENDING:
                 return found
         return FirstToken.PENDING
 
 
-def _judgement(data: bytes | None, *, whole: bool = True) -> FirstToken | Failure:
+def _judge_event(data: bytes | None, *, whole: bool = True) -> FirstToken | Failure:
     if data is None:
         return FirstToken.PENDING
     if data == DONE:

@@ -60,8 +60,8 @@ class Choice:
 
 
 @dataclass(eq=False, slots=True)
-class Sent:
-    """A request on its way to a replica, from ``sent`` to ``ended``.
+class Dispatch:
+    """A request on its way to a replica, from ``begin`` to ``end``.
 
     As far as is known, the replica has computed ``held`` blocks of its prompt or is at them.
     """
@@ -83,17 +83,17 @@ class LeastLoaded:
         by_load = sorted(loads, key=lambda load: (load.in_flight / load.weight, load.name))
         return [Choice(load.name, 0, Route.BALANCE) for load in by_load]
 
-    def sent(self, name: str, prefix: Sequence[int]) -> Sent:
-        """Note that the request goes to this replica; ``ended`` must follow."""
-        return Sent(name, prefix)
+    def begin(self, name: str, prefix: Sequence[int]) -> Dispatch:
+        """Note that the request goes to this replica; ``end`` must follow."""
+        return Dispatch(name, prefix)
 
-    def first_token(self, sent: Sent) -> None:
+    def first_token(self, dispatch: Dispatch) -> None:
         """Note that its prompt is computed."""
 
-    def answered(self, sent: Sent, cached_tokens: int) -> None:
+    def note_cached(self, dispatch: Dispatch, cached_tokens: int) -> None:
         """Note how much of the prompt the replica says that it had."""
 
-    def ended(self, sent: Sent) -> None:
+    def end(self, dispatch: Dispatch) -> None:
         """Note that it is over, however it ended. Doing it again does nothing."""
 
     def forget(self, name: str) -> None:
@@ -228,7 +228,7 @@ class PrefixAware(LeastLoaded):
         self._has_siblings = has_siblings
         self._nothing_found = 0
         """Prompts in a row without a foreign cache hit."""
-        self._computing: dict[str, dict[int, Sent]] = {}
+        self._computing: dict[str, dict[int, Dispatch]] = {}
         """By replica, the blocks that are being computed, each with the first that needs it."""
         self._pending: dict[str, int] = {}
 
@@ -254,42 +254,42 @@ class PrefixAware(LeastLoaded):
         names = [load.name for load in sorted(loads, key=rank)]
         return [Choice(name, held[name], _why(held[name], most)) for name in names]
 
-    def sent(self, name: str, prefix: Sequence[int]) -> Sent:
+    def begin(self, name: str, prefix: Sequence[int]) -> Dispatch:
         computed = self.index.held(name, prefix)
         held = self._held(name, prefix, computed)
-        sent = Sent(name, prefix, held, len(prefix) - held)
+        dispatch = Dispatch(name, prefix, held, len(prefix) - held)
         if computed * self._block_tokens >= _SURELY_FOUND:
-            sent.last_use = self.index.last_use(name, prefix[computed - 1])
-        self._pending[name] = self._pending.get(name, 0) + sent.blocks
+            dispatch.last_use = self.index.last_use(name, prefix[computed - 1])
+        self._pending[name] = self._pending.get(name, 0) + dispatch.blocks
         computing = self._computing.setdefault(name, {})
         for digest in prefix[held:]:
-            computing.setdefault(digest, sent)
-        return sent
+            computing.setdefault(digest, dispatch)
+        return dispatch
 
-    def first_token(self, sent: Sent) -> None:
-        self.ended(sent)
-        self.index.add(sent.name, sent.prefix)
+    def first_token(self, dispatch: Dispatch) -> None:
+        self.end(dispatch)
+        self.index.add(dispatch.name, dispatch.prefix)
 
-    def answered(self, sent: Sent, cached_tokens: int) -> None:
-        self._look_for_others(sent, cached_tokens)
+    def note_cached(self, dispatch: Dispatch, cached_tokens: int) -> None:
+        self._look_for_others(dispatch, cached_tokens)
         if cached_tokens > 0:
-            self._lost.pop(sent.name, None)
-        elif sent.last_use:
-            since = self._lost.setdefault(sent.name, [])
-            since.append(sent.last_use)
+            self._lost.pop(dispatch.name, None)
+        elif dispatch.last_use:
+            since = self._lost.setdefault(dispatch.name, [])
+            since.append(dispatch.last_use)
             if len(since) >= LOST_AFTER:
                 # What was used later than all that is gone may still be there.
-                self.index.drop_idle(sent.name, min(since))
+                self.index.drop_idle(dispatch.name, min(since))
                 since.clear()
 
-    def ended(self, sent: Sent) -> None:
-        if not sent.blocks:
+    def end(self, dispatch: Dispatch) -> None:
+        if not dispatch.blocks:
             return
-        self._pending[sent.name] -= sent.blocks
-        sent.blocks = 0
-        computing = self._computing[sent.name]
-        for digest in sent.prefix[sent.held :]:
-            if computing.get(digest) is sent:
+        self._pending[dispatch.name] -= dispatch.blocks
+        dispatch.blocks = 0
+        computing = self._computing[dispatch.name]
+        for digest in dispatch.prefix[dispatch.held :]:
+            if computing.get(digest) is dispatch:
                 del computing[digest]
 
     def forget(self, name: str) -> None:
@@ -304,12 +304,12 @@ class PrefixAware(LeastLoaded):
         """Return how many blocks the replica has yet to compute, of what was sent from here."""
         return self._pending.get(name, 0)
 
-    def _look_for_others(self, sent: Sent, cached_tokens: int) -> None:
+    def _look_for_others(self, dispatch: Dispatch, cached_tokens: int) -> None:
         """Note whether more was found than was sent from here."""
-        known = sent.held * self._block_tokens + _SURELY_FOUND
+        known = dispatch.held * self._block_tokens + _SURELY_FOUND
         if cached_tokens >= known:
             self._nothing_found = 0
-        elif len(sent.prefix) * self._block_tokens >= known:
+        elif len(dispatch.prefix) * self._block_tokens >= known:
             self._nothing_found += 1
 
     def _held(self, name: str, prefix: Sequence[int], computed: int) -> int:

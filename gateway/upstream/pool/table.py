@@ -24,7 +24,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import Health, Open, State, Trial, Up
 from gateway.upstream.pool.retry import Failure
-from gateway.upstream.pool.routing import LeastLoaded, Load, Route, Sent
+from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Load, Route
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
 
 MINUTE = 60.0
@@ -149,7 +149,7 @@ class Call:
     """One request under way to one upstream."""
 
     upstream: UpstreamState
-    sent: Sent = field(repr=False)
+    dispatch: Dispatch = field(repr=False)
     trial: bool
     route: Route = Route.RETRY
     ended: bool = False
@@ -205,7 +205,7 @@ class PoolTable:
     ) -> None:
         self.routing = routing
         self._changed = changed
-        self.upstreams = {member.name: _unknown(member, now) for member in members}
+        self.upstreams = {member.name: _new_state(member, now) for member in members}
         self._serving: dict[str, tuple[UpstreamState, ...]] = {}
 
     def acquire(
@@ -253,9 +253,9 @@ class PoolTable:
         """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
         call.upstream.heard_at = now
         if refused:
-            self.routing.ended(call.sent)
+            self.routing.end(call.dispatch)
         else:
-            self.routing.first_token(call.sent)
+            self.routing.first_token(call.dispatch)
         self._set_health(call.upstream, healths.answered(call.upstream.health, now), now)
         self._end_trial(call)
 
@@ -278,7 +278,7 @@ class PoolTable:
         call.ended = True
         call.upstream.in_flight -= 1
         self._end_trial(call)
-        self.routing.ended(call.sent)
+        self.routing.end(call.dispatch)
 
     def probed(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
         """Note the outcome of a probe."""
@@ -314,9 +314,9 @@ class PoolTable:
 
     def computed(self, name: str, prefix: Sequence[int]) -> None:
         """Note that an upstream has computed a prompt that no client sent."""
-        sent = self.routing.sent(name, prefix)
+        sent = self.routing.begin(name, prefix)
         self.routing.first_token(sent)
-        self.routing.ended(sent)
+        self.routing.end(sent)
 
     def first_available(self, model: str | None, now: float) -> list[str]:
         """Return all names in the order in which requests of no known kind go there.
@@ -357,7 +357,7 @@ class PoolTable:
             upstream.rate.take(now)
         trial = not isinstance(upstream.health.breaker, Up)
         upstream.trial_under_way = upstream.trial_under_way or trial
-        sent = self.routing.sent(upstream.member.name, outgoing.prefix)
+        sent = self.routing.begin(upstream.member.name, outgoing.prefix)
         return Call(upstream, sent, trial, route)
 
     def _end_trial(self, call: Call) -> None:
@@ -379,7 +379,7 @@ class PoolTable:
         self._changed(Change(name, before, after, health.why(now), seconds))
 
 
-def _unknown(member: Member, now: float) -> UpstreamState:
+def _new_state(member: Member, now: float) -> UpstreamState:
     """Return the state of an upstream of which nothing is known yet."""
     most = member.requests_per_minute
     rate = None if most is None else Rate(most)

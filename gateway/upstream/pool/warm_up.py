@@ -75,7 +75,7 @@ class WarmPrefixes:
 
     def note(self, endpoint: Endpoint, body: dict[str, Any], now: float) -> None:
         """Count a request as it was sent."""
-        beginning = _beginning(endpoint, body)
+        beginning = _prefix_request(endpoint, body)
         if beginning is None:
             return
         try:
@@ -115,7 +115,7 @@ class WarmPrefixes:
         return float(uses * 0.5 ** ((now - at) / HALF_LIFE))
 
 
-def _beginning(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | None:
+def _prefix_request(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] | None:
     """Return a request for one token that begins like this one; None where nothing is stable."""
     turns = body.get("messages")
     if endpoint is not Endpoint.CHAT or not isinstance(turns, list):
@@ -176,7 +176,7 @@ class WarmUp:
         try:
             async with asyncio.timeout(self.seconds):
                 for prefix in self._due(name):
-                    fault = await self._computed(name, prefix)
+                    fault = await self._compute(name, prefix)
                     if fault is not None:
                         why = fault
                         break
@@ -195,7 +195,7 @@ class WarmUp:
             if self.table.can_be_spared(name, prefix.model, self.clock())
         ][:MOST]
 
-    async def _computed(self, name: str, prefix: WarmPrefix) -> str | None:
+    async def _compute(self, name: str, prefix: WarmPrefix) -> str | None:
         """Send one beginning; return what went wrong, if anything."""
         if not self.table.can_be_spared(name, prefix.model, self.clock()):
             return "it is needed, or has no room"

@@ -1,4 +1,4 @@
-"""Compressed replies are inflated to their very end, a little at a time."""
+"""Compressed replies are inflate to their very end, a little at a time."""
 
 import asyncio
 import gzip
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.http_client import PIECE, inflated, is_coded
+from gateway.upstream.http_client import PIECE, inflate, is_coded
 
 TEXT = b"".join(b"event %d\n" % number for number in range(60))
 
@@ -19,7 +19,7 @@ async def cut(data: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 async def read(data: bytes, size: int) -> bytes:
-    return b"".join([piece async for piece in inflated(cut(data, size))])
+    return b"".join([piece async for piece in inflate(cut(data, size))])
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
@@ -61,7 +61,7 @@ async def test_a_bomb_is_inflated_no_further_than_it_is_read_and_others_come_bet
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(others())
-    body = inflated(cut(packed, 2**20))
+    body = inflate(cut(packed, 2**20))
     pieces = [await anext(body) for _ in range(10)]
     counting.cancel()
     assert {len(piece) for piece in pieces} == {PIECE}

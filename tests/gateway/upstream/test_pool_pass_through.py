@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import CLOSED, pool
 
-from gateway.upstream.pool.pass_through import merged
+from gateway.upstream.pool.pass_through import merge
 from gateway.upstream.pool.table import Member
 from running_gateway import StartGateway, start_app
 
@@ -136,4 +136,4 @@ async def test_each_upstream_gets_its_own_key_and_no_clients(
 def test_names_that_no_conversation_is_held_with_come_last():
     ids = ["bge-m3", "org/e5-large", "qwen3", "whisper-1", "gpt-image-1", "storage-chat", "tts-1"]
     models = [{"id": one} for one in ids]
-    assert [one["id"] for one in merged([(Member("a"), models)])][:2] == ["qwen3", "storage-chat"]
+    assert [one["id"] for one in merge([(Member("a"), models)])][:2] == ["qwen3", "storage-chat"]

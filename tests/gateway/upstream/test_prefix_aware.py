@@ -32,10 +32,10 @@ def first(routing: PrefixAware, prompt: Sequence[int], offered: list[Load]) -> s
 
 
 def complete(routing: PrefixAware, name: str, prompt: Sequence[int], cached: int = 1) -> None:
-    sent = routing.sent(name, prompt)
+    sent = routing.begin(name, prompt)
     routing.first_token(sent)
-    routing.answered(sent, cached)
-    routing.ended(sent)
+    routing.note_cached(sent, cached)
+    routing.end(sent)
 
 
 def test_the_replica_that_holds_the_longest_prefix_is_first() -> None:
@@ -62,11 +62,11 @@ def test_a_stronger_replica_may_have_more_at_a_time() -> None:
 
 def test_what_is_to_be_computed_before_counts_until_its_first_token() -> None:
     made = router(a=PROMPT[:10])
-    waiting = made.sent("a", tuple(range(1000, 2000)))
+    waiting = made.begin("a", tuple(range(1000, 2000)))
     assert first(made, PROMPT, loads(a=1, b=0)) == "b"
     made.first_token(waiting)
-    made.ended(waiting)
-    made.ended(waiting)
+    made.end(waiting)
+    made.end(waiting)
     assert first(made, PROMPT, loads(a=0, b=0)) == "a"
 
 
@@ -150,7 +150,7 @@ def test_a_replica_that_started_anew_holds_nothing() -> None:
 
 def test_what_was_not_computed_after_all_is_not_believed() -> None:
     made = router(a=PROMPT[:4])
-    made.ended(made.sent("a", PROMPT))
+    made.end(made.begin("a", PROMPT))
     assert made.index.held("a", PROMPT) == 4
 
 
@@ -158,22 +158,22 @@ def test_what_is_refused_or_given_up_pushes_nothing_out() -> None:
     made = PrefixAware(PrefixIndex(capacity=len(PROMPT)))
     complete(made, "a", PROMPT)
     for number in range(9):
-        sent = made.sent("a", tuple(range(1000 * number + 1000, 1000 * number + 1500)))
-        made.ended(sent)
+        sent = made.begin("a", tuple(range(1000 * number + 1000, 1000 * number + 1500)))
+        made.end(sent)
     assert made.index.held("a", PROMPT) == len(PROMPT)
 
 
 def test_what_is_being_computed_counts_as_held() -> None:
     made = router()
-    made.sent("a", PROMPT[:12])
+    made.begin("a", PROMPT[:12])
     order = made.order(PROMPT, loads(a=1, b=0))
     assert (order[0].name, order[0].blocks_hit) == ("a", 12)
 
 
 def test_a_failure_does_not_take_from_another_what_it_computed() -> None:
     made = router()
-    failing, other = made.sent("a", PROMPT), made.sent("a", PROMPT)
-    made.ended(failing)
+    failing, other = made.begin("a", PROMPT), made.begin("a", PROMPT)
+    made.end(failing)
     made.first_token(other)
     assert made.index.held("a", PROMPT) == len(PROMPT)
 
@@ -203,9 +203,9 @@ def test_a_prompt_that_is_not_found_may_be_rendered_in_another_way_and_proves_no
 def test_what_is_still_being_computed_proves_no_loss() -> None:
     made = router()
     complete(made, "a", OTHER)
-    made.sent("a", PROMPT)
-    second = made.sent("a", PROMPT)
-    made.answered(second, 0)
+    made.begin("a", PROMPT)
+    second = made.begin("a", PROMPT)
+    made.note_cached(second, 0)
     assert made.index.held("a", OTHER) == len(OTHER)
 
 
