@@ -108,20 +108,15 @@ def vectors_of(reply: Any, count: int) -> list[Any] | None:
             pass
         case _:
             return None
-    vectors: list[Any] = [None] * count
+    vectors = {}
     for one in data:
         match one:
-            case {
-                "object": "embedding",
-                "index": int(place),
-                "embedding": [_, *_] | str() as vector,
-            }:
-                if not 0 <= place < count or vectors[place] is not None:
-                    return None
-                vectors[place] = vector
+            case {"object": "embedding", "index": int(place), "embedding": [_, *_] | str() as it}:
+                vectors[place] = it
             case _:
                 return None
-    return vectors
+    places = range(count)
+    return [vectors[place] for place in places] if vectors.keys() == set(places) else None
 
 
 def stored_items(
