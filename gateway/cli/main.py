@@ -58,16 +58,8 @@ scan what is stored with today's detectors of personal data
 Scan every stored answer of a running gateway again. Exit code 1 when personal
 data is found and stays.
 """
-_CHECK = """\
-tell whether files are valid policies
-
-Tell whether files are valid policies. Exit code 2 when one is not.
-"""
-_SCHEMA = """\
-print the JSON schema of policy files, for editors
-
-Print the JSON schema of policy files, for editors.
-"""
+_CHECK = "tell whether files are valid policies; exit code 2 when one is not"
+_SCHEMA = "print the JSON schema of policy files, for editors"
 _EXPLAIN = """\
 tell what would become of a request, and why
 
@@ -196,7 +188,7 @@ def _add(commands: Commands, name: str, run: str, text: str) -> argparse.Argumen
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=summary,
-        description=text,
+        description=text or f"{summary[0].upper()}{summary[1:]}.",
         epilog=examples and f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -231,16 +223,12 @@ def _add_processes(commands: Commands) -> None:
 
 def _add_operator(commands: Commands) -> None:
     warm = _add(commands, "warm", "operator:warm", _WARM)
-    warm.add_argument("file", type=Path, metavar="FILE", help="known questions, JSON lines")
-    warm.add_argument("--model", metavar="M", help="model of bare questions")
-    warm.add_argument("--system", metavar="TEXT", help="system message of bare questions")
-    warm.add_argument(
-        "--concurrency",
-        type=_number(int, 1, 256),
-        default=4,
-        metavar="N",
-        help="at a time (default: 4)",
-    )
+    add = warm.add_argument
+    add("file", type=Path, metavar="FILE", help="known questions, JSON lines")
+    add("--model", metavar="M", help="model of bare questions")
+    add("--system", metavar="TEXT", help="system message of bare questions")
+    number = _number(int, 1, 256)
+    add("--concurrency", type=number, default=4, metavar="N", help="at a time (default: 4)")
     audit = _add(commands, "audit", "operator:audit", _AUDIT)
     audit.add_argument("--purge", action="store_true", help="remove what is found")
     audit.add_argument("--json", action="store_true", help="print JSON")
@@ -278,37 +266,17 @@ def _add_policy(commands: Commands) -> None:
 
 def _add_semantic(commands: Commands) -> None:
     calibrate = _add(commands, "calibrate", "calibrate:calibrate", _CALIBRATE)
-    calibrate.add_argument(
-        "log",
-        type=Path,
-        nargs="*",
-        metavar="LOG",
-        help="comparisons or labelled pairs (default: semantic-checks.jsonl in the data directory)",
-    )
-    calibrate.add_argument(
-        "--confidence",
-        type=_number(float, 0.5, 0.999999),
-        default=0.95,
-        metavar="C",
-        help="that the budget is kept (default: %(default)s)",
-    )
-    calibrate.add_argument(
-        "--budget",
-        type=_budget,
-        nargs="+",
-        default=_BUDGETS,
-        metavar="B",
-        help="shares of hits that may be wrong (default: 0.1%% 0.5%% 1%% 2%% 5%%)",
-    )
-    calibrate.add_argument(
-        "--socket",
-        type=Path,
-        metavar="S",
-        help="of an embeddings service to score pairs with (default: one is started for it)",
-    )
-    calibrate.add_argument(
-        "--write", action="store_true", help="write semantic-calibration.json in the data directory"
-    )
+    add = calibrate.add_argument
+    log = "comparisons or labelled pairs (default: semantic-checks.jsonl in the data directory)"
+    add("log", type=Path, nargs="*", metavar="LOG", help=log)
+    confidence, sure = _number(float, 0.5, 0.999999), "that the budget is kept (default: 0.95)"
+    add("--confidence", type=confidence, default=0.95, metavar="C", help=sure)
+    budgets = "shares of hits that may be wrong (default: 0.1%% 0.5%% 1%% 2%% 5%%)"
+    add("--budget", type=_budget, nargs="+", default=_BUDGETS, metavar="B", help=budgets)
+    service = "of an embeddings service to score pairs with (default: one is started for it)"
+    add("--socket", type=Path, metavar="S", help=service)
+    file = "write semantic-calibration.json in the data directory"
+    add("--write", action="store_true", help=file)
     report = _add(commands, "report", "operator:semantic_report", _REPORT)
     where = report.add_mutually_exclusive_group()
     where.add_argument(
@@ -333,13 +301,8 @@ def _add_semantic(commands: Commands) -> None:
 def _add_prefix(commands: Commands) -> None:
     report = _add(commands, "report", "prefix_report:run_report", _PREFIX_REPORT)
     report.add_argument("log", type=Path, metavar="LOG", help="recorded requests; - is stdin")
-    report.add_argument(
-        "--limit",
-        type=_number(int, 2, 1_000_000),
-        default=2000,
-        metavar="N",
-        help="requests of a route that are looked at (default: %(default)s)",
-    )
+    number, limit = _number(int, 2, 1_000_000), "requests looked at of a route (default: 2000)"
+    report.add_argument("--limit", type=number, default=2000, metavar="N", help=limit)
     report.add_argument("--json", action="store_true", help="print JSON")
 
 
