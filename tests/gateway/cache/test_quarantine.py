@@ -159,7 +159,7 @@ async def test_a_crash_while_it_is_written_anew_leaves_the_former_list(
 
 async def test_the_half_of_a_new_list_is_no_list(path):
     """What a crash may leave beside the file is overwritten, and never read."""
-    quarantine = QuarantineFile(path, max_keys=1, max_bytes=2 * LINE)
+    quarantine = QuarantineFile(path, max_keys=1, max_bytes=LINE * 3 // 2)
     path.with_name("quarantine.jsonl.new").write_bytes(b'{"key":"%s"}\n{"k' % OTHER.hex().encode())
     for number in range(3):
         await quarantine.add(key_of(number))
