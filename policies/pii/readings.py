@@ -19,42 +19,30 @@ from html import unescape
 
 import re2
 
-_LOOK_ALIKES = dict(
-    zip(
-        "АВЕЅІЈКМНОРСТХУаеѕіјорсухԁԛԝ" + "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",  # noqa: RUF001
-        "ABESIJKMHOPCTXYaesijopcyxdqw" + "ABEZHIKMNOPTYXo",
-        strict=True,
-    )
+_LOOK_ALIKES = zip(
+    "АВЕЅІЈКМНОРСТХУаеѕіјорсухԁԛԝ" + "ΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",  # noqa: RUF001
+    "ABESIJKMHOPCTXYaesijopcyxdqw" + "ABEZHIKMNOPTYXo",
+    strict=True,
 )
 _DOTS = {"。": ".", "−": "-", "∶": ":"}  # noqa: RUF001
-_BLANKS = frozenset("\u115f\u1160\u3164\uffa0\u2800\u2065\ufffc\U0001d159")
-"""Letters and signs that show nothing: Hangul fillers, braille without a dot, and their kin."""
+# Letters and signs that show nothing: Hangul fillers, braille without a dot, and their kin.
+_BLANKS = "\u115f\u1160\u3164\uffa0\u2800\u2065\ufffc\U0001d159"
+_PLAIN = {**dict(_LOOK_ALIKES), **_DOTS, **dict.fromkeys(_BLANKS, "")}
+# A lone surrogate (Cs) has no UTF-8 form, which RE2 needs.
+_OF_CATEGORY = dict.fromkeys(("Cf", "Mn", "Me"), "") | dict.fromkeys(("Zl", "Zp"), "\n")
+_OF_CATEGORY |= {"Cs": "\N{REPLACEMENT CHARACTER}", "Pd": "-", "Zs": " "}
 _MEMO_LIMIT = 8192
 
 
 def _plain(character: str) -> str:
-    replaced = _LOOK_ALIKES.get(character) or _DOTS.get(character)
+    category = unicodedata.category(character)
+    replaced = _PLAIN.get(character, _OF_CATEGORY.get(category))
     if replaced is not None:
         return replaced
-    if character in _BLANKS:
-        return ""
-    match unicodedata.category(character):
-        case "Cf" | "Mn" | "Me":
-            return ""
-        case "Cs":  # a lone surrogate has no UTF-8 form, which RE2 needs
-            return "\N{REPLACEMENT CHARACTER}"
-        case "Nd":
-            return str(unicodedata.decimal(character))
-        case "Pd":
-            return "-"
-        case "Zs":
-            return " "
-        case "Zl" | "Zp":
-            return "\n"
+    if category == "Nd":
+        return str(unicodedata.decimal(character))
     compatible = unicodedata.normalize("NFKC", character)
-    if compatible == character:
-        return character
-    return "".join(map(_plain, compatible)) if len(compatible) > 1 else _plain(compatible)
+    return character if compatible == character else "".join(map(_plain, compatible))
 
 
 class _PlainTable(dict[int, str]):
