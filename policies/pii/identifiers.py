@@ -272,7 +272,8 @@ _SSN_TOGETHER = re2.compile(
 _SSN_BEFORE = re.compile(r"(?:[A-Za-z0-9]|[0-9][.-]|(?:\+|\b00)[0-9]{1,3}[ .-])\Z")
 _SSN_AFTER = re.compile(r"[A-Za-z0-9]|[.-][0-9]")
 _SSN_REACH = 7
-_SSN_LABEL = re2.compile(r"(?i)ssn|ss ?#|social")
+_SSN = re.compile(r"(?!000|666|9)[0-9]{3}[ .-]?(?!00)[0-9]{2}[ .-]?(?!0000)[0-9]{4}")
+"""Area, group and serial number in issued ranges."""
 
 
 def find_ssns(text: str) -> Iterator[tuple[int, int]]:
@@ -283,18 +284,11 @@ def find_ssns(text: str) -> Iterator[tuple[int, int]]:
     for match in _SSN_SEPARATED.finditer(text):
         start, end = match.span()
         before = _SSN_BEFORE.search(text, max(0, start - _SSN_REACH), start)
-        if before is None and _SSN_AFTER.match(text, end) is None and _is_issued(match.group()):
+        if before is None and _SSN_AFTER.match(text, end) is None and _SSN.match(text, start):
             yield start, end
-    if _SSN_LABEL.search(text) is not None:
-        for match in _SSN_TOGETHER.finditer(text):
-            if _is_issued(match.group(1)):
-                yield match.span(1)
-
-
-def _is_issued(number: str) -> bool:
-    digits = "".join(filter(str.isdigit, number))
-    area, group, serial = digits[:3], digits[3:5], digits[5:]
-    return area not in ("000", "666") and area < "900" and group != "00" and serial != "0000"
+    for match in _SSN_TOGETHER.finditer(text):
+        if _SSN.match(match.group(1)):
+            yield match.span(1)
 
 
 SIGNS = (
