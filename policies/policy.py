@@ -71,7 +71,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Considered:
+class RuleTrace:
     """A rule that was looked at, and what kept it from deciding; nothing if it decided."""
 
     rule: str
@@ -116,15 +116,15 @@ class Policy:
                 return rule.decision
         return self.default
 
-    def considered(self, facts: RequestFacts) -> tuple[Considered, ...]:
+    def trace(self, facts: RequestFacts) -> tuple[RuleTrace, ...]:
         """Return what ``decide`` looks at in turn, the rule that decides last; all that failed."""
         found = []
         for rule in self.rules:
             failed = tuple(each for each in rule.conditions if not each.holds(facts))
-            found.append(Considered(rule.name, failed))
+            found.append(RuleTrace(rule.name, failed))
             if not failed:
                 return tuple(found)
-        return (*found, Considered(self.default.rule, ()))
+        return (*found, RuleTrace(self.default.rule, ()))
 
 
 def condition(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Condition:

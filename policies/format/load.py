@@ -194,7 +194,7 @@ def parse_policy(text: str, source: str) -> Policy:
     _check_references(document, policy or {})
     if document.problems:
         raise PolicyError(_in_order(document.problems))
-    return _compiled(policy, source)
+    return _compile(policy, source)
 
 
 def _in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
@@ -229,7 +229,7 @@ def _check_references(document: Document, policy: dict[str, Any]) -> None:
             if tenant not in known:
                 expected = f"one of the tenants {', '.join(known)}"
                 spot.note(expected, index, "match", "tenant", at)
-        special = _wanted(match)
+        special = _conditions(match)
         earlier = next((each for each in reached if _covers(reached[each], special)), None)
         if earlier is not None:
             line = document.places["rules", earlier].line
@@ -238,7 +238,7 @@ def _check_references(document: Document, policy: dict[str, Any]) -> None:
         reached[index] = special
 
 
-def _wanted(match: Mapping[str, Any]) -> Wanted:
+def _conditions(match: Mapping[str, Any]) -> Wanted:
     """Return the values of each condition by its place, the cheap conditions first."""
     plain = {key: match[key] for key in ("endpoint", "model", "tenant") if key in match}
     headers = {f"header.{name}": globs for name, globs in match.get("header", {}).items()}
@@ -265,7 +265,7 @@ def _covers(general: Wanted, special: Wanted) -> bool:
     return True
 
 
-def _compiled(policy: dict[str, Any], source: str) -> Policy:
+def _compile(policy: dict[str, Any], source: str) -> Policy:
     default = default_decision(policy["default"], policy["generation"])
     tenants = {
         name: Tenant(**{key: tuple(values) for key, values in tenant.items()})
@@ -273,7 +273,7 @@ def _compiled(policy: dict[str, Any], source: str) -> Policy:
     }
     rules = []
     for rule in policy["rules"]:
-        asked = _wanted(rule["match"]).items()
+        asked = _conditions(rule["match"]).items()
         conditions = tuple(condition(key, values, tenants) for key, values in asked)
         rules.append(Rule(conditions, rule_decision(rule["name"], rule, default)))
     return Policy(

@@ -77,7 +77,7 @@ MARKERS = (
 )
 
 
-def _detected(value: object) -> dict[str, Any]:
+def _read_volatile(value: object) -> dict[str, Any]:
     if is_off(value):
         return {"detect": [], "patterns": []}
     if isinstance(value, list) or value in [*VolatileKind]:
@@ -163,7 +163,7 @@ PREFIX = Table(
                 ([r"build-[0-9a-f]{7,40}", r"(?i)ticket: ([A-Z]+-\d+)"],),
             ),
             short=Short(
-                _detected,
+                _read_volatile,
                 (OFF, KIND.schema, {"type": "array", "items": KIND.schema}),
                 "off, a list such as [timestamps, uuids] "
                 "or a mapping such as {patterns: 'v[0-9]+'}",

@@ -152,7 +152,7 @@ def _base64(match: re.Match[str]) -> str:
     return binascii.a2b_base64(padded).decode("utf-8", "replace")
 
 
-def _squeezed(match: re.Match[str]) -> str:
+def _squeeze(match: re.Match[str]) -> str:
     """Return what is spelled letter by letter; digits set apart by these are numbers already."""
     letters = match.group()[::2]
     return match.group() if letters.isdigit() and match.group()[1] in " -" else letters
@@ -203,7 +203,7 @@ _ENCODED = _Form(
     (_HEX, lambda match: bytes.fromhex(match.group()).decode("ascii", "replace")),
 )
 _BARE = (
-    (_SPELLED, _squeezed),
+    (_SPELLED, _squeeze),
     (_AT, "@"),
     (_DOT, "."),
     (_BETWEEN_MARKS, "@"),
@@ -242,7 +242,7 @@ class Reading:
         read = self
         for seen_in, pattern, meant in form.steps:
             if seen_in(read.text) is not None:
-                read = _replaced(read, pattern, meant)
+                read = _replace(read, pattern, meant)
         return self if read.text == self.text else _normal(read)
 
     def encoded(self) -> "Reading":
@@ -274,7 +274,7 @@ def _normal(read: Reading) -> Reading:
     return Reading(text, [read.places[offset] for offset in offsets])
 
 
-def _replaced(
+def _replace(
     read: Reading, pattern: re.Pattern[str], meant: Callable[[re.Match[str]], str]
 ) -> Reading:
     if read.places is None:

@@ -154,7 +154,7 @@ def test_a_rule_needs_all_its_conditions(outcomes, asked):
     policy = Policy("test", 0, (), rules, decision("default"))
     expected = next((f"r{index}" for index, row in enumerate(outcomes) if all(row)), "default")
     assert policy.decide(asked).rule == expected
-    considered = policy.considered(asked)
+    considered = policy.trace(asked)
     assert considered[-1].rule == expected
     assert [len(each.failed) for each in considered[:-1]] == [
         row.count(False) for row in outcomes[: len(considered) - 1]

@@ -215,7 +215,7 @@ def _decision(context: RequestContext) -> dict[str, Any]:
         "policy": {"source": policy.source, "generation": policy.generation},
         "rules": [
             {"rule": each.rule, "failed": [_failed(failed, facts) for failed in each.failed]}
-            for each in policy.considered(facts)
+            for each in policy.trace(facts)
         ],
         "decision": {"rule": decision.rule, "settings": settings_of(decision)},
         "prompt_tokens": prompt_tokens(context.request.endpoint, context.request.body),
