@@ -56,7 +56,7 @@ class Outcome:
         if self.reason == "exact":
             return self
         for candidate in self.tries:
-            if candidate.verification.refused(threshold) is None:
+            if candidate.verification.result(threshold) == "hit":
                 return Outcome(self.request, candidate.answer, "semantic", self.tries)
         return Outcome(self.request, None, "miss", self.tries)
 

@@ -220,11 +220,11 @@ class VerifyCandidate:
     ) -> "AfterSearch":
         """Take how sure it is, the least score that keeps the rule's budget, and what was learnt.
 
-        For ``alias`` see ``Verification.refused``.
+        For ``alias`` see ``Verification.result``.
         """
-        if verification.refused(threshold, alias=alias) is None:
-            by_alias = verification.refused(threshold) is not None
-            return self._found(verification, threshold, alias=by_alias)
+        result = verification.result(threshold, alias=alias)
+        if result in ("hit", "alias"):
+            return self._found(verification, threshold, alias=result == "alias")
         scored = verification.refusal is None and verification.is_finite
         otherwise = self._near_miss(verification) if scored else self.otherwise
         return _next_candidate(self.plan, otherwise, self.rest)

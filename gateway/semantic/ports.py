@@ -57,8 +57,8 @@ class Verification(NamedTuple):
     verifier: str = ""
     """Digest of the verifier that gave the score."""
 
-    def refused(self, threshold: float | None, *, alias: bool = False) -> str | None:
-        """Return why this is no hit, None where it is one.
+    def result(self, threshold: float | None, *, alias: bool = False) -> str:
+        """Return ``hit``, or ``alias`` where the score is too low for one, else why it is neither.
 
         ``threshold`` is the lowest score that keeps the budget, None where none does. ``alias``: a
         fresh answer to this question was once the same as this one. That makes up for a low score,
@@ -69,15 +69,9 @@ class Verification(NamedTuple):
         if threshold is None:
             return "budget"
         # NaN compares false, so it is no hit.
-        fits = self.score >= threshold or (alias and self.is_finite)
-        return None if fits else "score"
-
-    def result(self, threshold: float | None, *, alias: bool) -> str:
-        """Return why this is no hit; else ``hit``, or ``alias`` where the score is too low."""
-        by_score = self.refused(threshold)
-        if by_score is None:
+        if self.score >= threshold:
             return "hit"
-        return self.refused(threshold, alias=alias) or "alias"
+        return "alias" if alias and self.is_finite else "score"
 
     @property
     def is_finite(self) -> bool:
@@ -93,19 +87,19 @@ class Verification(NamedTuple):
         self, threshold: float | None, max_wrong_hits: float, *, alias: bool = False
     ) -> str:
         """Return the result in words, with the score that the budget needs."""
-        if self.result(threshold, alias=alias) == "alias":
-            return "fits: a fresh answer to this question was the same"
         budget = f"at most {max_wrong_hits * 100:g} % wrong hits"
-        match self.refused(threshold):
+        match self.result(threshold, alias=alias):
+            case "alias":
+                return "fits: a fresh answer to this question was the same"
             case "budget":
                 return f"refused: budget (no score is known to keep {budget})"
-            case None | "score" as refused if threshold is not None and self.is_finite:
-                fits = "fits" if refused is None else "refused"
+            case "hit" | "score" as result if threshold is not None and self.is_finite:
+                fits = "fits" if result == "hit" else "refused"
                 # Rounded down and up: the two never look equal where they are not.
                 score, needed = self.score * 1e4 // 1, -(-threshold * 1e4 // 1)
                 return f"{fits}: score {score / 1e4:g}, needs {needed / 1e4:g} for {budget}"
-            case refused:
-                return f"refused: {refused}"
+            case refusal:
+                return f"refused: {refusal}"
 
 
 class Verifier(Protocol):

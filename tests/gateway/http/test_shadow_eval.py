@@ -120,7 +120,7 @@ async def test_a_guard_still_refuses_an_alias(upstream, tmp_path):
         await rig.store.delete(bytes.fromhex(line["key"]))
         rig.verifier.said = "number"
         assert rig.verifier.threshold(0.01) is not None
-        assert Verification(0.3, "number").refused(0.5) == "number"
+        assert Verification(0.3, "number").result(0.5, alias=True) == "number"
         assert "fwd=miss" in (await rig.ask("how many please"))[0]
 
 

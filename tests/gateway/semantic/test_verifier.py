@@ -112,7 +112,7 @@ async def test_the_score_grows_with_the_similarity_of_the_questions(verifier_of)
 @pytest.mark.parametrize("similarity", [math.nan, -math.inf])
 async def test_a_similarity_that_is_no_number_is_no_hit(verifier_of, similarity):
     said = await verifier_of(Scores(0.75)).verify(ASKED, STORED, similarity)
-    assert said.refused(0.5) is not None
+    assert said.result(0.5) not in {"hit", "alias"}
 
 
 async def test_the_score_is_the_models(verifier_of):
@@ -339,7 +339,7 @@ def test_without_any_calibration_no_budget_is_kept_and_that_is_told_once(
     (record,) = caplog.records
     assert "no calibration: nothing is answered by meaning" in record.getMessage()
     assert verifier.details()["calibration"] == "none"
-    assert Verification(1.0).refused(verifier.threshold(0.01)) == "budget"
+    assert Verification(1.0).result(verifier.threshold(0.01)) == "budget"
 
 
 def test_an_unreadable_own_file_is_passed_over(verifier_of, tmp_path):
@@ -398,4 +398,3 @@ NO_BUDGET = "refused: budget (no score is known to keep at most 1 % wrong hits)"
 def test_what_comes_of_an_alias_is_told_as_the_lookup_decides(said, threshold, result, told):
     assert said.result(threshold, alias=True) == result
     assert said.describe(threshold, 0.01, alias=True) == told
-    assert (said.refused(threshold, alias=True) is None) == (result in {"hit", "alias"})
