@@ -10,7 +10,7 @@ Laws:
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 
 import orjson
@@ -53,38 +53,22 @@ class Prober:
     clock: Callable[[], float]
     probed: Callable[[], None]
     warm: Callable[[str], Awaitable[None]] | None = None
-    _under_way: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Probe until cancelled."""
-        try:
-            while True:
-                wait = self.begin_due() - self.clock()
-                await asyncio.sleep(min(max(wait, _SHORTEST_WAIT), _LONGEST_WAIT))
-        finally:
-            probes = list(self._under_way.values())
-            for probe in probes:
-                probe.cancel()
-            await asyncio.gather(*probes, return_exceptions=True)
+        """Probe until cancelled, one probe of each upstream at a time."""
+        async with asyncio.TaskGroup() as group:
+            for name in self.upstreams:
+                group.create_task(self._probe_when_due(name))
 
-    def begin_due(self) -> float:
-        """Begin the probes that are due, and return when the next is."""
-        now, times = self.clock(), []
-        for name in self.upstreams:
-            if name in self._under_way:
-                continue
-            at = self.table.probe_at(name, EVERY_SECONDS)
-            if at <= now:
-                self._under_way[name] = asyncio.create_task(self._probe_once(name))
-            else:
-                times.append(at)
-        return min(times, default=now + EVERY_SECONDS)
-
-    async def _probe_once(self, name: str) -> None:
-        try:
-            await self.probe(name)
-        finally:
-            self._under_way.pop(name, None)
+    async def _probe_when_due(self, name: str) -> None:
+        while True:
+            wait = self.table.probe_at(name, EVERY_SECONDS) - self.clock()
+            if wait <= 0:
+                try:
+                    await self.probe(name)
+                except Exception:
+                    log.exception("a probe of upstream %s failed", name)
+            await asyncio.sleep(min(max(wait, _SHORTEST_WAIT), _LONGEST_WAIT))
 
     async def probe(self, name: str) -> None:
         """Probe one upstream, and note the outcome in the table."""

@@ -17,6 +17,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
+from math import inf
 
 from cachetools import LRUCache
 
@@ -92,10 +93,14 @@ class UpstreamState:
     """When it last answered anything."""
     probed_at: float = 0.0
 
+    @property
+    def is_full(self) -> bool:
+        """Tell whether it has as many calls under way as it may."""
+        return self.in_flight >= (self.member.max_concurrency or inf)
+
     def has_room(self, now: float) -> bool:
         """Tell whether its own limits let one more request go there."""
-        most = self.member.max_concurrency
-        return (most is None or self.in_flight < most) and self.room_at(now) <= now
+        return not self.is_full and self.room_at(now) <= now
 
     def room_at(self, now: float) -> float:
         """Return when its rate lets the next one go there."""
@@ -105,13 +110,8 @@ class UpstreamState:
         """Tell whether it may get a request now."""
         if now < self.health.paused_until or not self.has_room(now):
             return False
-        match self.health.breaker:
-            case Up():
-                return True
-            case Trial():
-                return not self.trial_under_way
-            case Open():
-                return False
+        breaker = self.health.breaker
+        return isinstance(breaker, Up) or (isinstance(breaker, Trial) and not self.trial_under_way)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,7 @@ def no_room(left: Sequence[UpstreamState], now: float) -> NoRoom:
         at = min((one.health.back_at(now) for one in left), default=now + SOON)
         why = next((why for one in left if (why := one.health.why(now))), Reason.UPSTREAM_BUSY)
         return NoRoom(503, why, max(at, now + SOON), waits=False)
-    times = [
-        max(one.health.paused_until, one.room_at(now))
-        for one in healthy
-        if one.member.max_concurrency is None or one.in_flight < one.member.max_concurrency
-    ]
+    times = (max(one.health.paused_until, one.room_at(now)) for one in healthy if not one.is_full)
     return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True)
 
 

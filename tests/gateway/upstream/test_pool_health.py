@@ -9,6 +9,7 @@ from aiohttp import web
 from faulty_upstreams import CLOSED, pool, says
 
 from gateway.protocol.cache_status import Reason
+from gateway.server.open_upstreams import in_background
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import PATHS, Prober
@@ -123,16 +124,22 @@ async def test_two_failed_probes_leave_an_idle_upstream_alone():
         await clinic.upstream.close()
 
 
-async def test_a_probe_is_begun_when_it_is_due_and_only_once(patient: Patient, clinic: Clinic):
+async def test_a_probe_is_made_when_it_is_due_and_only_once(
+    patient: Patient, clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.upstream.pool.probes._LONGEST_WAIT", 0.0)
+    monkeypatch.setattr("gateway.upstream.pool.probes._SHORTEST_WAIT", 0.0)
     patient.paths = {"/readyz": (200, {})}
     clinic.close_breaker()
-    due = clinic.table.probe_at("a", 10.0)
-    assert clinic.prober.begin_due() == due
-    clinic.now = due
-    clinic.prober.begin_due()
-    clinic.prober.begin_due()
-    async with asyncio.timeout(10):
-        await clinic.probed.wait()
+    async with in_background(clinic.prober.run()):
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert patient.asked == []
+        clinic.now = clinic.table.probe_at("a", 10.0)
+        async with asyncio.timeout(10):
+            await clinic.probed.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
     assert (patient.asked, clinic.state) == (["/readyz"], State.TRIAL)
 
 
