@@ -33,6 +33,7 @@ from gateway.protocol.errors import error_body
 from gateway.protocol.headers import fold_fields
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.operations import (
+    SELECTION_FIELDS,
     Fields,
     Operations,
     Selection,
@@ -55,8 +56,8 @@ Handle = Callable[[web.Request], Awaitable[Fields]]
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
-_LIST_FILTERS = ("key", "scope", "model", "tag", "rule")
-_AUDITED = ("key", "scope", "model", "tag", "rule", "all", "entry", "dry_run", "purge")
+_LIST_FILTERS = SELECTION_FIELDS[:-1]
+_AUDITED = (*SELECTION_FIELDS, "entry", "dry_run", "purge")
 """Fields that the audit log may hold: names and hashes, no text of a prompt."""
 
 

@@ -433,18 +433,17 @@ class Hunk(NamedTuple):
 def hunks(raw: bytes, edits: Sequence[Edit]) -> Iterator[Hunk]:
     """Yield what the edits change in the bytes that came, in order."""
     for edit in edits:
-        for start, end, came in _byte_differences(raw[edit.start : edit.end], edit.text):
-            at, to = edit.start + start, edit.start + end
+        for at, to, came in _differences(raw, edit):
             before = raw[max(0, at - CONTEXT) : at]
             yield Hunk(at, raw[at:to], came, before, raw[to : to + CONTEXT])
 
 
-def _byte_differences(went: bytes, came: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield places in ``went`` and what stands there in ``came``."""
-    old, new = _WORD.findall(went), _WORD.findall(came)
+def _differences(raw: bytes, edit: Edit) -> Iterator[tuple[int, int, bytes]]:
+    """Yield places in the bytes that came, and what an edit puts there."""
+    old, new = _WORD.findall(raw[edit.start : edit.end]), _WORD.findall(edit.text)
     first = _common_words(old, new)
     last = _common_words(old[:first:-1], new[:first:-1])
-    at = sum(map(len, old[:first]))
+    at = edit.start + sum(map(len, old[:first]))
     old, new = old[first : len(old) - last], new[first : len(new) - last]
     if max(len(old), len(new)) > _MOST_WORDS:
         yield at, at + sum(map(len, old)), b"".join(new)

@@ -87,24 +87,19 @@ def parse_selection(fields: Mapping[str, Any]) -> Selection:
         either = "either all: true or at least one of the fields"
         raise InvalidFieldError("all", f"{either} {', '.join(SELECTION_FIELDS[:-1])}")
     hashes = {name: read_hash(name, fields[name]) for name in _HASHES if name in fields}
-    texts = {name: _text(name, fields[name]) for name in _TEXTS if name in fields}
+    texts = {name: fields[name] for name in _TEXTS if name in fields}
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text:
+            raise InvalidFieldError(name, "text that is not empty")
     return Selection(**hashes, **texts)  # type: ignore[arg-type]
 
 
 def read_hash(field: str, value: Any) -> bytes:
     """Read a key or scope id as replies and lists show it. Raises InvalidFieldError."""
-    if isinstance(value, str) and len(value) == 2 * HASH_BYTES:
-        try:
+    with suppress(ValueError):
+        if isinstance(value, str) and len(value) == 2 * HASH_BYTES:
             return bytes.fromhex(value)
-        except ValueError:
-            pass
     raise InvalidFieldError(field, f"{2 * HASH_BYTES} hex digits")
-
-
-def _text(field: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidFieldError(field, "text that is not empty")
-    return value
 
 
 def read_switch(fields: Fields, name: str, *, default: bool) -> bool:
