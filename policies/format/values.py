@@ -249,7 +249,7 @@ def _contact(value: object) -> str:
     """Read what is public and no personal data; whose it is, the allow-list understands."""
     contact = _text(value)
     try:
-        AllowList.of([contact], ())
+        AllowList([contact], ())
     except ValueError:
         raise UnexpectedValueError(
             "an address, number or other text of at least 6 characters, or an email address "

@@ -59,7 +59,7 @@ MOST_DIGITS = 8192
 number: a text is not clean because it is long."""
 
 Find = Callable[[str], Iterator[tuple[int, int]]]
-"""Finds phone numbers in a piece of text."""
+"""Finds one kind in text: (start, end) of each finding; they may overlap."""
 
 NORTH_AMERICA = 1
 """Country code."""

@@ -22,14 +22,12 @@ from phonenumbers import PhoneNumberFormat
 from stdnum import iban
 
 from policies.pii import identifiers, secret
-from policies.pii.phone import PhoneDetector
+from policies.pii.phone import Find, PhoneDetector
 from policies.pii.readings import Reading, normalise, normalise_with_offsets, other_readings
 
 DETECTOR_VERSION = 5
 """Part of every cache key: raise it whenever a detector finds more than it did."""
 
-Find = Callable[[str], Iterator[tuple[int, int]]]
-"""Finds one kind in normalised text: (start, end) of each finding; they may overlap."""
 _EMAIL = re.compile(r"[^@\s]+@(?:\*\.)?[^@\s*.]+(?:\.[^@\s*.]+)+")
 _GOES_ON = re.compile(r"[\w@%+-]|\.[^\W_]")
 """What follows an address of which only a part was found."""
@@ -60,7 +58,6 @@ class Span:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
 class AllowList:
     """The operator's own public contacts, which are no personal data: ``pii: {allow: [...]}``.
 
@@ -69,15 +66,13 @@ class AllowList:
     allowed. Immutable once made.
     """
 
-    _values: frozenset[tuple[str, str]]
-    """Kind and canonical form of what is allowed letter by letter."""
-    _emails: re2._Regexp | None
-    _regions: tuple[str, ...]
+    __slots__ = ("_emails", "_regions", "_values")
 
-    @classmethod
-    def of(cls, entries: Iterable[str], regions: Sequence[str]) -> "AllowList":
+    def __init__(self, entries: Iterable[str], regions: Sequence[str]) -> None:
         """Take entries as the operator wrote them. Raises ValueError for one of no use."""
-        values: set[tuple[str, str]] = set()
+        self._regions = regions
+        self._values: set[tuple[str, str]] = set()
+        """Kind and canonical form of what is allowed letter by letter."""
         emails: list[str] = []
         for entry in entries:
             plain = normalise(entry).strip()
@@ -91,11 +86,9 @@ class AllowList:
                     " or *@*.acme.example"
                 )
             else:
-                values |= {
-                    (kind, form) for kind in _CANONICAL for form in _forms(kind, plain, regions)
-                }
-        pattern = re2.compile("|".join(emails)) if emails else None
-        return cls(frozenset(values), pattern, tuple(regions))
+                for kind in _CANONICAL:
+                    self._values |= {(kind, form) for form in _forms(kind, plain, regions)}
+        self._emails = re2.compile("|".join(emails)) if emails else None
 
     def holds(self, kind: str, text: str, start: int, end: int) -> bool:
         """Tell whether ``text[start:end]`` is an entry in any writing, and a whole address."""
@@ -130,7 +123,7 @@ class PiiScanner:
             ("ip", identifiers.find_ips),
             ("phone", PhoneDetector(regions).find),
         )
-        self._allowed = AllowList.of(allowed, regions) if allowed else None
+        self._allowed = AllowList(allowed, regions) if allowed else None
         self.identity = _identity(regions, allowed)
         """What decides which texts are clean: another one may find what this one did not."""
 
