@@ -176,7 +176,6 @@ class EmbeddingsClient:
 
     @property
     def verifier_fault(self) -> str:
-        """Why there is no verifier."""
         return self.latest.verifier_fault
 
     async def search(self, partition: bytes, text: str, k: int) -> list[Match]:

@@ -189,22 +189,18 @@ class _Reader:
 
     @property
     def left(self) -> int:
-        """How many bytes are not read yet."""
         return len(self._body) - self._at
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes."""
         if size > self.left:
             raise ProtocolError(f"message ends {size - self.left} bytes too early")
         self._at += size
         return self._body[self._at - size : self._at]
 
     def unpack(self, numbers: struct.Struct) -> tuple[Any, ...]:
-        """Return the next numbers of fixed size."""
         return numbers.unpack(self.take(numbers.size))
 
     def size(self) -> int:
-        """Return a 32-bit number."""
         (value,) = self.unpack(_U32)
         return int(value)
 
@@ -216,7 +212,6 @@ class _Reader:
         return float(value)
 
     def score(self) -> float:
-        """Return a number from 0 to 1."""
         value = self.number()
         if not 0 <= value <= 1:
             raise ProtocolError("not a score from 0 to 1")
@@ -263,7 +258,6 @@ class _Reader:
         return _utf8(self.field())
 
     def reason(self) -> Reason:
-        """Return one of the reasons there are."""
         word = self.short_text()
         try:
             return Reason(word)

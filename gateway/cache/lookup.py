@@ -280,7 +280,6 @@ class LookUpExact:
     plan: Plan
 
     def next(self, entry: Entry | None, now: float) -> "State":
-        """Take the entry found."""
         plan = self.plan
         found = evaluate_entry(plan, entry, now)
         if isinstance(found, Hit):
@@ -303,7 +302,6 @@ class LookUpPersonal:
     clean: bool
 
     def next(self, entry: Entry | None, now: float) -> "State":
-        """Take the entry found."""
         found = evaluate_entry(self.personal, entry, now)
         if isinstance(found, Hit):
             return found

@@ -90,7 +90,6 @@ class QuarantineFile:
         self._failed.discard(key)
 
     def _lines(self, data: bytes) -> bytes:
-        """Return the lines of the latest keys that count."""
         latest = [each for each in _parse(data).items() if self._is_within(KEEP_SECONDS, each[1])]
         return b"".join(_line(key, added) for key, added in latest[-self._max_keys :])
 

@@ -162,7 +162,6 @@ class RuleComparisons:
         return wrong > 0 and 1 - within < 1 - GATE_CONFIDENCE
 
     def off_line(self, rule: str) -> dict[str, Any]:
-        """Return the journal's line that switches the rule off."""
         return {"kind": "off", "rule": rule, "basis": self.basis, "budget": self.budget}
 
     def report(self) -> dict[str, Any]:
@@ -250,7 +249,6 @@ class ComparisonLedger:
         return False
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """Return the figures by rule."""
         return {rule: checks.report() for rule, checks in sorted(self.rules.items())}
 
     def rules_off(self) -> dict[str, bool]:
@@ -259,7 +257,6 @@ class ComparisonLedger:
 
     @property
     def aliases(self) -> int:
-        """The number of aliases."""
         return len(self._aliases)
 
     def _add(self, comparison: Comparison) -> None:

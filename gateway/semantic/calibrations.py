@@ -30,7 +30,6 @@ class Calibrations:
         self._logged = ""
 
     def of(self, verifier: str) -> Calibration | None:
-        """Return the calibration of a verifier, None where there is none."""
         own, problem = self.own(), self._problem
         if own is not None and own.verifier != verifier:
             its, ours = own.verifier[:16], verifier[:16]
@@ -70,7 +69,6 @@ class Calibrations:
         return self._own
 
     def is_own(self, calibration: Calibration | None) -> bool:
-        """Tell whether a calibration is the operator's."""
         return calibration is not None and calibration is self._own
 
     def shipped(self, verifier: str) -> Calibration | None:

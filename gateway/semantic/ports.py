@@ -75,12 +75,10 @@ class Verification(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Tell whether the score is a number."""
         return abs(self.score) < float("inf")
 
     @property
     def measured(self) -> float | None:
-        """The score, None where there is none."""
         return self.score if self.refusal is None else None
 
     def describe(

@@ -55,7 +55,6 @@ class Semantic:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What must hold before the gateway is ready."""
         return () if self.service is None else (self.service.not_ready,)
 
     def details(self) -> dict[str, Any]:
