@@ -183,12 +183,12 @@ class HttpUpstream:
                 chunks = partial(self._bound_tokens, chunks(), by)
             reply = self._reply(response, chunks)
             if reply.status != HTTPStatus.OK or reply.content_type == "text/html":
-                self.failures.answered(
+                self.failures.note_reply(
                     reply.status, reply.content_type, own_credential=self.own_credential
                 )
             yield reply
         except UpstreamError as error:
-            self.failures.failed(error)
+            self.failures.note_failure(error)
             raise
         finally:
             if response is not None:
@@ -213,7 +213,7 @@ class HttpUpstream:
             response = await self._open(method, path_qs, headers, body, decode=decode)
         except UpstreamError as error:
             if logged():
-                self.failures.failed(error)
+                self.failures.note_failure(error)
             raise
         try:
             yield self._reply(response, partial(self._body, response))
@@ -433,11 +433,11 @@ class FailureLog:
         self._last: dict[Reason, float] = {}
         self._suppressed: dict[Reason, int] = {}
 
-    def failed(self, error: UpstreamError) -> None:
+    def note_failure(self, error: UpstreamError) -> None:
         """Log a call that failed."""
         self._warn(error.reason, error.detail or error.message)
 
-    def answered(self, status: int, content_type: str, *, own_credential: bool) -> None:
+    def note_reply(self, status: int, content_type: str, *, own_credential: bool) -> None:
         """Log a reply that shows a fault of the upstream or of its settings."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._warn(Reason.UPSTREAM_STATUS, f"it answered with status {status}")

@@ -156,8 +156,7 @@ class AnswerLog:
         self.size = 0
         """Bytes held."""
         self._max_bytes = max_bytes
-        self._full: list[bytes] = []
-        self._without_usage: list[bytes] = []
+        self._pieces: list[tuple[bytes, bytes]] = []
         self._joined = ((0, 0, False), b"")
 
     def fits(self, full: bytes, without_usage: bytes) -> bool:
@@ -166,8 +165,7 @@ class AnswerLog:
 
     def append(self, full: bytes, without_usage: bytes) -> None:
         """Add a piece in both its forms, which may be the same object."""
-        self._full.append(full)
-        self._without_usage.append(without_usage)
+        self._pieces.append((full, without_usage))
         self.size += _cost(full, without_usage)
         self.end += 1
         if self.size > self._max_bytes:
@@ -176,28 +174,25 @@ class AnswerLog:
 
     def since(self, position: int, *, without_usage: bool) -> bytes:
         """Return what came from ``position`` to the end, joined. Raises TooSlowError."""
-        start = position - (self.end - len(self._full))
+        start = position - (self.end - len(self._pieces))
         if start < 0:
             raise TooSlowError
-        pieces = self._without_usage if without_usage else self._full
-        if len(pieces) - start == 1:
-            return pieces[start]
+        form = 1 if without_usage else 0
+        if len(self._pieces) - start == 1:
+            return self._pieces[start][form]
         # Followers that wait together ask for the same: it is joined once for all of them.
         wanted = (position, self.end, without_usage)
         if self._joined[0] != wanted:
-            self._joined = (wanted, b"".join(pieces[start:]))
+            self._joined = (wanted, b"".join([piece[form] for piece in self._pieces[start:]]))
         return self._joined[1]
 
     def _drop_oldest(self) -> None:
         """Drop half of what may be held, so that the cost per piece stays small."""
         dropped = 0
-        for full, without_usage in zip(self._full[:-1], self._without_usage[:-1], strict=True):
-            if self.size <= self._max_bytes // 2:
-                break
-            self.size -= _cost(full, without_usage)
+        while dropped < len(self._pieces) - 1 and self.size > self._max_bytes // 2:
+            self.size -= _cost(*self._pieces[dropped])
             dropped += 1
-        del self._full[:dropped]
-        del self._without_usage[:dropped]
+        del self._pieces[:dropped]
         self._joined = ((0, 0, False), b"")
 
 

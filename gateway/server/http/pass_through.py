@@ -84,7 +84,7 @@ class PassThrough:
         body = upstream.chunks()
         fault = await send_stream(request, response, body, seen, self.client_seconds)
         if fault is not None:
-            upstream.upstream.failures.failed(fault)
+            upstream.upstream.failures.note_failure(fault)
         return response
 
 

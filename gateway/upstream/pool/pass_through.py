@@ -178,7 +178,7 @@ async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Repl
     except (TimeoutError, ClientError):
         message = "The upstream did not answer in time."
         return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
-    upstream.failures.failed(fault)
+    upstream.failures.note_failure(fault)
     return fault
 
 

@@ -183,11 +183,11 @@ def test_lines_are_bounded_in_number_and_none_is_forgotten(caplog: pytest.LogCap
     gone = UpstreamError(502, "gone", Reason.UPSTREAM_BROKE, detail="it left")
     slow = UpstreamError(504, "slow", Reason.UPSTREAM_TIMEOUT)
     for _ in range(5):
-        failures.failed(gone)
-    failures.failed(slow)
+        failures.note_failure(gone)
+    failures.note_failure(slow)
     now[0] = EVERY_SECONDS
-    failures.failed(gone)
-    failures.failed(gone)
+    failures.note_failure(gone)
+    failures.note_failure(gone)
     assert [record.getMessage() for record in caplog.records] == [
         "upstream gpu-1: it left",
         "upstream gpu-1: slow",
@@ -209,7 +209,7 @@ def test_lines_are_bounded_in_number_and_none_is_forgotten(caplog: pytest.LogCap
 def test_answers_that_are_none(
     caplog: pytest.LogCaptureFixture, status: int, kind: str, own: bool, said: str | None
 ):
-    FailureLog("gpu-1").answered(status, kind, own_credential=own)
+    FailureLog("gpu-1").note_reply(status, kind, own_credential=own)
     assert (said in caplog.text) if said else not caplog.records
 
 
