@@ -183,21 +183,18 @@ def parse_directives(header: str | None) -> Directives:
 
 
 def _members(header: str) -> Iterator[tuple[str, str | None]]:
-    """Yield name in lower case and argument (None without ``=``) of each list member."""
-    for member in _split(header):
+    """Yield name in lower case and argument (None without ``=``) of each list member.
+
+    Where a quote is never closed, every comma ends a member: an open quote must not swallow the
+    directives behind it, as in ``max-age="5, no-store``.
+    """
+    members = _MEMBER.findall(header) if _QUOTES_CLOSE.fullmatch(header) else header.split(",")
+    for member in members:
         name, equals, argument = member.partition("=")
         argument = argument.strip(_WHITE_SPACE)
         if len(argument) >= 2 and argument[0] == argument[-1] == '"':
             argument = argument[1:-1]
         yield name.strip(_WHITE_SPACE).lower(), argument if equals else None
-
-
-def _split(header: str) -> list[str]:
-    """Split at commas outside quotes; at every comma when a quote is never closed.
-
-    An open quote must not swallow the directives behind it: ``max-age="5, no-store``.
-    """
-    return _MEMBER.findall(header) if _QUOTES_CLOSE.fullmatch(header) else header.split(",")
 
 
 def _seconds(argument: str | None, *, otherwise: float) -> float:
