@@ -148,4 +148,4 @@ class Access:
             for file in self._files:
                 if await asyncio.to_thread(file.reload):
                     _log.info("keys: %s reloaded", file.path)
-            self.rings = [file.active for file in self._files]
+                    self.rings = [file.active for file in self._files]

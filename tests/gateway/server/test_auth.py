@@ -1,12 +1,16 @@
 """Rings of keys: what a file of them may hold, and whom they let in."""
 
+import asyncio
+import threading
 from hashlib import sha256
 
 import pytest
 
 from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.headers import bearer
-from gateway.server.auth import NOBODY, KeyRingError, authenticate, read_key_ring
+from gateway.server import auth
+from gateway.server.auth import NOBODY, Access, KeyRingError, authenticate, read_key_ring
+from gateway.server.watched_file import WatchedFile
 
 
 def line(name, key):
@@ -111,3 +115,33 @@ def test_the_scheme_is_no_part_of_a_key():
         *("a", "a", "a"),
         "Bearer",
     ]
+
+
+async def test_a_key_that_is_cut_off_waits_for_no_other_file(tmp_path, monkeypatch):
+    keys, denied = tmp_path / "keys", tmp_path / "denied"
+    keys.write_text(line("shop", "k1"))
+    denied.write_text(line("thief", "k9"))
+    access = Access(keys, denied)
+    cut_off, may_go_on = threading.Event(), threading.Event()
+    reload = WatchedFile.reload
+
+    def slow(file):
+        if file.path == denied and cut_off.is_set():
+            may_go_on.wait(10)
+        changed = reload(file)
+        if changed:
+            cut_off.set()
+        return changed
+
+    monkeypatch.setattr(WatchedFile, "reload", slow)
+    monkeypatch.setattr(auth, "POLL_SECONDS", 0.01)
+    watching = asyncio.create_task(access.watch())
+    try:
+        keys.write_text(line("desk", "k3"))
+        assert await asyncio.to_thread(cut_off.wait, 10)
+        await asyncio.sleep(0.05)
+        assert access.rings[0].holder("k1") is None
+    finally:
+        may_go_on.set()
+        watching.cancel()
+        await asyncio.wait([watching])
