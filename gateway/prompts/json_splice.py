@@ -1,4 +1,4 @@
-"""Edits of a JSON text in its bytes: where a value stands, and how it is with_values.
+"""Edits of a JSON text in its bytes: where a value stands, and how it is replaced.
 
 Law: a place is proved, not guessed. However a text is written, it has as many quotes, brackets and
 braces as its print has, except those written as escapes, and these are counted, too. So the text

@@ -19,11 +19,11 @@ _REFUSED = frozenset({429, 503})
 """Replies by which an upstream says that it has too much to do."""
 
 Overloaded = Callable[[str], bool]
-"""Tells whether nobody who serves a model can be context at once."""
+"""Tells whether nobody who serves a model can be asked at once."""
 
 
 def never_overloaded(_model: str) -> bool:
-    """Say no: one upstream alone is always context."""
+    """Say no: one upstream alone is always asked."""
     return False
 
 

@@ -77,7 +77,7 @@ _MOST_HEADERS = 512
 """Bounds of a reply's head, above what servers send."""
 
 PIECE = 65_536
-"""Bytes inflate at a time, if an upstream compresses against the request."""
+"""Bytes inflated at a time, if an upstream compresses against the request."""
 
 _CODINGS = ("gzip", "x-gzip", "deflate")
 
@@ -348,7 +348,7 @@ class _Upload:
 
 
 def is_coded(encoding: str) -> bool:
-    """Tell whether a Content-Encoding names a coding that is inflate. Raises UpstreamError."""
+    """Tell whether a Content-Encoding names one that is inflated. Raises UpstreamError."""
     named = [token.strip().lower() for token in encoding.split(",")]
     codings = [coding for coding in named if coding not in ("", "identity")]
     if len(codings) > 1 or any(coding not in _CODINGS for coding in codings):

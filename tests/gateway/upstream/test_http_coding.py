@@ -1,4 +1,4 @@
-"""Compressed replies are inflate to their very end, a little at a time."""
+"""Compressed replies are inflated to their very end, a little at a time."""
 
 import asyncio
 import gzip
