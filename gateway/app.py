@@ -1,12 +1,9 @@
 """The composition root: the one place where the parts are chosen and joined."""
 
-import asyncio
 import contextlib
-import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -17,9 +14,7 @@ from aiohttp.http import SERVER_SOFTWARE
 
 from gateway.cache.append_files import Journal
 from gateway.cache.pii_scan import Scans
-from gateway.cache.ports import StoreStats
 from gateway.cache.writer import CacheWriter
-from gateway.prompts.outcome import format_rewrites
 from gateway.server.admin.api import Admin
 from gateway.server.admin.operations import Operations
 from gateway.server.admin.semantic_report import SemanticOperations
@@ -32,22 +27,17 @@ from gateway.server.http.pass_through import PassThrough
 from gateway.server.local_encoder import local_model
 from gateway.server.open_semantic import open_semantic
 from gateway.server.open_store import open_store
+from gateway.server.open_telemetry import open_telemetry
 from gateway.server.open_upstreams import in_background, open_upstreams
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Compressor, Outbox, salted_endpoints
 from gateway.server.secrets import load_or_create_secret, secret_setting, shared_secret
 from gateway.settings import Settings
-from gateway.telemetry.decision_log import DecisionLog, Recorder
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.observation import Observation, Sink
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.pool.probes import UPSTREAMS
 
-_log = logging.getLogger(__name__)
-
 POLICY_POLL_SECONDS = 0.5
-_TRACES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 END_CALLS: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("end_calls")
 """Ends the calls to the upstream, whoever waits for them."""
@@ -70,7 +60,7 @@ def create_app(
     access = Access(settings.gateway_keys, settings.denied_keys)
     entries = open_store(settings, os.environ)
     secret = shared_secret(os.environ) or load_or_create_secret(settings.data_dir)
-    telemetry = _open_telemetry(settings, secret=secret, store_stats=entries.store.stats)
+    telemetry = open_telemetry(settings, secret=secret, store_stats=entries.store.stats)
     metrics = telemetry.metrics
     upstreams = open_upstreams(
         settings,
@@ -197,80 +187,3 @@ def create_app(
 
     app.cleanup_ctx.append(lifespan)
     return app
-
-
-def _log_request(seen: Observation) -> None:
-    """Write one line a request; figures and reasons, never text."""
-    if seen.ended is not None:
-        _log.debug(
-            "%s model=%r rule=%s outcome=%s reason=%s declined=%s rewrites=%s compress=%s "
-            "status=%d ms=%.1f",
-            seen.endpoint,
-            seen.model[:128],
-            seen.rule,
-            seen.outcome,
-            seen.reason,
-            seen.declined,
-            format_rewrites(seen.rewrites, seen.not_rewritten),
-            seen.compression,
-            seen.status,
-            (seen.ended - seen.started) * 1000,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Telemetry:
-    """Where observations of requests go."""
-
-    metrics: Metrics
-    recorder: Recorder | None
-    """Makes the records of the decision log."""
-    sinks: tuple[Sink, ...]
-    """Take each observation once its request has ended."""
-    trace: Callable[[Observation, Mapping[str, str]], None] | None
-    """Begins the trace of an observation; None where no traces are exported."""
-    close: Sequence[Callable[[], None]]
-    """Write out what is left."""
-
-    @property
-    def counts_only(self) -> bool:
-        """Tell whether nothing but figures is kept of a request."""
-        return self.trace is None and len(self.sinks) == 1
-
-    @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Write out at the end what is left."""
-        try:
-            yield
-        finally:
-            for close in self.close:
-                await asyncio.to_thread(close)
-
-
-def _open_telemetry(
-    settings: Settings, *, secret: bytes, store_stats: Callable[[], StoreStats]
-) -> _Telemetry:
-    """Start what the settings and the environment name; figures are always kept."""
-    metrics, recorder, trace = Metrics(store_stats), None, None
-    sinks: list[Sink] = [metrics.observe]
-    close: list[Callable[[], None]] = []
-    if _log.isEnabledFor(logging.DEBUG):
-        sinks.append(_log_request)
-    if settings.decision_log is not None:
-        decision_log = DecisionLog(
-            settings.decision_log, max_bytes=settings.decision_log_bytes, clock=time.time
-        )
-        recorder = Recorder(
-            secret,
-            with_text=settings.decision_log_text,
-            with_requests=settings.decision_log_requests,
-        )
-        sinks.append(decision_log.observe)
-        close.append(decision_log.close)
-    if any(map(os.environ.get, _TRACES)):
-        from gateway.telemetry.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
-
-        tracing = Tracing()
-        trace = tracing.begin
-        close.append(tracing.close)
-    return _Telemetry(metrics, recorder, tuple(sinks), trace, close)

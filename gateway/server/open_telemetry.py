@@ -1,0 +1,97 @@
+"""What is recorded of requests: metrics, request log, decision log, traces."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.cache.ports import StoreStats
+from gateway.prompts.outcome import format_rewrites
+from gateway.settings import Settings
+from gateway.telemetry.decision_log import DecisionLog, Recorder
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.observation import Observation, Sink
+
+_log = logging.getLogger(__name__)
+
+_TRACES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def _log_request(seen: Observation) -> None:
+    """Write one line a request; figures and reasons, never text."""
+    if seen.ended is not None:
+        _log.debug(
+            "%s model=%r rule=%s outcome=%s reason=%s declined=%s rewrites=%s compress=%s "
+            "status=%d ms=%.1f",
+            seen.endpoint,
+            seen.model[:128],
+            seen.rule,
+            seen.outcome,
+            seen.reason,
+            seen.declined,
+            format_rewrites(seen.rewrites, seen.not_rewritten),
+            seen.compression,
+            seen.status,
+            (seen.ended - seen.started) * 1000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Where observations of requests go."""
+
+    metrics: Metrics
+    recorder: Recorder | None
+    """Makes the records of the decision log."""
+    sinks: tuple[Sink, ...]
+    """Take each observation once its request has ended."""
+    trace: Callable[[Observation, Mapping[str, str]], None] | None
+    """Begins the trace of an observation; None where no traces are exported."""
+    close: Sequence[Callable[[], None]]
+    """Write out what is left."""
+
+    @property
+    def counts_only(self) -> bool:
+        """Tell whether nothing but figures is kept of a request."""
+        return self.trace is None and len(self.sinks) == 1
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Write out at the end what is left."""
+        try:
+            yield
+        finally:
+            for close in self.close:
+                await asyncio.to_thread(close)
+
+
+def open_telemetry(
+    settings: Settings, *, secret: bytes, store_stats: Callable[[], StoreStats]
+) -> Telemetry:
+    """Start what the settings and the environment name; figures are always kept."""
+    metrics, recorder, trace = Metrics(store_stats), None, None
+    sinks: list[Sink] = [metrics.observe]
+    close: list[Callable[[], None]] = []
+    if _log.isEnabledFor(logging.DEBUG):
+        sinks.append(_log_request)
+    if settings.decision_log is not None:
+        decision_log = DecisionLog(
+            settings.decision_log, max_bytes=settings.decision_log_bytes, clock=time.time
+        )
+        recorder = Recorder(
+            secret,
+            with_text=settings.decision_log_text,
+            with_requests=settings.decision_log_requests,
+        )
+        sinks.append(decision_log.observe)
+        close.append(decision_log.close)
+    if any(map(os.environ.get, _TRACES)):
+        from gateway.telemetry.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
+
+        tracing = Tracing()
+        trace = tracing.begin
+        close.append(tracing.close)
+    return Telemetry(metrics, recorder, tuple(sinks), trace, close)
