@@ -24,6 +24,9 @@ _ONE_REQUESTS_ENDS = ("-ms", "-cost", "-organization", "-project")
 
 _ANYBODYS = frozenset({"content-type", "content-language", "retry-after", "cache-status"})
 
+_OWN_PREFIX = "x-refrain-"
+"""Of the gateway's own headers."""
+
 Fields = tuple[tuple[str, str], ...]
 
 
@@ -66,6 +69,15 @@ def request_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     Those of ``names``, in lower case, are dropped.
     """
     return end_to_end(fields, *_REQUEST_ONLY_HERE, *names)
+
+
+def reply_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
+    """Return the headers of an upstream's reply that clients get.
+
+    Those of ``names``, in lower case, are dropped, and those that only the gateway may send.
+    """
+    kept = end_to_end(fields, *names)
+    return tuple(field for field in kept if not field[0].lower().startswith(_OWN_PREFIX))
 
 
 def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:

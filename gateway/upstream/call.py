@@ -19,10 +19,10 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints import SPECS
 from gateway.protocol.endpoints.spec import Streaming
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import Fields, end_to_end, request_fields
+from gateway.protocol.headers import Fields, reply_fields, request_fields
 from gateway.protocol.messages import ALL_ADDITIONS, read_up_to
 from gateway.protocol.request import CacheRequest
-from gateway.protocol.stream import EventTooLargeError, Piece, StreamedAnswer
+from gateway.protocol.streaming.decode import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.upstream.comparisons import Checks
 from gateway.upstream.pool.prefix_chain import PromptChains
@@ -355,7 +355,7 @@ def _pin(served: Served) -> str:
 
 def _fields(upstream: UpstreamReply, served: Served | None) -> Fields:
     """Return the headers of a reply that clients get."""
-    return with_upstream(end_to_end(upstream.headers, *_BODY_FIELDS), served)
+    return with_upstream(reply_fields(upstream.headers, *_BODY_FIELDS), served)
 
 
 def _broken(message: str) -> UpstreamError:

@@ -59,8 +59,6 @@ def without_salt(body: dict[str, Any]) -> dict[str, Any]:
 
 UPSTREAM = "X-Refrain-Upstream"
 MODEL = "X-Refrain-Model"
-_OWN_PREFIX = "x-refrain-"
-"""Prefix of the gateway's own headers, which no upstream may send."""
 
 MOST_MODELS = 1024
 LONGEST_MODEL = 256
@@ -119,11 +117,10 @@ class Served:
 
 
 def with_upstream(fields: Fields, served: Served | None) -> Fields:
-    """Return an upstream's headers; of several upstreams, with which one answered."""
-    theirs = tuple(field for field in fields if not field[0].lower().startswith(_OWN_PREFIX))
+    """Return the headers of a reply; of several upstreams, with which one answered."""
     if served is None or not served.several:
-        return theirs
-    return (*theirs, (UPSTREAM, format_upstream_header(served.upstream, served.tried)))
+        return fields
+    return (*fields, (UPSTREAM, format_upstream_header(served.upstream, served.tried)))
 
 
 def format_upstream_header(upstream: str, tried: Tried) -> str:

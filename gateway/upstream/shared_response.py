@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
-from gateway.protocol.stream import failure_event
+from gateway.protocol.streaming.decode import failure_event
 from gateway.protocol.tokens import PromptUsage
 from gateway.telemetry.observation import Observation
 from gateway.upstream.request import Exchange, Served

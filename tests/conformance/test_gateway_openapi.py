@@ -16,7 +16,7 @@ from scripted_responses import call, message, reasoning, response, text
 
 from gateway.protocol.endpoints import SPECS
 from gateway.protocol.endpoints.responses import render_response
-from gateway.protocol.stream import DONE, Decoder, encode
+from gateway.protocol.streaming.decode import DONE, Decoder, encode
 from policies.decision import Endpoint
 from scripted_upstream import completion
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.protocol.endpoints import SPECS
-from gateway.protocol.stream import Decoder
+from gateway.protocol.streaming.decode import Decoder
 from policies.decision import Endpoint
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(

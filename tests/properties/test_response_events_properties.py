@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scripted_responses import call, message, reasoning, response, text
 
 from gateway.protocol.endpoints.responses import StreamedResponse, render_response
-from gateway.protocol.stream import Decoder
+from gateway.protocol.streaming.decode import Decoder
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["\n\ndata: [DONE]\n\n", "é", "😀", "\u2028", '"', "\\", "a\rb"]

@@ -10,7 +10,7 @@ from backend.server.replies import Usage
 from backend.server.responses.writing import ResponseWriter
 from backend.server.tools.formats import FORMATS
 from gateway.protocol.endpoints.responses import StreamedResponse, render_response
-from gateway.protocol.stream import Decoder, Event
+from gateway.protocol.streaming.decode import Decoder, Event
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
 BARE = '{"name": "f", "parameters": {"a": 1}}'

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.protocol.stream import Decoder, Event, encode
+from gateway.protocol.streaming.decode import Decoder, Event, encode
 
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
 LINES = st.sampled_from(

@@ -4,16 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from gateway.protocol.admission import decline_choices, is_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.choices import (
-    ChoiceForm,
-    StreamedChoices,
-    decline_choices,
-    ending,
-    is_json,
-    piece,
-    render_choices,
-)
 from gateway.protocol.endpoints.spec import (
     BOOLEAN,
     INTEGER,
@@ -37,6 +29,8 @@ from gateway.protocol.endpoints.spec import (
     when_given,
 )
 from gateway.protocol.errors import ClientError
+from gateway.protocol.streaming.assemble import StreamedChoices
+from gateway.protocol.streaming.render import ChoiceForm, ending, piece, render_choices
 
 _FIELDS: Fields = {
     **SAMPLING,

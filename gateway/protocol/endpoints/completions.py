@@ -5,15 +5,8 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+from gateway.protocol.admission import decline_choices
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.choices import (
-    ChoiceForm,
-    StreamedChoices,
-    decline_choices,
-    ending,
-    piece,
-    render_choices,
-)
 from gateway.protocol.endpoints.spec import (
     BOOLEAN,
     COUNT,
@@ -30,6 +23,8 @@ from gateway.protocol.endpoints.spec import (
     missing,
 )
 from gateway.protocol.errors import ClientError
+from gateway.protocol.streaming.assemble import StreamedChoices
+from gateway.protocol.streaming.render import ChoiceForm, ending, piece, render_choices
 
 _FIELDS: Fields = {
     **SAMPLING,

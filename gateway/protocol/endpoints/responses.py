@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.protocol import exact_json
+from gateway.protocol.admission import CUT_OFF, is_json, lacks_json, unprintable
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.choices import CUT_OFF, is_json, lacks_json, unprintable
 from gateway.protocol.endpoints.spec import (
     ARRAY,
     BOOLEAN,
@@ -40,7 +40,7 @@ from gateway.protocol.endpoints.spec import (
     when_true,
 )
 from gateway.protocol.errors import ClientError
-from gateway.protocol.stream import StreamedAnswer, UnknownShapeError, encode
+from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError, encode
 
 
 def _kept_upstream(items: Any) -> Reason | None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
-from gateway.protocol.stream import StreamedAnswer
+from gateway.protocol.streaming.decode import StreamedAnswer
 
 _JSON_NAMES = {
     dict: "an object",

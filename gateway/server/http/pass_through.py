@@ -8,7 +8,13 @@ from aiohttp import web
 
 from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.errors import ClientError, UpstreamError
-from gateway.protocol.headers import Fields, end_to_end, request_fields, with_cache_status, without
+from gateway.protocol.headers import (
+    Fields,
+    reply_fields,
+    request_fields,
+    with_cache_status,
+    without,
+)
 from gateway.server.http.http_server import next_piece
 from gateway.server.http.middleware import send_stream
 from gateway.telemetry.observation import Observation
@@ -77,7 +83,7 @@ class PassThrough:
         reason = upstream.response.reason
         reason = reason if reason and reason.isprintable() else None
         response = web.StreamResponse(status=upstream.status, reason=reason)
-        fields = end_to_end(upstream.headers, "content-length")
+        fields = reply_fields(upstream.headers, "content-length")
         fields = with_cache_status(fields, ForwardStatus(Forwarded.BYPASS).header())
         response.headers.extend(with_upstream(fields, upstream.served))
         response.content_length = upstream.response.content_length

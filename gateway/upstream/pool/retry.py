@@ -25,7 +25,7 @@ import orjson
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.stream import DONE, Decoder
+from gateway.protocol.streaming.decode import DONE, Decoder
 from gateway.upstream.pool.health import LONGEST_RETRY_AFTER
 
 MOST_TRIES = 5

@@ -3,7 +3,7 @@ import pytest
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints import SPECS
-from gateway.protocol.stream import DONE, Decoder, Event, encode
+from gateway.protocol.streaming.decode import DONE, Decoder, Event, encode
 from policies.decision import Endpoint
 
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from gateway.protocol.stream import DONE, Decoder, Event, EventTooLargeError
+from gateway.protocol.streaming.decode import DONE, Decoder, Event, EventTooLargeError
 
 BOM = b"\xef\xbb\xbf"
 

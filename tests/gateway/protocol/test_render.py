@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from gateway.protocol.endpoints import SPECS
-from gateway.protocol.stream import DONE, Decoder
+from gateway.protocol.streaming.decode import DONE, Decoder
 from policies.decision import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS

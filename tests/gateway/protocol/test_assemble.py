@@ -5,7 +5,7 @@ import pytest
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints import SPECS
-from gateway.protocol.stream import encode
+from gateway.protocol.streaming.decode import encode
 from policies.decision import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS

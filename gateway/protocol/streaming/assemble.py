@@ -1,37 +1,16 @@
-"""Answers that are a list of choices, as chat and text completions give them.
+"""Answers that are a list of choices, put together from the chunks of a stream.
 
-They are put together from the chunks of a stream, written as a stream, and judged: may one be
-stored? A rendered stream has the role first, then the content, then the finish reason, one id and
-``created`` throughout, the usage chunk where it was asked for, ``[DONE]``.
-
-Laws:
-- A result is assembled only from what is understood. A delta whose merge is not defined here makes
-  the answer unfit to be stored; it still reaches the client untouched.
-- The chunks of a rendered stream hold all that the result does.
-- Only what ended cleanly, in full, and can be rendered again is stored.
+Law: a result is assembled only from what is understood. A delta whose merge is not defined here
+makes the answer unfit to be stored; it still reaches the client untouched.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import orjson
-
-from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.stream import DONE, StreamedAnswer, UnknownShapeError, encode
-
-
-class ChoiceForm(NamedTuple):
-    """How an endpoint writes choices: what it calls a reply and a chunk, and what is in them."""
-
-    reply: str
-    chunk: str
-    defaults: Mapping[str, Any]
-    """What a choice says where no chunk has said it."""
-    pieces: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
-    """Yields the choice of each chunk by which one is streamed."""
-
+from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError
+from gateway.protocol.streaming.render import ChoiceForm
 
 _CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})
 """Top-level fields that speak of one chunk; the last two pad it against guesses by its size."""
@@ -273,94 +252,3 @@ def _join_texts(value: Any) -> Any:
             return [_join_texts(item) for item in value]
         case _:
             return value
-
-
-_PLAIN_ONLY = frozenset({"object", "choices", "usage"})
-_PLACED = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
-"""Fields of a choice that have a place of their own; all others come with the finish reason."""
-
-
-def render_choices(form: ChoiceForm, result: dict[str, Any], *, include_usage: bool) -> bytes:
-    """Return the whole event stream of a result."""
-    top = {name: value for name, value in result.items() if name not in _PLAIN_ONLY}
-    top["object"] = form.chunk
-    if include_usage:
-        top["usage"] = None
-    chunks = [
-        {**top, "choices": [each]} for choice in result["choices"] for each in form.pieces(choice)
-    ]
-    if include_usage and result.get("usage") is not None:
-        chunks.append({**top, "choices": [], "usage": result["usage"]})
-    return b"".join([*(encode(exact_json.dumps(chunk)) for chunk in chunks), encode(DONE)])
-
-
-def piece(choice: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Return a choice as one chunk has it."""
-    return {"index": choice["index"], "logprobs": None, "finish_reason": None, **fields}
-
-
-def ending(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return what the last chunk of a choice has."""
-    extras = {name: value for name, value in choice.items() if name not in _PLACED}
-    return {**extras, "finish_reason": choice.get("finish_reason")}
-
-
-CUT_OFF = {"length": Reason.TRUNCATED, "content_filter": Reason.FILTERED}
-"""Why an answer is not stored that ended so, where the policy does not allow it."""
-
-
-def decline_choices(
-    body: dict[str, Any],
-    result: Any,
-    finish_reasons: Container[str],
-    *,
-    decline_choice: Callable[[dict[str, Any], dict[str, Any]], Reason | None],
-    text: Callable[[dict[str, Any]], Any],
-    prompts: int = 1,
-) -> Reason | None:
-    """Return why a list of choices is not stored, or None; ``prompts`` have ``n`` choices each."""
-    if not isinstance(result, dict) or not isinstance(result.get("choices"), list):
-        return Reason.UNKNOWN_SHAPE
-    choices = result["choices"]
-    if not choices:
-        return Reason.EMPTY
-    if len(choices) != (body.get("n") or 1) * prompts:
-        return Reason.UNCLEAN
-    for place, choice in enumerate(choices):
-        if not isinstance(choice, dict) or choice.get("index") != place:
-            return Reason.UNKNOWN_SHAPE
-        finish = choice.get("finish_reason")
-        if not isinstance(finish, str):
-            return Reason.FINISH_REASON
-        if finish not in finish_reasons:
-            return CUT_OFF.get(finish, Reason.FINISH_REASON)
-        if (reason := decline_choice(body, choice)) is not None:
-            return reason
-        # A choice that calls tools has no text.
-        if (said := text(choice)) and lacks_json(body.get("response_format"), said):
-            return Reason.INVALID_JSON
-    return unprintable(result)
-
-
-def lacks_json(wanted: Any, text: str) -> bool:
-    """Tell whether a response format asks for JSON, and the text is none."""
-    asks = isinstance(wanted, dict) and wanted.get("type") in ("json_object", "json_schema")
-    return asks and not is_json(text)
-
-
-def is_json(text: str) -> bool:
-    """Tell whether a text is JSON."""
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return True
-
-
-def unprintable(result: Any) -> Reason | None:
-    """Return why a result could not be written again, or None."""
-    try:
-        exact_json.dumps(result)
-    except TypeError:  # nested deeper than orjson prints
-        return Reason.UNKNOWN_SHAPE
-    return None

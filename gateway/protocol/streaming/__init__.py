@@ -1,0 +1,1 @@
+"""Answers that come in pieces: decoded, put together, and rendered as streams again."""

@@ -1,0 +1,52 @@
+"""Answers that are a list of choices, written as a stream.
+
+The role comes first, then the content, then the finish reason; one id and ``created`` throughout,
+the usage chunk if it was asked for, ``[DONE]``. Law: the chunks hold all that the result does.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from gateway.protocol import exact_json
+from gateway.protocol.streaming.decode import DONE, encode
+
+
+class ChoiceForm(NamedTuple):
+    """How an endpoint writes choices: what it calls a reply and a chunk, and what is in them."""
+
+    reply: str
+    chunk: str
+    defaults: Mapping[str, Any]
+    """What a choice says where no chunk has said it."""
+    pieces: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
+    """Yields the choice of each chunk by which one is streamed."""
+
+
+_PLAIN_ONLY = frozenset({"object", "choices", "usage"})
+_PLACED = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
+"""Fields of a choice that have a place of their own; all others come with the finish reason."""
+
+
+def render_choices(form: ChoiceForm, result: dict[str, Any], *, include_usage: bool) -> bytes:
+    """Return the whole event stream of a result."""
+    top = {name: value for name, value in result.items() if name not in _PLAIN_ONLY}
+    top["object"] = form.chunk
+    if include_usage:
+        top["usage"] = None
+    chunks = [
+        {**top, "choices": [each]} for choice in result["choices"] for each in form.pieces(choice)
+    ]
+    if include_usage and result.get("usage") is not None:
+        chunks.append({**top, "choices": [], "usage": result["usage"]})
+    return b"".join([*(encode(exact_json.dumps(chunk)) for chunk in chunks), encode(DONE)])
+
+
+def piece(choice: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return a choice as one chunk has it."""
+    return {"index": choice["index"], "logprobs": None, "finish_reason": None, **fields}
+
+
+def ending(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return what the last chunk of a choice has."""
+    extras = {name: value for name, value in choice.items() if name not in _PLACED}
+    return {**extras, "finish_reason": choice.get("finish_reason")}
