@@ -16,7 +16,7 @@ from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import ActivePolicy, Scanner
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.conversation import prompt_text
+from gateway.protocol.conversation import names_text, prompt_text
 from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import Verification
 from gateway.telemetry.observation import Observation
@@ -128,14 +128,18 @@ async def scan_prompt(context: RequestContext, plan: Plan, scans: Scans) -> str 
 
 
 async def scan_names(
-    names: str, ends: Sequence[End], scans: Scans, scanner: Scanner
+    request: CacheRequest, ends: Sequence[End], scans: Scans, scanner: Scanner
 ) -> Sequence[End]:
-    """Return the ends of a request's lookups, set apart if ``names`` hold personal data.
+    """Return the ends of a request's lookups, set apart if texts beside the prompt are personal.
 
-    ``names`` are the texts beside the prompt. If nothing may be stored, there is no need to scan.
+    If nothing may be stored, nobody reads these texts.
     """
     plan = next((plan for end in ends if (plan := storage_plan(end)) is not None), None)
     if plan is None or not plan.scans:
+        return ends
+    read = partial(names_text, request.endpoint, request.body)
+    names = await asyncio.to_thread(read) if len(request.raw) > INLINE_BYTES else read()
+    if not names:
         return ends
     try:
         found = await scans.scan(scanner, names, plan.partition.scope)

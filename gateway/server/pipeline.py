@@ -51,7 +51,6 @@ from gateway.protocol.cache_status import (
     hit_fields,
     refused_header,
 )
-from gateway.protocol.conversation import names_text
 from gateway.protocol.endpoints import SPECS
 from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.errors import RequestError, UpstreamError
@@ -252,8 +251,8 @@ class Pipeline:
         first = ends[0]
         if len(ends) == 1 and isinstance(first, Hit) and first.revalidate is None:
             return first, ()
-        if names := names_text(request.endpoint, request.body):
-            ends = await scan_names(names, ends, self.scans, context.active.scanner)
+        if not SPECS[request.endpoint].neutral.isdisjoint(request.body):
+            ends = await scan_names(request, ends, self.scans, context.active.scanner)
         if len(items) <= 1:
             return ends[0], ()
         states = without_refused(ends)

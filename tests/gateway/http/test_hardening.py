@@ -4,13 +4,14 @@ import asyncio
 import gzip
 import io
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import orjson
 import pytest
 from aiohttp import web
 
+from gateway.protocol import conversation
 from gateway.protocol.conversation import prompt_text
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import DONE, ScriptedUpstream, chunk, completion, stream_of
@@ -294,6 +295,37 @@ async def test_a_large_prompt_is_read_for_the_scan_off_the_event_loop(
     assert (await gateway.ask("short")).status == 200
     assert (await gateway.ask("long " * 20_000)).status == 200
     assert [each is threading.main_thread() for each in threads] == [True, False]
+
+
+@pytest.fixture
+def name_readers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads in which texts beside the prompt are read, from now on."""
+    threads = []
+    names = conversation.names
+
+    def read(value: Any) -> Iterator[str]:
+        if "ann" in str(value):
+            threads.append(threading.current_thread())
+        return names(value)
+
+    monkeypatch.setattr(conversation, "names", read)
+    return threads
+
+
+async def test_large_texts_beside_the_prompt_are_read_off_the_event_loop(
+    gateway: RunningGateway, name_readers: list[threading.Thread]
+):
+    assert (await gateway.ask("one", user="ann")).cache.endswith("; stored")
+    assert (await gateway.ask("two", user="ann " * 20_000)).cache.endswith("; stored")
+    assert [each is threading.main_thread() for each in name_readers] == [True, False]
+
+
+async def test_texts_beside_the_prompt_are_not_read_where_the_answer_is_not_stored(
+    gateway: RunningGateway, name_readers: list[threading.Thread]
+):
+    no_store = {"Cache-Control": "no-store"}
+    assert (await gateway.ask("one", user="ann", headers=no_store)).status == 200
+    assert name_readers == []
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """What is sent beside the key is looked at wherever an answer may come to be stored."""
 
+import orjson
 import pytest
 from example_requests import chat, entry_of, plan_of, user
 
 from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
-from gateway.protocol.conversation import names_text
+from gateway.protocol.request import read_request
 from gateway.server.context import scan_names
 from policies.decision import Endpoint, PiiAction
 
@@ -31,7 +32,8 @@ class Scanner:
 async def ends_of(ends, body, scanner):
     scans = Scans()
     try:
-        return await scan_names(names_text(CHAT, body), ends, scans, scanner)
+        request = read_request(CHAT, orjson.dumps(body), headers={})
+        return await scan_names(request, ends, scans, scanner)
     finally:
         scans.close()
 
