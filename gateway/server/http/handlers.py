@@ -27,7 +27,7 @@ from gateway.protocol.request import read_request
 from gateway.server.auth import Access
 from gateway.server.http.hot_connection import HotConnection
 from gateway.server.http.http_server import read_body
-from gateway.server.http.middleware import METHOD, STOPPING, begin_query, send_stream
+from gateway.server.http.middleware import METHOD, STOPPING, check_query, send_stream
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
@@ -133,7 +133,7 @@ class Handlers:
     ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
             if request.method == METHOD:
-                begin_query(request)
+                check_query(request)
             raw = await self._read(request)
             seen.request_bytes = len(raw)
             headers = request.headers.items()

@@ -21,6 +21,7 @@ from gateway.server.http.http_server import Refuse, leave_unread, refusal
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http_client import has_passed_here
+from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,11 @@ _HIT = re.compile(r"refrain; hit; ttl=(-?\d+)(?:;[^,]*)?")
 _WHO = "Authorization, api-key, x-api-key, OpenAI-Organization, OpenAI-Project"
 """Request headers that say whose answer it is."""
 
-_ANSWERED = web.RequestKey("query", bool)
+_PATHS = frozenset(Endpoint)
 
 
-def begin_query(request: web.Request) -> None:
-    """Note that a reply says who may keep it. Raises ClientError if the body is not JSON."""
-    request[_ANSWERED] = True
+def check_query(request: web.Request) -> None:
+    """Raise ClientError for a QUERY whose body is not JSON."""
     if request.content_type != _JSON:
         message = f"A QUERY request must be of the Content-Type {_JSON}."
         raise ClientError(415, message, code="unsupported_media_type")
@@ -46,7 +46,7 @@ def begin_query(request: web.Request) -> None:
 
 def _tell_caches(request: web.Request, response: web.StreamResponse) -> None:
     """Say in the reply to a QUERY who may keep it, and for how long."""
-    if _ANSWERED not in request:
+    if request.path not in _PATHS:
         return
     headers = response.headers
     for name in ("Cache-Control", "Expires", "Pragma", "Accept-Query"):

@@ -122,5 +122,8 @@ async def test_a_query_is_asked_for_its_key_before_its_content_type(
     keys.write_text(f"team {hashlib.sha256(b'key').hexdigest()}\n")
     gateway = await start_gateway(gateway_keys=keys)
     text = {"Content-Type": "text/plain"}
-    assert (await query(gateway, **text)).status == 401
+    refused = await query(gateway, **text)
+    assert refused.status == 401
+    assert refused.headers["Cache-Control"] == "no-store"
+    assert refused.headers["Accept-Query"] == "application/json"
     assert (await query(gateway, **text, Authorization="Bearer key")).status == 415
