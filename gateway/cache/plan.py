@@ -14,7 +14,7 @@ from gateway.cache.key import (
 )
 from gateway.cache.ports import KEY_VERSION, Entry
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Question
 from gateway.semantic.eligibility import semantic_query
 from policies.decision import Decision, Endpoint, PiiAction, Scope

@@ -18,7 +18,7 @@ from gateway.cache.ports import (
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.conversation import answer_text
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.tokens import prompt_usage
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 

@@ -26,7 +26,7 @@ import orjson
 from gateway.cli.terminal import CommandError, Lines
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.server.admin.recorded_request import RecordedRequest, Route, read_request
 from policies.decision import (
     DEFAULT_RULE,

@@ -27,7 +27,7 @@ from gateway.prompts.outcome import (
     Rewrite,
 )
 from gateway.prompts.rewrite.text_rules import INSTRUCTING, is_block
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.tokens import BYTES_A_TOKEN
 from policies.decision import (
     BreakpointField,

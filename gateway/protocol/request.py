@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.protocol.conversation import last_user_text, system_text
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.exact_json import BodyError, LoneSurrogateError, parse_body
 from policies.decision import Endpoint

@@ -9,7 +9,7 @@ Law: of an upstream's usage only whole numbers from 0 count. What it does not sa
 
 from typing import Any, NamedTuple
 
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import PromptTooLongError
 from policies.decision import Endpoint
 

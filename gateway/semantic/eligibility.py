@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Question
 from gateway.semantic import words as lists
 from gateway.semantic.code import holds_code

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gateway.prompts.json_splice import with_field
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import Reply
 from gateway.server.context import RequestContext

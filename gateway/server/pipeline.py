@@ -51,8 +51,8 @@ from gateway.protocol.cache_status import (
     hit_fields,
     refused_header,
 )
-from gateway.protocol.endpoints import SPECS
 from gateway.protocol.endpoints.embeddings import item_body, items_of
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import RequestError, UpstreamError
 from gateway.protocol.messages import Reply
 from gateway.protocol.request import CacheRequest

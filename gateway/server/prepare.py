@@ -37,7 +37,7 @@ from gateway.prompts.outcome import (
 from gateway.prompts.rewrite.rewrite import rewrite, rules_for
 from gateway.prompts.rewrite.text_rules import NOTHING_KNOWN, Memory, SharedDocuments
 from gateway.prompts.rewrite.tool_rules import KnownTools
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole

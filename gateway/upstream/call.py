@@ -16,7 +16,7 @@ import orjson
 from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Streaming
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, reply_fields, request_fields

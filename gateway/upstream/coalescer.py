@@ -29,7 +29,7 @@ from gateway.cache.ports import Claims, Entry, StoreError
 from gateway.prompts.outcome import COMPRESS, REWRITE, format_rewrites
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Forwarded, Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, shared_fields, with_cache_status, without
 from gateway.protocol.messages import Reply

@@ -20,7 +20,7 @@ from gateway.cache.ports import Scanner
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.messages import ALL_ADDITIONS, Addition
 from gateway.protocol.request import CacheRequest

@@ -13,7 +13,7 @@ from openai_schema import (
     resolved,
 )
 
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from policies.decision import Endpoint
 
 pytestmark = pytest.mark.skipif(not DESCRIPTION.is_file(), reason=ABSENT)

@@ -14,7 +14,7 @@ import orjson
 import pytest
 from scripted_responses import call, message, reasoning, response, text
 
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.responses import render_response
 from gateway.protocol.streaming.decode import DONE, Decoder, encode
 from policies.decision import Endpoint

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from gateway.protocol.endpoints import SPECS
-from gateway.protocol.endpoints.spec import Field
+from gateway.protocol.endpoints.key_fields import Field
+from gateway.protocol.endpoints.registry import SPECS
 from policies.decision import Endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs/keys.md").read_text()

@@ -16,7 +16,7 @@ from openai_schema import ABSENT, DESCRIPTION, PUBLISHED, description, propertie
 from schema_values import values
 
 from gateway.cache.plan import Plan
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.exact_json import parse_body
 from policies.decision import Endpoint
 

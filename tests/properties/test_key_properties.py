@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.cache.key import Partition, identify, scope_id
 from gateway.cache.plan import end_user
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from policies.decision import Endpoint, Scope
 
 # Few and short: collisions of concatenated fields are what is looked for.

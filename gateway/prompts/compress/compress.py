@@ -31,7 +31,7 @@ from gateway.prompts.outcome import (
     Step,
 )
 from gateway.prompts.rewrite.text_rules import cut_at_documents, is_block, is_result, texts_of
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.tokens import tokens_in
 from policies.decision import CompressSettings, Endpoint
 

@@ -17,7 +17,7 @@ from gateway.prompts.compress.facts import denied, facts_of, names_in, words_of
 from gateway.prompts.json_splice import Edit, Places, splice
 from gateway.prompts.outcome import Compression, NotRewritten, PreparedRequest, Step
 from gateway.prompts.rewrite.text_rules import is_block
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.tokens import tokens_in
 from gateway.semantic.code import holds_code
 from gateway.semantic.eligibility import is_english, sentences_of

@@ -30,7 +30,7 @@ from gateway.prompts.rewrite.text_rules import (
 )
 from gateway.prompts.rewrite.tool_rules import Form, Forms, arrange_tools
 from gateway.prompts.rewrite.volatile import finder, move_values, refuse_placeholders
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from policies.decision import MARKS, Endpoint, PrefixSettings, SchemaKeys
 
 MAX_CHARACTERS = 2**20

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from gateway.prompts.json_splice import Path, Text
 from gateway.prompts.outcome import NotRewritten, NotRewrittenError
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.semantic.code import code_blocks
 from policies.decision import DocumentOrder, DocumentSettings, Endpoint
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.protocol.admission import decline_choices, is_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.spec import (
+from gateway.protocol.endpoints.key_fields import (
     BOOLEAN,
     INTEGER,
     OBJECT,
@@ -14,19 +14,21 @@ from gateway.protocol.endpoints.spec import (
     SAMPLING,
     STRING,
     TOOLS,
-    Body,
-    EndpointSpec,
     Field,
     Fields,
+    Type,
+    keyed,
+    when_given,
+)
+from gateway.protocol.endpoints.spec import (
+    Body,
+    EndpointSpec,
     Question,
     Result,
     Streaming,
-    Type,
     empty_array,
-    keyed,
     missing,
     require,
-    when_given,
 )
 from gateway.protocol.errors import ClientError
 from gateway.protocol.streaming.assemble import StreamedChoices

@@ -7,21 +7,17 @@ from typing import Any
 
 from gateway.protocol.admission import decline_choices
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.spec import (
+from gateway.protocol.endpoints.key_fields import (
     BOOLEAN,
     COUNT,
     INTEGER,
     SAMPLING,
     STRING,
-    Body,
-    EndpointSpec,
     Fields,
-    Result,
-    Streaming,
     Type,
     keyed,
-    missing,
 )
+from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, Streaming, missing
 from gateway.protocol.errors import ClientError
 from gateway.protocol.streaming.assemble import StreamedChoices
 from gateway.protocol.streaming.render import ChoiceForm, ending, piece, render_choices

@@ -13,19 +13,21 @@ import orjson
 
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.spec import (
+from gateway.protocol.endpoints.key_fields import (
     INTEGER,
     STRING,
     USER,
+    Fields,
+    Type,
+    keyed,
+    neutral,
+)
+from gateway.protocol.endpoints.spec import (
     Body,
     EndpointSpec,
-    Fields,
     Result,
-    Type,
     empty_array,
-    keyed,
     missing,
-    neutral,
     require,
 )
 from gateway.protocol.errors import ClientError

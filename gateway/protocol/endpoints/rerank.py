@@ -9,21 +9,17 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.spec import (
+from gateway.protocol.endpoints.key_fields import (
     BOOLEAN,
     INTEGER,
     STRING,
     USER,
-    Body,
-    EndpointSpec,
     Fields,
-    Result,
     Type,
-    empty_array,
     keyed,
     neutral,
-    require,
 )
+from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, empty_array, require
 from gateway.protocol.errors import ClientError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from gateway.protocol import exact_json
 from gateway.protocol.admission import CUT_OFF, is_json, lacks_json, unprintable
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.spec import (
+from gateway.protocol.endpoints.key_fields import (
     ARRAY,
     BOOLEAN,
     GENERATION,
@@ -26,19 +26,15 @@ from gateway.protocol.endpoints.spec import (
     OBJECT,
     STRING,
     TOOLS,
-    Body,
-    EndpointSpec,
     Field,
     Fields,
-    Question,
-    Result,
-    Streaming,
     Type,
     hosted_tools,
     keyed,
     when_given,
     when_true,
 )
+from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
 from gateway.protocol.errors import ClientError
 from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError, encode
 

@@ -1,168 +1,24 @@
 """What the gateway must know of an endpoint to cache its answers, as one record.
 
-Among it are the fields of a request, and the checks of a body against them.
-
 Laws:
 - Whatever differs from one cached endpoint to another is read from its record. No other module asks
   which endpoint a request came to, but where it makes or answers requests of one endpoint itself.
-- A field is neutral only if it cannot change the answer. A field that is not listed is part of the
-  key. Every field that OpenAI publishes is listed, so a new one is examined before it is cached.
 - Only types, and the few values that the gateway itself reads, are checked. The upstream judges
   ranges, models and context lengths, and unknown fields pass.
 - A shape that OpenAI refuses and other servers take is returned as an error, and not raised. Such a
   request is forwarded unchanged, and not looked up.
 """
 
-import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from operator import methodcaller
 from typing import Any, NamedTuple, Protocol
 
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints.key_fields import Fields, Refusal
 from gateway.protocol.errors import ClientError
 from gateway.protocol.streaming.decode import StreamedAnswer
-
-_JSON_NAMES = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    bool: "a boolean",
-    int: "an integer",
-    float: "a decimal",
-}
-
-
-class Type(NamedTuple):
-    """What a field may hold besides null: ``expected`` is the word for it in an error."""
-
-    expected: str
-    types: tuple[type, ...]
-    accepts: Callable[[Any], bool] = lambda _: False
-    """Whether some servers read another value as one of the right type."""
-
-    def check(self, where: str, value: Any) -> None:
-        """Raise ClientError for a value of another type."""
-        if type(value) not in self.types:  # not isinstance: True is no number
-            raise self.error(where, value)
-
-    def error(self, where: str, value: Any) -> ClientError:
-        """Return the error of a value of another type."""
-        got = "null" if value is None else _JSON_NAMES[type(value)]
-        message = f"Invalid type for '{where}': expected {self.expected}, but got {got} instead."
-        return ClientError(400, message, param=where, code="invalid_type")
-
-
-_NUMERAL = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
-"""A number as a string, which vLLM reads as the number."""
-_SWITCHES = frozenset({"true", "false", "0", "1", 0, 1})
-"""What vLLM reads as true or false."""
-
-
-def _is_numeral(value: Any) -> bool:
-    return isinstance(value, str) and _NUMERAL.fullmatch(value) is not None
-
-
-NUMBER = Type("a decimal", (int, float), _is_numeral)
-INTEGER = Type("an integer", (int,), _is_numeral)
-COUNT = Type(*INTEGER[:2], lambda value: isinstance(value, bool) or _is_numeral(value))
-"""How many there are to be, or whether there are any."""
-BOOLEAN = Type(
-    "a boolean", (bool,), lambda value: isinstance(value, str | int) and value in _SWITCHES
-)
-STRING = Type("a string", (str,))
-USER = Type(*STRING[:2], lambda value: isinstance(value, int | float))
-OBJECT = Type("an object", (dict,))
-BIAS = Type(*OBJECT[:2], lambda value: isinstance(value, list))  # pairs, as llama.cpp takes them
-ARRAY = Type("an array", (list,))
-OBJECTS = Type("an array of objects", (list,))
-STRINGS = Type("one of a string or array of strings", (str, list))
-
-
-Refusal = Callable[[Any], Reason | None]
-"""Says why a value, which is not null, keeps a request from being looked up."""
-
-
-class Field(NamedTuple):
-    """One top-level field of a request. Without a type, any value passes."""
-
-    type: Type | None
-    keyed: bool
-    refusal: Refusal | None = None
-    absent: Reason | None = None
-    """Why a request without the field, or with null in it, is not looked up."""
-
-
-Fields = Mapping[str, Field]
-
-
-def keyed(kind: Type | None, *names: str) -> Fields:
-    """Return fields that are part of the key."""
-    return dict.fromkeys(names, Field(kind, keyed=True))
-
-
-def neutral(kind: Type | None, *names: str) -> Fields:
-    """Return fields that are left out of the key."""
-    return dict.fromkeys(names, Field(kind, keyed=False))
-
-
-def when_given(reason: Reason) -> Refusal:
-    """Refuse any value."""
-    return lambda _: reason
-
-
-def when_true(reason: Reason) -> Refusal:
-    """Refuse ``true``."""
-    return lambda value: reason if value is True else None
-
-
-def _searching_model(model: Any) -> Reason | None:
-    """Know models that search the web without being asked to by what is part of their names."""
-    if (
-        isinstance(model, str)
-        and "search" in model
-        and ("-search-preview" in model or "-search-api" in model or "-deep-research" in model)
-    ):
-        return Reason.WEB_SEARCH
-    return None
-
-
-_PLAIN_TOOLS = frozenset({"function", "custom"})
-"""Tools that the client runs; what any other does, or reads, is known upstream only."""
-
-
-def hosted_tools(tools: Any) -> Reason | None:
-    """Refuse tools that the upstream runs."""
-    for tool in tools if isinstance(tools, list) else ():
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if not isinstance(kind, str) or kind not in _PLAIN_TOOLS:
-            searches = isinstance(kind, str) and kind.startswith("web_search")
-            return Reason.WEB_SEARCH if searches else Reason.HOSTED_TOOLS
-    return None
-
-
-TOOLS = Field(OBJECTS, keyed=True, refusal=hosted_tools)
-
-GENERATION: Fields = {
-    "model": Field(STRING, keyed=True, refusal=_searching_model),
-    "store": Field(BOOLEAN, keyed=False, refusal=when_true(Reason.STORE_TRUE)),
-    **keyed(NUMBER, "temperature", "top_p"),
-    **neutral(BOOLEAN, "stream"),
-    **neutral(OBJECT, "stream_options", "metadata"),
-    **neutral(USER, "user", "safety_identifier"),
-    **neutral(None, "service_tier", "prompt_cache_key", "prompt_cache_retention"),
-    **neutral(None, "prompt_cache_options"),
-}
-"""Fields that all generating endpoints share; servers take them where OpenAI does not, too."""
-
-SAMPLING: Fields = {
-    **GENERATION,
-    **keyed(NUMBER, "frequency_penalty", "presence_penalty"),
-    **keyed(INTEGER, "max_tokens", "n", "seed"),
-    **keyed(BIAS, "logit_bias"),
-    **keyed(STRINGS, "stop"),
-}
 
 
 def require(holder: dict[str, Any], name: str, where: str = "") -> None:

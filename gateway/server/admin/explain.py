@@ -40,7 +40,7 @@ from gateway.protocol.conversation import (
     prompt_text,
     query_readings,
 )
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.request import CacheRequest, read_request
 from gateway.protocol.tokens import prompt_tokens

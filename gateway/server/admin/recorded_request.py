@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.exact_json import BodyError, dumps, parse_body
 from gateway.protocol.headers import CONTROL
 from policies.decision import Endpoint

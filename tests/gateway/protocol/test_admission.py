@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from policies.decision import CLEAN_FINISH_REASONS, Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS

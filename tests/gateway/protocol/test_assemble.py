@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.streaming.decode import encode
 from policies.decision import Endpoint
 

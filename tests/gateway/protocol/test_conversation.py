@@ -8,7 +8,7 @@ from gateway.protocol.conversation import (
     prompt_text,
     system_text,
 )
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Question
 from policies.decision import Endpoint
 from policies.pii.scan import PiiScanner

@@ -1,7 +1,7 @@
 import orjson
 import pytest
 
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.streaming.decode import DONE, Decoder
 from policies.decision import Endpoint
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from policies.decision import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS

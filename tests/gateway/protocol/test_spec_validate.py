@@ -1,7 +1,7 @@
 import pytest
 from example_requests import chat, user
 
-from gateway.protocol.endpoints import SPECS
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import ClientError
 from policies.decision import Endpoint
 
