@@ -102,11 +102,11 @@ class StreamedChoices(StreamedAnswer):
             return self._unfit
         if not self._choices:
             return Reason.UNKNOWN_SHAPE
-        ordered = [_join_texts(self._choices[index]) for index in sorted(self._choices)]
         try:
+            ordered = [_join_texts(self._choices[index]) for index in sorted(self._choices)]
             for choice in ordered:
                 _complete(choice, self.form.defaults)
-        except UnknownShapeError:
+        except (UnknownShapeError, RecursionError):
             return Reason.UNKNOWN_SHAPE
         result = {**self._top, "object": self.form.reply, "choices": ordered}
         if self.usage is not None:

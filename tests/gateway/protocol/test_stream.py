@@ -185,6 +185,15 @@ def test_an_answer_too_deep_to_merge_is_not_stored():
     assert answer.result() is Reason.UNKNOWN_SHAPE
 
 
+@pytest.mark.parametrize("levels", [300, 500, 900])
+def test_an_answer_too_deep_to_put_together_has_no_result(levels):
+    deep = b'{"a":' * levels + b"1" + b"}" * levels
+    answer = follow()
+    answer.feed(encode(b'{"choices":[{"index":0,"delta":{"content":"a"},"extra":' + deep + b"}]}"))
+    result = answer.result()
+    assert isinstance(result, dict) or result is Reason.UNKNOWN_SHAPE
+
+
 def test_an_empty_stream_is_no_answer():
     answer = follow()
     passed(answer, DONE)
