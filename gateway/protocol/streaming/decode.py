@@ -158,7 +158,10 @@ class StreamedAnswer(ABC):
             return (b"", b""), None
         now, once_stored = self._pass_all([last])
         if self.error is not None or not self.ended:  # the error event must stand by itself
-            now = _join([now, (_END_OF_EVENT, _END_OF_EVENT)])
+            blank_line = (_END_OF_EVENT, _END_OF_EVENT)
+            if once_stored is not None:
+                return now, _join([once_stored, blank_line])
+            now = _join([now, blank_line])
         return now, once_stored
 
     def _pass_all(self, events: Sequence[Event]) -> tuple[Piece, Piece | None]:

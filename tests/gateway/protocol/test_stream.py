@@ -303,6 +303,14 @@ def test_an_event_that_was_cut_off_is_ended_for_the_error_that_follows(rest):
     assert answer.end() == ((rest + b"\n\n",) * 2, None)
 
 
+def test_the_last_event_of_a_failed_response_is_ended_too():
+    answer = follow(endpoint=Endpoint.RESPONSES)
+    answer.feed(encode(b'{"type":"error","message":"overloaded"}'))
+    last = b'data: {"type":"response.failed","response":{"id":"r"}}'
+    answer.feed(last)
+    assert answer.end() == ((b"", b""), (last + b"\n\n",) * 2)
+
+
 def test_a_last_event_without_its_blank_line_counts():
     answer = follow()
     answer.feed(encode(orjson.dumps(said("a", "stop"))) + b"data: [DONE]")
