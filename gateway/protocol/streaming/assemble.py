@@ -137,8 +137,7 @@ def _merge_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
 
 
 def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
-    calls: list[dict[str, Any]] = message.get("tool_calls") or []
-    message["tool_calls"] = calls
+    calls = _inner_list(message, "tool_calls")
     for delta in deltas:
         match delta:
             case {"index": int(index)} if 0 <= index <= len(calls):
@@ -152,7 +151,7 @@ def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
                 raise UnknownShapeError("a piece of an unknown tool call")
         if index == len(calls):
             calls.append({})
-        elif isinstance(calls[index], _WholeCall):
+        elif type(calls[index]) is not dict:  # a whole one, or what no delta has brought
             raise UnknownShapeError("a tool call now with an index, now without")
         for name, value in delta.items():
             if name == "function" and isinstance(value, dict):
@@ -161,7 +160,7 @@ def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
                 _set_once(calls[index], name, value)
 
 
-def _is_new(delta: dict[str, Any], calls: list[dict[str, Any]]) -> bool:
+def _is_new(delta: dict[str, Any], calls: list[Any]) -> bool:
     """Tell whether a call without an index is one more: another's id would make it a piece."""
     given = delta.get("id")
     return bool(given) and all(
@@ -171,12 +170,13 @@ def _is_new(delta: dict[str, Any], calls: list[dict[str, Any]]) -> bool:
 
 def _merge_details(message: dict[str, Any], name: str, deltas: list[Any]) -> None:
     """Merge OpenRouter's list: texts of one type and index add up, whatever else follows on."""
-    details: list[Any] = message.get(name) or []
-    message[name] = details
+    details = _inner_list(message, name)
     for delta in deltas:
         if not isinstance(delta, dict):
             raise UnknownShapeError(f"{name!r} of an unknown type")
         last = details[-1] if details else None
+        if last is not None and not isinstance(last, dict):
+            raise UnknownShapeError(f"{name!r} of an unknown type")
         if last is not None and None in (last.get("index"), delta.get("index")):
             raise UnknownShapeError(f"{name!r} without an index")
         if last is None or not _continues(last, delta):
@@ -216,6 +216,14 @@ def _inner(holder: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(inner, dict):
         raise UnknownShapeError(f"{name!r} is now an object, now not")
     return inner
+
+
+def _inner_list(holder: dict[str, Any], name: str) -> list[Any]:
+    """Return the list in a field that may have been empty so far."""
+    items = holder[name] = holder.get(name) or []
+    if not isinstance(items, list):
+        raise UnknownShapeError(f"{name!r} is now a list, now not")
+    return items
 
 
 def _append(holder: dict[str, Any], name: str, text: str) -> None:

@@ -290,6 +290,21 @@ def test_what_is_not_understood_is_refused(chunks):
     assert assembled(*chunks) is Reason.UNKNOWN_SHAPE
 
 
+@pytest.mark.parametrize("odd", ["a", 5, {"a": 1}, ["a"], [["a"]]])
+@pytest.mark.parametrize(
+    ("field", "piece"),
+    [
+        ("tool_calls", {"index": 0, "function": {"name": "a"}}),
+        ("tool_calls", {"index": 0, "id": "a"}),
+        ("tool_calls", whole_call("a")),
+        ("reasoning_details", {"index": 0, "text": "a"}),
+    ],
+)
+def test_what_is_no_list_of_objects_gets_no_piece(field, piece, odd):
+    first = chunk({**choice(), "message": {field: odd}})
+    assert assembled(first, chunk(choice({field: [piece]}))) is Reason.UNKNOWN_SHAPE
+
+
 def test_no_chunk_or_no_choice_is_no_result():
     assert assembled() is Reason.UNKNOWN_SHAPE
     assert assembled(chunk(), chunk(usage={"total_tokens": 1})) is Reason.UNKNOWN_SHAPE
