@@ -152,7 +152,7 @@ def _decline(body: Body, result: Any, finish_reasons: Container[str]) -> Reason 
     form = body.get("text")
     if texts and lacks_json(form.get("format") if form else None, "".join(texts)):
         return Reason.INVALID_JSON
-    return unprintable(result)
+    return unprintable({"response": result})  # as an event holds it
 
 
 def _finish(status: str, details: Any, items: list[Any]) -> str:
@@ -176,8 +176,9 @@ def _decline_item(item: Any, *, done: bool) -> Reason | None:
             return next((why for part in parts if (why := _decline_part(part))), None)
         case {"type": "reasoning", "summary": [*summary], **rest}:
             content = rest.get("content")
-            texts = [*summary, *content] if isinstance(content, list) else summary
-            known = all(isinstance(one, dict) and isinstance(one.get("text"), str) for one in texts)
+            known = all(map(_is_summary, summary)) and (
+                content is None or (isinstance(content, list) and all(map(_is_reasoning, content)))
+            )
             return None if known else Reason.UNKNOWN_SHAPE
         case {"type": "function_call", "name": str(), "call_id": str(), "arguments": str(given)}:
             return None if is_json(given) else Reason.INVALID_TOOL_CALL
@@ -187,10 +188,22 @@ def _decline_item(item: Any, *, done: bool) -> Reason | None:
             return Reason.UNKNOWN_SHAPE
 
 
+def _is_summary(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
+
+
+def _is_reasoning(part: Any) -> bool:
+    """Tell whether events can be made of a part of the reasoning: its type is in their names."""
+    if not _is_summary(part) or not isinstance(part.get("annotations"), list | None):
+        return False
+    return isinstance(part.get("type"), str) and part["type"] != "refusal"
+
+
 def _decline_part(part: Any) -> Reason | None:
     match part:
-        case {"type": "output_text", "text": str()}:
-            return None
+        case {"type": "output_text", "text": str(), **rest}:
+            lists = isinstance(rest.get("annotations"), list | None)
+            return None if lists else Reason.UNKNOWN_SHAPE
         case {"type": "refusal", "refusal": str()}:
             return Reason.REFUSAL
         case _:

@@ -195,6 +195,12 @@ async def test_the_caller_is_named_as_itself_and_never_as_another(gateway, upstr
         ({"output": [message({"type": "refusal", "refusal": "No."})]}, "refusal"),
         ({"output": [message(text("a"), status="in_progress")]}, "unclean"),
         ({"output": None}, "unknown-shape"),
+        # What no events can be made of.
+        *(
+            ({"output": [reasoning(content=content), message(text("a"), place=1)]}, "unknown-shape")
+            for content in (5, "a", {"text": "a"}, [{"text": "a"}], [{"type": 5, "text": "a"}])
+        ),
+        ({"output": [message(text("a", annotations=5))]}, "unknown-shape"),
     ],
 )
 async def test_what_did_not_end_well_is_not_stored(gateway, upstream, changes, declined, streamed):
@@ -213,6 +219,17 @@ async def test_what_did_not_end_well_is_not_stored(gateway, upstream, changes, d
         assert first.json == whole
     assert (await ask(gateway, stream=streamed)).cache.startswith("refrain; fwd=miss")
     assert upstream.calls == 2
+
+
+async def test_a_response_too_deep_for_an_event_is_not_stored(gateway, upstream):
+    deep = orjson.loads(b"[" * 253 + b"]" * 253)
+
+    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        whole = {**response(message(text("a"))), "made_up": deep}
+        return web.Response(body=orjson.dumps(whole), content_type="application/json")
+
+    upstream.answer = answer
+    assert (await ask(gateway)).cache == "refrain; fwd=miss; detail=unknown-shape"
 
 
 async def test_another_caller_at_the_same_time_is_not_answered_as_the_first(gateway, upstream):
