@@ -196,11 +196,8 @@ class SqliteStore:
                 continue
             try:
                 _settle(reply, read(file))
-            except StoreError as error:
-                _settle(reply, error)
             except Exception as error:  # noqa: BLE001 - each caller needs an outcome
-                _log.exception("the store's reader failed")
-                _settle(reply, StoreError(f"reader failed: {type(error).__name__}"))
+                _settle(reply, _failure(error))
         file.close()
 
     def _get(self, key: bytes, file: EntryFile) -> Entry | None:
@@ -317,21 +314,19 @@ class Writer:
         return writes, True
 
     def _commit(self, writes: list[_Write]) -> None:
+        # One error each: an exception raised in several tasks would gather all their tracebacks.
         outcomes: list[StoreError | None] = [None] * len(writes)
         changes: list[Change] = []
+        for at, write in enumerate(writes):
+            try:
+                changes.append(self._change(write.work))
+            except Exception as error:  # noqa: BLE001 - it is this caller's alone
+                outcomes[at] = _failure(error)
         try:
-            for at, write in enumerate(writes):
-                try:
-                    changes.append(self._change(write.work))
-                except StoreError as error:
-                    outcomes[at] = error
             self._transact(changes)
-        except StoreError as error:
-            # One each: an exception raised in several tasks would gather all their tracebacks.
-            outcomes = [outcome or StoreError(str(error)) for outcome in outcomes]
         except Exception as error:  # noqa: BLE001 - each caller needs an outcome
-            _log.exception("the store's writer failed")
-            outcomes = [StoreError(f"writer failed: {type(error).__name__}") for _ in writes]
+            failure = _failure(error)
+            outcomes = [outcome or StoreError(str(failure)) for outcome in outcomes]
         for write, outcome in zip(writes, outcomes, strict=True):
             if write.reply is not None:
                 _settle(write.reply, outcome)
@@ -414,6 +409,14 @@ def _start(name: str, run: Callable[..., None], *arguments: object) -> threading
     thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
     thread.start()
     return thread
+
+
+def _failure(error: Exception) -> StoreError:
+    """Return what callers get for an error of a thread; log what nobody expects."""
+    if isinstance(error, StoreError):
+        return error
+    _log.error("a thread of the store failed", exc_info=error)
+    return StoreError(f"a thread of the store failed: {type(error).__name__}")
 
 
 def _settle(reply: Reply[T], outcome: T | StoreError) -> None:
