@@ -189,9 +189,11 @@ class UpstreamSettings(BaseModel):
 
 
 def _split(value: object) -> object:
-    if isinstance(value, str):
-        return () if value == "none" else value.split()
-    return value
+    return value.split() if isinstance(value, str) else value
+
+
+def _split_or_none(value: object) -> object:
+    return () if value == "none" else _split(value)
 
 
 def _check_vectors(value: str) -> str:
@@ -249,7 +251,7 @@ class Settings(BaseModel):
     ] = ()
     upstream_name: str | None = None
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
-    upstream_accepts: Annotated[tuple[Addition, ...] | None, BeforeValidator(_split)] = None
+    upstream_accepts: Annotated[tuple[Addition, ...] | None, BeforeValidator(_split_or_none)] = None
     upstream_cache_salt: bool = False
     upstream_warm_up: bool = False
     gateway_keys: Path | None = None
@@ -438,7 +440,8 @@ def _expected(problem: ErrorDetails) -> str:
         return message
     # A store's URL may hold a password, and what stands for a key may be one.
     secret = {"store", "api_key_env", "upstream", "url", "vectors"}
-    path = [str(part) for part in problem["loc"]]
-    hidden = not secret.isdisjoint(path[-1:]) or (path[:1] == ["upstreams"] and len(path) < 3)
+    # A position in a list is no key: the item is as secret as the list.
+    path = [part for part in problem["loc"] if isinstance(part, str)]
+    hidden = not secret.isdisjoint(path[-1:]) or path == ["upstreams"]
     shows = isinstance(problem["input"], str | int | float) and not hidden
     return f"{message}, got {problem['input']!r}" if shows else message

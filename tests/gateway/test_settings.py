@@ -175,3 +175,30 @@ def test_what_stands_for_an_upstream_is_not_quoted(tmp_path, given):
         load_settings({}, {}, file)
     assert "secret" not in str(refused.value)
     assert "expected a mapping" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "http://me:hunter2@host/v1",
+        "http://host/v1 http://me:hunter2@other/v1",
+        "https://host/v1?key=hunter2",
+        "https://host/v1#hunter2",
+    ],
+)
+def test_a_secret_in_the_url_of_an_upstream_is_not_quoted(tmp_path, given):
+    file = tmp_path / "refrain.yaml"
+    file.write_text(f"upstream: [{', '.join(given.split())}]\n")
+    for flags, environment, source in (
+        ({"upstream": given.split()}, {}, None),
+        ({}, {"REFRAIN_UPSTREAM": given}, None),
+        ({}, {}, file),
+    ):
+        with pytest.raises(SettingsError, match="expected no ") as refused:
+            load_settings(flags, environment, source)
+        assert "hunter2" not in str(refused.value)
+
+
+def test_none_is_no_upstream():
+    with pytest.raises(SettingsError, match="REFRAIN_UPSTREAM: expected a URL such as"):
+        load_settings({}, {"REFRAIN_UPSTREAM": "none"}, None)
