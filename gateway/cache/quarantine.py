@@ -121,7 +121,7 @@ class QuarantineFile:
                 self._read_new(status.st_size)
                 self._read_at = state
         except FileNotFoundError:
-            self._added, self._read_at = {}, None
+            self._added, self._read_at, self._last, self._last_at = {}, None, b"", 0
         except OSError as error:
             _log.warning("%s cannot be read: %s", self._path, error.strerror or error)
             return False

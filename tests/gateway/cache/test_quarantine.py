@@ -253,3 +253,15 @@ async def test_a_list_written_anew_is_read_whole_by_others_whatever_its_length(p
         assert other.holds(key_of(number))
     assert not other.holds(key_of(3))
     assert not QuarantineFile(path, now=clock).holds(key_of(0))
+
+
+async def test_a_list_that_is_away_for_a_while_is_read_whole_when_it_is_back(path):
+    quarantine = QuarantineFile(path)
+    await quarantine.add(KEY)
+    await quarantine.add(OTHER)
+    assert quarantine.holds(KEY)
+    away = path.rename(path.with_name("away"))
+    assert not quarantine.holds(KEY)
+    away.rename(path)
+    assert quarantine.holds(OTHER)
+    assert quarantine.holds(KEY)
