@@ -20,7 +20,7 @@ from gateway.upstream.pool.routing import (
     Load,
     PrefixIndex,
     Route,
-    home_of,
+    home_replica,
 )
 
 
@@ -33,13 +33,13 @@ class Knowing(LeastLoaded):
     def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:
         # Only the first is told.
         name = self.chosen(prefix, loads)
-        return [Choice(name, self.index.held(name, prefix), Route.PREFIX)]
+        return [Choice(name, self.index.cached_blocks(name, prefix), Route.PREFIX)]
 
     def chosen(self, prefix: Sequence[int], loads: Sequence[Load]) -> str:
         raise NotImplementedError
 
     def begin(self, name: str, prefix: Sequence[int]) -> Dispatch:
-        held = self.index.held(name, prefix)
+        held = self.index.cached_blocks(name, prefix)
         self.index.add(name, prefix)
         return Dispatch(name, prefix, held, len(prefix) - held)
 
@@ -58,7 +58,7 @@ class BoundedHashing(LeastLoaded):
         most = ceil(self._factor * (sum(each.in_flight for each in loads) + 1) / len(loads))
         free = [each for each in loads if each.in_flight < most]
         key = hash(tuple(prefix[: self._key_blocks]))
-        return [Choice(home_of(free or loads, key), 0, Route.PREFIX)]
+        return [Choice(home_replica(free or loads, key), 0, Route.PREFIX)]
 
 
 class Sglang(Knowing):
@@ -71,7 +71,7 @@ class Sglang(Knowing):
         least = min(loads, key=lambda each: (each.in_flight, each.name))
         if most - least.in_flight > self.ABSOLUTE and most > self.RELATIVE * least.in_flight:
             return least.name
-        held = {each.name: self.index.held(each.name, prefix) for each in loads}
+        held = {each.name: self.index.cached_blocks(each.name, prefix) for each in loads}
         best = max(held, key=held.__getitem__)
         if held[best] > self.MATCH * len(prefix):
             return best
@@ -89,7 +89,7 @@ class Dynamo(Knowing):
     def chosen(self, prefix: Sequence[int], loads: Sequence[Load]) -> str:
         def cost(each: Load) -> tuple[float, str]:
             active = self._active.get(each.name, Counter())
-            prefill = len(prefix) - self.index.held(each.name, prefix)
+            prefill = len(prefix) - self.index.cached_blocks(each.name, prefix)
             decode = len(active) + sum(block not in active for block in prefix)
             return prefill + self._prefilling[each.name] + decode, each.name
 
@@ -126,6 +126,6 @@ class Aibrix(Knowing):
         matches = [
             (-held, each.in_flight, each.name)
             for each in loads
-            if each.in_flight <= most and (held := self.index.held(each.name, prefix))
+            if each.in_flight <= most and (held := self.index.cached_blocks(each.name, prefix))
         ]
         return min(matches)[2] if matches else least

@@ -90,7 +90,7 @@ def create_app(
         claims=entries.claims,
         checks=semantic.comparisons,
         chains=upstreams.chains,
-        answered=None if upstreams.warm_up is None else upstreams.warm_up.note,
+        on_answer=None if upstreams.warm_up is None else upstreams.warm_up.note,
         accepts=upstreams.accepts,
         retry_budget=upstreams.retry_budget,
     )

@@ -26,7 +26,7 @@ from gateway.server.http.http_server import Runner
 from gateway.server.http.middleware import STOPPING
 from gateway.server.secrets import SecretError, SecretSettingError
 from gateway.settings import Settings
-from gateway.upstream.pool.probes import UPSTREAMS, greet
+from gateway.upstream.pool.probes import UPSTREAMS, log_upstreams
 from policies.format.load import PolicyError
 
 LAST_WORDS_SECONDS = 0.5
@@ -59,9 +59,9 @@ async def serve(
         site = web.SockSite(runner, sock, backlog=2048)
         await site.start()
         upstreams = app[UPSTREAMS] if greets else ()
-        greeting = asyncio.create_task(greet(upstreams))
+        upstreams_log = asyncio.create_task(log_upstreams(upstreams))
         await stop.wait()
-        greeting.cancel()
+        upstreams_log.cancel()
         app[STOPPING].set()
         await asyncio.sleep(settings.drain_delay)
         await site.stop()

@@ -146,14 +146,14 @@ def open_upstreams(
             clock,
             own_credentials=own_keys,
             chains=chains,
-            warmed=lambda name: counts.warmed.labels(name).inc(),
+            on_warm=lambda name: counts.warmed.labels(name).inc(),
         )
     prober = Prober(
         each,
         {one.label: _probe_paths(one) for one in given},
         table,
         clock=clock,
-        probed=pool.queue.admit,
+        on_probe=pool.queue.admit,
         warm=None if warm_up is None else warm_up.warm,
     )
     return replace(

@@ -57,8 +57,8 @@ _REPLACED_FIELDS = ("accept-encoding", "content-encoding", PRIORITY.lower())
 _BODY_FIELDS = ("content-length", "content-encoding")
 """Reply headers of a body as it was sent: here it is decoded."""
 
-Answered = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
-"""Callback for every storable request that was answered: its body as sent, the client's headers."""
+OnAnswer = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
+"""Called after each answer to a storable request, with the body as sent and the headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class UpstreamCall:
     """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for followers.
 
     ``checks`` compares answers. ``chains`` makes the prefix chains by which one of several
-    upstreams is chosen. ``answered`` is called for each storable request that was answered.
+    upstreams is chosen. ``on_answer`` is called after each answer to a storable request.
     ``accepts`` says which additions each upstream accepts. A pool shares its ``retry_budget``.
     """
 
@@ -86,7 +86,7 @@ class UpstreamCall:
     retry_budget: Budget = field(default_factory=Budget)
     checks: Checks | None = None
     chains: PromptChains | None = None
-    answered: Answered | None = None
+    on_answer: OnAnswer | None = None
     accepts: Accepts = field(default_factory=dict)
     _quiet_until: dict[str, float] = field(default_factory=dict, init=False)
     """When the log may warn of an upstream again, by its name."""
@@ -129,7 +129,7 @@ class UpstreamCall:
         return True
 
     async def _pass_refusal(self, refusal: Refusal, shared: SharedResponse) -> None:
-        """Let the client have the first answer, as it came."""
+        """Send the first answer to the client unchanged."""
         reply, exchange = refusal.reply, refusal.variant.exchange
         shared.served = reply.served
         shared.set_leader(exchange)
@@ -157,11 +157,11 @@ class UpstreamCall:
             shared.served, variant = served, others.get(served.upstream, usual)
             exchange, request = variant.exchange, variant.exchange.request
             # What may not be stored (no-store, personal data) must not be recorded elsewhere.
-            if self.answered is not None and status == HTTPStatus.OK and exchange.plan is not None:
-                self.answered(request.endpoint, request.body, request.headers)
+            if self.on_answer is not None and status == HTTPStatus.OK and exchange.plan is not None:
+                self.on_answer(request.endpoint, request.body, request.headers)
             streaming = SPECS[request.endpoint].streaming
             if streaming is not None and upstream.content_type == "text/event-stream":
-                self._note_answered(exchange, status, shared, before)
+                self._note_variant(exchange, status, shared, before)
                 fields = _fields(upstream, served)
                 shared.open(Head(status, fields, events=True, usage=variant.usage))
                 await self._relay(upstream, exchange, shared, streaming)
@@ -171,7 +171,7 @@ class UpstreamCall:
             is_whole = len(body) <= self.max_answer_bytes
             if before is None and is_whole and variant.may_explain(status):
                 return Refusal(upstream, body, variant)
-            self._note_answered(exchange, status, shared, before)
+            self._note_variant(exchange, status, shared, before)
             if not is_whole:
                 if exchange.plan is not None:
                     shared.decline(Reason.TOO_LARGE)
@@ -208,7 +208,7 @@ class UpstreamCall:
             pinned="" if before is None else _pin(before.reply.served),
         )
 
-    def _note_answered(
+    def _note_variant(
         self, exchange: Exchange, status: int, shared: SharedResponse, before: Refusal | None
     ) -> None:
         """Note which form of the request is answered; warn if that took a second call."""
@@ -238,33 +238,33 @@ class UpstreamCall:
         streaming: Streaming,
     ) -> None:
         """Pass events on as they end, until the upstream's stream does."""
-        answered = streaming.follow(
+        stream = streaming.follow(
             assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
         )
         try:
             async with asyncio.timeout(None) as limit:
                 async for chunk in upstream.chunks():
-                    await self._pass_on(answered.feed(chunk), upstream, answered, exchange, shared)
-                    if answered.over and limit.when() is None:
+                    await self._pass_on(stream.feed(chunk), upstream, stream, exchange, shared)
+                    if stream.over and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
-            await self._pass_on(answered.end(), upstream, answered, exchange, shared)
+            await self._pass_on(stream.end(), upstream, stream, exchange, shared)
         except (UpstreamError, EventTooLargeError, TimeoutError) as error:
-            if not answered.over:
+            if not stream.over:
                 raise _broken(str(error)) from error
-        if not answered.done:
-            usage = prompt_usage(answered.usage)
-            _report(upstream.served, usage, answered.response_id, exchange.request)
-        if answered.error is not None:
-            shared.error = answered.error
+        if not stream.done:
+            usage = prompt_usage(stream.usage)
+            _report(upstream.served, usage, stream.response_id, exchange.request)
+        if stream.error is not None:
+            shared.error = stream.error
             raise _broken("The upstream broke its answer off with an error.")
-        if not answered.ended:
+        if not stream.ended:
             raise _broken("The upstream ended the stream before the answer's end.")
 
     async def _pass_on(
         self,
         pieces: tuple[Piece, Piece | None],
         upstream: UpstreamReply,
-        answered: StreamedAnswer,
+        stream: StreamedAnswer,
         exchange: Exchange,
         shared: SharedResponse,
     ) -> None:
@@ -273,11 +273,11 @@ class UpstreamCall:
         await shared.add(*now)
         if once_stored is None:
             return
-        usage = prompt_usage(answered.usage)
-        _report(upstream.served, usage, answered.response_id, exchange.request)
+        usage = prompt_usage(stream.usage)
+        _report(upstream.served, usage, stream.response_id, exchange.request)
         shared.finish(usage)
-        stored = await self._store_streamed(upstream.status, answered, exchange, shared)
-        if answered.error is None:
+        stored = await self._store_streamed(upstream.status, stream, exchange, shared)
+        if stream.error is None:
             shared.land(upstream.status, exchange.observation.clock(), stored=stored)
         await shared.add(*once_stored)
 
@@ -300,11 +300,11 @@ class UpstreamCall:
         shared.open(Head(status, _fields(upstream, shared.served), body))
 
     async def _store_streamed(
-        self, status: int, answered: StreamedAnswer, exchange: Exchange, shared: SharedResponse
+        self, status: int, stream: StreamedAnswer, exchange: Exchange, shared: SharedResponse
     ) -> bool:
         if exchange.plan is None:
             return False
-        result = answered.result()
+        result = stream.result()
         if isinstance(result, Reason):
             shared.decline(result)
             return False

@@ -206,16 +206,16 @@ class Coalescer(UpstreamCall):
         task = asyncio.create_task(call)
         self.calls.add(task)
 
-        def ended(_: asyncio.Task[None]) -> None:
+        def on_end(_: asyncio.Task[None]) -> None:
             self.calls.discard(task)
             if not shared.over:
-                # It was cancelled, perhaps before it began: its followers must not wait.
+                # The call was cancelled, perhaps before it began: its followers must not wait.
                 message = "The gateway was stopped before the answer was complete."
                 shared.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
             if self._forgetting is None:
                 self._forget()
 
-        task.add_done_callback(ended)
+        task.add_done_callback(on_end)
         return task
 
     async def _refresh(self, exchange: Exchange, shared: SharedResponse, outcome: str) -> None:
@@ -230,7 +230,7 @@ class Coalescer(UpstreamCall):
             observation.finish()
 
     def _forget(self) -> None:
-        """Drop what landed some time ago, and come back when the next of it is due."""
+        """Drop calls that landed some time ago, and schedule the next such drop."""
         self._forgetting = None
         now = self.clock()
         if (again := self._table.forget(now)) is not None:
@@ -293,7 +293,7 @@ class Follower(AsyncIterator[bytes]):
         return Reply(head.status, fields, self, partial(shared.leave, exchange))
 
     async def _wait_for_start(self) -> bool:
-        """Wait for the response's first piece; tell whether it came in time."""
+        """Wait for the response's first piece; tell whether it arrived in time."""
         shared, plan = self.shared, self._exchange.plan
         try:
             async with asyncio.timeout(plan.decision.follow_seconds if plan else None):

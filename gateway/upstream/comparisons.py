@@ -4,7 +4,7 @@ Laws:
 - Nobody waits for a comparison, and none fails a request. One is made at a time, and few may wait:
   under load comparisons are dropped, and no request is held up.
 - A hit that was served and is found wrong leaves the semantic index at once, whatever else fails.
-- A judge model is asked only if texts and vectors leave a pair unsure: with the credential of the
+- A judge model decides only if texts and vectors leave a pair unsure: with the credential of the
   request whose answer it is, once, in bounded time. All but a plain yes or no leaves it unsure.
 """
 

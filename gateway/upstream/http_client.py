@@ -516,7 +516,7 @@ class OneReply(ResponseHandler):
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Read what came; close the connection where not all of it belongs to the reply."""
+        """Read the data; close the connection if some of the data is not part of the reply."""
         if data:
             if not self._awaits_reply:
                 self._close_transport()

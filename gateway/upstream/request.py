@@ -38,18 +38,18 @@ _OF_A_TRACE = ("traceparent", "tracestate")
 
 def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
     """Return the headers of a call of our own, in JSON, for the client that sent these."""
-    kept = request_fields(fields, *_REPLACED_FIELDS, *_OF_A_TRACE, PRIORITY.lower())
+    client_fields = request_fields(fields, *_REPLACED_FIELDS, *_OF_A_TRACE, PRIORITY.lower())
     ours = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
-    return (*kept, *ours, (PRIORITY, Priority.LOW.value))
+    return (*client_fields, *ours, (PRIORITY, Priority.LOW.value))
 
 
 def with_key(fields: Iterable[tuple[str, str]], api_key: str | None) -> Fields:
-    """Return the headers with the upstream's own key, if there is one, and no client's.
+    """Return the headers with the upstream's own key, if there is one, and no client's key.
 
-    Nor does a client choose on which of the operator's accounts it asks.
+    Headers that choose one of the operator's accounts are dropped too.
     """
-    kept = without(fields, *CREDENTIALS, *OF_AN_ACCOUNT)
-    return kept if api_key is None else (*kept, ("Authorization", f"Bearer {api_key}"))
+    others = without(fields, *CREDENTIALS, *OF_AN_ACCOUNT)
+    return others if api_key is None else (*others, ("Authorization", f"Bearer {api_key}"))
 
 
 def without_salt(body: dict[str, Any]) -> dict[str, Any]:
@@ -252,8 +252,8 @@ def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
         return raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:], True
     if isinstance(options, dict) and options.get("include_usage") is True:
         return raw, False
-    asked = {**body, "stream_options": {**(options or {}), "include_usage": True}}
-    return exact_json.dumps(asked), True
+    with_usage = {**body, "stream_options": {**(options or {}), "include_usage": True}}
+    return exact_json.dumps(with_usage), True
 
 
 class UpstreamReply(Protocol):
@@ -261,7 +261,7 @@ class UpstreamReply(Protocol):
 
     @property
     def served(self) -> Served:
-        """Which upstream this is, if one name stands for several."""
+        """Which of several upstreams this is."""
 
     @property
     def status(self) -> int:
@@ -269,7 +269,7 @@ class UpstreamReply(Protocol):
 
     @property
     def headers(self) -> Sequence[tuple[str, str]]:
-        """Headers as they came; the body is decoded, whatever its Content-Encoding."""
+        """Headers as received. The body is decoded, whatever its Content-Encoding."""
 
     @property
     def content_type(self) -> str:

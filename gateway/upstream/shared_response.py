@@ -144,14 +144,14 @@ class TooSlowError(Exception):
 class AnswerLog:
     """What the upstream has sent so far, for followers that join late or fall behind.
 
-    Positions count the pieces. Each has two forms: as it came, and without the usage that only
-    some clients asked for. Memory is bounded: above its bound a log keeps only the newest pieces.
-    Then nobody can begin to read it, and a follower that needs a dropped piece is too slow.
+    Positions count the pieces. Each piece has two forms: as received, and without the usage that
+    only some clients requested. Memory is bounded: above its bound a log keeps only the newest
+    pieces. Then no reader can begin, and a follower that needs a dropped piece is too slow.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.end = 0
-        """Pieces that ever came; the position of a follower that has read everything."""
+        """Number of pieces received; the position of a follower that has read everything."""
         self.overflown = False
         self.size = 0
         """Bytes held."""
@@ -173,7 +173,7 @@ class AnswerLog:
             self._drop_oldest()
 
     def since(self, position: int, *, without_usage: bool) -> bytes:
-        """Return what came from ``position`` to the end, joined. Raises TooSlowError."""
+        """Return the pieces from ``position`` to the end, joined. Raises TooSlowError."""
         start = position - (self.end - len(self._pieces))
         if start < 0:
             raise TooSlowError
@@ -276,8 +276,8 @@ class SharedResponse(Flight):
         observation.not_rewritten = exchange.not_rewritten
         observation.compression = exchange.compression
 
-    def _payer(self) -> Observation | None:
-        """Return the request to which the call's tokens and its storing are counted: the first."""
+    def _billed_request(self) -> Observation | None:
+        """Return the first request: the call's tokens and its stored entry count for it."""
         if not self.attended:
             return self.leader.observation
         first = next(iter(self.followers), None)
@@ -306,10 +306,10 @@ class SharedResponse(Flight):
         _wake(self.news)
 
     def finish(self, usage: PromptUsage) -> None:
-        """Note that the upstream has sent all, and what it said of the tokens."""
+        """Note that the upstream has sent everything, and its token usage."""
         self.complete = True
-        if (payer := self._payer()) is not None:
-            payer.usage = usage
+        if (observation := self._billed_request()) is not None:
+            observation.usage = usage
 
     def land(self, status: int, now: float, *, size: int = 0, stored: bool = False) -> None:
         """Note that the answer is complete, and its entry can be hit if it is ``stored``.
@@ -318,20 +318,20 @@ class SharedResponse(Flight):
         """
         if stored:
             self.stored = True
-            if (payer := self._payer()) is not None:
-                payer.stored = True
+            if (observation := self._billed_request()) is not None:
+                observation.stored = True
         if status == HTTPStatus.OK:
             self._table.land(self, size=self.log.size + size, now=now)
 
     def decline(self, reason: Reason) -> None:
         """Note why the answer is not stored."""
         self.declined = reason
-        if (payer := self._payer()) is None:
+        if (observation := self._billed_request()) is None:
             return
-        payer.declined = reason
-        if payer.streamed:  # the head of a stream is sent before this is known
+        observation.declined = reason
+        if observation.streamed:  # the head of a stream is sent before this is known
             text = "%s rule=%s: a streamed answer was not stored: %s"
-            log.info(text, payer.endpoint, payer.rule, reason)
+            log.info(text, observation.endpoint, observation.rule, reason)
 
     def close(self, fault: Exception | None = None) -> None:
         """Note the end; a fault goes out as the last event. A second call changes nothing."""

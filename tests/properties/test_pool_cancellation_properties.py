@@ -70,7 +70,7 @@ class Rig:
     async def wait(self, seconds):
         self.now += seconds
         for name in "ab":
-            self.table.probed(name, None, self.now, for_sure=False)
+            self.table.record_probe(name, None, self.now, for_sure=False)
         self.pool.queue.admit()
 
     def waiting_for_a_head(self):

@@ -67,12 +67,12 @@ class Books:
 
     def fail(self, place, failure):
         if self.calls:
-            self.table.failed(self.calls[place % len(self.calls)], failure, self.now)
+            self.table.record_failure(self.calls[place % len(self.calls)], failure, self.now)
             self.end(place)
 
     def probe(self, name, good):
         fault = None if good else Reason.UPSTREAM_TIMEOUT
-        self.table.probed(name, fault, self.now, for_sure=False)
+        self.table.record_probe(name, fault, self.now, for_sure=False)
 
     def check(self, member):
         upstream = self.table.upstreams[member.name]

@@ -40,7 +40,7 @@ def test_small_replicas_forget_exactly_as_a_least_recently_used_cache(
         index.add("a", prefix)
         reference.add(prefix)
     for prefix in (*sent, *asked):
-        assert index.held("a", prefix) == reference.held(prefix)
+        assert index.cached_blocks("a", prefix) == reference.held(prefix)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), PROMPTS), max_size=40), st.integers(3, 30))
@@ -52,6 +52,6 @@ def test_what_is_found_reaches_from_the_start_without_a_gap(
         index.add(name, prefix)
         assert len(index) <= most
     for name, prefix in sent:
-        held = index.held(name, prefix)
+        held = index.cached_blocks(name, prefix)
         assert all(index.last_use(name, digest) for digest in prefix[:held])
         assert not any(index.last_use(name, digest) for digest in prefix[held:])

@@ -101,4 +101,4 @@ def test_whatever_happens_the_account_comes_out_even_and_the_index_stays_bounded
     for name in NAMES:
         assert routing.queued_blocks(name) == 0
     for choice in routing.order(tuple(range(20)), [Load(name, 0) for name in NAMES]):
-        assert choice.blocks_hit == routing.index.held(choice.name, tuple(range(20)))
+        assert choice.blocks_hit == routing.index.cached_blocks(choice.name, tuple(range(20)))

@@ -91,7 +91,7 @@ class Health:
         return self.pause_reason if now < self.paused_until else None
 
     def back_at(self, now: float) -> float:
-        """Return when it may get requests again, as far as is known."""
+        """Return when the upstream may get requests again, as far as known."""
         until = self.breaker.until if isinstance(self.breaker, Open) else now
         return max(until, self.paused_until, now)
 
@@ -101,7 +101,7 @@ def new(now: float) -> Health:
     return Health(Up(now - CALM_SECONDS))
 
 
-def answered(health: Health, now: float) -> Health:
+def record_answer(health: Health, now: float) -> Health:
     """Return the health after a call was answered."""
     match health.breaker:
         case Up(failed=0, probes_failed=0, window=0):
@@ -113,27 +113,29 @@ def answered(health: Health, now: float) -> Health:
             return replace(health, breaker=Up(now, ejection))
 
 
-def call_failed(health: Health, why: Reason, now: float) -> Health:
+def record_failure(health: Health, why: Reason, now: float) -> Health:
     """Return the health after a call failed; calls that fail while it is open change nothing."""
     match health.breaker:
         case Up() as up:
             window = _shifted(up, failed=True)
             counted = replace(up, failed=up.failed + 1, window=window)
             often = counted.failed >= FAILURES_IN_A_ROW or window.bit_count() >= FAILED_OF_WINDOW
-            return replace(health, breaker=_opened(up, why, now) if often else counted)
+            return replace(health, breaker=_eject(up, why, now) if often else counted)
         case Trial() as trial:
             return replace(health, breaker=_open_for(2 * trial.ejection, why, now))
         case Open():
             return health
 
 
-def pause_requested(health: Health, seconds: float | None, why: Reason, now: float) -> Health:
+def record_pause(health: Health, seconds: float | None, why: Reason, now: float) -> Health:
     """Return the health after the upstream asked for a pause; None is an unknown length."""
     pause = DEFAULT_RETRY_AFTER if seconds is None else min(seconds, LONGEST_RETRY_AFTER)
     return replace(health, paused_until=max(health.paused_until, now + pause), pause_reason=why)
 
 
-def probed(health: Health, fault: Reason | None, now: float, *, for_sure: bool = False) -> Health:
+def record_probe(
+    health: Health, fault: Reason | None, now: float, *, for_sure: bool = False
+) -> Health:
     """Return the health after a probe; ``for_sure`` marks a fault that the upstream reports."""
     breaker: Up | Open | Trial
     match health.breaker:
@@ -142,7 +144,7 @@ def probed(health: Health, fault: Reason | None, now: float, *, for_sure: bool =
         case Up(probes_failed=failed) as up if not for_sure and failed + 1 < PROBES_IN_A_ROW:
             breaker = replace(up, probes_failed=failed + 1)
         case Up() as up:
-            breaker = _opened(up, fault or Reason.UPSTREAM_STATUS, now)
+            breaker = _eject(up, fault or Reason.UPSTREAM_STATUS, now)
         case Open() as opened if fault is None:
             breaker = Trial(opened.ejection, opened.why)
         case Open() as opened:
@@ -152,7 +154,7 @@ def probed(health: Health, fault: Reason | None, now: float, *, for_sure: bool =
     return health if breaker is health.breaker else replace(health, breaker=breaker)
 
 
-def _opened(up: Up, why: Reason, now: float) -> Open:
+def _eject(up: Up, why: Reason, now: float) -> Open:
     flaps = up.ejection > 0 and now - up.since < CALM_SECONDS
     return _open_for(2 * up.ejection if flaps else FIRST_EJECTION, why, now)
 

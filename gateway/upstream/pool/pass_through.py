@@ -65,12 +65,12 @@ class PoolRequests:
         states = self.table.upstreams
         names = self.table.first_available(None, self.clock())
         names = [name for name in names if isinstance(states[name].health.breaker, Up)] or names
-        got = await asyncio.gather(
+        results = await asyncio.gather(
             *(_list_of(self.upstreams[name], path_qs, fields) for name in names)
         )
         replies = [
             (states[name].member, reply)
-            for name, reply in zip(names, got, strict=True)
+            for name, reply in zip(names, results, strict=True)
             if not isinstance(reply, UpstreamError)
         ]
         lists = [
@@ -81,7 +81,7 @@ class PoolRequests:
             return _response(HTTPStatus.OK, body)
         for _, reply in replies:
             return _response(*reply)
-        raise next(iter(got))  # type: ignore[misc]
+        raise next(iter(results))  # type: ignore[misc]
 
     @asynccontextmanager
     async def request(
@@ -115,7 +115,9 @@ class PoolRequests:
                     if error.sent:
                         break
                     # As a probe that failed: of what is behind a path nothing is known.
-                    self.table.probed(upstream.name, error.reason, self.clock(), for_sure=False)
+                    self.table.record_probe(
+                        upstream.name, error.reason, self.clock(), for_sure=False
+                    )
                 else:
                     missing = bool(sticky_id) and reply.status == HTTPStatus.NOT_FOUND
                     if missing and body is None and (upstream is not upstreams[-1] or fault):

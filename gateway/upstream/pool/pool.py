@@ -231,7 +231,7 @@ class UpstreamPool:
         """Count a failure."""
         if self.metrics is not None:
             self.metrics.failures.labels(call.name, failure.reason.value).inc()
-        self.table.failed(call, failure, self.clock())
+        self.table.record_failure(call, failure, self.clock())
 
     def release(self, call: Call) -> None:
         """Note the end of a call, and let in the next that waits."""
@@ -268,7 +268,7 @@ class UpstreamPool:
             error = reply.error.again()
             error.tried, error.retry_after = retry.failed, self._retry_after(outgoing)
             raise error
-        if reply.failure is NOT_KEPT and (why := self._untried_keeper(outgoing, retry)):
+        if reply.failure is NOT_KEPT and (why := self._untried_owner(outgoing, retry)):
             await reply.close()
             message = "An upstream that may keep what this request names is not available."
             wait = self._retry_after(outgoing) or 1.0
@@ -277,8 +277,8 @@ class UpstreamPool:
         reply.served = replace(reply.served, tried=tried)
         if reply.failure and (seconds := self._retry_after(outgoing)) is not None:
             # Until the first upstream comes back.
-            kept = without(reply.headers, "retry-after", "retry-after-ms")
-            reply.headers = (*kept, ("Retry-After", str(ceil(seconds))))
+            headers = without(reply.headers, "retry-after", "retry-after-ms")
+            reply.headers = (*headers, ("Retry-After", str(ceil(seconds))))
         return reply
 
     def _pay_retry(self, outgoing: Outgoing, retry: RetryState, failure: Failure) -> bool:
@@ -313,7 +313,7 @@ class UpstreamPool:
             self.note_failure(call, reply.failure)
         return reply
 
-    def _untried_keeper(self, outgoing: Outgoing, retry: RetryState) -> Reason | None:
+    def _untried_owner(self, outgoing: Outgoing, retry: RetryState) -> Reason | None:
         """Return why an upstream that may keep the sticky id was not tried, if so."""
         failed = next((why for _, why in retry.failed if why is not Reason.NOT_KEPT), None)
         busy = self.table.has_other(outgoing, retry.names)
@@ -341,7 +341,7 @@ class UpstreamPool:
 
 
 def log_change(change: Change) -> None:
-    """Log that an upstream came into another state."""
+    """Log a change of an upstream's state."""
     why = "" if change.why is None else f" ({change.why})"
     match change.after:
         case State.UP:

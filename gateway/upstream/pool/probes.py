@@ -44,14 +44,14 @@ _NO_SUCH_PATH = frozenset({404, 405, 501})
 class Prober:
     """Probes the upstreams that are due: ``paths`` of each in turn. Without paths there is none.
 
-    ``probed`` is called after each probe. ``warm`` is called before an upstream becomes half-open.
+    ``on_probe`` is called after each probe; ``warm`` before an upstream becomes half-open.
     """
 
     upstreams: Mapping[str, HttpUpstream]
     paths: dict[str, tuple[str, ...]]
     table: PoolTable
     clock: Callable[[], float]
-    probed: Callable[[], None]
+    on_probe: Callable[[], None]
     warm: Callable[[str], Awaitable[None]] | None = None
 
     async def run(self) -> None:
@@ -76,8 +76,8 @@ class Prober:
         was_open = isinstance(self.table.upstreams[name].health.breaker, Open)
         if fault is None and self.warm is not None and was_open:
             await self.warm(name)
-        self.table.probed(name, fault, self.clock(), for_sure=for_sure)
-        self.probed()
+        self.table.record_probe(name, fault, self.clock(), for_sure=for_sure)
+        self.on_probe()
 
     async def _health_fault(self, name: str) -> tuple[Reason | None, bool]:
         """Return what is wrong, if anything, and whether the upstream said so itself."""
@@ -101,12 +101,12 @@ class Prober:
         return None, False
 
 
-async def greet(upstreams: Iterable[HttpUpstream]) -> None:
-    """Request the models of all at once, and log a line for each."""
-    await asyncio.gather(*map(_greet_one, upstreams))
+async def log_upstreams(upstreams: Iterable[HttpUpstream]) -> None:
+    """Request the models of all upstreams at once, and log one line for each."""
+    await asyncio.gather(*map(_log_upstream, upstreams))
 
 
-async def _greet_one(upstream: HttpUpstream) -> None:
+async def _log_upstream(upstream: HttpUpstream) -> None:
     text, healthy = await _models_answer(upstream)
     log.log(
         logging.INFO if healthy else logging.WARNING, "upstream %s %s", upstream.url("/v1"), text

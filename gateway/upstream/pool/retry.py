@@ -226,13 +226,13 @@ def _judge_event(data: bytes | None, *, whole: bool = True) -> FirstToken | Fail
     if data == DONE:
         return FirstToken.NONE
     try:
-        said = orjson.loads(data)
+        event = orjson.loads(data)
     except orjson.JSONDecodeError:
         return FirstToken.SEEN if whole else FirstToken.NONE
-    if isinstance(said, dict):
-        if said.get("type") == "error" or said.get("error"):
-            return _error(said)
-        choices = said.get("choices")
+    if isinstance(event, dict):
+        if event.get("type") == "error" or event.get("error"):
+            return _error(event)
+        choices = event.get("choices")
         if isinstance(choices, list) and not any(map(says_something, choices)):
             return FirstToken.PENDING
     return FirstToken.SEEN
@@ -251,12 +251,12 @@ def says_something(choice: Any) -> bool:
             return True
 
 
-def _error(said: dict[str, Any]) -> FirstToken | Failure:
-    """Return what an error means: some servers answer 200 before they know whether they can.
+def _error(event: dict[str, Any]) -> FirstToken | Failure:
+    """Return what an error event means: some servers send status 200 before they can fail.
 
-    What they say of the request (a 4xx, an invalid request) is an answer.
+    An error about the request itself (a 4xx, an invalid request) is an answer.
     """
-    error = said.get("error") or said
+    error = event.get("error") or event
     match error:
         case {"code": 429 | "rate_limit_exceeded" | "insufficient_quota"}:
             # It may be about the client's own account, so the upstream is not paused.

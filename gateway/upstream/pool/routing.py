@@ -38,7 +38,7 @@ class Route(StrEnum):
     BALANCE = "balance"
     """Another holds more of it and has too much to do, or only load counts."""
     RETRY = "retry"
-    """It was the last that was left, or is asked once more."""
+    """It was the only upstream left, or gets the request again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class PrefixIndex:
         share = self._most // max(1, len(self._blocks))
         return max(1, min(self._capacity, share))
 
-    def held(self, name: str, prefix: Sequence[int]) -> int:
+    def cached_blocks(self, name: str, prefix: Sequence[int]) -> int:
         """Return how many blocks of ``prefix``, from its start on, the replica should hold."""
         blocks = self._blocks.get(name)
         if blocks is None:
@@ -224,25 +224,27 @@ class PrefixAware(LeastLoaded):
         self.index = PrefixIndex() if index is None else index
         self._block_tokens = block_tokens
         self._lost: dict[str, list[int]] = {}
-        """The last uses of what was not found at each replica, since something was."""
+        """By replica: last uses of the prefixes not found there since the last cache hit."""
         self._has_siblings = has_siblings
         self._nothing_found = 0
         """Prompts in a row without a foreign cache hit."""
         self._computing: dict[str, dict[int, Dispatch]] = {}
-        """By replica, the blocks that are being computed, each with the first that needs it."""
+        """By replica: each block in computation, with the first dispatch that needs it."""
         self._pending: dict[str, int] = {}
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> list[Choice]:
         if not loads:
             return []
         held = {
-            load.name: self._held(load.name, prefix, self.index.held(load.name, prefix))
+            load.name: self._held_blocks(
+                load.name, prefix, self.index.cached_blocks(load.name, prefix)
+            )
             for load in loads
         }
         most = max(held.values())
         # What two of them hold is what prompts have in common, and known alike to all gateways.
         common = sorted(held.values())[-2:][0]
-        home = home_of(loads, prefix[min(common, len(prefix) - 1)]) if prefix else ""
+        home = home_replica(loads, prefix[min(common, len(prefix) - 1)]) if prefix else ""
         spared = 0.0 if self.is_alone else _HOME_SPARES * (len(prefix) - most)
         even = (sum(load.in_flight for load in loads) + 1) / sum(load.weight for load in loads)
 
@@ -255,8 +257,8 @@ class PrefixAware(LeastLoaded):
         return [Choice(name, held[name], _why(held[name], most)) for name in names]
 
     def begin(self, name: str, prefix: Sequence[int]) -> Dispatch:
-        computed = self.index.held(name, prefix)
-        held = self._held(name, prefix, computed)
+        computed = self.index.cached_blocks(name, prefix)
+        held = self._held_blocks(name, prefix, computed)
         dispatch = Dispatch(name, prefix, held, len(prefix) - held)
         if computed * self._block_tokens >= _SURELY_FOUND:
             dispatch.last_use = self.index.last_use(name, prefix[computed - 1])
@@ -278,7 +280,7 @@ class PrefixAware(LeastLoaded):
             since = self._lost.setdefault(dispatch.name, [])
             since.append(dispatch.last_use)
             if len(since) >= LOST_AFTER:
-                # What was used later than all that is gone may still be there.
+                # Blocks used later than every lost prefix may still be cached.
                 self.index.drop_idle(dispatch.name, min(since))
                 since.clear()
 
@@ -305,15 +307,15 @@ class PrefixAware(LeastLoaded):
         return self._pending.get(name, 0)
 
     def _look_for_others(self, dispatch: Dispatch, cached_tokens: int) -> None:
-        """Note whether more was found than was sent from here."""
+        """Note whether the replica's cache held more than this gateway sent."""
         known = dispatch.held * self._block_tokens + _SURELY_FOUND
         if cached_tokens >= known:
             self._nothing_found = 0
         elif len(dispatch.prefix) * self._block_tokens >= known:
             self._nothing_found += 1
 
-    def _held(self, name: str, prefix: Sequence[int], computed: int) -> int:
-        """Return how many blocks are computed or being computed, where ``computed`` are."""
+    def _held_blocks(self, name: str, prefix: Sequence[int], computed: int) -> int:
+        """Return the number of blocks computed or in computation; ``computed`` are finished."""
         computing = self._computing.get(name)
         if computing:
             while computed < len(prefix) and prefix[computed] in computing:
@@ -336,7 +338,7 @@ def _why(held: int, most: int) -> Route:
     return Route.PREFIX if held == most else Route.BALANCE
 
 
-def home_of(loads: Sequence[Load], key: int) -> str:
+def home_replica(loads: Sequence[Load], key: int) -> str:
     """Return the first replica for ``key``, by rendezvous and weight."""
     return min(loads, key=lambda load: (_rendezvous(load, key), load.name)).name
 

@@ -158,7 +158,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An upstream came into another state."""
+    """The state of an upstream changed."""
 
     name: str
     before: State
@@ -252,18 +252,18 @@ class PoolTable:
             self.routing.end(call.dispatch)
         else:
             self.routing.first_token(call.dispatch)
-        self._set_health(call.upstream, healths.answered(call.upstream.health, now), now)
+        self._set_health(call.upstream, healths.record_answer(call.upstream.health, now), now)
         self._end_trial(call)
 
-    def failed(self, call: Call, failure: Failure, now: float) -> None:
-        """Note that it has not, or that its answer broke off."""
+    def record_failure(self, call: Call, failure: Failure, now: float) -> None:
+        """Note that the upstream did not answer, or that its answer broke off."""
         upstream, health = call.upstream, call.upstream.health
         if failure.personal:
             upstream.heard_at = now
         elif failure.reason is Reason.UPSTREAM_LIMITED:
-            health = healths.pause_requested(health, failure.retry_after, failure.reason, now)
+            health = healths.record_pause(health, failure.retry_after, failure.reason, now)
         else:
-            health = healths.call_failed(health, failure.reason, now)
+            health = healths.record_failure(health, failure.reason, now)
         self._set_health(upstream, health, now)
         self._end_trial(call)
 
@@ -276,17 +276,17 @@ class PoolTable:
         self._end_trial(call)
         self.routing.end(call.dispatch)
 
-    def probed(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
+    def record_probe(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
         """Note the outcome of a probe."""
         upstream = self.upstreams[name]
         upstream.probed_at = now
         if fault is None:
             upstream.heard_at = now
-        health = healths.probed(upstream.health, fault, now, for_sure=for_sure)
+        health = healths.record_probe(upstream.health, fault, now, for_sure=for_sure)
         self._set_health(upstream, health, now)
 
     def probe_at(self, name: str, every: float) -> float:
-        """Return when to probe it: when its pause is over, or if it is silent for long."""
+        """Return when to probe an upstream: after its pause, or after a long silence."""
         upstream = self.upstreams[name]
         match upstream.health.breaker:
             case Open(until=until):
@@ -308,7 +308,7 @@ class PoolTable:
         if (rate := self.upstreams[name].rate) is not None:
             rate.take(now)
 
-    def computed(self, name: str, prefix: Sequence[int]) -> None:
+    def record_prefix(self, name: str, prefix: Sequence[int]) -> None:
         """Note that an upstream has computed a prompt that no client sent."""
         sent = self.routing.begin(name, prefix)
         self.routing.first_token(sent)

@@ -87,7 +87,7 @@ class Waiting(Generic[T]):
         Return them, and when there may be room for another, if the clock tells that. Each is looked
         at once: while calls begin and none ends, no lane comes to have room.
         """
-        begun: list[tuple[T, Call]] = []
+        started: list[tuple[T, Call]] = []
         none: dict[Lane, NoRoom] = {}
         turns = deque((client, iter([*own.values()])) for client, own in self._clients.items())
         while turns and len(none) < len(self.lanes):
@@ -95,18 +95,18 @@ class Waiting(Generic[T]):
             for ticket in rest:
                 if ticket.outgoing.lane in none:
                     continue
-                got = table.acquire(ticket.outgoing, now)
-                if isinstance(got, NoRoom):
-                    none[ticket.outgoing.lane] = got
+                result = table.acquire(ticket.outgoing, now)
+                if isinstance(result, NoRoom):
+                    none[ticket.outgoing.lane] = result
                     continue
                 self.remove(ticket)
-                begun.append((ticket.holder, got))
+                started.append((ticket.holder, result))
                 if (others := self._clients.pop(client, None)) is not None:
                     self._clients[client] = others
                 turns.append((client, rest))
                 break
         times = [got.at for got in none.values() if got.at is not None]
-        return begun, min(times, default=None)
+        return started, min(times, default=None)
 
 
 BEHIND_OTHERS = NoRoom(429, Reason.UPSTREAM_BUSY, None, waits=True)
@@ -136,14 +136,14 @@ class PoolQueue:
     async def acquire(self, outgoing: Outgoing) -> Call:
         """Begin a call once there is room. Raises UpstreamError if there is none in time."""
         now = self.clock()
-        got: Call | NoRoom = BEHIND_OTHERS
+        result: Call | NoRoom = BEHIND_OTHERS
         if outgoing.lane not in self.waiting.lanes:
-            got = self.table.acquire(outgoing, now)
-        if isinstance(got, Call):
-            return got
-        late = got.at is not None and got.at > now + self.bounds.seconds
-        if not got.waits or late or not self._makes_place(outgoing):
-            raise self._refusal(got)
+            result = self.table.acquire(outgoing, now)
+        if isinstance(result, Call):
+            return result
+        late = result.at is not None and result.at > now + self.bounds.seconds
+        if not result.waits or late or not self._makes_place(outgoing):
+            raise self._refusal(result)
         waiter: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         ticket = self.waiting.add(outgoing, waiter)
         self.admit()
@@ -155,15 +155,15 @@ class PoolQueue:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())  # let in and gone in the same turn
             if isinstance(error, TimeoutError):
-                raise self._refusal(got) from None
+                raise self._refusal(result) from None
             raise
 
     def admit(self) -> None:
         """Begin the calls of the waiting requests that have room now."""
         if not self.waiting:
             return
-        begun, again = self.waiting.admit(self.table, self.clock())
-        for waiter, call in begun:
+        started, again = self.waiting.admit(self.table, self.clock())
+        for waiter, call in started:
             if waiter.done():  # gave up in this very turn
                 self.release(call)
             else:

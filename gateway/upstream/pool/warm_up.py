@@ -36,7 +36,7 @@ LONGEST_BYTES = 2**18
 MOST_BYTES = 2**23
 """Of all texts together."""
 MOST_TEXTS = 64
-MOST_MET = 4096
+MOST_COUNTED = 4096
 """Beginnings that are counted."""
 HALF_LIFE = 3600.0
 """Seconds after which a use counts half."""
@@ -68,9 +68,9 @@ class WarmPrefixes:
 
     def __init__(self, *, most: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._met: FIFOCache[bytes, tuple[float, float]] = FIFOCache(MOST_MET)
-        """How often each came, and when it came last."""
-        self._kept: dict[bytes, WarmPrefix] = {}
+        self._uses: FIFOCache[bytes, tuple[float, float]] = FIFOCache(MOST_COUNTED)
+        """The uses of each prefix, decayed over time, and the time of its last use."""
+        self._prefixes: dict[bytes, WarmPrefix] = {}
         self._bytes = 0
 
     def note(self, endpoint: Endpoint, body: dict[str, Any], now: float) -> None:
@@ -85,33 +85,33 @@ class WarmPrefixes:
         if not LEAST_BYTES <= len(raw) <= LONGEST_BYTES:
             return
         digest = blake2b(raw, digest_size=16).digest()
-        has_come = digest in self._met
-        self._met[digest] = (self._worth(digest, now) + 1.0, now)
-        if has_come and digest not in self._kept:
+        is_repeated = digest in self._uses
+        self._uses[digest] = (self._worth(digest, now) + 1.0, now)
+        if is_repeated and digest not in self._prefixes:
             self._keep(WarmPrefix(digest, str(beginning.get("model") or ""), raw), now)
 
     def worth_most(self, now: float) -> list[WarmPrefix]:
-        """Return what is kept, first what saves the most bytes of prompt."""
+        """Return the stored prefixes; the one that saves the most prompt bytes is first."""
         return sorted(
-            self._kept.values(), key=lambda one: -self._worth(one.digest, now) * len(one.raw)
+            self._prefixes.values(), key=lambda one: -self._worth(one.digest, now) * len(one.raw)
         )
 
     def drop(self, digest: bytes) -> None:
-        """Forget one, such as one that a replica could not take."""
-        self._met.pop(digest, None)
-        dropped = self._kept.pop(digest, None)
+        """Forget a prefix, for example one that a replica refused."""
+        self._uses.pop(digest, None)
+        dropped = self._prefixes.pop(digest, None)
         if dropped is not None:
             self._bytes -= len(dropped.raw)
 
     def _keep(self, prefix: WarmPrefix, now: float) -> None:
-        self._kept[prefix.digest] = prefix
+        self._prefixes[prefix.digest] = prefix
         self._bytes += len(prefix.raw)
-        while len(self._kept) > self._most or self._bytes > self._most_bytes:
-            least = min(self._kept, key=lambda digest: self._worth(digest, now))
-            self._bytes -= len(self._kept.pop(least).raw)
+        while len(self._prefixes) > self._most or self._bytes > self._most_bytes:
+            least = min(self._prefixes, key=lambda digest: self._worth(digest, now))
+            self._bytes -= len(self._prefixes.pop(least).raw)
 
     def _worth(self, digest: bytes, now: float) -> float:
-        uses, at = self._met.get(digest, (0.0, now))
+        uses, at = self._uses.get(digest, (0.0, now))
         return float(uses * 0.5 ** ((now - at) / HALF_LIFE))
 
 
@@ -127,10 +127,10 @@ def _prefix_request(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any] 
         leading.append(turn)
     if not leading and not body.get("tools"):
         return None
-    kept = {field: body[field] for field in _RENDERED if field in body}
+    request = {field: body[field] for field in _RENDERED if field in body}
     if body.get("tool_choice") == "none":  # some leave the tools out then
-        kept["tool_choice"] = "none"
-    return {**kept, "messages": [*leading, _USER_TURN], "max_tokens": 1, "temperature": 0}
+        request["tool_choice"] = "none"
+    return {**request, "messages": [*leading, _USER_TURN], "max_tokens": 1, "temperature": 0}
 
 
 SECONDS = 10.0
@@ -151,7 +151,7 @@ _FIELDS = (
 class WarmUp:
     """Records the prompts that are used, and sends them to fresh replicas.
 
-    If ``own_credentials`` is set, no client's is passed on. ``warmed`` counts prefixes.
+    If ``own_credentials`` is set, no client's is passed on. ``on_warm`` counts prefixes.
     """
 
     upstreams: Mapping[str, HttpUpstream]
@@ -160,7 +160,7 @@ class WarmUp:
     _: KW_ONLY
     own_credentials: bool = False
     chains: PromptChains | None = None
-    warmed: Callable[[str], None] = lambda _name: None
+    on_warm: Callable[[str], None] = lambda _name: None
     seconds: float = SECONDS
     prefixes: WarmPrefixes = field(default_factory=WarmPrefixes)
 
@@ -211,8 +211,8 @@ class WarmUp:
         if reply.status != HTTPStatus.OK:
             self.prefixes.drop(prefix.digest)
             return f"status {reply.status}"
-        self.warmed(name)
+        self.on_warm(name)
         if self.chains is not None:
             chain = self.chains.of(Endpoint.CHAT, orjson.loads(prefix.raw), {})
-            self.table.computed(name, chain)
+            self.table.record_prefix(name, chain)
         return None

@@ -15,7 +15,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream import http_client as instance
 from gateway.upstream.http_client import EVERY_SECONDS, FailureLog, HttpUpstream
-from gateway.upstream.pool.probes import greet
+from gateway.upstream.pool.probes import log_upstreams
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, chunk
 
@@ -270,7 +270,7 @@ async def test_a_key_that_is_refused_at_start(raw: StartRaw, caplog: pytest.LogC
 async def greeted(caplog: pytest.LogCaptureFixture, upstream: HttpUpstream) -> None:
     caplog.set_level(logging.INFO)
     await upstream.open()
-    await greet([upstream])
+    await log_upstreams([upstream])
     await upstream.close()
 
 

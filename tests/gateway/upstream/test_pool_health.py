@@ -69,7 +69,7 @@ class Clinic:
         return self.table.upstreams["a"].health.state(self.now)
 
     def close_breaker(self) -> None:
-        self.table.probed("a", Reason.UPSTREAM_STATUS, self.now, for_sure=True)
+        self.table.record_probe("a", Reason.UPSTREAM_STATUS, self.now, for_sure=True)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def table(*members, changes=None):
 
 def failing(health, times, now=100.0):
     for _ in range(times):
-        health = healths.call_failed(health, Reason.UPSTREAM_BROKE, now)
+        health = healths.record_failure(health, Reason.UPSTREAM_BROKE, now)
     return health
 
 
@@ -60,23 +60,23 @@ def test_three_failures_in_a_row_open_and_a_good_call_between_does_not():
     assert failing(up, 3).breaker == Open(
         100.0 + FIRST_EJECTION, FIRST_EJECTION, Reason.UPSTREAM_BROKE
     )
-    between = failing(healths.answered(failing(up, 2), 100.0), 2)
+    between = failing(healths.record_answer(failing(up, 2), 100.0), 2)
     assert between.state(100.0) is State.UP
 
 
 def test_who_fails_every_other_call_opens_too():
     health, failed = healths.new(0.0), 0
     while health.state(100.0) is State.UP:
-        health = failing(healths.answered(health, 1.0), 1)
+        health = failing(healths.record_answer(health, 1.0), 1)
         failed += 1
     assert failed == healths.FAILED_OF_WINDOW
 
 
 def test_a_probe_that_is_answered_brings_nobody_back_but_lets_a_call_try():
     opened = failing(healths.new(0.0), 3)
-    trial = healths.probed(opened, None, 101.0)
+    trial = healths.record_probe(opened, None, 101.0)
     assert trial.state(101.0) is State.TRIAL
-    assert healths.answered(trial, 102.0).breaker == Up(102.0, FIRST_EJECTION)
+    assert healths.record_answer(trial, 102.0).breaker == Up(102.0, FIRST_EJECTION)
 
 
 def test_who_lies_about_its_health_is_ejected_twice_as_long_each_time():
@@ -84,15 +84,15 @@ def test_who_lies_about_its_health_is_ejected_twice_as_long_each_time():
     for _ in range(9):
         assert isinstance(health.breaker, Open)
         pauses.append(health.breaker.ejection)
-        health = healths.probed(health, None, health.breaker.until)
-        health = healths.call_failed(health, Reason.UPSTREAM_STATUS, 0.0)
+        health = healths.record_probe(health, None, health.breaker.until)
+        health = healths.record_failure(health, Reason.UPSTREAM_STATUS, 0.0)
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[LONGEST_EJECTION] * 3]
 
 
 def test_who_does_not_answer_probes_is_probed_less_and_less_often():
     health = failing(healths.new(0.0), 3)
     for _ in range(9):
-        health = healths.probed(health, Reason.UPSTREAM_TIMEOUT, 200.0)
+        health = healths.record_probe(health, Reason.UPSTREAM_TIMEOUT, 200.0)
     assert health.breaker == Open(
         200.0 + LONGEST_EJECTION, LONGEST_EJECTION, Reason.UPSTREAM_TIMEOUT
     )
@@ -102,28 +102,30 @@ def test_who_does_not_answer_probes_is_probed_less_and_less_often():
     ("calm", "pause"), [(1.0, 2 * FIRST_EJECTION), (CALM_SECONDS, FIRST_EJECTION)]
 )
 def test_who_flaps_is_ejected_longer_until_it_was_calm_for_a_while(calm, pause):
-    back = healths.answered(failing(healths.new(0.0), 3), 200.0)
+    back = healths.record_answer(failing(healths.new(0.0), 3), 200.0)
     again = failing(back, 3, 200.0 + calm)
     assert again.breaker == Open(200.0 + calm + pause, pause, Reason.UPSTREAM_BROKE)
 
 
 def test_one_failed_probe_is_none_but_an_upstreams_own_word_is():
     up = healths.new(0.0)
-    once = healths.probed(up, Reason.UPSTREAM_TIMEOUT, 1.0)
+    once = healths.record_probe(up, Reason.UPSTREAM_TIMEOUT, 1.0)
     assert once.state(1.0) is State.UP
-    assert healths.probed(once, Reason.UPSTREAM_TIMEOUT, 2.0).state(2.0) is State.OPEN
+    assert healths.record_probe(once, Reason.UPSTREAM_TIMEOUT, 2.0).state(2.0) is State.OPEN
     assert (
-        healths.probed(healths.probed(once, None, 2.0), Reason.UPSTREAM_TIMEOUT, 3.0).state(3.0)
+        healths.record_probe(
+            healths.record_probe(once, None, 2.0), Reason.UPSTREAM_TIMEOUT, 3.0
+        ).state(3.0)
         is State.UP
     )
-    told = healths.probed(up, Reason.UPSTREAM_STATUS, 1.0, for_sure=True)
+    told = healths.record_probe(up, Reason.UPSTREAM_STATUS, 1.0, for_sure=True)
     assert told.state(1.0) is State.OPEN
 
 
 def test_rest_is_bounded_never_shortened_and_no_failure():
-    paused = healths.pause_requested(healths.new(0.0), 1e9, Reason.UPSTREAM_LIMITED, 10.0)
+    paused = healths.record_pause(healths.new(0.0), 1e9, Reason.UPSTREAM_LIMITED, 10.0)
     assert paused.paused_until == 10.0 + LONGEST_RETRY_AFTER
-    shorter = healths.pause_requested(paused, 0.0, Reason.UPSTREAM_LIMITED, 11.0)
+    shorter = healths.record_pause(paused, 0.0, Reason.UPSTREAM_LIMITED, 11.0)
     assert shorter.paused_until == paused.paused_until
     assert (paused.state(11.0), paused.why(11.0)) == (State.RESTING, Reason.UPSTREAM_LIMITED)
     assert (paused.state(71.0), paused.why(71.0)) == (State.UP, None)
@@ -286,7 +288,7 @@ def test_the_last_upstream_is_never_shut_out_but_one_call_at_a_time_tries_it():
     pool = table(Member("a"), changes=changes)
     for _ in range(3):
         call = pool.acquire(asked(), 1.0)
-        pool.failed(call, BROKE, 1.0)
+        pool.record_failure(call, BROKE, 1.0)
         pool.release(call)
     assert [(change.after, change.why) for change in changes] == [
         (State.OPEN, Reason.UPSTREAM_BROKE)
@@ -449,7 +451,7 @@ def test_a_probe_is_due_when_the_pause_is_over_or_nothing_was_heard():
     call = pool.acquire(asked(), 4.0)
     pool.first_byte(call, 5.0)
     assert pool.probe_at("a", 10.0) == 15.0
-    pool.probed("a", Reason.UPSTREAM_TIMEOUT, 15.0, for_sure=False)
+    pool.record_probe("a", Reason.UPSTREAM_TIMEOUT, 15.0, for_sure=False)
     assert pool.probe_at("a", 10.0) == 16.0
-    pool.probed("a", Reason.UPSTREAM_TIMEOUT, 16.0, for_sure=False)
+    pool.record_probe("a", Reason.UPSTREAM_TIMEOUT, 16.0, for_sure=False)
     assert pool.probe_at("a", 10.0) == 16.0 + FIRST_EJECTION

@@ -45,7 +45,7 @@ class Ward:
             Member("fresh", ("m", "o"), requests_per_minute=rate),
         ]
         self.table = PoolTable(members, self.routing, self.now)
-        self.table.probed("fresh", Reason.UPSTREAM_STATUS, self.now, for_sure=True)
+        self.table.record_probe("fresh", Reason.UPSTREAM_STATUS, self.now, for_sure=True)
         self.states: list[State] = []
         self.warm_up = WarmUp(
             self.upstreams,
@@ -146,7 +146,7 @@ async def test_it_is_sent_nothing_of_a_model_that_it_or_no_other_serves(ward: Wa
 
 async def test_where_no_other_is_well_it_is_not_kept_from_clients(ward: Ward):
     ward.used(chat())
-    ward.table.probed("old", Reason.UPSTREAM_STATUS, ward.now, for_sure=True)
+    ward.table.record_probe("old", Reason.UPSTREAM_STATUS, ward.now, for_sure=True)
     await ward.prober.probe("fresh")
     assert (ward.fresh.bodies, ward.state) == ([], State.TRIAL)
 
@@ -183,7 +183,7 @@ async def test_what_is_sent_counts_as_clients_requests_do(fresh: ScriptedUpstrea
 
 async def test_a_warm_up_ends_where_the_others_fail_meanwhile(ward: Ward):
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        ward.table.probed("old", Reason.UPSTREAM_STATUS, ward.now, for_sure=True)
+        ward.table.record_probe("old", Reason.UPSTREAM_STATUS, ward.now, for_sure=True)
         return await says("x")(request, body)
 
     ward.fresh.answer = answer

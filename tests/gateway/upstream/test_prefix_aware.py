@@ -151,7 +151,7 @@ def test_a_replica_that_started_anew_holds_nothing() -> None:
 def test_what_was_not_computed_after_all_is_not_believed() -> None:
     made = router(a=PROMPT[:4])
     made.end(made.begin("a", PROMPT))
-    assert made.index.held("a", PROMPT) == 4
+    assert made.index.cached_blocks("a", PROMPT) == 4
 
 
 def test_what_is_refused_or_given_up_pushes_nothing_out() -> None:
@@ -160,7 +160,7 @@ def test_what_is_refused_or_given_up_pushes_nothing_out() -> None:
     for number in range(9):
         sent = made.begin("a", tuple(range(1000 * number + 1000, 1000 * number + 1500)))
         made.end(sent)
-    assert made.index.held("a", PROMPT) == len(PROMPT)
+    assert made.index.cached_blocks("a", PROMPT) == len(PROMPT)
 
 
 def test_what_is_being_computed_counts_as_held() -> None:
@@ -175,7 +175,7 @@ def test_a_failure_does_not_take_from_another_what_it_computed() -> None:
     failing, other = made.begin("a", PROMPT), made.begin("a", PROMPT)
     made.end(failing)
     made.first_token(other)
-    assert made.index.held("a", PROMPT) == len(PROMPT)
+    assert made.index.cached_blocks("a", PROMPT) == len(PROMPT)
 
 
 def not_found(made: PrefixAware, *finds: int) -> int:
@@ -185,9 +185,9 @@ def not_found(made: PrefixAware, *finds: int) -> int:
         complete(made, "a", prompt)
     for cached in finds:
         complete(made, "a", PROMPT, cached)
-    assert made.index.held("a", newer) == len(newer)
-    assert made.index.held("a", PROMPT) == len(PROMPT)
-    return made.index.held("a", older)
+    assert made.index.cached_blocks("a", newer) == len(newer)
+    assert made.index.cached_blocks("a", PROMPT) == len(PROMPT)
+    return made.index.cached_blocks("a", older)
 
 
 def test_a_replica_that_finds_nothing_time_and_again_has_lost_what_was_used_before_too() -> None:
@@ -206,7 +206,7 @@ def test_what_is_still_being_computed_proves_no_loss() -> None:
     made.begin("a", PROMPT)
     second = made.begin("a", PROMPT)
     made.note_cached(second, 0)
-    assert made.index.held("a", OTHER) == len(OTHER)
+    assert made.index.cached_blocks("a", OTHER) == len(OTHER)
 
 
 def test_a_prompt_without_blocks_goes_to_the_least_loaded() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.upstream.pool.warm_up import HALF_LIFE, LONGEST_BYTES, MOST_MET, WarmPrefixes
+from gateway.upstream.pool.warm_up import HALF_LIFE, LONGEST_BYTES, MOST_COUNTED, WarmPrefixes
 from policies.decision import Endpoint
 
 LONG = "You are careful. " * 100
@@ -99,7 +99,7 @@ def test_number_and_bytes_are_bounded_and_what_is_used_most_stays():
 def test_beginnings_that_come_once_push_nothing_out_but_one_another():
     best = chat("best " * 300)
     prefixes = noted(best, best)
-    for number in range(MOST_MET // 2):
+    for number in range(MOST_COUNTED // 2):
         prefixes.note(Endpoint.CHAT, chat(f"{number} {LONG}"), 3.0)
     assert systems(prefixes) == ["best " * 300]
 
