@@ -210,7 +210,9 @@ def _check_references(document: Document, policy: dict[str, Any]) -> None:
 
     Each is looked for where its own values are right, so that one mistake hides no other.
     """
-    known = [ANONYMOUS, *(policy.get("tenants") or {})]
+    data = document.data
+    tenants = data.get("tenants") if isinstance(data, dict) else None
+    known = [ANONYMOUS, *(tenants if isinstance(tenants, dict) else ())]
     spot = Spot(document, ("rules",))
     wrong = [problem.key for problem in document.problems]
     names: dict[str, int] = {}

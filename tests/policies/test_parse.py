@@ -169,6 +169,15 @@ def test_a_wrong_match(match, expected):
     assert expected in problem
 
 
+def test_the_wrong_name_of_a_tenant_hides_no_other_mistake():
+    head = "version: 1\ntenants: {Acme: {organization: o}}\n"
+    name, unknown = problems(policy("  - {name: a, match: {tenant: other}}\n", head))
+    assert name.startswith("p.yaml:2: tenants.Acme: expected a name of at most 63 lower-case")
+    assert unknown == (
+        "p.yaml:4: rules[0].match.tenant: expected one of the tenants anonymous, Acme, got 'other'"
+    )
+
+
 def test_a_bad_pattern_is_told_in_the_words_of_re2():
     (problem,) = problems(rule("exact: on", "{content: {regex: 'a**{2'}}"))
     assert "RE2 accepts (bad repetition operator: **)" in problem
