@@ -40,7 +40,7 @@ from gateway.upstream.pool.probes import UPSTREAMS
 POLICY_POLL_SECONDS = 0.5
 
 END_CALLS: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("end_calls")
-"""Ends the calls to the upstream, whoever waits for them."""
+"""Ends the calls to the upstream, even if requests wait for them."""
 
 
 def default_policy() -> Path:
@@ -167,18 +167,18 @@ def create_app(
     handlers.add_routes(app)
     app[END_CALLS], app[UPSTREAMS] = pipeline.close, tuple(upstreams.each.values())
 
-    def policy_reloaded(taken: bool) -> None:
-        metrics.policy_reloaded(taken)
-        if taken:
+    def on_policy_reload(accepted: bool) -> None:
+        metrics.count_policy_reload(accepted)
+        if accepted:
             semantic.budgets.warn()
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for part in (telemetry, entries, upstreams, semantic):
-                await stack.enter_async_context(part.opened())
+                await stack.enter_async_context(part.lifespan())
             stack.callback(scans.close)
             stack.push_async_callback(pipeline.close)
-            watches = [policies.watch(POLICY_POLL_SECONDS, policy_reloaded), access.watch()]
+            watches = [policies.watch(POLICY_POLL_SECONDS, on_policy_reload), access.watch()]
             if hot is not None:
                 watches.append(hot.watch())
             for watch in watches:

@@ -156,7 +156,7 @@ BaseUrl = Annotated[str, AfterValidator(_base_url)]
 
 
 class UpstreamSettings(BaseModel):
-    """One upstream. What is not given of times and ``accepts`` is that of all upstreams."""
+    """One upstream. Missing times and ``accepts`` are the ones of all upstreams."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

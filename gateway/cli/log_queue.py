@@ -53,8 +53,8 @@ class QueuedLines(QueueHandler):
             if self._dropped and self._lines.empty():
                 dropped, self._dropped = self._dropped, 0
                 text = f"{dropped} log lines were dropped: nobody read the log in time"
-                told = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
-                self._put(self.format(told))
+                notice = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
+                self._put(self.format(notice))
 
     def _put(self, line: str) -> None:
         # Not through sys.stderr: a lock that this thread holds would make the interpreter's end

@@ -45,7 +45,7 @@ class KeyRing:
     first bytes at will can invert SHA-256."""
 
     def holder(self, key: str) -> str | None:
-        """Return whose key it is, None when it is nobody's."""
+        """Return the holder of the key, or None if the key is unknown."""
         digest = hashlib.sha256(key.encode(errors="surrogateescape")).digest()
         near = self.by_prefix.get(digest[:_PREFIX_BYTES], ())
         return next((name for known, name in near if hmac.compare_digest(known, digest)), None)
@@ -132,12 +132,12 @@ class Access:
         """Whether any request is refused for its key."""
 
     def holder(self, headers: Mapping[str, str]) -> str | None:
-        """Return whose gateway key a request bears, None without such. Raises UnauthorizedError."""
+        """Return the holder of a request's gateway key, if any. Raises UnauthorizedError."""
         keys = None if self._keys is None else self._keys.active
         return authenticate(headers, keys, NOBODY if self._denied is None else self._denied.active)
 
     def details(self) -> dict[str, Any]:
-        """Say for /readyz what is in force and which edits were not taken."""
+        """Return for /readyz the files in force and the refused edits."""
         problems = [file.problem for file in self._files if file.problem is not None]
         return {"gateway": "on" if self.own_keys else "off", "problems": problems}
 

@@ -44,7 +44,7 @@ async def for_each(do: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[
 
 
 def without_refused(ends: Sequence[Hit | Forward | Refused]) -> list[Hit | Forward]:
-    """Return the ends of all items that get an answer; a batch asks for its stale items anew."""
+    """Return the outcomes of all items that get an answer; stale items are requested again."""
     return [
         Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
         if isinstance(end, Hit) and end.revalidate is not None
@@ -55,7 +55,7 @@ def without_refused(ends: Sequence[Hit | Forward | Refused]) -> list[Hit | Forwa
 
 
 def end_of(states: Sequence[Hit | Forward]) -> Hit | Forward:
-    """Return what is to be done with a batch: what was found whole is one hit."""
+    """Return the next step for a batch: if all items were found, it is one hit."""
     hits = [state for state in states if isinstance(state, Hit)]
     if len(hits) == len(states):
         # As stale as the first to go and as old as the first to come, which names it.
@@ -74,19 +74,19 @@ def end_of(states: Sequence[Hit | Forward]) -> Hit | Forward:
 async def forward_missing(
     coalescer: Coalescer, exchange: Exchange, states: Sequence[Hit | Forward]
 ) -> Reply:
-    """Ask for the items of a batch that were not found. Return the reply to the whole batch.
+    """Request the missing items of a batch. Return the reply to the whole batch.
 
     Raises UpstreamError.
     """
     missing = {place: state for place, state in enumerate(states) if isinstance(state, Forward)}
     whole = len(missing) == len(states)
-    asked = exchange
+    to_send = exchange
     if not whole:
         request = exchange.request
         items = items_of(request.body)
         raw = batch_body(request.body, [items[place] for place in missing])
-        asked = replace(exchange, request=replace(request, raw=raw))
-    reply = await coalescer.forward(asked)
+        to_send = replace(exchange, request=replace(request, raw=raw))
+    reply = await coalescer.forward(to_send)
     parsed = _parse(reply)
     vectors = vectors_of(parsed, len(missing))
     if vectors is None:
@@ -148,5 +148,5 @@ def _parse(reply: Reply) -> Any:
 
 
 def _is_transient(status: int) -> bool:
-    """Tell whether an error is about the upstream's state, not about what it was asked."""
+    """Tell whether an error is about the upstream's state, not about the request."""
     return status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR

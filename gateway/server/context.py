@@ -53,7 +53,7 @@ class RequestContext(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a verifier said of a candidate, and the score that the rule's budget needs."""
+    """A verifier's result for a candidate, and the score that the rule's budget needs."""
 
     verification: Verification
     threshold: float | None

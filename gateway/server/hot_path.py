@@ -34,13 +34,13 @@ MAX_BODY_BYTES = 1 << 20
 MAX_HEADS = 4_096
 MAX_ANSWERS = 8_192
 MAX_RENDERED_BYTES = 16 << 20
-"""Bounds of the tables. A plain answer is its entry's own; only what was rendered takes room."""
+"""Bounds of the tables. A plain answer belongs to its entry; only rendered answers take room."""
 
 HOLD_SECONDS = 1.0
-"""For the rest of a body whose head came alone. Then the ordinary way waits for it."""
+"""Time for the rest of a body after its head. After that the ordinary path waits for it."""
 
 SWEEP_SECONDS = 1.0
-"""An answer whose entry has left the memory tier is forgotten so much later, at most."""
+"""Longest time until an answer is forgotten after its entry left the memory tier."""
 
 NEUTRAL = frozenset(
     {
@@ -105,7 +105,7 @@ def read_head(block: bytes, neutral: frozenset[bytes], generation: bytes) -> Hea
     ):
         return None
     hot = method[1] == b"POST"
-    kept = [generation, request_line]
+    identity = [generation, request_line]
     found: dict[bytes, bytes] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
@@ -119,7 +119,7 @@ def read_head(block: bytes, neutral: frozenset[bytes], generation: bytes) -> Hea
         elif name in _ORDINARY or (name == b"connection" and value.strip() != b"keep-alive"):
             hot = False
         else:
-            kept.append(name + b":" + value)
+            identity.append(name + b":" + value)
     length = found.get(b"content-length", b"0")
     if _LENGTH.fullmatch(length) is None:
         return None
@@ -130,7 +130,7 @@ def read_head(block: bytes, neutral: frozenset[bytes], generation: bytes) -> Hea
         or (given_id and not _REQUEST_ID.fullmatch(given_id))
     ):
         return Head(int(length))
-    return Head(int(length), sha256(b"\r\n".join(kept)).digest(), given_id)
+    return Head(int(length), sha256(b"\r\n".join(identity)).digest(), given_id)
 
 
 class Answer:
@@ -251,8 +251,8 @@ class HotPath:
         known.hits.add(time.perf_counter() - began)
         return head, known.body
 
-    def learn(self, head: Head, request: bytes, answer: Answer) -> None:
-        """Keep the answer that the ordinary way gave to a request with these bytes."""
+    def remember(self, head: Head, request: bytes, answer: Answer) -> None:
+        """Keep the answer that the ordinary path gave to a request with these bytes."""
         if len(answer.body) > MAX_BODY_BYTES:
             return
         self._forget(request)
@@ -265,7 +265,7 @@ class HotPath:
         self._rendered_bytes += answer.rendered_bytes
 
     def sweep(self) -> None:
-        """Forget each answer whose entry has left the memory tier; hand over what was counted."""
+        """Forget the answers of entries that left the memory tier, and flush the hit counts."""
         find = self._memory.find
         for request, answer in list(self._answers.items()):
             if find(answer.entry.key, touch=False) is not answer.entry:
@@ -323,7 +323,7 @@ class Reader:
         return bool(self._held)
 
     def feed(self, data: bytes, *, waiting: bool) -> tuple[bytes, bytes] | bytes:
-        """Return the reply to a repeated request, or what the parser is to get, if anything.
+        """Return the reply to a repeated request, or the bytes for the parser, if any.
 
         ``waiting`` tells that all requests before are answered.
         """
@@ -338,18 +338,18 @@ class Reader:
         return self._begin(data, waiting=waiting)
 
     def release(self) -> bytes:
-        """Return what was kept back."""
+        """Return the bytes that were held back."""
         data = b"".join(self._held)
         self._held.clear()
         return data
 
-    def learn(self, endpoint: str, rule: str, entry: Entry, reply: Reply) -> None:
-        """Keep the reply to the request that came last, if all of it is known."""
+    def remember(self, endpoint: str, rule: str, entry: Entry, reply: Reply) -> None:
+        """Keep the reply to the last request, if both are complete."""
         head, body, until = self._head, reply.body, reply.fresh_until
         if head is None or self._left != 0 or until is None or not isinstance(body, bytes):
             return
         answer = Answer((endpoint, rule), entry, reply, body, until)
-        self._hot.learn(head, self._digest.digest(), answer)
+        self._hot.remember(head, self._digest.digest(), answer)
 
     def _begin(self, data: bytes, *, waiting: bool) -> tuple[bytes, bytes] | bytes:
         end = data.find(_END_OF_HEAD, 0, MAX_HEAD_BYTES)
@@ -397,5 +397,5 @@ class Reader:
             self._digest.update(memoryview(data)[begin:])
 
     def give_up(self) -> None:
-        """Hand all that comes from now on to the parser."""
+        """Hand all further bytes to the parser."""
         self._left = self._head = None

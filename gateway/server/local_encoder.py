@@ -29,7 +29,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """The installation's own encoder, as who answers requests that name it."""
+    """The installation's own encoder, as the upstream of requests that name it."""
 
     encoder: LocalEncoder
     coalescer: Coalescer
@@ -58,7 +58,7 @@ class LocalUpstream:
 
     @property
     def name(self) -> str:
-        """What keys say of it: vectors of another encoder are of no use."""
+        """The encoder's part of cache keys: vectors of another encoder are of no use."""
         return f"local:{self._encoder.digest}"
 
     @asynccontextmanager
@@ -74,21 +74,21 @@ class LocalUpstream:
     async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
         texts = [item for item in items_of(body) if isinstance(item, str)]
         if len(texts) < len(items_of(body)):
-            raise _refused("This model reads text; it does not know these tokens.", "input")
+            raise _refusal("This model reads text; it does not know these tokens.", "input")
         if body.get("encoding_format") not in (None, "float", "base64"):
-            raise _refused("'encoding_format' must be 'float' or 'base64'.", "encoding_format")
+            raise _refusal("'encoding_format' must be 'float' or 'base64'.", "encoding_format")
         try:
             vectors = await self._encoder.embed(texts)
         except SemanticUnavailableError as error:
             if (refusal := _REFUSALS.get(error.reason)) is not None:
-                raise _refused(refusal, "input") from error
+                raise _refusal(refusal, "input") from error
             message = f"The local encoder could not answer: {error.reason}."
             raise UpstreamError(503, message, Reason.UPSTREAM_UNREACHABLE) from error
         if body.get("dimensions") not in (None, len(vectors[0])):
-            raise _refused("This model does not support specifying dimensions.", "dimensions")
-        written = _base64 if body.get("encoding_format") == "base64" else list
+            raise _refusal("This model does not support specifying dimensions.", "dimensions")
+        encode = _base64 if body.get("encoding_format") == "base64" else list
         data = [
-            {"object": "embedding", "index": place, "embedding": written(vector)}
+            {"object": "embedding", "index": place, "embedding": encode(vector)}
             for place, vector in enumerate(vectors)
         ]
         usage = {"prompt_tokens": 0, "total_tokens": 0}
@@ -111,7 +111,7 @@ class LocalReply:
         yield self._body
 
 
-def _refused(message: str, param: str) -> ClientError:
+def _refusal(message: str, param: str) -> ClientError:
     return ClientError(400, message, param=param)
 
 

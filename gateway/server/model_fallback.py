@@ -16,23 +16,23 @@ from gateway.server.context import RequestContext
 from gateway.upstream.request import MODEL
 
 _REFUSED = frozenset({429, 503})
-"""Replies by which an upstream says that it has too much to do."""
+"""Replies of an overloaded upstream."""
 
-Overloaded = Callable[[str], bool]
-"""Tells whether nobody who serves a model can be asked at once."""
+IsOverloaded = Callable[[str], bool]
+"""Tells whether no upstream of a model can take a request at once."""
 
 
 def never_overloaded(_model: str) -> bool:
-    """Say no: one upstream alone is always asked."""
+    """Return False: a single upstream gets every request."""
     return False
 
 
 def fallback_for(
-    context: RequestContext, overloaded: Overloaded, result: Reply | UpstreamError | None
+    context: RequestContext, overloaded: IsOverloaded, result: Reply | UpstreamError | None
 ) -> RequestContext | None:
-    """Return the request for the fallback model, None where the model of the request is to answer.
+    """Return the request for the fallback model, or None if the request's own model is to answer.
 
-    ``result`` is that of its call, None before the call is made.
+    ``result`` is the result of its call; None before the call.
     """
     request, fallback = context.request, context.decision.fallback_model
     # Vectors and scores of another model mean something else.
@@ -54,7 +54,7 @@ def fallback_for(
 def with_model_header(reply: Reply, context: RequestContext) -> Reply:
     """Return the reply with the name of the model that answered in the other's place.
 
-    The next request like it may be answered by the other again: how busy that is decides.
+    The load of the requested model decides about the next request.
     """
     headers = (*reply.headers, (MODEL, context.request.model))
     return replace(reply, headers=headers, fresh_until=None)

@@ -1,4 +1,4 @@
-"""Lookup by meaning: the embeddings service, the verifier, and what is learnt of wrong hits."""
+"""Lookup by meaning: the embeddings service, the verifier, and the records of wrong hits."""
 
 import asyncio
 import time
@@ -36,19 +36,19 @@ class Semantic:
     budgets: Budgets
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         """Read the files, and ask the service in the background until its encoder is known."""
         async with AsyncExitStack() as stack:
             if self.service is not None:
                 stack.push_async_callback(self.service.close)
-                await stack.enter_async_context(in_background(self._learn(self.service)))
+                await stack.enter_async_context(in_background(self._await_verifier(self.service)))
             for read in (self.quarantine.compact, self.journal.read):
                 await asyncio.to_thread(read)
             stack.push_async_callback(self.comparisons.close)
             yield
 
-    async def _learn(self, service: EmbeddingsClient) -> None:
-        # No readiness check may ever come to this worker.
+    async def _await_verifier(self, service: EmbeddingsClient) -> None:
+        # This worker may never get a readiness check.
         while await service.not_ready() is not None:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(ENCODER_POLL_SECONDS)
         self.budgets.warn()
@@ -58,7 +58,7 @@ class Semantic:
         return () if self.service is None else (self.service.not_ready,)
 
     def details(self) -> dict[str, Any]:
-        """Return what ``/readyz`` shows of them."""
+        """Return the part of ``/readyz`` about semantic lookup."""
         service, vectors = self.service, {}
         if service is not None:
             vectors["index"] = service.latest.index
@@ -69,7 +69,7 @@ class Semantic:
             "vectors": vectors,
             "verifier": {} if service is None else self.verifier.details(),
             "rules_off": sorted(rule for rule, off in self.journal.rules_off().items() if off),
-            "budgets_not_kept": self.budgets.not_kept(),
+            "budgets_not_kept": self.budgets.budgets_missed(),
         }
 
 
@@ -98,7 +98,7 @@ def open_semantic(
         encoder=service,
         now=time.time,
         threshold=verifier.threshold,
-        count=metrics.compared,
+        count=metrics.count_comparison,
         with_text=settings.decision_log_text,
         judge=None if judge_model is None else Judge(upstream, judge_model),
     )

@@ -34,7 +34,7 @@ SCOPE_KEYS = "scope-keys.sqlite3"
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """The store, and what stands around it. ``forget_keys`` is None where it is not encrypted."""
+    """The store and its wrappers. ``forget_keys`` is None if the store is not encrypted."""
 
     kind: str
     store: Store
@@ -53,7 +53,7 @@ class OpenedStore:
         return {"kind": self.kind, "problem": None if self.guard is None else self.guard.fault}
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         """Connect before the first request; a failure shows at the first use."""
         try:
             if self.connect is not None:
@@ -64,7 +64,7 @@ class OpenedStore:
 
 
 def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
-    """Open the store that the settings name; what is wrong with it shows when it is used.
+    """Open the store that the settings name; a fault of the store shows at its first use.
 
     Raises SecretSettingError.
     """

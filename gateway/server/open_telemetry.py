@@ -1,4 +1,4 @@
-"""What is recorded of requests: metrics, request log, decision log, traces."""
+"""The telemetry of requests: metrics, request log, decision log, traces."""
 
 import asyncio
 import contextlib
@@ -51,16 +51,16 @@ class Telemetry:
     trace: Callable[[Observation, Mapping[str, str]], None] | None
     """Begins the trace of an observation; None where no traces are exported."""
     close: Sequence[Callable[[], None]]
-    """Write out what is left."""
+    """Flush the sinks."""
 
     @property
     def counts_only(self) -> bool:
-        """Tell whether nothing but figures is kept of a request."""
+        """Tell whether metrics are the only record of a request."""
         return self.trace is None and len(self.sinks) == 1
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Write out at the end what is left."""
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Flush the sinks at the end."""
         try:
             yield
         finally:
@@ -71,7 +71,7 @@ class Telemetry:
 def open_telemetry(
     settings: Settings, *, secret: bytes, store_stats: Callable[[], StoreStats]
 ) -> Telemetry:
-    """Start what the settings and the environment name; figures are always kept."""
+    """Start the telemetry that the settings and the environment name. Metrics are always on."""
     metrics, recorder, trace = Metrics(store_stats), None, None
     sinks: list[Sink] = [metrics.observe]
     close: list[Callable[[], None]] = []

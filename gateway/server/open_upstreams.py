@@ -50,11 +50,11 @@ class Upstreams:
     prober: Prober | None = None
     warm_up: WarmUp | None = None
     chains: PromptChains | None = None
-    """Makes what upstreams are chosen by, where prompts decide."""
+    """Makes the prefix chains for routing by prompt; None for other routing."""
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Connect when asked, and probe all the while."""
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Open the upstreams, and probe them until the end."""
         async with contextlib.AsyncExitStack() as stack:
             for upstream in self.each.values():
                 await upstream.open()
@@ -70,7 +70,7 @@ class Upstreams:
         return self.pool is not None and self.pool.overloaded(model)
 
     def details(self) -> dict[str, Any]:
-        """Return what ``/readyz`` shows of them."""
+        """Return the part of ``/readyz`` about upstreams."""
         if self.pool is None:
             return {}
         now = time.monotonic()

@@ -69,7 +69,7 @@ from gateway.server.context import (
 )
 from gateway.server.local_encoder import LocalModel
 from gateway.server.model_fallback import (
-    Overloaded,
+    IsOverloaded,
     fallback_for,
     never_overloaded,
     with_model_header,
@@ -113,7 +113,7 @@ def render_hit(
 
 
 def refuse(observation: Observation) -> Reply:
-    """Return the 504 of a request that wants a stored answer only, where there is none."""
+    """Return status 504 for a request that accepts only a stored answer, if there is none."""
     observation.end("refused", Reason.ONLY_IF_CACHED, 504)
     error = RequestError(
         504,
@@ -169,13 +169,13 @@ class Pipeline:
     semantic_seconds: float = 1.0
     """From here on a semantic lookup begins nothing more and is a miss."""
     local: LocalModel | None = None
-    overloaded: Overloaded = never_overloaded
+    overloaded: IsOverloaded = never_overloaded
     learned: ComparisonJournal | None = None
     draw: Callable[[], float] = random.random
     misses: SingleFlight[Hit | Forward | Refused] = field(default_factory=SingleFlight)
 
     async def answer(self, request: CacheRequest, observation: Observation) -> Reply:
-        """Return the reply to a request. Raises RequestError for faults the client is told."""
+        """Return the reply to a request. Raises RequestError for faults to report to the client."""
         context = self._decide(request, observation)
         end, items = await self._look_up(context)
         if context.decision.fallback_model is None or not isinstance(end, Forward):
@@ -211,7 +211,7 @@ class Pipeline:
     def _decide(
         self, request: CacheRequest, observation: Observation, trace: Trace | None = None
     ) -> RequestContext:
-        """Find whose request it is, and what the policy says of it."""
+        """Find the tenant of a request, and the policy's decision."""
         active, tenant = self.policies.active, identify(request.headers, request.holder)
         # Only rules read the facts.
         policy = active.policy
@@ -431,7 +431,7 @@ class Pipeline:
             entry = await self.store.get(key, touch=not explained)
         except StoreError as error:
             context.note(state, error)
-            # An outage is told once, by whoever stopped asking.
+            # An outage is logged once, where the breaker opens.
             level = logging.DEBUG if isinstance(error, StoreUnavailableError) else logging.WARNING
             log.log(level, "store: lookup failed, treated as a miss: %s", error)
             return None

@@ -85,7 +85,7 @@ class Compressor:
     async def compress(
         self, endpoint: Endpoint, decision: Decision, request: PreparedRequest
     ) -> PreparedRequest:
-        """Return the request as it is sent, and what became of its context, if it declares some."""
+        """Return the request to send, and the outcome for its context, if it declares some."""
         settings = decision.compress
         if settings.documents is None:
             settings = replace(settings, documents=decision.prefix.documents)
@@ -155,7 +155,7 @@ class Summariser:
         return history.with_summary(request, cut, known)
 
     async def close(self) -> None:
-        """Give up what is being written."""
+        """Cancel the summaries in progress."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -201,7 +201,7 @@ class Outbox:
     summariser: Summariser = field(default_factory=Summariser)
 
     async def exchange(self, context: RequestContext, state: Forward) -> Exchange:
-        """Return the request as it is sent."""
+        """Return the request to send."""
         request = context.request
         original = self._untouched(context, state)
         if request.odd is not None:
@@ -342,7 +342,7 @@ async def _run_in_time(work: Callable[[], T], raw: bytes) -> T | NotRewritten:
 
 
 def _reason_of(error: Exception, what: str) -> NotRewritten:
-    """Return why a prompt was not changed; log what nobody expects."""
+    """Return why a prompt was not changed; log unexpected reasons."""
     if isinstance(error, NotRewrittenError):
         return error.why
     if isinstance(error, TimeoutError):

@@ -18,35 +18,35 @@ class WatchedFile(Generic[T]):
     Raises OSError, and what ``read`` raises, on construction: PolicyError or ValueError.
     """
 
-    def __init__(self, path: Path, read: Callable[[bytes, str], T], kept: str) -> None:
-        """``kept`` says in the log what stays in force."""
+    def __init__(self, path: Path, read: Callable[[bytes, str], T], in_force: str) -> None:
+        """``in_force`` is the log's text for the value that stays in force."""
         self.path = path
         self._read = read
-        self._kept = kept
-        self._seen = self._taken = path.read_bytes()
-        self.active = read(self._taken, str(path))
+        self._in_force = in_force
+        self._seen = self._accepted = path.read_bytes()
+        self.active = read(self._accepted, str(path))
         """The value in force."""
         self._wrong: str | None = None
         self._unreadable: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """What keeps the file on disk from being in force, or None."""
+        """The reason why the file on disk is not in force, or None."""
         return self._unreadable or self._wrong
 
     def reload(self) -> bool:
         """Read the file again; return whether a new value took effect.
 
-        An edit counts once two readings agree: an editor may be found half-way through writing.
-        Whatever is wrong keeps the value in force and stands in ``problem``.
+        An edit counts once two readings agree: an editor may not have finished writing. After a
+        fault the old value stays in force, and ``problem`` is the fault.
         """
         before, changed = self.problem, False
         try:
             data = self.path.read_bytes()
             self._unreadable = None
             settled, self._seen = data == self._seen, data
-            if settled and data != self._taken:
-                self._taken = data
+            if settled and data != self._accepted:
+                self._accepted = data
                 self.active = self._read(data, str(self.path))
                 self._wrong, changed = None, True
         except OSError as error:
@@ -54,5 +54,5 @@ class WatchedFile(Generic[T]):
         except (PolicyError, ValueError) as error:
             self._wrong = str(error)
         if self.problem not in (None, before):
-            log.error("%s: %s", self._kept, self.problem)
+            log.error("%s: %s", self._in_force, self.problem)
         return changed

@@ -67,7 +67,7 @@ class DecisionLog:
             self._dropped += 1  # a text with a lone surrogate
 
     def close(self) -> None:
-        """Write what is queued, for a bounded time."""
+        """Write the queued records, for a bounded time."""
         try:
             self._lines.put(None, timeout=1.0)
         except queue.Full:
@@ -125,8 +125,8 @@ def _outcome(seen: Observation) -> dict[str, object]:
     }
 
 
-def written_decision(decision: Decision) -> dict[str, Any]:
-    """Return what a record holds of a decision."""
+def decision_record(decision: Decision) -> dict[str, Any]:
+    """Return a decision in the form of the decision log."""
     return {
         "exact": decision.exact,
         "semantic": decision.semantic,
@@ -146,12 +146,12 @@ _ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Makes the first half of a record, all that is known before the lookup."""
+    """Makes the first half of a record: what is known before the lookup."""
 
     secret: bytes
     with_text: bool
     with_requests: bool = False
-    """Whether whole bodies are written down, so that it can be told where prompts part."""
+    """Whether records hold whole bodies, to find where prompts differ."""
 
     def record(
         self,
@@ -172,7 +172,7 @@ class Recorder:
             "endpoint": facts.endpoint,
             "model": facts.model,
             "rule": decision.rule,
-            "decision": written_decision(decision),
+            "decision": decision_record(decision),
             "form": hmac.digest(self.secret, b"form" + identity, "sha256")[:_ID_BYTES].hex(),
             "scopes": self._scopes(body, tenant),
             "temperature": temperature if isinstance(temperature, int | float) else None,

@@ -134,7 +134,7 @@ class Metrics:
         self._counters[name].labels(*labels).inc(by)
 
     def hits(self, endpoint: str, rule: str, reason: str) -> "HitBatch":
-        """Return what counts hits that are too many to be observed one by one."""
+        """Return a batch for hits that are too many to observe one by one."""
         labels = (endpoint, rule, "hit", reason)
         found = self._batches.get(labels)
         if found is None:
@@ -144,15 +144,15 @@ class Metrics:
         return found
 
     def flush(self) -> None:
-        """Hand the batches of hits over."""
+        """Flush the batches of hits."""
         for batch in self._batches.values():
             batch.flush()
 
-    def policy_reloaded(self, good: bool) -> None:
+    def count_policy_reload(self, good: bool) -> None:
         """Count an edit of the policy file."""
         self._count("policy_reloads", "taken" if good else "refused")
 
-    def compared(self, rule: str, kind: str, outcome: str) -> None:
+    def count_comparison(self, rule: str, kind: str, outcome: str) -> None:
         """Count a comparison of answers."""
         self._count("semantic_checks", rule, kind, outcome)
 
@@ -161,7 +161,7 @@ class Metrics:
         self.add(_RuleCollector(rules_off))
 
     def add(self, collector: Collector) -> None:
-        """Ask a collector for its figures whenever the page is read."""
+        """Register a collector, which is read for each page."""
         self._collectors.append(collector)
         self.registry.register(collector)
 
@@ -184,7 +184,7 @@ class _Children(NamedTuple):
 
 
 class HitBatch:
-    """Counts hits of one kind until ``flush``: to observe each costs more than to answer it."""
+    """Counts hits of one kind until ``flush``: to observe a hit costs more than to serve it."""
 
     __slots__ = ("_e2e", "_number", "_requests", "_seconds", "_ttft")
 
@@ -204,7 +204,7 @@ class HitBatch:
         self._seconds += seconds
 
     def flush(self) -> None:
-        """Count what was added: all of it belongs to the first bucket."""
+        """Move the counts to the histograms: all of them belong to the first bucket."""
         number, seconds = self._number, self._seconds
         if not number:
             return
@@ -217,7 +217,7 @@ class HitBatch:
 
 
 class _RuleCollector(Collector):
-    """Reads what the journal of comparisons says."""
+    """Reads the journal of comparisons."""
 
     def __init__(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
         self._rules_off = rules_off
@@ -235,7 +235,7 @@ class _RuleCollector(Collector):
 
 
 class _StoreCollector(Collector):
-    """Reads the store's figures when asked, so that hits do not keep gauges up to date."""
+    """Reads the store's figures for each page, so that hits need not update gauges."""
 
     def __init__(self, stats: Callable[[], StoreStats]) -> None:
         self._stats = stats

@@ -29,7 +29,7 @@ class Observation:
     trace_headers: dict[str, str] = field(default_factory=dict)
     model: str = ""
     fallback_model: str | None = None
-    """The smaller model that was asked in place of ``model``, which had no room."""
+    """The smaller model that answers in place of ``model``, which had no room."""
     rule: str = ""
     streamed: bool = False
     outcome: str = "error"
@@ -42,7 +42,7 @@ class Observation:
     stored: bool = False
     declined: Reason | None = None
     upstream: str | None = None
-    """Which of several upstreams answered; ``tried`` are those who failed before."""
+    """Which of several upstreams answered; ``tried`` are the upstreams that failed before."""
     tried: tuple[tuple[str, Reason], ...] = ()
     upstream_started: float | None = None
     upstream_head: float | None = None
@@ -51,9 +51,9 @@ class Observation:
     request_bytes: int = 0
     answer_bytes: int = 0
     usage: PromptUsage = NOTHING_SAID
-    """What the upstream said of the call's tokens."""
+    """The upstream's token counts for the call."""
     rewrites: tuple[Rewrite, ...] = ()
-    """What of the prompt was rewritten before it was sent, and what was left with its reason."""
+    """The rewrites that were applied to the prompt, and the others with their reasons."""
     not_rewritten: tuple[Declined, ...] = ()
     compression: Compression | None = None
     """What became of its declared context, if any."""
@@ -61,14 +61,14 @@ class Observation:
     """What the decision log holds of the request, None where there is no log."""
     key: bytes | None = None
     hit: Hit | None = None
-    """What was served from the store."""
+    """The stored answer that was served."""
     verified: list[tuple[str, float | None]] = field(default_factory=list)
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
     span: "Sink | None" = None
     """A sink for this request alone."""
 
     def note_request(self, request: CacheRequest, rule: str) -> None:
-        """Note what is asked, and the rule that decides."""
+        """Note the request's model and the rule that decides."""
         self.model, self.streamed, self.rule = request.model, request.streamed, rule
 
     def note_hit(self, hit: Hit) -> None:

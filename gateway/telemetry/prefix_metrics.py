@@ -102,7 +102,7 @@ class PrefixShares:
         }
 
     def never_hit(self) -> list[str]:
-        """Return the routes whose hints never hit."""
+        """Return the routes with hints that never hit."""
         return sorted(" ".join(route) for route, share in self.routes.items() if share.never_hits)
 
 
@@ -121,7 +121,7 @@ class PrefixMetrics(Collector):
         ]
 
     def observe(self, seen: Observation) -> None:
-        """Count a call whose upstream said what it found."""
+        """Count a call for which the upstream reported cached tokens."""
         prompt, cached, written = seen.usage.prompt, seen.usage.cached, seen.usage.written or 0
         if prompt is None or cached is None:
             return

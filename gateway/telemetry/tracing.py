@@ -42,7 +42,7 @@ class Tracing:
         seen.span = lambda observed: _end(span, observed)
 
     def close(self) -> None:
-        """Send what is waiting; bounded by the exporter's own time-out."""
+        """Send the queued spans; bounded by the exporter's own time-out."""
         self._provider.shutdown()
 
 

@@ -94,7 +94,7 @@ class Explainer:
 
     pipeline: Pipeline
     holder_of: Callable[[Mapping[str, str]], str | None] = lambda _: None
-    """Whose gateway key a request bears; raises RequestError where it may not ask at all."""
+    """Returns the holder of a request's gateway key. Raises RequestError if access is refused."""
     without_index: str = "this gateway runs without an index of questions"
     policy_only: bool = False
 
@@ -205,7 +205,7 @@ _STEPS: dict[type, tuple[str, Callable[[Any, Any, float], str], str]] = {
     FetchCandidate: ("candidate, {0.similarity:.3f}", _entry_words, "failed: {}"),
     VerifyCandidate: ("verification", _verdict_words, "failed: {}"),
 }
-"""Each state of a lookup: its name, the words for what its work came to, and for a fault."""
+"""Each state of a lookup: its name, and the words for its result and for a fault."""
 
 
 def _decision(context: RequestContext) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _decision(context: RequestContext) -> dict[str, Any]:
     return {
         "policy": {"source": policy.source, "generation": policy.generation},
         "rules": [
-            {"rule": each.rule, "failed": [_failed(failed, facts) for failed in each.failed]}
+            {"rule": each.rule, "failed": [_failure(failed, facts) for failed in each.failed]}
             for each in policy.trace(facts)
         ],
         "decision": {"rule": decision.rule, "settings": settings_of(decision)},
@@ -222,7 +222,7 @@ def _decision(context: RequestContext) -> dict[str, Any]:
     }
 
 
-def _failed(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
+def _failure(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
     """Say what a condition wanted and, where that is no content, what it met."""
     report: dict[str, Any] = {"key": condition.key, "wanted": list(condition.wanted)}
     match condition.key.split(".", 1):
@@ -360,7 +360,7 @@ def _outside(plan: Plan, entry: Entry) -> list[dict[str, Any]]:
 
 
 Finding = dict[str, str | int]
-"""What was found and where, never the text itself. Places count characters."""
+"""The kinds and places of findings, never the text itself. Places count characters."""
 
 
 def _finding(kind: str, where: str, start: int = 0, end: int = 0) -> Finding:
@@ -402,11 +402,11 @@ def _locate(scanner: PiiScanner, fields: dict[str, Any], query: str = "") -> lis
 def _located_texts(scanner: PiiScanner, field: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield the texts of a field and where they stand; a place quotes no name with a finding."""
 
-    def named(name: str) -> str:
+    def safe_name(name: str) -> str:
         return name if scanner.scan(name) is None else "(a name)"
 
-    yield named(field), field
-    stack = [(named(field), value)]
+    yield safe_name(field), field
+    stack = [(safe_name(field), value)]
     while stack:
         at, each = stack.pop()
         match each:
@@ -414,7 +414,7 @@ def _located_texts(scanner: PiiScanner, field: str, value: Any) -> Iterator[tupl
                 yield at, each
             case dict():
                 for name, member in reversed(each.items()):
-                    where = f"{at}.{named(name)}"
+                    where = f"{at}.{safe_name(name)}"
                     stack += [(where, member), (where, name)]
             case list():
                 stack += reversed([(f"{at}[{index}]", item) for index, item in enumerate(each)])
@@ -431,15 +431,15 @@ class Hunk(NamedTuple):
 
 
 def hunks(raw: bytes, edits: Sequence[Edit]) -> Iterator[Hunk]:
-    """Yield what the edits change in the bytes that came, in order."""
+    """Yield the changes of the edits in the original bytes, in order."""
     for edit in edits:
-        for at, to, came in _differences(raw, edit):
+        for at, to, inserted in _differences(raw, edit):
             before = raw[max(0, at - CONTEXT) : at]
-            yield Hunk(at, raw[at:to], came, before, raw[to : to + CONTEXT])
+            yield Hunk(at, raw[at:to], inserted, before, raw[to : to + CONTEXT])
 
 
 def _differences(raw: bytes, edit: Edit) -> Iterator[tuple[int, int, bytes]]:
-    """Yield places in the bytes that came, and what an edit puts there."""
+    """Yield places in the original bytes, and the replacements."""
     old, new = _WORD.findall(raw[edit.start : edit.end]), _WORD.findall(edit.text)
     first = _common_words(old, new)
     last = _common_words(old[:first:-1], new[:first:-1])

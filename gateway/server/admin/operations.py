@@ -48,7 +48,7 @@ Fields = dict[str, Any]
 PAGE = 256
 """Entries read at a time: the loop is free in between."""
 PASSES = 3
-"""What is stored while the store is walked is met by the next walk."""
+"""A walk may miss entries that are stored meanwhile; the next walk finds them."""
 SAMPLE = 10
 HASH_BYTES = 32
 _HASHES = ("key", "scope")
@@ -169,7 +169,7 @@ class KnownAnswer:
 
     @asynccontextmanager
     async def send(self, outgoing: Outgoing) -> AsyncIterator[LocalReply]:
-        """Answer what is known, whatever is asked."""
+        """Yield ``answer`` as the reply to any request."""
         del outgoing
         yield LocalReply(200, self.answer, Served(self.name))
 
@@ -189,14 +189,14 @@ class Operations:
     make_coalescer: Callable[[Upstream], Coalescer]
     """Gives one for the stand-in of the upstream."""
     holder_of: Callable[[Mapping[str, str]], str | None]
-    """Whose gateway key headers bear."""
+    """Returns the holder of the gateway key in headers."""
 
     async def entries(
         self, selection: Selection, after: bytes | None, limit: int
     ) -> tuple[Sequence[Entry], bytes | None]:
         """Return up to ``limit`` of the entries selected, and where to go on; None at the end."""
         if selection.key is not None:
-            return [entry async for entry in self._selected(selection)], None
+            return [entry async for entry in self._select(selection)], None
         while True:
             page = await self.pipeline.store.walk(after, limit)
             found = [entry for entry in page.entries if selection.holds(entry)]
@@ -226,7 +226,7 @@ class Operations:
         }
 
     async def purge(self, fields: Fields) -> Fields:
-        """Remove what is selected, or only count it."""
+        """Remove the selected entries, or only count them."""
         dry_run = read_switch(fields, "dry_run", default=True)
         return await self._purge(parse_selection(fields), dry_run=dry_run)
 
@@ -234,7 +234,7 @@ class Operations:
         entries = size = tokens = 0
         sample: list[str] = []
         batch: list[bytes] = []
-        async for entry in self._selected(selection):
+        async for entry in self._select(selection):
             entries += 1
             size += encoded_size(entry)
             tokens += entry.tokens
@@ -308,7 +308,7 @@ class Operations:
         scanned = failed = purged = 0
         findings: Counter[str] = Counter()
         rules: Counter[str] = Counter()
-        async for entry in self._selected(Selection()):
+        async for entry in self._select(Selection()):
             if entry.rule in passed_over:
                 continue
             scanned += 1
@@ -330,7 +330,7 @@ class Operations:
         return {**counts, "findings": findings, "rules": rules}
 
     async def scope(self, fields: Fields) -> Fields:
-        """Tell the scope ids of whoever sends these headers and names this user."""
+        """Return the scope ids of a client with these headers and this user."""
         refuse_other_fields(fields, "headers", "holder", "user")
         headers, holder = self._sender(fields)
         user = fields.get("user")
@@ -388,7 +388,7 @@ class Operations:
             raise InvalidFieldError("holder", "the name of a holder of gateway keys")
         return headers, holder
 
-    async def _selected(self, selection: Selection) -> AsyncIterator[Entry]:
+    async def _select(self, selection: Selection) -> AsyncIterator[Entry]:
         store = self.pipeline.store
         if selection.key is not None:
             entry = await store.get(selection.key)

@@ -23,7 +23,7 @@ Route = tuple[str, str, str]
 
 
 class InvalidFieldError(ValueError):
-    """A field is not what is expected; ``field`` is its name, empty for the whole object."""
+    """A field is invalid; ``field`` is its name, empty for the whole object."""
 
     def __init__(self, field: str, expected: str) -> None:
         super().__init__(f"{field}: expected {expected}" if field else f"expected {expected}")
@@ -33,7 +33,7 @@ class InvalidFieldError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request as it came in, and what the upstream said of it."""
+    """A request as received, and the upstream's usage for it."""
 
     endpoint: Endpoint
     model: str
@@ -45,11 +45,11 @@ class RecordedRequest:
     query: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     inferred: bool = False
-    """Whether nobody named its endpoint."""
+    """Whether the record does not name its endpoint."""
 
     @property
     def body(self) -> dict[str, Any]:
-        """Read anew each time."""
+        """Read the body each time."""
         body: dict[str, Any] = orjson.loads(self.raw)
         return body
 

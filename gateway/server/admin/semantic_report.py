@@ -24,7 +24,7 @@ NEXT = "no threshold keeps the budget: calibrate on traffic of your own, or set 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The budgets of the policy in force, held against the calibration in force."""
+    """The budgets of the policy in force, compared with the calibration in force."""
 
     policies: PolicySource
     is_known: Callable[[], bool]
@@ -32,27 +32,27 @@ class Budgets:
     threshold: Callable[[float], float | None]
     """The verifier's for a budget."""
 
-    def kept(self) -> dict[str, bool]:
-        """Return of each rule with semantic lookup whether a threshold keeps its budget."""
+    def budgets_met(self) -> dict[str, bool]:
+        """Tell for each rule with semantic lookup whether a threshold keeps its budget."""
         if not self.is_known():
             return {}
         budgets = self._budgets()
         return {rule: self.threshold(budget) is not None for rule, budget in budgets.items()}
 
-    def not_kept(self) -> dict[str, float]:
+    def budgets_missed(self) -> dict[str, float]:
         """Return the budgets that no threshold keeps, by rule."""
         budgets = self._budgets()
-        return {rule: budgets[rule] for rule, kept in self.kept().items() if not kept}
+        return {rule: budgets[rule] for rule, is_met in self.budgets_met().items() if not is_met}
 
     def warn(self) -> None:
-        """Log one line about all that are not kept, at the start and for each new policy."""
-        if not_kept := self.not_kept():
-            named = ", ".join(f"{rule} {percent_text(each)}" for rule, each in not_kept.items())
+        """Log one line about the missed budgets, at the start and for each new policy."""
+        if missed := self.budgets_missed():
+            budgets = ", ".join(f"{rule} {percent_text(each)}" for rule, each in missed.items())
             log.warning(
                 "max_wrong_hits: no threshold keeps the budget of %s: at most questions that are "
                 "alike but for their frame are answered by meaning there; calibrate on traffic of "
                 "your own (refrain semantic calibrate), or set a larger one",
-                named,
+                budgets,
             )
 
     def _budgets(self) -> dict[str, float]:
@@ -70,15 +70,15 @@ class SemanticOperations:
     budgets: Budgets
 
     def report(self) -> dict[str, Any]:
-        """Return the figures of each rule that was compared, or whose budget nothing keeps.
+        """Return the figures of each rule with comparisons or a missed budget.
 
-        ``budget_kept`` is None where it is not known, or of a rule that is no more.
+        ``budget_kept`` is None if unknown, or if the rule no longer exists.
         """
         report = self.journal.report()
-        kept, not_kept = self.budgets.kept(), self.budgets.not_kept()
-        empty = {rule: RuleComparisons("", budget).report() for rule, budget in not_kept.items()}
+        met, missed = self.budgets.budgets_met(), self.budgets.budgets_missed()
+        empty = {rule: RuleComparisons("", budget).report() for rule, budget in missed.items()}
         rows = {
-            name: {**figures, "budget_kept": kept.get(name)}
+            name: {**figures, "budget_kept": met.get(name)}
             for name, figures in sorted((empty | report["rules"]).items())
         }
         for figures in rows.values():
@@ -87,16 +87,16 @@ class SemanticOperations:
         return {**report, "rules": rows}
 
     async def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Give a rule, or ``all``, its semantic hits back and count anew.
+        """Turn semantic hits of a rule, or of ``all``, on again and restart the counts.
 
         Raises InvalidFieldError and UnfinishedError.
         """
-        rule, everything = fields.pop("rule", None), fields.pop("all", False)
+        rule, all_rules = fields.pop("rule", None), fields.pop("all", False)
         refuse_other_fields(fields, "rule", "all")
         known = self.journal.report()["rules"]
-        if not isinstance(everything, bool) or (everything and rule is not None):
+        if not isinstance(all_rules, bool) or (all_rules and rule is not None):
             raise InvalidFieldError("all", "true, and no rule beside it")
-        if not everything and (not isinstance(rule, str) or rule not in known):
+        if not all_rules and (not isinstance(rule, str) or rule not in known):
             raise InvalidFieldError("rule", "a rule that has been compared, or all: true")
         were_off = [name for name in known if known[name]["off"] and rule in (None, name)]
         try:

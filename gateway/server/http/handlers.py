@@ -38,7 +38,7 @@ from policies.decision import Endpoint
 log = logging.getLogger(__name__)
 
 HOLDER = web.RequestKey("holder", str)
-"""Whose gateway key a request bears, where there are such keys."""
+"""The holder of a request's gateway key, if gateway keys are in use."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -62,8 +62,8 @@ class Readiness:
 class Handlers:
     """HTTP handlers; ``add_routes`` is their table.
 
-    ``client_seconds`` bounds the wait for a client: for all of its body, and for it to take what
-    was written. ``names`` are what errors call the upstreams.
+    ``client_seconds`` bounds the wait for a client: for its whole body, and for it to read what
+    was written. ``names`` are the upstreams' names in errors.
     """
 
     pipeline: Pipeline
@@ -80,22 +80,22 @@ class Handlers:
         """Register every path the gateway answers."""
         router = app.router
         for endpoint in Endpoint:
-            post = self._observed(endpoint.value, self._cached(endpoint))
+            post = self._observe(endpoint.value, self._endpoint_handler(endpoint))
             router.add_post(endpoint.value, post)
             router.add_route(METHOD, endpoint.value, post)
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
-        other = self._observed("/v1/*", self.pass_through.handle)
+        other = self._observe("/v1/*", self.pass_through.handle)
         router.add_route("*", "/v1/{tail:.*}", other)
         router.add_route("*", "/{tail:.*}", _not_found)
 
-    def _observed(
+    def _observe(
         self,
         endpoint: str,
         handle: Callable[[web.Request, Observation], Awaitable[web.StreamResponse]],
     ) -> Handler:
-        """Wrap a handler: every way it can end is observed, and told in OpenAI's form."""
+        """Wrap a handler: each outcome is observed, and each error has OpenAI's form."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
             seen = Observation(endpoint, perf_counter(), perf_counter, self.sinks)
@@ -105,12 +105,12 @@ class Handlers:
                 self._authenticate(request)
                 return await handle(request, seen)
             except RequestError as error:
-                return _refused(error, seen, self.names)
+                return _error_response(error, seen, self.names)
             except asyncio.CancelledError:
                 seen.end("error", Reason.CLIENT_GONE)
                 raise
             except Exception:
-                # A defect of ours: the client gets an answer in the form it knows all the same.
+                # A defect of the gateway: the client still gets an error in OpenAI's form.
                 log.exception("a request failed")
                 seen.end("error", Reason.INTERNAL, 500)
                 message = "The gateway had an internal error while processing your request."
@@ -122,13 +122,13 @@ class Handlers:
         return handler
 
     def _authenticate(self, request: web.Request) -> None:
-        """Ask for a key where keys are in use. Raises UnauthorizedError."""
+        """Check the gateway key, if keys are in use. Raises UnauthorizedError."""
         if self.access.restricted:
             holder = self.access.holder(fold_fields(request.headers.items()))
             if holder is not None:
                 request[HOLDER] = holder
 
-    def _cached(
+    def _endpoint_handler(
         self, endpoint: Endpoint
     ) -> Callable[[web.Request, Observation], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request, seen: Observation) -> web.StreamResponse:
@@ -151,7 +151,7 @@ class Handlers:
                 if seen.first_token is None:
                     seen.first_token = seen.clock()
                 if reply.fresh_until is not None:
-                    _learn(request, reply, seen)
+                    _remember(request, reply, seen)
                 return web.Response(
                     body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
                 )
@@ -188,11 +188,11 @@ class Handlers:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 
-def _learn(request: web.BaseRequest, reply: Reply, seen: Observation) -> None:
+def _remember(request: web.BaseRequest, reply: Reply, seen: Observation) -> None:
     """Let the connection answer the next request with the same bytes by itself."""
     connection = request.protocol
     if isinstance(connection, HotConnection) and seen.hit is not None:
-        connection.reader.learn(seen.endpoint, seen.rule, seen.hit.entry, reply)
+        connection.reader.remember(seen.endpoint, seen.rule, seen.hit.entry, reply)
 
 
 def _json(status: int, value: dict[str, Any], cache_status: str | None = None) -> web.Response:
@@ -213,7 +213,9 @@ def refuse(status: int, message: str, code: str) -> web.Response:
     return reply
 
 
-def _refused(error: RequestError, seen: Observation, names: Mapping[str, str]) -> web.Response:
+def _error_response(
+    error: RequestError, seen: Observation, names: Mapping[str, str]
+) -> web.Response:
     seen.status = error.status
     if isinstance(error, UpstreamError):
         forward = seen.forward or ForwardStatus(Forwarded.BYPASS)

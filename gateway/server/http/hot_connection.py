@@ -54,7 +54,7 @@ class HotConnection(Connection):
             self._release_timer = self._loop.call_later(HOLD_SECONDS, self._release)
 
     def eof_received(self) -> None:
-        """Hand on what was held back: nothing more comes."""
+        """Hand on the bytes that were held back: no more data comes."""
         self._release()
         super().eof_received()
 
@@ -93,7 +93,7 @@ class HotConnection(Connection):
             self.reader.give_up()  # the parser found more requests than the reader
 
     def _release(self) -> None:
-        """Hand on what was held back of a request whose body is late."""
+        """Hand on the bytes that were held back of a request with a late body."""
         self._stop_release_timer()
         if self.reader.holds:
             self._parse(self.reader.release())

@@ -115,7 +115,7 @@ class Connection(web.RequestHandler):
             self._head_timer = None
 
     def _head_is_late(self) -> None:
-        # Where nothing came at all, nobody waits for a reply.
+        # Without any bytes no client waits for a reply.
         if self.transport is not None and self._head_begun:
             reply = self._refuse(408, "The head of your request did not come in time.", "timeout")
             self.transport.write(_raw(reply))

@@ -32,20 +32,20 @@ METHOD = "QUERY"
 _JSON = "application/json"
 _HIT = re.compile(r"refrain; hit; ttl=(-?\d+)(?:;[^,]*)?")
 _WHO = "Authorization, api-key, x-api-key, OpenAI-Organization, OpenAI-Project"
-"""Request headers that say whose answer it is."""
+"""Request headers that identify the client."""
 
 _PATHS = frozenset(Endpoint)
 
 
 def check_query(request: web.Request) -> None:
-    """Raise ClientError for a QUERY whose body is not JSON."""
+    """Raise ClientError if the body of a QUERY is not JSON."""
     if request.content_type != _JSON:
         message = f"A QUERY request must be of the Content-Type {_JSON}."
         raise ClientError(415, message, code="unsupported_media_type")
 
 
 def _tell_caches(request: web.Request, response: web.StreamResponse) -> None:
-    """Say in the reply to a QUERY who may keep it, and for how long."""
+    """Add to the reply to a QUERY which caches may keep it, and for how long."""
     if request.path not in _PATHS:
         return
     headers = response.headers
@@ -63,13 +63,13 @@ def _tell_caches(request: web.Request, response: web.StreamResponse) -> None:
 
 
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
-"""Set once the server is to stop: it still answers, and asks its clients to go elsewhere."""
+"""Set once the server is to stop: it still answers, and tells clients to close connections."""
 
 _LOOP = "This gateway has sent this request to itself: its upstream is the gateway."
 
 
 def new_app(refuse: Refuse, *, client_max_size: int) -> web.Application:
-    """Return an application whose requests meet this first."""
+    """Return an application with this middleware in front."""
     app = web.Application(client_max_size=client_max_size, middlewares=[_middleware(refuse)])
     app[STOPPING] = asyncio.Event()
     return app
@@ -104,7 +104,7 @@ async def send_stream(
     seen: Observation,
     client_seconds: float,
 ) -> UpstreamError | None:
-    """Send a reply whose body comes in pieces. Return the fault with which the upstream broke off.
+    """Send a reply with a streamed body. Return the fault with which the upstream broke off.
 
     ``client_seconds`` bounds each wait for the client. Once the head is out, only a connection that
     ends too early tells the client that the body is not whole.

@@ -107,7 +107,7 @@ def _fields(request: web.Request, seen: Observation) -> Fields:
 
 
 def _refuse_dot_segments(request: web.Request) -> None:
-    """Keep requests below the upstream's base URL, whoever resolves the dots."""
+    """Keep requests below the upstream's base URL, wherever the dots are resolved."""
     path = request.path_qs.partition("?")[0]
     segments = unquote(unquote(path)).replace("\\", "/").split("/")
     # A segment may carry parameters after a semicolon, which some servers strip first.

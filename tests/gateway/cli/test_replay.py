@@ -7,7 +7,7 @@ from example_requests import DECISION
 
 from gateway.cli.policy import Replay, read_record
 from gateway.server.admin.recorded_request import InvalidFieldError
-from gateway.telemetry.decision_log import written_decision
+from gateway.telemetry.decision_log import decision_record
 from policies.decision import PiiAction, Scope
 from policies.recorded import RecordedPolicy
 
@@ -20,7 +20,7 @@ def record(time, form="a", **changes):
         "endpoint": "/v1/chat/completions",
         "model": "m",
         "rule": "default",
-        "decision": written_decision(BOTH),
+        "decision": decision_record(BOTH),
         "form": form,
         "scopes": {"tenant": "t", "user": None, "public": "p"},
         "key": f"key-{form}",
@@ -78,7 +78,7 @@ def test_what_was_declined_is_stored_only_where_the_edited_rule_admits_it():
 
 
 def test_what_bypassed_for_the_policy_may_be_looked_up_under_another():
-    off = {**written_decision(BOTH), "exact": False, "semantic": False}
+    off = {**decision_record(BOTH), "exact": False, "semantic": False}
     for reason, found in (("policy", 1), ("no-store", 0), ("store-true", 0)):
         records = [record(n, outcome="bypass", reason=reason, decision=off) for n in (0, 1)]
         assert hits(replayed(records)) == (0, found)
@@ -130,7 +130,7 @@ def test_a_stricter_budget_loses_the_hits_that_were_not_as_sure(
 
 
 def test_a_line_from_before_there_were_budgets_is_kept_and_counted():
-    older = {name: v for name, v in written_decision(BOTH).items() if name != "max_wrong_hits"}
+    older = {name: v for name, v in decision_record(BOTH).items() if name != "max_wrong_hits"}
     records = [record(0, decision=older), record(10, "b", decision=older, **NEAR)]
     report = replayed(records, (OURS,))
     assert (hits(report), report.unjudged) == ((1, 1), 1)

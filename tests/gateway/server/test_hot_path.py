@@ -98,7 +98,7 @@ class Rig:
         stored = stored or self.store()
         fields = (("Content-Type", "application/json"),)
         reply = Reply(200, fields, stored.result, fresh_until=stored.expires_at)
-        reader.learn("/v1/chat/completions", "default", stored, reply)
+        reader.remember("/v1/chat/completions", "default", stored, reply)
         return reader
 
 
@@ -265,7 +265,7 @@ def test_a_reply_to_a_request_that_is_not_known_whole_is_not_kept():
     reader.feed(whole[:-5], waiting=True)
     stored = rig.store()
     reply = Reply(200, (("Content-Type", "a"),), stored.result, fresh_until=stored.expires_at)
-    reader.learn("/v1/chat/completions", "default", stored, reply)
+    reader.remember("/v1/chat/completions", "default", stored, reply)
     reader.feed(whole[-5:], waiting=False)
     assert reader.feed(whole, waiting=True) == whole
 
@@ -291,7 +291,7 @@ def test_rendered_answers_are_bounded_in_bytes(monkeypatch):
         data = request(*LINES[:-1], b"X-Number: %d" % number, LINES[-1])
         reader.feed(data, waiting=True)
         reply = Reply(200, (("Content-Type", "a"),), bytes(100), fresh_until=stored.expires_at)
-        reader.learn("/v1/chat/completions", "default", stored, reply)
+        reader.remember("/v1/chat/completions", "default", stored, reply)
     assert rig.hot._rendered_bytes <= 1_100
     assert rig.hot._rendered_bytes == 100 * len(rig.hot._answers)
 

@@ -28,8 +28,8 @@ def threshold(budget):
 
 def test_rules_with_a_budget_that_nothing_keeps_are_named_in_one_line(policies, caplog):
     budgets = Budgets(policies, lambda: True, threshold)
-    assert budgets.kept() == {"strict": False, "shadow": False, "default": True}
-    assert budgets.not_kept() == {"strict": 0.001, "shadow": 0.005}
+    assert budgets.budgets_met() == {"strict": False, "shadow": False, "default": True}
+    assert budgets.budgets_missed() == {"strict": 0.001, "shadow": 0.005}
     budgets.warn()
     (line,) = caplog.records
     assert line.levelname == "WARNING"
@@ -38,13 +38,13 @@ def test_rules_with_a_budget_that_nothing_keeps_are_named_in_one_line(policies, 
 
 def test_where_all_are_kept_nothing_is_told(policies, caplog):
     budgets = Budgets(policies, lambda: True, lambda _: 0.9)
-    assert budgets.not_kept() == {}
+    assert budgets.budgets_missed() == {}
     budgets.warn()
     assert not caplog.records
 
 
 def test_before_the_verifier_is_known_nothing_is_told(policies, caplog):
     budgets = Budgets(policies, lambda: False, lambda _: None)
-    assert budgets.kept() == budgets.not_kept() == {}
+    assert budgets.budgets_met() == budgets.budgets_missed() == {}
     budgets.warn()
     assert not caplog.records
