@@ -188,7 +188,7 @@ def test_what_stands_for_an_upstream_is_not_quoted(tmp_path, given):
 )
 def test_a_secret_in_the_url_of_an_upstream_is_not_quoted(tmp_path, given):
     file = tmp_path / "refrain.yaml"
-    file.write_text(f"upstream: [{', '.join(given.split())}]\n")
+    file.write_text(f"upstream: {given.split()}\n")
     for flags, environment, source in (
         ({"upstream": given.split()}, {}, None),
         ({}, {"REFRAIN_UPSTREAM": given}, None),
