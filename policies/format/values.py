@@ -222,6 +222,8 @@ def _regex(value: object) -> str:
     options.log_errors = False
     try:
         re2.compile(pattern, options)
+    except UnicodeEncodeError:
+        raise UnexpectedValueError("a regular expression without half characters") from None
     except re2.error as error:
         reason = error.args[0]
         detail = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)

@@ -178,6 +178,11 @@ def test_the_wrong_name_of_a_tenant_hides_no_other_mistake():
     )
 
 
+def test_a_pattern_with_half_a_character_is_refused_with_its_place():
+    (problem,) = problems(rule("exact: on", r'{content: {regex: "\ud800"}}'))
+    assert problem.startswith("p.yaml:4: rules[0].match.content.regex: expected a regular expr")
+
+
 def test_a_bad_pattern_is_told_in_the_words_of_re2():
     (problem,) = problems(rule("exact: on", "{content: {regex: 'a**{2'}}"))
     assert "RE2 accepts (bad repetition operator: **)" in problem
