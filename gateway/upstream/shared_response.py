@@ -265,7 +265,8 @@ class SharedResponse(Flight):
         self.rendered: dict[bool, bytes] = {}
         """A plain answer as a stream, without and with usage, once a client asked for it."""
         self.news = asyncio.Event()
-        """Pulses with the head, each piece and the end, and with what makes room."""
+        """Pulses with the head, each piece and the end, and where the call waits for readers."""
+        self._waits_for_readers = False
         self._table = table
         table.lead(self)
 
@@ -301,7 +302,9 @@ class SharedResponse(Flight):
             _wake(self.news)
             end = self.log.end
             while self.followers and all(position < end for position in self.followers.values()):
+                self._waits_for_readers = True
                 await self.news.wait()
+            self._waits_for_readers = False
         self.log.append(full, without_usage)
         _wake(self.news)
 
@@ -353,18 +356,22 @@ class SharedResponse(Flight):
             return b""
         piece = self.log.since(position, without_usage=without_usage)
         self.followers[follower] = self.log.end
-        if self.outgrown:
-            _wake(self.news)
+        self._wake_call()
         return piece
 
     def leave(self, follower: Exchange) -> None:
         """Remove a follower. The call ends with the last one."""
         if self.followers.pop(follower, None) is None:
             return
-        if self.outgrown:
-            _wake(self.news)
+        self._wake_call()
         if self._table.leave(self) and self.task is not None:
             self.task.cancel()
+
+    def _wake_call(self) -> None:
+        """Wake the call if it waits for its readers: once, for the others have no need of it."""
+        if self._waits_for_readers:
+            self._waits_for_readers = False
+            _wake(self.news)
 
     def raise_fault(self) -> None:
         """Raise the fault, if any, as a new exception: many followers raise it at once."""

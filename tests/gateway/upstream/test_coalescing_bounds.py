@@ -163,3 +163,30 @@ async def test_a_large_plain_answer_that_breaks_off_is_a_fault_for_all(rig: Rig)
     call.fail(UpstreamError(502, "gone", Reason.UPSTREAM_BROKE))
     errors = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(error) for error in errors] == [UpstreamError] * 2
+
+
+async def test_many_readers_of_an_answer_that_is_too_large_wake_one_another_no_more_than_needed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    wakes = 0
+    wake = asyncio.Event.set
+
+    def counting(event: asyncio.Event) -> None:
+        nonlocal wakes
+        wakes += 1
+        wake(event)
+
+    readers = [await rig.ask(stream=True) for _ in range(100)]
+    call = await rig.upstream.next_call()
+    call.head()
+    monkeypatch.setattr(asyncio.Event, "set", counting)
+    for _ in range(60):
+        call.say(PIECE)
+        await call.taken()
+    call.say(*END)
+    call.end()
+    async with asyncio.timeout(60):
+        answers = {(await reader).raw for reader in readers}
+    assert answers == {b"".join([*[PIECE] * 60, *END])}
+    # One for a piece, and one where the call waits until a reader has the piece before.
+    assert wakes < 60 * 10
