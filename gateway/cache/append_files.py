@@ -1,7 +1,7 @@
 """Files that several processes append to: audit log, wrong hits, journals.
 
-Law: only who holds FILE.lock opens FILE to write, so nobody writes to a file that was turned over.
-Who holds it may have been stopped, so nobody waits for it without a bound. No line is ever mixed
+Law: only the holder of FILE.lock opens FILE to write, so no process writes to a rotated file. The
+holder may have been stopped, so every wait for the lock has a bound. No line is ever mixed
 with another. A line is on the disk before ``write_line`` returns, and the half of a line that a
 crash left is closed off by the next one.
 """

@@ -59,9 +59,9 @@ class ComparisonJournal:
 
     async def append(self, line: Mapping[str, Any]) -> None:
         """Write a line. Raises OSError, where this process has learnt from it all the same."""
-        carried = [_encoded(each) for each in self.ledger.carried_over()]
+        lines = [_encoded(each) for each in self.ledger.lines_to_carry_over()]
         try:
-            await asyncio.to_thread(self._append, _encoded(line), b"".join(carried))
+            await asyncio.to_thread(self._append, _encoded(line), b"".join(lines))
         except OSError:
             self.ledger.take(line)
             raise

@@ -39,16 +39,16 @@ def key_fields(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
     """
     spec = SPECS[endpoint]
     neutral = spec.neutral
-    kept = body
+    fields = body
     if not neutral.isdisjoint(body):
-        kept = {field: value for field, value in body.items() if field not in neutral}
+        fields = {field: value for field, value in body.items() if field not in neutral}
     if spec.turns is not None:
-        return _fold_texts(kept, spec.turns, spec.text_type)
+        return _fold_texts(fields, spec.turns, spec.text_type)
     if spec.is_batch:
-        match kept.get(spec.question_field):
+        match fields.get(spec.question_field):
             case [str() | list() as only]:  # a batch of one is that one
-                return {**kept, spec.question_field: only}
-    return kept
+                return {**fields, spec.question_field: only}
+    return fields
 
 
 def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
@@ -56,15 +56,15 @@ def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
     return exact_json.dumps(key_fields(endpoint, body), sort_keys=True)
 
 
-def _fold_texts(kept: dict[str, Any], field: str, kind: str | None) -> dict[str, Any]:
+def _fold_texts(fields: dict[str, Any], field: str, kind: str | None) -> dict[str, Any]:
     """Write content that is one text part as that text, in a copy."""
-    messages = kept.get(field)
+    messages = fields.get(field)
     if type(messages) is not list:
-        return kept
+        return fields
     for message in messages:
         if type(message) is dict and type(message.get("content")) is list:
-            return {**kept, field: [_fold_message(each, kind) for each in messages]}
-    return kept
+            return {**fields, field: [_fold_message(each, kind) for each in messages]}
+    return fields
 
 
 def _fold_message(message: Any, kind: str | None) -> Any:
@@ -84,7 +84,7 @@ Only values of a request's head are kept, and the server bounds their size.
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks: all None when anonymous. ``credential`` joins what the credential headers hold."""
+    """The client: all None if anonymous. ``credential`` joins the values of credential headers."""
 
     credential: bytes | None = field(repr=False)
     credential_sha256: str | None
@@ -260,7 +260,7 @@ def partition_of(
 
 
 shared_partition = lru_cache(maxsize=_MAX_TENANTS)(partition_of)
-"""Of a request whose scope does not depend on its end user."""
+"""For a request whose scope does not depend on its end user."""
 
 
 Digests = tuple[tuple[str, bytes], ...]
@@ -281,11 +281,11 @@ def field_digests(secret: bytes, scope: bytes, endpoint: Endpoint, body: dict[st
     return tuple((name, _digest(key, name, value)) for name, value in named)
 
 
-def _named_fields(endpoint: Endpoint, kept: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _named_fields(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     listed = SPECS[endpoint].turns or ""
-    items = kept.get(listed)
+    items = fields.get(listed)
     plain = {
-        name: value for name, value in kept.items() if name != listed or type(items) is not list
+        name: value for name, value in fields.items() if name != listed or type(items) is not list
     }
     shown = sorted(name for name in plain if len(name) <= LONGEST_NAME)[:MAX_FIELDS]
     for name in shown:
@@ -311,12 +311,12 @@ def _items(name: str, items: list[Any]) -> Iterator[tuple[str, Any]]:
 
 def _digest(key: bytes, name: str, value: Any) -> bytes:
     try:
-        written = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        encoded = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # an integer of more than 64 bits
-        written = json.dumps(value, sort_keys=True, ensure_ascii=False).encode(
+        encoded = json.dumps(value, sort_keys=True, ensure_ascii=False).encode(
             "utf-8", "surrogatepass"
         )
-    data = name.encode("utf-8", "surrogatepass") + b"\0" + written
+    data = name.encode("utf-8", "surrogatepass") + b"\0" + encoded
     return hmac.digest(key, data, "sha256")[:DIGEST_BYTES]
 
 
@@ -329,22 +329,24 @@ class Difference:
     """``differs``, ``only asked`` or ``only stored``."""
 
 
-def differences(asked: Digests, stored: Digests) -> tuple[Difference, ...]:
-    """Return what differs, in the order of the request's fields."""
+def differences(request: Digests, stored: Digests) -> tuple[Difference, ...]:
+    """Return the differences, in the order of the request's fields."""
     theirs = dict(stored)
     found = [
         Difference(name, "differs" if name in theirs else "only asked")
-        for name, digest in asked
+        for name, digest in request
         if theirs.get(name) != digest
     ]
-    ours = {name for name, _ in asked}
+    ours = {name for name, _ in request}
     found += [Difference(name, "only stored") for name, _ in stored if name not in ours]
     return tuple(found)
 
 
-def nearest(asked: Digests, entries: Sequence[Digests]) -> int | None:
+def nearest(request: Digests, entries: Sequence[Digests]) -> int | None:
     """Return the index of the list with the fewest differences; the last of several."""
     ranks = [
-        (len(differences(asked, stored)), -index) for index, stored in enumerate(entries) if stored
+        (len(differences(request, stored)), -index)
+        for index, stored in enumerate(entries)
+        if stored
     ]
     return -min(ranks)[1] if ranks else None

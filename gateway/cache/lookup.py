@@ -58,7 +58,7 @@ class Forward:
     check: Check | None = None
 
     def instead(self, now: float) -> Hit | None:
-        """Return what is served where the upstream has failed by now, if anything still may be.
+        """Return the stale answer to serve after the upstream failed, if one is still allowed.
 
         It may have taken its time to fail: the fallback's age and its grace are those of now.
         """
@@ -71,7 +71,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Answer 504: the request wants a stored answer only, and there is none (RFC 9111 5.2.1.7)."""
+    """Answer 504: the request accepts only a stored answer, which is missing (RFC 9111 5.2.1.7)."""
 
 
 End = Hit | Forward | Refused
@@ -89,7 +89,7 @@ def storage_plan(end: End) -> Plan | None:
 
 
 def restrict_storage(end: End, reason: Reason, *, personal: bool) -> End:
-    """Return the end of a request that sends personal data beside what its key is made of.
+    """Return the end of a request that sends personal data outside its key fields.
 
     What is found for it may be served; its own answer is kept ``personal``, or not at all.
     """
@@ -154,7 +154,7 @@ class SearchSemantic:
     otherwise: Forward
 
     def next(self, nearest: Sequence[tuple[bytes, float]]) -> "AfterSearch":
-        """Take what the index found; nothing is what an index that failed has found."""
+        """Take the candidates of the index; a failed index has none."""
         plan = self.plan
         near = tuple(
             (key, cosine) for key, cosine in nearest if cosine >= plan.decision.min_similarity
@@ -162,7 +162,7 @@ class SearchSemantic:
         return _next_candidate(plan, self.otherwise, near)
 
     def off(self) -> "AfterSearch":
-        """Take it that too many hits of this rule were wrong: it has none until told otherwise."""
+        """End without semantic hits: too many hits of this rule were wrong."""
         status = replace(self.otherwise.status, reason=Reason.SEMANTIC_OFF)
         return forward(self.plan, replace(self.otherwise, status=status))
 
@@ -201,11 +201,11 @@ class FetchCandidate:
 
 @dataclass(frozen=True, slots=True)
 class VerifyCandidate:
-    """Needs to know how surely one answer fits ``asked`` and ``stored``, and the threshold."""
+    """Needs the score of an answer to ``stored`` for ``question``, and the threshold."""
 
     plan: Plan
     otherwise: Forward
-    asked: str
+    question: str
     stored: str
     hit: Hit
     rest: tuple[tuple[bytes, float], ...]
@@ -213,12 +213,12 @@ class VerifyCandidate:
     @property
     def pair(self) -> tuple[str, str, float]:
         """Both questions and their cosine."""
-        return self.asked, self.stored, self.hit.status.similarity or 0.0
+        return self.question, self.stored, self.hit.status.similarity or 0.0
 
     def next(
         self, verification: Verification, threshold: float | None, *, alias: bool = False
     ) -> "AfterSearch":
-        """Take how sure it is, the least score that keeps the rule's budget, and what was learnt.
+        """Take the verification, the least score that keeps the rule's budget, and the alias.
 
         For ``alias`` see ``Verification.result``.
         """
@@ -238,7 +238,7 @@ class VerifyCandidate:
             check = self._check(Kind.SHADOW, verification, alias=alias)
             return forward(self.plan, replace(self.otherwise, status=status, check=check))
         shown = self.hit.status._replace(score=verification.score, threshold=threshold)
-        # Who wants a stored answer only wants no call of ours either.
+        # A request that accepts only a stored answer causes no call of ours either.
         if not decision.sample or self.plan.directives.only_if_cached:
             return replace(self.hit, status=shown)
         check = self._check(Kind.SERVED, verification, alias=alias)
@@ -261,7 +261,7 @@ class VerifyCandidate:
 
 
 AfterSearch = FetchCandidate | VerifyCandidate | End
-"""What a state of this lookup may lead to."""
+"""The states that may follow this lookup."""
 
 
 def _next_candidate(
@@ -329,16 +329,16 @@ class ScanPrompt:
         status = ForwardStatus(Forwarded.BYPASS, Reason.PII)
         return forward(self.plan, Forward(status, store=None))
 
-    def failed(self) -> "State":
-        """Fail closed: what could not be scanned is neither looked up nor stored."""
+    def fail(self) -> "State":
+        """Fail closed: a request that could not be scanned is neither looked up nor stored."""
         status = ForwardStatus(Forwarded.BYPASS, Reason.SCAN_FAULT)
         return forward(self.plan, Forward(status, None, self.otherwise.fallback))
 
 
-Unended = (
+Unfinished = (
     LookUpExact | LookUpPersonal | ScanPrompt | SearchSemantic | FetchCandidate | VerifyCandidate
 )
-State = Unended | End
+State = Unfinished | End
 
 
 def start(plan: Plan) -> State:
@@ -360,7 +360,7 @@ def sharing_key(state: SearchSemantic) -> Hashable | None:
 
 
 def rebind(end: End, plan: Plan) -> End:
-    """Return an end that another request came to, bound to this request's own plan."""
+    """Return the end of another request, bound to this request's own plan."""
     if not isinstance(end, Forward) or end.store is None:
         return end
     if end.store.key == plan.key:

@@ -26,7 +26,7 @@ SCAN_SECONDS = 1.0
 PIECE = 65_536
 """Characters scanned at once in a thread: some steps hold up the loop for as long as they take."""
 OVERLAP = 4096
-"""Characters that neighbouring pieces share, so that what lies on a border is found."""
+"""Characters that neighbouring pieces share, so that findings on a border are not lost."""
 
 
 class ScanFailedError(Exception):
@@ -69,7 +69,7 @@ class Scans:
             given_up.set()
 
     def close(self) -> None:
-        """Take no more scans; those under way end by themselves."""
+        """Take no more scans; running scans end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -86,7 +86,7 @@ def _digits(text: str) -> int:
 
 
 def _scan_pieces(scanner: Scanner, text: str, given_up: threading.Event) -> str | None:
-    """Scan piece by piece, until something is found or nobody waits for it any more."""
+    """Scan piece by piece, until a finding or until no caller waits."""
     for piece in pieces(text):
         if given_up.is_set():
             return None

@@ -1,4 +1,4 @@
-"""What a request's lookup depends on, and whether it may be looked up at all."""
+"""The plan of a request's lookup, and whether the request may be looked up at all."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -65,7 +65,7 @@ class Plan:
 
     @cached_property
     def semantic_query(self) -> Question | Reason | None:
-        """Question to look up by meaning, or why there is none though the policy would have it."""
+        """The question to look up by meaning, or the reason why the request has none."""
         if not self.decision.semantic:
             return None
         return semantic_query(self.partition.endpoint, self.body)
@@ -201,12 +201,12 @@ def plan_request(
         plan = Plan(body, personal, decision, directives, secret)
     else:
         return Reason.NO_USER
-    # Without exact lookup, what has no question could be stored but never be found.
+    # Without exact lookup, an entry without a question could be stored but never found.
     return plan if decision.exact or plan.question is not None else Reason.POLICY
 
 
 def end_user(body: dict[str, Any]) -> tuple[str, ...]:
-    """Return who the client says its end user is; empty when it does not.
+    """Return the end user that the client names; empty if it names none.
 
     Both names count where they differ: one of them may stand for a whole application.
     """

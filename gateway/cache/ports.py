@@ -1,4 +1,4 @@
-"""The entry, and the interfaces of stores and of what surrounds them; tests may fake them."""
+"""The entry, and the interfaces of stores and of their neighbours; tests may fake them."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class EntryTooLargeError(StoreError):
 
 
 class UnfinishedError(Exception):
-    """An operator's action stopped half-way; the text says what was done and what was not."""
+    """An operator's action is incomplete; the text names the done and the missing parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ScopeKeys(Protocol):
     async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
         """Return the wrapped data key that holds from now on: the one there, else ``proposed``.
 
-        Whoever asks at the same moment is told the same. It is kept until ``until`` at least.
+        Concurrent callers get the same key. The key is kept until ``until`` at least.
         """
 
     async def forget(self, tag: bytes) -> None:
@@ -152,7 +152,7 @@ class Claims(Protocol):
 
 
 class Quarantine(Protocol):
-    """Keys whose entries must not be found by meaning any more."""
+    """Keys of entries that must not be semantic hits any more."""
 
     def holds(self, key: bytes) -> bool:
         """Tell whether the key is among them; a look at memory and at a file's date."""
@@ -177,7 +177,7 @@ class ActivePolicy:
     recorded: RecordedPolicy
     """The policy in the form that the decision log needs."""
     pii_identities: Mapping[PiiAction, str]
-    """What keys say of the scan that a prompt passed, for each action."""
+    """The part of cache keys for the scan that a prompt passed, by action."""
 
 
 class MemoryTier(Protocol):

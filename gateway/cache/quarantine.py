@@ -1,4 +1,4 @@
-"""``quarantine.jsonl``: keys whose entries are not found by meaning any more, one in a line.
+"""``quarantine.jsonl``: keys of entries that must not be semantic hits, one in a line.
 
 Laws: the file is the truth, and each worker that shares it reads it again after a change. A key is
 on the disk before ``add`` returns, or it raises. A key leaves KEEP_SECONDS after it was last added,
@@ -115,7 +115,7 @@ class QuarantineFile:
         """Read the file if it has changed; tell whether it could be read."""
         try:
             status = self._path.stat()
-            # Of before the file is read: what is written meanwhile is read the next time.
+            # From before the read: lines written meanwhile are read the next time.
             state = status.st_ino, status.st_size, status.st_mtime_ns
             if state != self._read_at:
                 self._read_new(status.st_size)

@@ -30,7 +30,7 @@ Hex = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{2})+$")]
 
 
 class Kind(StrEnum):
-    """What became of the answer that was found by meaning."""
+    """The lookup's outcome for the semantic candidate."""
 
     SERVED = "served"
     SHADOW = "shadow"
@@ -58,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of a check. ``key`` and ``entry`` are cache keys, hex, of asked and stored."""
+    """The result of a check. ``key`` and ``entry`` are cache keys, hex: request and entry."""
 
     time: float
     kind: Kind
@@ -73,7 +73,7 @@ class Comparison:
     alias: StrictBool
     outcome: Outcome
     why: str
-    """One word: what decided."""
+    """The ground of the outcome, in one word."""
     asked: str
     """Identity of the question, hex (see ``question_id``)."""
     promoted: StrictBool
@@ -114,12 +114,12 @@ def make_comparison(
 
 
 def basis_of(decision: Decision, threshold: float | None) -> str:
-    """Return what a rate of wrong hits holds for: where it changes, counting starts again."""
+    """Return the basis of a rate of wrong hits: if it changes, the counts start again."""
     return f"{decision.generation}/{decision.max_wrong_hits:g}/{threshold}"
 
 
 def question_id(plan: Plan) -> str:
-    """Return the identity of the question asked, hex: its words, in any case.
+    """Return the identity of the request's question, hex: its words, in any case.
 
     It contains the compatibility fingerprint, so it differs in another conversation or scope.
     """
@@ -129,7 +129,7 @@ def question_id(plan: Plan) -> str:
 
 
 WINDOW = 500
-"""The latest hits of a rule whose rate counts."""
+"""Number of latest hits of a rule in its rate."""
 MAX_RULES = 1000
 MAX_ALIASES = 10_000
 
@@ -168,11 +168,11 @@ class RuleComparisons:
         """Return the figures; the interval allows for unsure ones of either kind."""
         counts, near = Counter(self.hits), Counter(self.near)
         wrong, unsure, of = counts[Outcome.DIFFERENT], counts[Outcome.UNSURE], len(self.hits)
-        told = of - unsure
+        decided = of - unsure
         return {
             "comparisons": of,
             **{outcome.value: counts[outcome] for outcome in Outcome},
-            "wrong_hits": wrong / told if told else None,
+            "wrong_hits": wrong / decided if decided else None,
             "interval": [
                 lower_bound(wrong, of, _EACH_SIDE),
                 upper_bound(wrong + unsure, of, _EACH_SIDE),
@@ -227,32 +227,38 @@ class ComparisonLedger:
         wrong, of = checks.hits.count(Outcome.DIFFERENT), len(checks.hits)
         return checks.off_line(rule) | {"wrong": wrong, "comparisons": of}
 
-    def carried_over(self) -> list[dict[str, Any]]:
-        """Return the lines with which a new journal begins, so that rules stay off."""
+    def lines_to_carry_over(self) -> list[dict[str, Any]]:
+        """Return the first lines of a new journal, so that rules stay off."""
         return [checks.off_line(rule) for rule, checks in self.rules.items() if checks.off]
 
     def alias(
-        self, asked: str, entry: str, until: float, *, now: float, barred: Callable[[bytes], bool]
+        self,
+        question: str,
+        entry: str,
+        until: float,
+        *,
+        now: float,
+        barred: Callable[[bytes], bool],
     ) -> bool:
         """Tell whether the entry that ends at ``until`` is known to answer the question.
 
         An entry that ends at another time holds another answer under the same key. ``barred`` tells
         whether an answer was reported wrong; if the fresh answer was, its alias goes too.
         """
-        found = self._aliases.get((asked, entry))
+        found = self._aliases.get((question, entry))
         if found is None:
             return False
         key, its_end = found
         if now < until == its_end and not barred(bytes.fromhex(key)):
             return True
-        del self._aliases[asked, entry]
+        del self._aliases[question, entry]
         return False
 
     def report(self) -> dict[str, dict[str, Any]]:
         return {rule: checks.report() for rule, checks in sorted(self.rules.items())}
 
     def rules_off(self) -> dict[str, bool]:
-        """Return whether it is off, by rule that was ever compared."""
+        """Tell for each rule with comparisons whether it is off."""
         return {rule: checks.off for rule, checks in self.rules.items()}
 
     @property

@@ -1,7 +1,7 @@
-"""One run of a slow question for all who ask it at the same time.
+"""One run of a slow task for all its concurrent callers.
 
-Law: who asks waits for the same run and gets what it comes to, its failure included. It ends with
-the last who waits, and with nobody before.
+Law: all callers wait for the same run and get its result, failures included. The run ends early
+only if the last caller leaves.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ class _Run(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """The runs under way, by what they are about."""
+    """The current runs, by key."""
 
     def __init__(self) -> None:
         self._runs: dict[Hashable, _Run[T]] = {}
 
     async def ask(self, about: Hashable, run: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what the run about this comes to, and begin one where none is under way."""
+        """Return the result of the key's run; begin one if none is under way."""
         shared = self._runs.get(about)
         if shared is None:
             shared = self._runs[about] = _Run(asyncio.create_task(run()))
@@ -40,7 +40,7 @@ class SingleFlight(Generic[T]):
                     del self._runs[about]
 
     def part(self, about: Hashable) -> None:
-        """Let whoever asks from now on wait for a new run: what it is about has changed."""
+        """Let later callers wait for a new run: the subject of the current one has changed."""
         self._runs.pop(about, None)
 
     def part_all(self) -> None:

@@ -52,8 +52,8 @@ class CacheWriter:
                 if plan.personal is None:
                     return Reason.PII
                 plan = plan.personal
-        if spec.anonymous is not None and (kept := spec.anonymous(result)) is not None:
-            plain = exact_json.dumps(kept)
+        if spec.anonymous is not None and (anonymous := spec.anonymous(result)) is not None:
+            plain = exact_json.dumps(anonymous)
         usage = prompt_usage(spec.usage(result))
         tokens = (usage.prompt or 0) + (usage.completion or 0)
         entry = plan.entry(plain, self.now(), tokens=tokens)

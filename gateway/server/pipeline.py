@@ -30,7 +30,7 @@ from gateway.cache.lookup import (
     ScanPrompt,
     SearchSemantic,
     State,
-    Unended,
+    Unfinished,
     VerifyCandidate,
     bypass,
     forward,
@@ -343,7 +343,7 @@ class Pipeline:
         context.note(state)
         return state
 
-    async def _next(self, state: Unended, context: RequestContext) -> State:
+    async def _next(self, state: Unfinished, context: RequestContext) -> State:
         """Do what a state needs, and return the state that follows."""
         match state:
             case LookUpExact():
@@ -366,7 +366,7 @@ class Pipeline:
                 learned, entry = self.learned, state.hit.entry
                 alias = learned is not None and learned.alias(state.plan, entry, self.now())
                 result = verification.result(threshold, alias=alias)
-                context.observation.verified.append((result, verification.measured))
+                context.observation.verified.append((result, verification.known_score))
                 context.note(state, Verdict(verification, threshold, alias))
                 return state.next(verification, threshold, alias=alias)
             case _:
@@ -424,7 +424,7 @@ class Pipeline:
             state = replace(state, status=ForwardStatus(Forwarded.MISS, Reason.LOCAL))
         return await self.outbox.exchange(context, state)
 
-    async def _get(self, state: Unended, key: bytes, context: RequestContext) -> Entry | None:
+    async def _get(self, state: Unfinished, key: bytes, context: RequestContext) -> Entry | None:
         """Return the entry; where the index named it, an absent one leaves the index, too."""
         explained = context.trace is not None
         try:
@@ -449,7 +449,7 @@ class Pipeline:
             found = await scan_prompt(context, state.plan, self.scans)
         except ScanFailedError as error:
             context.note(state, error)
-            return state.failed()
+            return state.fail()
         context.note(state, found)
         return state.next(found)
 

@@ -65,7 +65,7 @@ def drive(state: State, world: World) -> tuple[list[type], State]:
             case LookUpPersonal():
                 state = state.next(world.entries.get(state.personal.key), world.now)
             case ScanPrompt() if world.scan_fails:
-                state = state.failed()
+                state = state.fail()
             case ScanPrompt():
                 state = state.next(world.found)
             case SearchSemantic():
@@ -73,7 +73,9 @@ def drive(state: State, world: World) -> tuple[list[type], State]:
             case FetchCandidate():
                 state = state.next(world.entries.get(state.key), world.now)
             case VerifyCandidate():
-                state = state.next(Verification(1.0, world.verify(state.asked, state.stored)), 0.5)
+                state = state.next(
+                    Verification(1.0, world.verify(state.question, state.stored)), 0.5
+                )
             case Hit() | Forward() | Refused():
                 return path, state
             case _:

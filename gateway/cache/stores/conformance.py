@@ -1,4 +1,4 @@
-"""What every entry store must do, as a check that each implementation runs in its tests.
+"""The contract of entry stores, as a check that each implementation runs in its tests.
 
 Shipped with the port, so that a store of your own can be held to it: ``await check_store(make)``.
 """
@@ -161,16 +161,16 @@ async def _walks_over_all(store: Store) -> None:
     await store.delete(b"0")
     del there[b"0"]
     for limit in (1, 7, 49, 1000):
-        met: dict[bytes, Entry] = {}
+        walked: dict[bytes, Entry] = {}
         after: bytes | None = None
         while True:
             page = await store.walk(after, limit)
             _expect(len(page.entries) <= limit, "a page is longer than its limit")
-            met.update((entry.key, entry) for entry in page.entries)
+            walked.update((entry.key, entry) for entry in page.entries)
             after = page.after
             if after is None:
                 break
-        _expect(met == there, f"a walk in pages of {limit} did not meet exactly what is there")
+        _expect(walked == there, f"a walk in pages of {limit} did not meet exactly what is there")
 
 
 async def _stays_within(store: Store, max_bytes: int) -> None:
@@ -186,14 +186,14 @@ async def _stays_within(store: Store, max_bytes: int) -> None:
             stats.entries + stats.evictions == 200, "entries plus evictions is not what was put"
         )
         _expect(stats.bytes > max_bytes // 2, "far more was evicted than had to be")
-        kept = example_entry(b"199", b"x" * 1500)
+        last = example_entry(b"199", b"x" * 1500)
         try:
-            await store.put(replace(kept, result=b"x" * (max_bytes + 1)))
+            await store.put(replace(last, result=b"x" * (max_bytes + 1)))
         except EntryTooLargeError:
             pass
         else:
             raise StoreConformanceError("an entry larger than the store was not refused")
-        _expect(await store.get(b"199") == kept, "a refused entry replaced or evicted another")
+        _expect(await store.get(b"199") == last, "a refused entry replaced or evicted another")
     finally:
         await store.close()
 

@@ -32,7 +32,7 @@ class LoopTimeout:
         self._timer: asyncio.TimerHandle | None = None
 
     async def wait(self, call: Awaitable[T], seconds: float) -> T:
-        """Return the call's result. Raises TimeoutError after ``seconds``, or what it raises."""
+        """Return the call's result. Raises its exception, or TimeoutError after ``seconds``."""
         async with asyncio.timeout(None) as bound:
             self._left[bound] = max(1, round(seconds / TICK))
             if self._timer is None:
@@ -86,7 +86,7 @@ class GuardedStore:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with the store if it is not used at present, else None."""
+        """The fault of the store while it is not used, else None."""
         return None if self._probing is None else "not answering"
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:

@@ -204,7 +204,7 @@ class S3Fifo:
         return slot.size
 
     def _evict(self) -> list[bytes]:
-        """Evict the key whose turn it is, or give that key another round."""
+        """Evict the next key, or give it another round."""
         small = self._small_bytes * SMALL_SHARE > self.max_bytes or not self._main
         key, slot = (self._small if small else self._main).popitem(last=False)
         if small:

@@ -116,7 +116,7 @@ def test_a_rule_that_is_off_stays_so_until_the_basis_changes_or_it_is_reset():
     switched(ledger)
     assert off_basis(ledger, "a") != "1/0.01/0.5"
     assert off_basis(ledger, "b") != "0/0.01/0.5"
-    carried = ledger.carried_over()
+    carried = ledger.lines_to_carry_over()
     assert off_basis(ledger_of(*carried), "a") == "0/0.01/0.5"
     for reset in ({"kind": "reset", "rule": "a"}, {"kind": "reset", "rule": None}):
         again = ledger_of(*carried, reset)

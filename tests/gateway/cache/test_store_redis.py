@@ -165,7 +165,7 @@ async def test_what_was_used_longest_ago_goes_first(open_store):
         await store.put(example_entry(b"%d" % n, b"x" * 1000))
     assert await store.get(b"0") is not None
     store.touch(b"1")
-    await store.tend()
+    await store.run_upkeep()
     for n in range(10, 18):
         await store.put(example_entry(b"%d" % (n % 10 + 20), b"x" * 990))
     assert await store.get(b"0") is not None
@@ -186,7 +186,7 @@ async def test_a_use_does_not_bring_back_what_was_deleted(open_store, redis):
     await store.put(ENTRY)
     store.touch(ENTRY.key)
     await store.delete(ENTRY.key)
-    await store.tend()
+    await store.run_upkeep()
     assert store.stats().entries == store.stats().bytes == 0
     assert [name async for name in redis.scan_iter()] == [b"refrain:1:{0}:total"]
 
@@ -210,7 +210,7 @@ async def test_what_redis_expires_leaves_the_count(open_store, redis):
     # As if its time had come: gone, and in the past of the index.
     await redis.pexpire(PREFIX + ENTRY.key, 0)
     await redis.zadd("refrain:1:{0}:ends", {ENTRY.key: 1})
-    await store.tend()
+    await store.run_upkeep()
     stats = store.stats()
     assert (stats.entries, stats.bytes) == await counted(redis) == (1, encoded_size(ENTRY) + 2)
     assert stats.evictions == 0
@@ -297,7 +297,7 @@ async def test_a_server_that_was_killed_and_is_back_is_used_again(redis_version,
     try:
         await store.put(ENTRY)
         server.kill()
-        for use in (store.get(ENTRY.key), store.put(ENTRY), store.delete(b""), store.tend()):
+        for use in (store.get(ENTRY.key), store.put(ENTRY), store.delete(b""), store.run_upkeep()):
             with pytest.raises(StoreUnavailableError, match="cannot be reached"):
                 await use
         server.start()

@@ -109,7 +109,7 @@ async def test_a_slot_that_moves_is_followed(store, cluster):
     newer = replace(moving[0], result=b"newer")
     await store.put(newer)
     assert await store.get(newer.key) == newer
-    await store.tend()
+    await store.run_upkeep()
     assert store.stats().entries == len(ENTRIES)
 
 

@@ -52,7 +52,7 @@ async def test_what_redis_evicted_leaves_the_count(store, redis):
     for n in random.Random(4).sample(range(1000), 400):
         await redis.delete(f"{STEM}e:{n}")
     for _ in range(1000 // 256 + 1):
-        await store.tend()
+        await store.run_upkeep()
     assert figures(store) == await counted(redis)
     assert figures(store)[0] == 600
     assert store.stats().evictions == 0
@@ -66,10 +66,10 @@ async def test_a_redis_that_evicts_at_random_keeps_serving_and_is_counted_right(
         await store.put(entry)
         assert await store.get(entry.key) in (entry, None)
         if n % 100 == 99:
-            await store.tend()
+            await store.run_upkeep()
     await redis.config_set("maxmemory", 0)
     for _ in range(1500 // 256 + 2):
-        await store.tend()
+        await store.run_upkeep()
     assert figures(store) == await counted(redis)
     assert 0 < figures(store)[0] < 1500
 
@@ -78,12 +78,12 @@ async def test_a_redis_that_evicts_at_random_keeps_serving_and_is_counted_right(
 async def test_an_index_that_was_lost_is_made_anew(store, redis, lost):
     entries = await filled(store, 700)
     await store.put(replace(ENTRY, expires_at=float("inf")))
-    await store.tend()
+    await store.run_upkeep()
     true = await counted(redis)
     await redis.delete(*(STEM + part for part in lost))
     await store.put(example_entry(b"1", b"x" * 500))
-    await store.tend()
-    await store.tend()
+    await store.run_upkeep()
+    await store.run_upkeep()
     assert figures(store) == true == await counted(redis)
     for part in ("used", "ends"):
         assert await redis.zcard(STEM + part) == 701
@@ -97,11 +97,11 @@ async def test_an_index_that_was_lost_is_made_anew(store, redis, lost):
 async def test_of_several_gateways_one_makes_the_index_anew(store, server, redis):
     await filled(store, 50)
     other = RedisStore(server.url, max_bytes=1 << 24, seconds=10, upkeep_seconds=3600)
-    await store.tend()
+    await store.run_upkeep()
     await redis.delete(STEM + "size")
     await redis.config_resetstat()
-    await asyncio.gather(store.tend(), other.tend())
-    await asyncio.gather(store.tend(), other.tend())
+    await asyncio.gather(store.run_upkeep(), other.run_upkeep())
+    await asyncio.gather(store.run_upkeep(), other.run_upkeep())
     assert figures(store) == figures(other) == await counted(redis)
     assert (await redis.info("commandstats"))["cmdstat_scan"]["calls"] <= 2
     await other.close()
@@ -111,7 +111,7 @@ async def test_a_repair_that_was_broken_off_is_begun_again(store, redis):
     await filled(store, 50)
     await redis.hset(STEM + "total", "repairing", 1)  # by one who died long ago
     await redis.zrem(STEM + "used", "7")
-    await store.tend()
+    await store.run_upkeep()
     assert figures(store) == await counted(redis)
     assert await redis.zcard(STEM + "used") == 50
     assert not await redis.hexists(STEM + "total", "repairing")
@@ -135,10 +135,10 @@ async def test_a_redis_full_of_what_is_not_ours_says_what_to_do_and_changes_noth
         await store.put(replace(ENTRY, key=b"other", result=b"x" * 5000))
     assert not isinstance(error.value, StoreUnavailableError)
     assert await redis.keys(STEM + "e:*") == []  # it gave way as far as it could
-    await store.tend()
+    await store.run_upkeep()
     await redis.config_set("maxmemory", 0)
     await store.put(ENTRY)
-    await store.tend()
+    await store.run_upkeep()
     assert figures(store) == await counted(redis) == (1, figures(store)[1])
 
 
@@ -206,8 +206,8 @@ async def test_the_documented_permissions_are_enough(server, redis):
         await store.put(ENTRY)
         assert await store.get(ENTRY.key) == ENTRY
         await redis.delete(STEM + "used")
-        await store.tend()
-        await store.tend()
+        await store.run_upkeep()
+        await store.run_upkeep()
         assert [entry.key for entry in (await store.walk(None, 9)).entries] == [ENTRY.key]
         await store.delete(ENTRY.key)
         await asyncio.wait_for(store.invalidations.proven.wait(), 60)

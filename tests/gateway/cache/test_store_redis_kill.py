@@ -31,7 +31,7 @@ async def test_a_writer_killed_at_any_moment_leaves_whole_entries_and_an_exact_c
         try:
             found = await whole(store)
             check_kept(found, acknowledged)
-            await store.tend()
+            await store.run_upkeep()
             assert store.stats().entries == len(found)
             assert store.stats().bytes == sum(encoded_size(entry) for _, entry in found.values())
         finally:
@@ -69,7 +69,7 @@ async def test_a_redis_killed_at_any_moment_costs_entries_and_breaks_none(server
             await asyncio.gather(*writing)
             server.start()
             await whole(store)
-            await store.tend()
+            await store.run_upkeep()
             async with Redis.from_url(server.url) as redis:
                 names = [name async for name in redis.scan_iter(match="refrain:1:{0}:e:*")]
                 assert store.stats().entries == len(names)

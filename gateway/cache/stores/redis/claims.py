@@ -42,8 +42,8 @@ class RedisClaims:
         self._token = secrets.token_hex(8).encode()
         """Names the holder of our claims."""
         self._timeout = LoopTimeout()
-        # Those that are being taken, too.
-        self._held: set[bytes] = set()
+        # Slots of granted claims and of claims in progress.
+        self._slots: set[bytes] = set()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None
@@ -51,25 +51,25 @@ class RedisClaims:
     async def take(self, slot: bytes) -> bool:
         if not self.usable():
             raise StoreUnavailableError("the store is not answering")
-        if slot in self._held:
+        if slot in self._slots:
             return False
-        self._held.add(slot)
+        self._slots.add(slot)
         try:
-            taken = await self._timeout.wait(self._run("take", slot), CALL_SECONDS)
+            is_granted = await self._timeout.wait(self._run("take", slot), CALL_SECONDS)
         except BaseException as error:
             # Redis may have made the claim all the same.
             self.release(slot)
             if isinstance(error, TimeoutError):
                 raise StoreUnavailableError("Redis did not answer in time") from None
             raise
-        if not taken:
-            self._held.discard(slot)
+        if not is_granted:
+            self._slots.discard(slot)
         elif self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
-        return bool(taken)
+        return bool(is_granted)
 
     def release(self, slot: bytes) -> None:
-        self._held.discard(slot)
+        self._slots.discard(slot)
         task = asyncio.create_task(self._release(slot))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -80,7 +80,7 @@ class RedisClaims:
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
-        for slot in list(self._held):
+        for slot in list(self._slots):
             self.release(slot)
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -90,7 +90,7 @@ class RedisClaims:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(LEASE_SECONDS / 3)
-            for slot in list(self._held):
+            for slot in list(self._slots):
                 try:
                     await self._run("renew", slot)
                 except StoreError as error:
@@ -98,7 +98,7 @@ class RedisClaims:
 
     async def _release(self, slot: bytes) -> None:
         until = asyncio.get_running_loop().time() + LEASE_SECONDS
-        while slot not in self._held:
+        while slot not in self._slots:
             try:
                 await self._run("release", slot)
             except StoreError as error:

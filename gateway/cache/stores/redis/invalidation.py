@@ -1,4 +1,4 @@
-"""Invalidations: keeps the tier in memory coherent with what other gateways change in Redis.
+"""Invalidations: keep the memory tier coherent with changes by other gateways in Redis.
 
 Each script that changes an entry numbers its change and publishes it on one channel. One connection
 of ours subscribes to that channel. Beats say the latest number: each goes out through its shard and
@@ -37,7 +37,7 @@ class InSync:
 
 
 SyncState = InSync | None
-"""None where changes are unknown: nobody is subscribed, or some were missed."""
+"""None if changes are unknown: without a subscription, or after missed changes."""
 
 
 def after_change(state: SyncState, epoch: bytes, seq: int) -> SyncState:

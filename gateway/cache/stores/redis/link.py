@@ -115,7 +115,7 @@ class RedisLink:
     """Sends commands and scripts. Made anywhere, used from one event loop."""
 
     def __init__(self, url: str, *, seconds: float, password: str | None = None) -> None:
-        """Connect at the first call. Raises ValueError if the URL is none of Redis.
+        """Connect at the first call. Raises ValueError if the URL is not a Redis URL.
 
         ``seconds`` bounds every wait. ``password`` is for a URL without one.
         """
@@ -207,7 +207,7 @@ def _raise_if_cancelled() -> None:
 
 
 def store_error(error: Exception) -> StoreError:
-    """Return what a failure means; never the server's whole text, which may quote a command."""
+    """Return the cause of a failure; never the server's whole text, which may quote a command."""
     code = _code(error)
     if code is not None:
         kind = StoreUnavailableError if code in _UNAVAILABLE else StoreError
@@ -284,10 +284,10 @@ class _OneServer:
 
 
 class _ClusterServers:
-    """The nodes of a Redis Cluster, each with the slots that it last said to have."""
+    """The nodes of a Redis Cluster, each with its last reported slots."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        """``options`` are those of a client of any node; all nodes take the same ones."""
+        """``options`` are the client's options; all nodes take the same ones."""
         self._options = options
         seed = (options.get("host", "localhost"), options.get("port", 6379))
         # The order in which nodes are asked for the slots. A node goes to the end when it is
@@ -328,7 +328,7 @@ class _ClusterServers:
             raise
 
     def listener(self) -> Any:
-        """Return a new client of the next node: each repeats what is published on any node."""
+        """Return a new client of the next node: each node repeats all published messages."""
         self._listeners += 1
         host, port = self._known[self._listeners % len(self._known)]
         return client({**self._options, "host": host, "port": port})

@@ -202,7 +202,7 @@ return totals(0)
 Arguments: prefix, channel, shard, origin, cache key, digest.
 """
 
-TEND = _script("""
+UPKEEP = _script("""
 local score = micros
 for n = 6, #ARGV do
   score = score + 1

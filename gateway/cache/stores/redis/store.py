@@ -39,7 +39,7 @@ from gateway.cache.stores.redis.scripts import (
     ENSURE_KEY,
     PUT,
     REPAIR,
-    TEND,
+    UPKEEP,
     WALK,
     Script,
     Shard,
@@ -77,7 +77,7 @@ class RedisStore:
         upkeep_seconds: float = 1.0,
         shards: int | None = None,
     ) -> None:
-        """Connect at the first call. Raises ValueError if the URL is none of Redis.
+        """Connect at the first call. Raises ValueError if the URL is not a Redis URL.
 
         ``password`` is for a URL without one. ``seconds`` bounds every wait. All gateways must use
         the same number of ``shards``.
@@ -249,12 +249,12 @@ class RedisStore:
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # The caller gets the exception; without a caller, asyncio must not complain of it.
+            # The caller gets the exception; without a caller, asyncio must not log it.
             task.exception()
 
     # Upkeep: uses are written down, and the totals corrected.
 
-    async def tend(self) -> None:
+    async def run_upkeep(self) -> None:
         """Do the upkeep now. Raises StoreError."""
         uses, self._uses = self._uses, {}
         of_shard: list[list[bytes]] = [[] for _ in self._shards]
@@ -262,11 +262,11 @@ class RedisStore:
             of_shard[self._shards.of(key).number].append(key)
         for shard, keys in zip(self._shards, of_shard, strict=True):
             for start in range(0, max(len(keys), 1), USES_AT_ONCE):
-                await self._tend(shard, keys[start : start + USES_AT_ONCE])
+                await self._upkeep_shard(shard, keys[start : start + USES_AT_ONCE])
 
-    async def _tend(self, shard: Shard, keys: Sequence[bytes]) -> None:
+    async def _upkeep_shard(self, shard: Shard, keys: Sequence[bytes]) -> None:
         place = self._places[shard.number]
-        answer = await self.link.run(TEND, shard, *shard.head, self._room, place, *keys)
+        answer = await self.link.run(UPKEEP, shard, *shard.head, self._room, place, *keys)
         self._places[shard.number], whole, epoch = self._note(shard, answer)
         # With the epoch, Redis may have lost all else that belongs to the index.
         known, self._epochs[shard.number] = self._epochs[shard.number], epoch
@@ -293,7 +293,7 @@ class RedisStore:
         while True:
             await asyncio.sleep(self._upkeep_seconds)
             try:
-                await self.tend()
+                await self.run_upkeep()
                 warned = False
             except StoreError as error:
                 if not warned:

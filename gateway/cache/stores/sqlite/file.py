@@ -1,4 +1,4 @@
-"""The database file of the entries: it is opened, renamed if corrupt, and opened anew if replaced.
+"""The database file of the entries: opened, renamed if corrupt, and reopened if replaced.
 
 Law: a corrupt file never stops the gateway and is never deleted at once. It is renamed with its
 write-ahead log, one log line says so, and an empty file takes its place. Any process that shares

@@ -85,7 +85,7 @@ class SqliteScopeKeys:
         await asyncio.to_thread(disconnect)
 
     async def _run(self, action: Callable[[sqlite3.Connection], T]) -> T:
-        """Return the action's result; what it changed is committed. Raises StoreError."""
+        """Return the action's result, with its changes committed. Raises StoreError."""
         return await asyncio.to_thread(self._run_here, action)
 
     def _run_here(self, action: Callable[[sqlite3.Connection], T]) -> T:
@@ -100,7 +100,7 @@ class SqliteScopeKeys:
                     if not is_corrupt(error):
                         raise
                     self._disconnect()
-                    self._set_aside(error)
+                    self._rename_corrupt(error)
                     with self._connect() as connection:
                         return action(connection)
             except (sqlite3.Error, OSError) as error:
@@ -124,7 +124,7 @@ class SqliteScopeKeys:
             self._connection.executescript(_SCHEMA)
         return self._connection
 
-    def _set_aside(self, error: sqlite3.Error) -> None:
+    def _rename_corrupt(self, error: sqlite3.Error) -> None:
         aside = self._path.with_name(self._path.name + ".corrupt")
         self._path.rename(aside)
         _log.error(
@@ -143,7 +143,7 @@ class SqliteScopeKeys:
 def _find(
     connection: sqlite3.Connection, tag: bytes, master: bytes, until: float = 0.0
 ) -> bytes | None:
-    """Return the wrapped key if it is kept until then at least."""
+    """Return the wrapped key if it is kept until ``until`` at least."""
     rows = connection.execute(
         "SELECT wrapped FROM scope_key WHERE tag = ? AND master = ? AND until >= ?",
         (tag, master, until),

@@ -89,7 +89,7 @@ class SqliteStore:
         write_seconds: float = 2.0,
         upkeep_seconds: float = 5.0,
     ) -> None:
-        """Start the threads, which open the file; a call raises what goes wrong.
+        """Start the threads, which open the file; calls raise its faults.
 
         ``read_seconds`` bounds the wait for the file's lock when it is opened, ``write_seconds``
         that for other writers and for a page of a walk. Recent uses are written down every
@@ -296,7 +296,7 @@ class Writer:
         self._file.close()
 
     def _collect(self, seconds: float) -> tuple[list[_Write], bool]:
-        """Wait for a change and take those behind it; also tell whether to stop after them."""
+        """Wait for a change and take all queued ones; also tell whether to stop after them."""
         writes: list[_Write] = []
         size = 0
         try:
@@ -421,7 +421,7 @@ def _failure(error: Exception) -> StoreError:
 
 def _settle(reply: Reply[T], outcome: T | StoreError) -> None:
     """Give the loop its answer, from any thread."""
-    # On a closed loop nobody waits.
+    # On a closed loop no caller waits.
     with suppress(RuntimeError):
         reply.get_loop().call_soon_threadsafe(_set, reply, outcome)
 
@@ -436,7 +436,7 @@ def _set(reply: Reply[T], outcome: T | StoreError) -> None:
 
 
 def _upkeep(step: Callable[[], object]) -> None:
-    """Run a step for which nobody waits; if its fault stays, the next request meets it."""
+    """Run a step without a caller; if its fault stays, the next request gets the fault."""
     try:
         step()
     except StoreError as error:

@@ -184,7 +184,7 @@ class _Transaction:
         self._small_bytes -= 0 if main else size
 
     def _evict(self) -> None:
-        """Take one step: evict an entry, or give the one whose turn it is another round.
+        """Take one step: evict the next entry, or give it another round.
 
         Expired entries go first, then the queues of ``memory.S3Fifo`` choose.
         """
