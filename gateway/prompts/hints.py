@@ -52,7 +52,7 @@ _ANTHROPIC, _OPENAI = BreakpointField.CACHE_CONTROL, BreakpointField.PROMPT_CACH
 MAX_MARKS = {_ANTHROPIC: 4, _OPENAI: 3}
 """OpenAI writes four prefixes at most, and chooses the place of one itself."""
 _MARKED = {_ANTHROPIC: INSTRUCTING | {"user", "assistant"}, _OPENAI: INSTRUCTING | {"user"}}
-"""The roles whose turns may be marked."""
+"""The roles of turns that may be marked."""
 _MODELS = tuple(
     (re.compile(pattern), field, tokens)
     for pattern, field, tokens in (

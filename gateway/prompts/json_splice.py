@@ -35,7 +35,7 @@ class Text(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """What takes the place of the bytes from ``start`` to ``end``."""
+    """The replacement of the bytes from ``start`` to ``end``."""
 
     start: int
     end: int

@@ -1,4 +1,4 @@
-"""What was changed of a request before it was sent, and why not.
+"""The changes to a request before it is sent, and the reasons for none.
 
 One vocabulary for header, metric, log and trace.
 """
@@ -38,7 +38,7 @@ class Step(StrEnum):
 
 
 class NotRewritten(StrEnum):
-    """Why what the policy asks for left a request, or a part of it, as it was."""
+    """The reason why a rule of the policy left a request, or a part of it, unchanged."""
 
     TOO_LARGE = "too-large"
     TOO_MANY = "too-many"
@@ -101,7 +101,7 @@ def format_rewrites(changes: Sequence[Rewrite], declined: Sequence[Declined]) ->
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What became of the declared context of one request; ``tokens`` are estimates."""
+    """The outcome for the declared context of one request; ``tokens`` are estimates."""
 
     steps: tuple[Step, ...] = ()
     tokens: int = 0
@@ -118,7 +118,7 @@ class Compression:
 
 
 def combine(one: Compression | None, other: Compression | None) -> Compression | None:
-    """Return what became of two parts of a request; of two reasons the first counts."""
+    """Return the outcome for two parts of a request; of two reasons the first counts."""
     if one is None or other is None:
         return one or other
     return Compression(
@@ -138,5 +138,5 @@ class PreparedRequest:
     changes: tuple[Rewrite, ...] = ()
     declined: tuple[Declined, ...] = ()
     edits: tuple[Edit, ...] = ()
-    """What rewriting, or the hints, changed in the client's bytes."""
+    """The changes by rewriting or hints in the client's bytes."""
     compression: Compression | None = None

@@ -43,13 +43,13 @@ def decline_choices(
         if (reason := decline_choice(body, choice)) is not None:
             return reason
         # A choice that calls tools has no text.
-        if (said := text(choice)) and lacks_json(body.get("response_format"), said):
+        if (answer := text(choice)) and lacks_json(body.get("response_format"), answer):
             return Reason.INVALID_JSON
     return unprintable(result)
 
 
 def lacks_json(wanted: Any, text: str) -> bool:
-    """Tell whether a response format asks for JSON, and the text is none."""
+    """Tell whether a response format requires JSON, and the text is not JSON."""
     asks = isinstance(wanted, dict) and wanted.get("type") in ("json_object", "json_schema")
     return asks and not is_json(text)
 

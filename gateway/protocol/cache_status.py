@@ -1,4 +1,4 @@
-"""The ``Cache-Status`` reply header (RFC 9211), and the words for why a request went its way.
+"""The ``Cache-Status`` reply header (RFC 9211), and the reasons for a request's outcome.
 
 Law: metrics, logs, traces and explanations use the same words, all members of ``Reason``.
 """
@@ -29,7 +29,7 @@ class Reason(StrEnum):
     HOSTED_TOOLS = "hosted-tools"
     FRESHNESS = "freshness"
     ONLY_IF_CACHED = "only-if-cached"
-    # How a stale entry came to be served.
+    # Why a stale entry was served.
     STALE_WHILE_REVALIDATE = "stale-while-revalidate"
     STALE_IF_ERROR = "stale-if-error"
     # Why a request may hit only exactly, and is neither looked up nor found by meaning: its kind,
@@ -52,7 +52,7 @@ class Reason(StrEnum):
     VAGUE = "vague"
     VARIETY = "variety"
     TIME = "time"
-    # Why what was found by meaning was not served.
+    # Why a semantic candidate was not served.
     SHADOW = "shadow"
     SEMANTIC_OFF = "semantic-off"
     # How a miss was answered without a call of its own.

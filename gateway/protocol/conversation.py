@@ -1,4 +1,4 @@
-"""The texts of a request body: what policy, PII scan and semantic lookup read.
+"""The texts of a request body for policy, PII scan and semantic lookup.
 
 Law: what the model or a client can read as text, the PII scan reads too: member names, text cut
 into parts or messages, and text escaped once more, as in a tool call's arguments
@@ -17,7 +17,7 @@ _ESCAPES = (
     ("\0", "\\"),
 )
 _MOST_ESCAPED = 3
-"""JSON in JSON in JSON is read; what is deeper is nobody's habit."""
+"""JSON in JSON in JSON is read; deeper nesting does not occur in practice."""
 _REACH = 40
 """Characters at the borders of texts that may belong together."""
 _TEXT_MEMBERS = ("content", "reasoning_content", "reasoning", "refusal")
@@ -38,7 +38,7 @@ _CREDENTIALS = frozenset(
 def readings(value: Any) -> Iterator[str]:
     """Yield the strings in a JSON value, depth first, with their other readings.
 
-    Sealed reasoning is left out: only who made it can read it, and it is nobody's secret.
+    Sealed reasoning is left out: only its author can read it, and it is no client's secret.
     """
     stack = [value]
     while stack:
@@ -68,7 +68,7 @@ def readings(value: Any) -> Iterator[str]:
 
 
 def names(value: Any) -> Iterator[str]:
-    """Yield the strings in what holds names and ids: long ones are random and yet no secret."""
+    """Yield the strings of fields with names and ids: long ones are random and yet no secret."""
     for text in readings(value):
         yield as_names(text)
 
@@ -86,7 +86,7 @@ def as_names(text: str) -> str:
 
 
 def query_readings(query: str) -> Iterator[str]:
-    """Yield what a query string says; a plus stands for a space or for itself."""
+    """Yield the texts of a query string; a plus stands for a space or for itself."""
     for parameter in query.split("&") if query else ():
         name, _, value = parameter.partition("=")
         text = as_names(value if name.lower() in _CREDENTIALS else parameter)
@@ -138,7 +138,7 @@ def _text(content: Any, between: str = "") -> str | None:
 
 
 def _unescaped(text: str) -> Iterator[str]:
-    """Yield what the text says once backslash escapes are read, if there are any."""
+    """Yield the text with its backslash escapes decoded, if it has any."""
     for _ in range(_MOST_ESCAPED):
         if "\\" not in text:
             return
@@ -158,7 +158,7 @@ _NAMES = frozenset(
 
 
 def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
-    """Return all text of the last user turn, or of what is asked where there are no turns, or None.
+    """Return all text of the last user turn, or of the question of a body without turns, or None.
 
     All of it, so that text cut into parts does not slip past a policy's rules.
     """

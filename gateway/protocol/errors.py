@@ -1,4 +1,4 @@
-"""Faults, by who is to blame: the client (4xx), the upstream (502, 504) or the store (never shown).
+"""Faults, by their cause: the client (4xx), the upstream (502, 504) or the store (never shown).
 
 Outcomes such as a miss or a bypass are values (``cache.lookup``), not exceptions.
 """
@@ -54,7 +54,7 @@ class PromptTooLongError(ClientError):
 class UpstreamError(RequestError):
     """The upstream could not be reached, did not answer in time, or broke off.
 
-    ``sent`` says that it may have got the request, ``answered`` that something came back.
+    ``sent``: the upstream may have received the request. ``answered``: it sent something back.
     ``retry_after`` is when to come back, in seconds. ``tried`` are those that failed and why.
     ``detail`` is for the log alone: it may name the upstream and its address.
     """

@@ -11,7 +11,7 @@ _REQUEST_ONLY_HERE = frozenset({"host", "content-length", "expect"})
 """True of the client's connection, not of ours to the upstream."""
 
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-"""No field may hold these (RFC 9110, 5.5): some parsers take them, and nobody can send them on."""
+"""No field may hold these (RFC 9110, 5.5): some parsers accept them, but none can be sent on."""
 
 _ONE_REQUESTS = frozenset(
     {"age", "authentication-info", "cf-ray", "content-length", "content-location", "date", "etag"}
@@ -20,7 +20,7 @@ _ONE_REQUESTS = frozenset(
 )
 _ONE_REQUESTS_PARTS = ("request-id", "correlation-id", "trace-id", "ratelimit", "rate-limit")
 _ONE_REQUESTS_ENDS = ("-ms", "-cost", "-organization", "-project")
-"""What is true of one request only: who made it, what was counted to it, how long it took."""
+"""Headers about one request only: its client, its quota, its duration."""
 
 _ANYBODYS = frozenset({"content-type", "content-language", "retry-after", "cache-status"})
 
@@ -44,7 +44,7 @@ def fold_fields(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def end_to_end(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
-    """Drop what belongs to one connection, what that connection's peer names as such, and junk.
+    """Drop the fields of one connection, the fields that its ``Connection`` names, and junk.
 
     Those of ``names``, in lower case, are dropped as well.
     """
@@ -76,12 +76,12 @@ def reply_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
 
     Those of ``names``, in lower case, are dropped, and those that only the gateway may send.
     """
-    kept = end_to_end(fields, *names)
-    return tuple(field for field in kept if not field[0].lower().startswith(_OWN_PREFIX))
+    rest = end_to_end(fields, *names)
+    return tuple(field for field in rest if not field[0].lower().startswith(_OWN_PREFIX))
 
 
 def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
-    """Return the headers without those of the names given in lower case."""
+    """Return the headers without the named ones; the names are in lower case."""
     return tuple(field for field in fields if field[0].lower() not in names)
 
 
@@ -91,8 +91,8 @@ def with_cache_status(fields: Iterable[tuple[str, str]], ours: str, *names: str)
     Those of ``names``, in lower case, are dropped.
     """
     theirs = [value for name, value in fields if value and name.lower() == "cache-status"]
-    kept = without(fields, "cache-status", *names)
-    return (*kept, ("Cache-Status", ", ".join((*theirs, ours))))
+    rest = without(fields, "cache-status", *names)
+    return (*rest, ("Cache-Status", ", ".join((*theirs, ours))))
 
 
 def shared_fields(fields: Iterable[tuple[str, str]], *, same_tenant: bool) -> Fields:

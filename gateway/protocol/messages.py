@@ -48,7 +48,7 @@ class Reply:
 
 
 class Addition(StrEnum):
-    """What the gateway adds to requests of its own accord, and a server may refuse."""
+    """The gateway's own additions to requests, which a server may refuse."""
 
     STREAM_USAGE = "stream-usage"
     """``stream_options.include_usage``."""

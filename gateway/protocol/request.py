@@ -23,7 +23,7 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class OddShape:
-    """The whole body of an odd request, and what OpenAI would say against it."""
+    """The whole body of an odd request, and the error that OpenAI would return."""
 
     body: dict[str, Any] = field(repr=False)
     error: ClientError
@@ -31,7 +31,7 @@ class OddShape:
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """A request as its client sent it, or as it is sent on.
+    """A request in its client's form, or in the form to send.
 
     ``raw`` is the JSON of ``body``. If the request is odd, ``body`` is only what routing reads.
     ``headers`` are by lower-case name, repeated lines joined; ``fields`` are the lines as they
@@ -52,9 +52,9 @@ class CacheRequest:
     model: str = field(init=False)
     """The model that the client names, empty if it names none."""
     streamed: bool = field(init=False)
-    """Whether the client asked for a stream."""
+    """Whether the client requests a stream."""
     wants_usage: bool = field(init=False)
-    """Whether the client gets usage on its stream: if it asked, or if the last event has it."""
+    """Whether the client gets usage on its stream: if requested, or if the last event has it."""
 
     def __post_init__(self) -> None:
         # The slots are set once: each is read several times on the way of a hit.
@@ -121,7 +121,7 @@ def _parts(raw: bytes) -> int:
 
 
 def _routing_body(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
-    """Return what routing reads of an odd request."""
+    """Return the fields of an odd request that routing reads."""
     names = ("model", "previous_response_id") if SPECS[endpoint].keeps_by_id else ("model",)
     routing: dict[str, Any] = {
         name: body[name]
@@ -129,7 +129,7 @@ def _routing_body(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
         if isinstance(body.get(name), str) and _is_text(body[name])
     }
     if body.get("stream") is True:
-        # Usage is not asked for: what the client sent is not touched.
+        # Usage is not requested: the client's bytes stay unchanged.
         routing |= {"stream": True, "stream_options": {"include_usage": True}}
     if isinstance(body.get("store"), bool):
         routing["store"] = body["store"]

@@ -1,4 +1,4 @@
-"""How long a prompt is, and what an upstream says of the tokens of a call.
+"""The length of a prompt, and the token usage that an upstream reports.
 
 The length is an estimate without the model's tokenizer, to be bounded and not billed: a token for
 every four UTF-8 bytes of text, as English takes; each of a prompt given as token numbers; and one
@@ -15,7 +15,7 @@ from policies.decision import Endpoint
 
 BYTES_A_TOKEN = 4
 ATTACHMENT_TOKENS = 765
-"""What an image of 1024 by 1024 takes at high detail."""
+"""Tokens of an image of 1024 by 1024 at high detail."""
 
 _ATTACHMENTS = frozenset(
     {"image_url", "input_image", "input_audio", "file", "input_file", "video_url", "audio_url"}

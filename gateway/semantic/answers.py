@@ -81,7 +81,7 @@ def _call(given: Any) -> str:
     if not isinstance(given, dict):
         return repr(given)
     arguments: Any = given.get("arguments", given.get("input"))
-    # What does not parse is free text.
+    # Text that does not parse is free text.
     with contextlib.suppress(orjson.JSONDecodeError, TypeError):
         parsed = orjson.loads(arguments)
         arguments = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS).decode()
@@ -117,7 +117,7 @@ Vector = Sequence[float]
 
 
 class Judgement(NamedTuple):
-    """An outcome, and one word for what decided it."""
+    """An outcome, and its ground in one word."""
 
     outcome: Outcome
     why: str

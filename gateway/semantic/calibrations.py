@@ -1,7 +1,7 @@
 """Which calibration is in force: the operator's own for the verifier in use, else the shipped one.
 
 Law: a file that is damaged or belongs to another verifier is logged and passed over. Without any
-calibration no budget is known to be kept, and nothing is answered by meaning.
+calibration no budget is known to be kept, and there are no semantic hits.
 """
 
 import logging
@@ -72,7 +72,7 @@ class Calibrations:
         return calibration is not None and calibration is self._own
 
     def shipped(self, verifier: str) -> Calibration | None:
-        """Return the calibration that is installed for a verifier, None where there is none."""
+        """Return the installed calibration of a verifier, or None."""
         if self._shipped is None:
             self._shipped = list(shipped_calibrations())
         return next((each for each in self._shipped if each.verifier == verifier), None)

@@ -211,7 +211,7 @@ def varies(question: TokenizedQuestion) -> bool:
 
 
 def depends_on_time(question: TokenizedQuestion) -> bool:
-    """Tell whether the answer depends on when the question is asked.
+    """Tell whether the answer depends on the time of the question.
 
     Days do not count in a story with its own figures (Tom has 8 apples left today), nor in a
     statement that only leads to the question.

@@ -61,7 +61,7 @@ _LETTERS = re.compile(r"[^\W\d_]++")
 
 @dataclass(frozen=True, slots=True)
 class PlainText:
-    """A text as it reads; ``folded`` has no case, except in its code."""
+    """A text without marks; ``folded`` has no case, except in its code."""
 
     text: str
     folded: str
@@ -75,7 +75,7 @@ def strip_markdown(text: str) -> PlainText:
     blocks: list[str] = []
     inline: set[str] = set()
 
-    def held(found: re.Match[str]) -> str:
+    def replace_code(found: re.Match[str]) -> str:
         code.append(found[2])
         inline.add(found[2])
         return _CODE
@@ -87,7 +87,7 @@ def strip_markdown(text: str) -> PlainText:
             blocks.append(part)
             prose.append(_CODE)
         else:
-            prose.append(_INLINE.sub(held, part))
+            prose.append(_INLINE.sub(replace_code, part))
     words = _without_marks("\n".join(prose))
     return PlainText(
         _with_code(words, code),
@@ -252,7 +252,7 @@ SAME_SPELLING = 0.6
 """Kiev and Kyiv, Jon and John."""
 MAX_LETTERS = 64
 MAX_PAIRS = 64
-"""Of names whose spellings are compared, in time that is cubic in the letters."""
+"""Longest name of which spellings are compared; the time is cubic in the letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class Names:
 
 
 def find_names(text: str) -> Names:
-    """Find the words whose capital is not that of a sentence's beginning."""
+    """Find the capitalised words that do not begin a sentence."""
     words: set[str] = set()
     ordinary: set[str] = set()
     names: set[str] = set()

@@ -58,11 +58,11 @@ class Verification(NamedTuple):
     """Digest of the verifier that gave the score."""
 
     def result(self, threshold: float | None, *, alias: bool = False) -> str:
-        """Return ``hit``, or ``alias`` where the score is too low for one, else why it is neither.
+        """Return ``hit``, ``alias`` (a low score but a known equal answer), or the refusal.
 
-        ``threshold`` is the lowest score that keeps the budget, None where none does. ``alias``: a
-        fresh answer to this question was once the same as this one. That makes up for a low score,
-        and for nothing else.
+        ``threshold`` is the lowest score that keeps the budget; None if no score does. ``alias``:
+        a fresh answer to this question was once equal to this one. An alias makes up for a low
+        score, and for nothing else.
         """
         if self.refusal is not None:
             return self.refusal
@@ -78,7 +78,7 @@ class Verification(NamedTuple):
         return abs(self.score) < float("inf")
 
     @property
-    def measured(self) -> float | None:
+    def known_score(self) -> float | None:
         return self.score if self.refusal is None else None
 
     def describe(
@@ -101,16 +101,16 @@ class Verification(NamedTuple):
 
 
 class Verifier(Protocol):
-    """Checks that a stored answer fits the question asked."""
+    """Checks that a stored answer fits the question of the request."""
 
-    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        """Return how surely one answer fits both questions, whose cosine is ``similarity``.
+    async def verify(self, question: str, stored: str, similarity: float) -> Verification:
+        """Return the verification of one answer for two questions of cosine ``similarity``.
 
         Raises nothing; waits are bounded.
         """
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """Return the lowest score at which at most this share of hits is wrong, None if none is.
+        """Return the lowest score with at most this share of wrong hits, or None.
 
         A calibration bounds the share, with its confidence and for its traffic: that of the
         verifier named (``Verification.verifier``), else of the one in use.

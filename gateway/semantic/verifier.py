@@ -42,7 +42,7 @@ class Scorer(Protocol):
     def verifier_fault(self) -> str:
         """Why there is no verifier."""
 
-    async def score(self, asked: str, stored: str) -> float:
+    async def score(self, question: str, stored: str) -> float:
         """Return how surely one answer fits both. Raises SemanticUnavailableError."""
 
 
@@ -80,23 +80,23 @@ class CalibratedVerifier:
                 return ours
         return _threshold(in_force, max_wrong_hits)
 
-    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
+    async def verify(self, question: str, stored: str, similarity: float) -> Verification:
         verifier = self._verifier()
         if verifier is None:
             return Verification(0.0, "verifier-unavailable")
-        if len(asked) + len(stored) > MAX_CHARACTERS:
+        if len(question) + len(stored) > MAX_CHARACTERS:
             return Verification(0.0, "text-too-long")
-        if asked.strip() == stored.strip():
+        if question.strip() == stored.strip():
             return Verification(1.0, verifier=RULES)
-        refusal = await _apply(guard, asked, stored) if verifier else None
+        refusal = await _apply(guard, question, stored) if verifier else None
         if refusal is not None:
             return Verification(0.0, refusal)
-        refusal = await _apply(agree, asked, stored)
+        refusal = await _apply(agree, question, stored)
         if refusal is None:
             return Verification(1.0, verifier=RULES)
         if self._scorer is None or not verifier:
             return Verification(0.0, refusal)
-        return await self._score(self._scorer, verifier, (asked, stored), similarity)
+        return await self._score(self._scorer, verifier, (question, stored), similarity)
 
     async def _score(
         self, scorer: Scorer, verifier: str, pair: tuple[str, str], similarity: float
@@ -139,13 +139,13 @@ def _threshold(calibration: Calibration | None, max_wrong_hits: float) -> float 
     return None if calibration is None else calibration.threshold(max_wrong_hits)
 
 
-async def _apply(check: Callable[[str, str], str | None], asked: str, stored: str) -> str | None:
+async def _apply(check: Callable[[str, str], str | None], question: str, stored: str) -> str | None:
     """Return the difference that a guard or the rules find."""
     try:
-        if len(asked) + len(stored) <= INLINE_CHARACTERS:
-            return check(asked, stored)
+        if len(question) + len(stored) <= INLINE_CHARACTERS:
+            return check(question, stored)
         async with asyncio.timeout(GUARD_SECONDS):
-            return await asyncio.to_thread(check, asked, stored)
+            return await asyncio.to_thread(check, question, stored)
     except Exception as error:  # noqa: BLE001 - any fault is a miss
         log.warning("verification failed (%s): a miss", type(error).__name__)
         return "fault"

@@ -82,7 +82,7 @@ _ALL_FOREIGN = _words(
 FOREIGN = _ALL_FOREIGN - _CLASHING - ENGLISH
 PERHAPS_FOREIGN = (_ALL_FOREIGN & _CLASHING) - ENGLISH
 
-# --- When it is asked ---
+# --- The time of the question ---
 
 MOMENTS = _words(
     "today todays tonight tonights tomorrow tomorrows yesterday yesterdays nowadays rn tmrw"
@@ -153,7 +153,7 @@ ASKS_TIME = (
 )
 """A text without any of these does not ask for anything of its time."""
 
-# --- What came before ---
+# --- Earlier turns ---
 
 VAGUE = _words(
     "and but or so then yes no yep nope yeah nah ok okay sure why how what when where who which"
@@ -238,7 +238,7 @@ VARIED = _pairs(
 
 ASKS_VARIETY = VARYING_OPENINGS | frozenset(word for pair in BY_CHANCE | VARIED for word in pair)
 
-# --- What speaks to the machine ---
+# --- Words to the assistant ---
 
 DISREGARD = _words("ignore disregard override forget bypass skip overwrite")
 DISREGARDED = _words(

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.prompts.compress.facts import said_before
+from gateway.prompts.compress.facts import duplicates
 from gateway.prompts.compress.passages import Passage, are_prose, passages_of, prose_among
 from gateway.prompts.compress.relevance import (
     Question,
@@ -37,12 +37,12 @@ from policies.decision import CompressSettings, Endpoint
 
 MOST_CHARACTERS = 2**19  # of all declared context
 MOST_BLOCKS = 1024
-MOST_TEXTS = 512  # passages whose vectors are asked for
+MOST_TEXTS = 512  # passages with vectors
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """Declared context as the client wrote it, and what is made of it."""
+    """Declared context in the client's form, and its passages."""
 
     source: str
     is_result: bool = False  # returned by a tool
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def text(self) -> str:
-        """What stands in its place now; the white space around it stays."""
+        """The replacement; the white space around it stays."""
         source = "".join(passage.text for passage in self.passages)
         now = "".join(sentence for passage in self.passages for sentence in passage.rest)
         if len(now) == len(source):
@@ -60,7 +60,7 @@ class Block:
 
     @property
     def prose(self) -> list[Passage]:
-        """The passages that may go. None may of what is mostly code, tables or JSON."""
+        """The passages that may be dropped: none if it is mostly code, tables or JSON."""
         if not are_prose(self.source, self.passages):
             return []
         return [passage for passage in self.passages if passage.rest and not passage.formed]
@@ -68,7 +68,7 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A turn of the user: its words, and its texts and those that tools returned, in parts."""
+    """A user turn: its words, and the parts of its texts and of the tool results after it."""
 
     words: str
     texts: list[tuple[Path, list[str | Block]]]
@@ -131,7 +131,7 @@ def _ends_cached(turn: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A request that is being compressed, and the texts whose vectors it waits for."""
+    """A request in compression, and the texts for which it needs vectors."""
 
     body: dict[str, Any]
     raw: bytes
@@ -205,7 +205,7 @@ def begin(
         turn.question = question_of(turn.words, follows=index > 0)
     if settings.duplicates:
         able = [turn.blocks for turn in turns if not turn.question.counts]
-        # What goes for one question may not go because the context of another one says the same.
+        # A passage is not a duplicate of a passage in another question's context.
         for group in able if settings.keep < 1 else [list(chain(*able))]:
             _drop_duplicates(group)
     for turn in turns:
@@ -218,7 +218,7 @@ def begin(
 def _drop_duplicates(blocks: Sequence[Block]) -> None:
     """Let passages go that an earlier one of any block says."""
     passages = [passage for block in blocks for passage in block.prose]
-    repeats = said_before(passage.text for passage in passages)
+    repeats = duplicates(passage.text for passage in passages)
     for passage, again in zip(passages, repeats, strict=True):
         if again:
             passage.keep((), Step.DUPLICATES)
@@ -236,7 +236,7 @@ def _may_go(turn: Turn, keep: float) -> list[Passage]:
 
 
 def _settle(blocks: Sequence[Block], min_gain: float) -> None:
-    """Undo what would empty a tool's answer, and all of it where too little would be saved."""
+    """Undo changes that would empty a tool's answer, and all changes if they save too little."""
     for block in blocks:
         if block.is_result and not block.text.strip():
             for passage in block.passages:

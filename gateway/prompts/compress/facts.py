@@ -1,4 +1,4 @@
-"""What a text says: its words, what must not be lost of it, and what was said before.
+"""The content of a text: its words, its facts that must not be lost, and its repetitions.
 
 What may be a number, a name, an identifier or a denial counts as one.
 """
@@ -40,7 +40,7 @@ def words_of(text: str) -> list[str]:
 
 
 def content_words(words: Iterable[str]) -> frozenset[str]:
-    """Return what words are about something, singular and plural as one."""
+    """Return the content words, singular and plural as one."""
     return frozenset(_stem(word) for word in words if word not in ENGLISH)
 
 
@@ -50,7 +50,7 @@ def names_in(text: str) -> frozenset[str]:
 
 
 class Facts(NamedTuple):
-    """What of a text must not be lost."""
+    """The facts of a text that must not be lost."""
 
     numbers: tuple[str, ...]
     ids: frozenset[str]
@@ -77,23 +77,23 @@ def holds(text: str, kinds: frozenset[Protected]) -> bool:
     )
 
 
-def denied(text: str) -> list[frozenset[str]]:
-    """Return what the few words behind each denial are about."""
+def denials(text: str) -> list[frozenset[str]]:
+    """Return the content words behind each denial."""
     behind = (_FEW_WORDS.match(text, match.end()) for match in _NEGATION.finditer(text))
     found = (content_words(words_of(match[0])) for match in behind if match is not None)
     return [words for words in found if words]
 
 
 _Shingle = tuple[str, str, str]
-_Said = tuple[frozenset[_Shingle], frozenset[str], Facts]
+_Content = tuple[frozenset[_Shingle], frozenset[str], Facts]
 
 
-def said_before(passages: Iterable[str]) -> list[bool]:
-    """Tell of each passage whether one before it says the same.
+def duplicates(passages: Iterable[str]) -> list[bool]:
+    """Tell for each passage whether an earlier passage says the same.
 
-    Then it has no word of its own but those that say nothing, nearly the same order, equal facts.
+    Then it adds no content word, has nearly the same word order, and has equal facts.
     """
-    new: list[_Said] = []
+    new: list[_Content] = []
     by_shingle: dict[_Shingle, list[int]] = {}
     found = []
     compared = 0
@@ -104,9 +104,9 @@ def said_before(passages: Iterable[str]) -> list[bool]:
             continue
         shingles = frozenset(zip(words, words[1:], words[2:], strict=False))
         one = (shingles, content_words(words), facts_of(passage))
-        # Whoever shares so many shingles shares one of these, whichever they are.
-        telling = sorted(shingles)[: len(shingles) - int(SAME_SHINGLES * len(shingles)) + 1]
-        candidates = {index for shingle in telling for index in by_shingle.get(shingle, ())}
+        # A passage that shares enough shingles shares at least one of these.
+        rare = sorted(shingles)[: len(shingles) - int(SAME_SHINGLES * len(shingles)) + 1]
+        candidates = {index for shingle in rare for index in by_shingle.get(shingle, ())}
         compared += len(candidates)
         again = compared <= MOST_COMPARED and any(_covers(new[i], one) for i in candidates)
         found.append(again)
@@ -117,8 +117,8 @@ def said_before(passages: Iterable[str]) -> list[bool]:
     return found
 
 
-def _covers(first: _Said, second: _Said) -> bool:
-    """Tell whether the first passage says all that the second one does."""
+def _covers(first: _Content, second: _Content) -> bool:
+    """Tell whether the first passage has the content of the second one."""
     (ours, content, facts), (theirs, other_content, other_facts) = first, second
     if not other_content <= content or facts != other_facts:
         return False
@@ -131,7 +131,7 @@ def _stem(word: str) -> str:
 
 
 def _ids(text: str) -> Iterator[str]:
-    """Yield what is written like an identifier: letters with digits, underscores, paths, links."""
+    """Yield the tokens that look like identifiers: digits in words, underscores, paths, links."""
     for match in _TOKEN.finditer(text):
         token = match[0].strip(".:*-_")
         mixed = _LETTER.search(token) is not None and _DIGIT.search(token) is not None

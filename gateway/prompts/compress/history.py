@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 from cachetools import LRUCache
 
-from gateway.prompts.compress.facts import denied, facts_of, names_in, words_of
+from gateway.prompts.compress.facts import denials, facts_of, names_in, words_of
 from gateway.prompts.json_splice import Edit, Places, splice
 from gateway.prompts.outcome import Compression, NotRewritten, PreparedRequest, Step
 from gateway.prompts.rewrite.text_rules import is_block
@@ -65,7 +65,7 @@ class Cut(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """What was said in them."""
+        """The texts of these turns."""
         return list(_texts(orjson.loads(self.turns)))
 
 
@@ -73,13 +73,13 @@ Known = str | NotRewritten  # a summary, or why there is none
 
 
 def new_summaries() -> LRUCache[bytes, Known]:
-    """Return what is known of summaries, none yet, in bounded memory."""
+    """Return an empty, bounded table of summaries."""
     least = MOST_CHARACTERS // MOST_KNOWN
     return LRUCache(MOST_CHARACTERS, getsizeof=lambda known: max(len(known), least))
 
 
 def cut_of(endpoint: Endpoint, body: dict[str, Any], least: int) -> Cut | None:
-    """Return what of a conversation is cut off, so that ``least`` user turns stay or more.
+    """Return the part of a conversation to cut, so that ``least`` user turns or more stay.
 
     None where it is not long enough, or marked.
     """
@@ -116,7 +116,7 @@ def request_for(cut: Cut, model: str) -> bytes:
 
 
 def can_be_checked(cut: Cut) -> bool:
-    """Tell whether names, denials and the rest can be found in what was said.
+    """Tell whether names, denials and the rest can be found in the conversation.
 
     Names are not without capital letters, nor is anything in code or in other languages.
     """
@@ -162,7 +162,7 @@ def with_summary(request: PreparedRequest, cut: Cut, summary: str) -> PreparedRe
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield what was said: all strings of the turns but roles, types and ids of calls."""
+    """Yield all strings of the turns except roles, types and ids of calls."""
     if isinstance(value, dict):
         left_out = ("role", "type", "id", "tool_call_id", "call_id", "status")
         value = [each for key, each in value.items() if key not in left_out]
@@ -175,15 +175,15 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _has_the_facts(summary: str, texts: Sequence[str]) -> bool:
     """Tell whether a summary has every number, name and identifier of the texts, and no other."""
-    said = {fact for text in texts for fact in _fold(*facts_of(text)[:3])}
+    facts = {fact for text in texts for fact in _fold(*facts_of(text)[:3])}
     text = " ".join(summary.split()).casefold()
-    for fact in said:
+    for fact in facts:
         form = _NUMBER if fact[0].isdigit() and fact[-1].isdigit() else _WORD
         if re.search(form.format(re.escape(fact)), text) is None:
             return False
     numbers, ids, *_ = facts_of(summary)
     words = {word for text in texts for word in words_of(text)}
-    return _fold(numbers, ids) <= said and names_in(summary) <= words
+    return _fold(numbers, ids) <= facts and names_in(summary) <= words
 
 
 def _fold(*facts: Iterable[str]) -> set[str]:
@@ -201,11 +201,11 @@ def _units(text: str) -> set[tuple[str, str]]:
 
 
 def _keeps_order(summary: str, texts: Sequence[str], names: frozenset[str]) -> bool:
-    """Tell whether names and numbers have not changed places: who owes whom, and who pays what."""
-    said, owned = _order(texts, names)
+    """Tell whether names and numbers keep their places, so that debtor and creditor stay."""
+    pairs, owned = _order(texts, names)
     claims, claimed = _order([summary], names)
     numbers = {number for number, _ in owned}
-    return all(pair in said or pair[::-1] not in said for pair in claims) and all(
+    return all(pair in pairs or pair[::-1] not in pairs for pair in claims) and all(
         pair in owned or pair[0] not in numbers for pair in claimed
     )
 
@@ -217,19 +217,19 @@ def _order(
     pairs: set[tuple[str, str]] = set()
     owned: set[tuple[str, str]] = set()
     for sentence in (each for text in texts for each in sentences_of(text, clauses=True)):
-        met: list[str] = []
+        mentioned: list[str] = []
         for word in words_of(sentence):
             if word in names:
-                met.append(word)
-            elif word.isdigit() and met:
-                owned.add((word, met[-1]))
-        pairs.update(combinations(islice(dict.fromkeys(met), _MOST_NAMES), 2))
+                mentioned.append(word)
+            elif word.isdigit() and mentioned:
+                owned.add((word, mentioned[-1]))
+        pairs.update(combinations(islice(dict.fromkeys(mentioned), _MOST_NAMES), 2))
     return pairs, owned
 
 
 def _keeps_denials(summary: str, texts: Sequence[str]) -> bool:
-    """Tell whether what is denied in the one is denied in the other."""
-    ours, theirs = denied(summary), [words for text in texts for words in denied(text)]
+    """Tell whether summary and texts deny the same."""
+    ours, theirs = denials(summary), [words for text in texts for words in denials(text)]
     return all(
         any(2 * len(one & other) >= len(one) for other in others)
         for some, others in ((theirs, ours), (ours, theirs))

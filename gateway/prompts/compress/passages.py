@@ -1,7 +1,7 @@
 """A block of context cut into passages, without the white space that says nothing.
 
 The passages, joined again, are the text. What may be code, a table, keys with values or records is
-never cut, for each line may be asked for.
+never cut, because any line may be needed.
 """
 
 import re
@@ -44,13 +44,13 @@ _LONG_VALUE = 200  # a line that is longer is prose after a colon
 
 @dataclass(eq=False, slots=True)
 class Passage:
-    """A passage of a block with all white space behind it, and what of it stays."""
+    """A passage of a block with all white space behind it, and the part that stays."""
 
     sentences: Sequence[str]
     formed: bool = False  # code, a table, keys and values: never cut
     before: "Passage | None" = None  # the one that stands close before it
     rest: Sequence[str] = field(init=False)
-    step: Step | None = None  # by which something of it went
+    step: Step | None = None  # the step that shortened it
 
     def __post_init__(self) -> None:
         self.rest = self.sentences

@@ -1,4 +1,4 @@
-"""What a question asks, which passages bear on it, and what of the others stays all the same.
+"""The words of a question, the passages relevant to it, and the others that stay anyway.
 
 A question that counts, compares or sums up may need all passages, so none goes for it. Only what is
 far below the best goes. A passage with rare words of the question stays whole. Of a passage that
@@ -99,7 +99,7 @@ _PIECE = re.compile(r"([A-Za-z]+)|[^\sA-Za-z]")
 
 
 class Question(NamedTuple):
-    """What is asked: its words, and those among them that name something."""
+    """The question: its words, and the names among them."""
 
     text: str
     words: frozenset[str]
@@ -127,7 +127,7 @@ def question_of(text: str, *, follows: bool) -> Question:
 
 
 def _focus(text: str) -> str:
-    """Return what of the user's words asks, with what leads to it where the encoder reads all.
+    """Return the question in the user's words, with its introduction if the encoder reads both.
 
     What the user says of the context itself ("answer from the documents below") is no part of it.
     """
@@ -139,7 +139,7 @@ def _focus(text: str) -> str:
 
 
 def _is_of_context(sentence: str) -> bool:
-    """Tell whether a sentence says what the context is, or how to answer, and asks nothing."""
+    """Tell whether a sentence only describes the context or the form of the answer."""
     if _INSTRUCTS.search(sentence):
         return True
     if not _OF_CONTEXT.search(sentence):
@@ -193,16 +193,16 @@ def drop_unrelated(
     vectors: Sequence[Vector],
     settings: CompressSettings,
 ) -> bool:
-    """Let go what does not bear on the question; False where it may need all.
+    """Drop the passages that are not relevant to the question; return False if it may need all.
 
     ``vectors`` are the question's and those of the passages.
     """
     similarities = _similarities(passages, vectors)
     words = [content_words(words_of(passage.text)) for passage in passages]
-    met = Counter(word for each in words for word in each & question.words)
+    matches = Counter(word for each in words for word in each & question.words)
     few = max(1, int(RARE * len(passages)))
-    rare = frozenset(word for word, count in met.items() if count <= few)
-    weights = {word: log(1 + len(passages) / met[word]) for word in met}
+    rare = frozenset(word for word, count in matches.items() if count <= few)
+    weights = {word: log(1 + len(passages) / matches[word]) for word in matches}
     whole = sum(weights.values()) or 1.0
     shared = [sum(weights[word] for word in each & question.words) / whole for each in words]
     scores = [
@@ -214,14 +214,14 @@ def drop_unrelated(
     if stays is None:
         return False
     most = max(shared) or 1.0
-    names = frozenset(word for word in question.names if 2 * met[word] <= len(passages))
+    names = frozenset(word for word in question.names if 2 * matches[word] <= len(passages))
     for index, passage in enumerate(passages):
         telling = sum(weights[word] for word in words[index] & rare) >= TELLING * whole
         named = bool(words[index] & question.names & rare)
         if index in stays or telling or named or shared[index] >= most:
             continue
         far = similarities[index] < FAR and not words[index] & question.words
-        # An identifier says nothing of what it stands for: it is far from all questions.
+        # The vector of an identifier says nothing about its meaning: it is far from all questions.
         kinds = settings.protect & {Protected.IDS} if far else settings.protect
         left = [
             sentence
@@ -275,7 +275,7 @@ def _is_found(
 ) -> bool:
     """Tell whether the passages that the question is about stand out.
 
-    An identifier that stands nowhere may be asked for because it stands nowhere.
+    A question about a missing identifier may be about its absence.
     """
     anywhere = frozenset[str]().union(*words)
     if any(name not in anywhere for name in question.names if any(map(str.isdigit, name))):

@@ -1,4 +1,4 @@
-"""Prefix rewrite: a request becomes one whose prefix repeats, by the rules that are on.
+"""Prefix rewrite: a request becomes one with a repeated prefix, by the active rules.
 
 Laws: only what a rule names changes. A rule that cannot be sure leaves the request as it is, and
 gives its reason. All other bytes stay, so edits are spliced in and nothing is printed again. The
@@ -42,7 +42,7 @@ _Pieces = list[list[str]]
 
 @dataclass(frozen=True, slots=True)
 class RewrittenRequest(PreparedRequest):
-    """A request whose prefix repeats, and what is to be remembered of it."""
+    """A request with a repeated prefix, and the facts to remember about it."""
 
     digests: tuple[bytes, ...] = ()
     """Of the retrieved documents, in the order in which they are sent."""
@@ -114,7 +114,7 @@ def rewrite(
 
 @dataclass(slots=True)
 class _Draft:
-    """A request and what has changed so far; edits are to the client's bytes."""
+    """A request and its changes so far; edits are to the client's bytes."""
 
     endpoint: Endpoint
     settings: PrefixSettings
@@ -200,7 +200,7 @@ class _Draft:
         if block is None:
             return texts
         turns = self.places.body[SPECS[self.endpoint].question_field]
-        # What the model did not say itself may come from a page that a tool fetched.
+        # Text that is not the model's own may come from a page that a tool fetched.
         refuse_placeholders(
             turns
             if isinstance(turns, str)

@@ -32,7 +32,7 @@ BLOCK = "Values of the placeholders in the messages above:"
 
 
 class Conversation(NamedTuple):
-    """What may be rewritten, and the index of the turn before which a block goes."""
+    """The texts that may be rewritten, and the index of the turn before which a block goes."""
 
     texts: list[Text]
     place: int
@@ -42,7 +42,7 @@ class Conversation(NamedTuple):
 def conversation(
     endpoint: Endpoint, body: dict[str, Any], *, earlier_turns: bool
 ) -> Conversation | None:
-    """Return what of a request may be rewritten, None where there is no last user turn.
+    """Return the parts of a request that may be rewritten, or None without a last user turn.
 
     That is what system and developer say before the last user turn and, before the first one,
     anybody; with ``earlier_turns`` all turns before the last one.
@@ -75,7 +75,7 @@ def is_block(turn: dict[str, Any]) -> bool:
 
 
 def is_result(turn: dict[str, Any]) -> bool:
-    """Tell whether a turn is what a tool returned."""
+    """Tell whether a turn is the result of a tool."""
     kind = turn.get("type")
     return turn.get("role") in _RESULTS or (isinstance(kind, str) and kind.endswith("_output"))
 
@@ -180,7 +180,7 @@ class SharedDocuments:
 
     def __init__(self, most: int = MAX_REMEMBERED) -> None:
         self._most = most
-        self._met: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._next = 1
         self.ranks: dict[bytes, int] = {}
         """Of each document that was sent more than once; lower is older."""
@@ -188,15 +188,15 @@ class SharedDocuments:
     def note(self, digests: Iterable[bytes]) -> None:
         """Remember the documents of one request, in the order in which they were sent."""
         for digest in dict.fromkeys(digests):
-            if digest in self._met:
-                self._met.move_to_end(digest)
+            if digest in self._seen:
+                self._seen.move_to_end(digest)
                 if digest not in self.ranks:
                     self.ranks[digest] = self._next
                     self._next += 1
             else:
-                self._met[digest] = None
-        while len(self._met) > self._most:
-            forgotten, _ = self._met.popitem(last=False)
+                self._seen[digest] = None
+        while len(self._seen) > self._most:
+            forgotten, _ = self._seen.popitem(last=False)
             self.ranks.pop(forgotten, None)
 
 
@@ -227,7 +227,7 @@ def normal(text: str, *, ends: bool) -> str:
     if not (lines_end or (ends and text[-1:].isspace())) or text.isspace():
         return text
     blocks = deque(code_blocks(text))
-    # What closes a block of code ends a line of it: that line is left alone.
+    # The end of a code block ends one of its lines: that line stays unchanged.
     ends = ends and not (blocks and blocks[-1].end >= len(text.rstrip(" \t\r\n")))
     lines = text.split("\n")
     at = 0

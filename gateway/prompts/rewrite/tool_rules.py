@@ -43,7 +43,7 @@ _NAMED = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
     | {"dependentRequired", "dependencies"}
 )
-"""Keywords whose members the author of the schema names."""
+"""Keywords with members that the author of the schema names."""
 _SCHEMAS = frozenset(
     {"items", "prefixItems", "additionalItems", "additionalProperties", "contains", "not", "if"}
     | {"then", "else", "allOf", "anyOf", "oneOf", "propertyNames", "unevaluatedItems"}
@@ -58,7 +58,7 @@ _KEY = b'"parameters"'
 
 
 class Form(NamedTuple):
-    """A tool as the client wrote it, and as it is sent."""
+    """A tool in the client's form and in the form to send."""
 
     name: str
     original: bytes

@@ -1,4 +1,4 @@
-"""Volatile values: what finds them, and how they move into one block near the prompt's end.
+"""Volatile values: how they are found, and how they move into one block near the prompt's end.
 
 Laws: nothing is lost. A placeholder with a name and a number stands in a value's place, the block
 says what each stands for, and nobody else may write placeholders. Each occurrence has its own
@@ -145,7 +145,7 @@ class Finder:
         """Whether all patterns are built in: an operator's may depend on a text's ends."""
         known = [(_LABELS[kind], pattern) for kind in kinds for pattern in _PATTERNS[kind]]
         known += [(OWN_LABEL, pattern) for pattern in patterns]
-        # Matching without groups runs on an automaton; groups are asked for in what it found.
+        # Matching without groups runs on an automaton; groups are read from its matches only.
         any_of_them = "|".join(f"(?:{pattern})" for _, pattern in known)
         self._all = re2.compile(any_of_them, _options(captures=False))
         self._which = re2.Set.FullMatchSet(_options(captures=False))

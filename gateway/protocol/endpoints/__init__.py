@@ -1,1 +1,1 @@
-"""One file for each endpoint whose answers are cached, and what they share."""
+"""One file for each endpoint with cached answers, and their shared parts."""

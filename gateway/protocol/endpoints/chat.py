@@ -47,7 +47,7 @@ _FIELDS: Fields = {
 }
 
 _TOKENS_INSTEAD = ("input_ids", "input_embeds", "prompt_embeds")
-"""What SGLang and vLLM take in place of messages."""
+"""Fields that SGLang and vLLM accept in place of messages."""
 _CONTENT = Type("one of a string or array of objects", (str, list))
 
 
@@ -67,7 +67,7 @@ def _check(body: Body) -> Iterator[ClientError]:
 
 
 def _is_plain(message: Any) -> bool:
-    """Recognise what nearly every message is, without naming its parts for an error."""
+    """Recognise the usual form of a message, without naming its parts for an error."""
     return (
         type(message) is dict
         and type(message.get("role")) is str

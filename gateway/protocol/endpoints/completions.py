@@ -38,7 +38,7 @@ def _check(body: Body) -> Iterator[ClientError]:
 
 
 def _is_readable(body: Body) -> bool:
-    """Refuse token numbers: nobody here knows what a model's stand for."""
+    """Refuse token numbers: the gateway does not know the model's vocabulary."""
     prompt = body["prompt"]
     return isinstance(prompt, str) or all(isinstance(each, str) for each in prompt)
 

@@ -1,8 +1,8 @@
-"""``/v1/embeddings``, item by item: what is asked, what is stored of it, what is put together.
+"""``/v1/embeddings``, item by item: the items, their entries, and the combined reply.
 
-Law: each item is an entry of its own, the same whether it was asked for alone or among others.
+Law: each item is an entry of its own, the same whether it was requested alone or in a batch.
 Usage is never made up. An upstream counts a call, not its items; so each item stored of a batch
-carries the call's usage, which is told again only where all items of that call are.
+carries the call's usage, which a reply repeats only if it has all items of that call.
 """
 
 import hashlib
@@ -86,7 +86,7 @@ _NO_USAGE = {"prompt_tokens": 0, "total_tokens": 0}
 
 
 def items_of(body: Mapping[str, Any]) -> list[Item]:
-    """Return what is to be embedded, one by one; ``body`` is valid."""
+    """Return the inputs, one by one; ``body`` is valid."""
     given = body["input"]
     if isinstance(given, str) or isinstance(given[0], int):
         return [given]
@@ -104,7 +104,7 @@ def batch_body(body: Mapping[str, Any], items: Sequence[Item]) -> bytes:
 
 
 def vectors_of(reply: Any, count: int) -> list[Any] | None:
-    """Return the vectors of a reply in the order asked, or None where it is not understood."""
+    """Return the vectors of a reply in the order of the inputs, or None if it is not understood."""
     match reply:
         case {"object": "list", "data": [*data], "model": str()} if len(data) == count:
             pass
@@ -167,7 +167,7 @@ def _render(_body: Body, key: bytes, result: bytes) -> bytes:
 
 
 def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dict[str, Any]:
-    """Add up the usage of the calls whose items are all here."""
+    """Add up the usage of the calls of which all items are here."""
     calls: dict[Any, tuple[int, Any, set[int]]] = {}
     for result, key in zip(results, keys, strict=True):
         alone = {"id": key, "items": 1, "item": 0, "usage": result.get("usage")}

@@ -22,7 +22,7 @@ _JSON_NAMES = {
 
 
 class Type(NamedTuple):
-    """What a field may hold besides null: ``expected`` is the word for it in an error."""
+    """The allowed values of a field besides null; ``expected`` is their name in errors."""
 
     expected: str
     types: tuple[type, ...]
@@ -44,7 +44,7 @@ class Type(NamedTuple):
 _NUMERAL = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 """A number as a string, which vLLM reads as the number."""
 _SWITCHES = frozenset({"true", "false", "0", "1", 0, 1})
-"""What vLLM reads as true or false."""
+"""Values that vLLM reads as true or false."""
 
 
 def _is_numeral(value: Any) -> bool:
@@ -105,7 +105,7 @@ def when_true(reason: Reason) -> Refusal:
 
 
 def _searching_model(model: Any) -> Reason | None:
-    """Know models that search the web without being asked to by what is part of their names."""
+    """Recognise models that always search the web, by parts of their names."""
     if (
         isinstance(model, str)
         and "search" in model
@@ -116,7 +116,7 @@ def _searching_model(model: Any) -> Reason | None:
 
 
 _PLAIN_TOOLS = frozenset({"function", "custom"})
-"""Tools that the client runs; what any other does, or reads, is known upstream only."""
+"""Tools that the client runs. The actions of all other tools are known only upstream."""
 
 
 def hosted_tools(tools: Any) -> Reason | None:

@@ -1,4 +1,4 @@
-"""The endpoints whose answers are cached. A new one is a member, a file with its record, a row."""
+"""The cached endpoints. A new one needs a member, a file with its record, and a row."""
 
 from collections.abc import Mapping
 

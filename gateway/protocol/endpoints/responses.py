@@ -1,4 +1,4 @@
-"""``/v1/responses``: what of a response is the answer, whether it may be stored, and its events.
+"""``/v1/responses``: the answer in a response, whether it may be stored, and its events.
 
 Laws:
 - A response repeats parts of its request, some of them neutral: they name the caller, not the
@@ -39,8 +39,8 @@ from gateway.protocol.errors import ClientError
 from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError, encode
 
 
-def _kept_upstream(items: Any) -> Reason | None:
-    """Find input items that stand for something kept upstream, or that bring hosted tools."""
+def _input_refusal(items: Any) -> Reason | None:
+    """Return the reason against input items that refer to upstream state or have hosted tools."""
     for item in items if isinstance(items, list) else ():
         match item:
             case {"type": "additional_tools", **rest}:
@@ -63,7 +63,7 @@ _FIELDS: Fields = {
     "store": Field(
         BOOLEAN, keyed=False, refusal=when_true(Reason.STORE_TRUE), absent=Reason.STORE_TRUE
     ),
-    "input": Field(_INPUT, keyed=True, refusal=_kept_upstream),
+    "input": Field(_INPUT, keyed=True, refusal=_input_refusal),
     "background": Field(BOOLEAN, keyed=False, refusal=when_true(Reason.BACKGROUND)),
     "conversation": Field(_CONVERSATION, keyed=True, refusal=when_given(Reason.CONVERSATION)),
     "previous_response_id": Field(STRING, keyed=True, refusal=when_given(Reason.PREVIOUS_RESPONSE)),
@@ -101,7 +101,7 @@ _UNNAMED: Mapping[str, Any] = {
     "safety_identifier": None,
     "prompt_cache_key": None,
 }
-"""Neutral fields that a response repeats, with what it says where the request had none."""
+"""Neutral fields that a response repeats, with their values if the request had none."""
 
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
@@ -251,13 +251,13 @@ class StreamedResponse(StreamedAnswer):
                 self._pieces.setdefault((place, part, _PIECES[kind]), []).append(piece)
 
     def result(self) -> dict[str, Any] | Reason:
-        """Return the complete response, or why there is none."""
+        """Return the complete response, or the reason why there is none."""
         if self._unfit is not None:
             return self._unfit
         if not isinstance(self._response, dict):
             return Reason.UNCLEAN
         done = [self._items[place] for place in sorted(self._items)]
-        # Some servers leave out of the last event what the events before it have told.
+        # Some servers leave out of the last event the content of earlier events.
         response = {**self._response, "output": self._response.get("output") or done}
         output = response["output"]
         if not isinstance(output, list) or (done and done != output):
@@ -269,7 +269,7 @@ class StreamedResponse(StreamedAnswer):
 
 
 def _text_at(output: list[Any], place: int, part: Any, field: str) -> Any:
-    """Return the text that a response has where a piece of it was said to go."""
+    """Return the text of a response at the place that a piece names."""
     try:
         item = output[place]
         return item[field] if part is None else item["content"][part][field]
@@ -308,7 +308,7 @@ def _events(response: Mapping[str, Any]) -> Events:
 
 
 def _empty(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item as it is announced, before anything of it has come."""
+    """Return an item in its announced form, before any of its content."""
     empty: dict[str, Any] = {**item}
     if "status" in empty:
         empty["status"] = "in_progress"

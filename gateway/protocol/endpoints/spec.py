@@ -1,4 +1,4 @@
-"""What the gateway must know of an endpoint to cache its answers, as one record.
+"""The gateway's knowledge of a cached endpoint, as one record.
 
 Laws:
 - Whatever differs from one cached endpoint to another is read from its record. No other module asks
@@ -47,20 +47,20 @@ Result = dict[str, Any]
 
 
 class Question(NamedTuple):
-    """What of a request may be looked up by meaning."""
+    """The part of a request that may be looked up by meaning."""
 
     text: str
     rest: Body
     """The body without the question, which must be equal."""
     follows: bool = False
-    """Whether anything was said before the question, instructions aside."""
+    """Whether the conversation has turns before the question, instructions aside."""
 
 
 class Follow(Protocol):
-    """Starts to follow a stream; what is larger than ``max_bytes`` is not assembled."""
+    """Starts to follow a stream; answers over ``max_bytes`` are not assembled."""
 
     def __call__(self, *, assemble: bool, max_bytes: int) -> StreamedAnswer:
-        """Return what follows the stream."""
+        """Return the follower of the stream."""
         ...
 
 
@@ -84,7 +84,7 @@ class Streaming:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSpec:
-    """One cached endpoint. What is None does not concern it."""
+    """One cached endpoint. A field of None does not apply to it."""
 
     fields: Fields
     """The top-level fields of a request; any other is part of the key."""
@@ -93,20 +93,20 @@ class EndpointSpec:
     template_field: str | None = None
     """The field that may name a template, which may name the model."""
     recognises: Callable[[Body], bool]
-    """Tells whether a body that came without its path is one of these."""
+    """Tells whether a body without its path belongs to this endpoint."""
     operation: str
     """The name of the operation in traces, as OpenTelemetry has it."""
 
     prompt_fields: tuple[str, ...]
     """Fields of the prompt in the order in which a model reads them."""
     question_field: str
-    """The one of them that holds what is asked: a text, texts, or turns."""
+    """The field of the question: a text, texts, or turns."""
     text_type: str | None = None
-    """The type of a text part in the content of a turn, where what is asked is turns."""
+    """The type of a text part in a turn's content, if the question is turns."""
     instructions: str | None = None
     """The field for instructions that are no turn."""
     find_question: Callable[[Body], Question | Reason] | None = None
-    """Finds what is looked up by meaning, or says why nothing is; None: no request ever."""
+    """Finds the question to look up by meaning, or the reason against it. None: never."""
     is_readable: Callable[[Body], bool] | None = None
     """Tells whether the prompt is text, and no token numbers; None: it always is."""
 
@@ -115,7 +115,7 @@ class EndpointSpec:
     usage: Callable[[Result], Any] = methodcaller("get", "usage")
     """Reads the usage of a result, in OpenAI's words."""
     without_vectors: Callable[[Result], Result] | None = None
-    """Leaves out of a result what is numbers, even if it is written as text."""
+    """Leaves out of a result all numbers, even if they are written as text."""
     anonymous: Callable[[Result], Result | None] | None = None
     """Takes the caller's names out of a result that repeats them; None where it has none."""
     caller_key: Callable[[bytes, Body], bytes] | None = None
@@ -128,7 +128,7 @@ class EndpointSpec:
     """Whether it is answered by generated text. Then servers have a prefix cache for the prompt,
     and another model may answer instead."""
     is_batch: bool = False
-    """Whether each item of what is asked is an entry of its own."""
+    """Whether each item of the question is an entry of its own."""
     keeps_by_id: bool = False
     """Whether the upstream keeps answers that later requests name by id, unless told not to."""
     takes_cache_control: bool = False
@@ -136,7 +136,7 @@ class EndpointSpec:
 
     @cached_property
     def turns(self) -> str | None:
-        """The field of the turns, where what is asked is turns; some take one text in its place."""
+        """The field of the turns, if the question is turns; some accept one text in its place."""
         return None if self.text_type is None else self.question_field
 
     @cached_property
@@ -158,7 +158,7 @@ class EndpointSpec:
         )
 
     def validate(self, body: Body) -> ClientError | None:
-        """Return why a request is forwarded only. Raises ClientError for what no server takes.
+        """Return why a request is only forwarded. Raises ClientError if no server accepts it.
 
         A request without a model is forwarded: servers of one model take it.
         """

@@ -16,7 +16,7 @@ _CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})
 """Top-level fields that speak of one chunk; the last two pad it against guesses by its size."""
 
 _FIRST_COUNTS = frozenset({"id", "created", "model", "system_fingerprint", "service_tier"})
-"""Top-level fields that some servers make anew for each chunk; a reply has one."""
+"""Top-level fields that some servers change for each chunk; a reply has one."""
 
 _TEXT = frozenset({"content", "refusal", "reasoning_content", "reasoning"})
 """Fields of a delta whose pieces add up."""
@@ -36,12 +36,12 @@ class _Pieces(list[str]):
 
 
 class _WholeCall(dict[str, Any]):
-    """A tool call that came without an index, and so in one piece."""
+    """A tool call without an index, which is therefore in one piece."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamedChoices(StreamedAnswer):
-    """Merges the chunks of a stream of choices in the order they came."""
+    """Merges the chunks of a stream of choices in order of arrival."""
 
     form: ChoiceForm
     _top: dict[str, Any] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class StreamedChoices(StreamedAnswer):
                 _set_once(merged, name, value)
 
     def result(self) -> dict[str, Any] | Reason:
-        """Return the reply in its plain form, or why there is none."""
+        """Return the reply in its plain form, or the reason why there is none."""
         if self._unfit is not None:
             return self._unfit
         if not self._choices:

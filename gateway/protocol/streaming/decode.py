@@ -1,11 +1,11 @@
-"""A streamed answer: its server-sent events, what a client gets of each, what they amount to.
+"""A streamed answer: its server-sent events, the bytes for clients, and the complete result.
 
 The decoder follows the WHATWG event stream grammar where servers use it: any of LF, CRLF and CR
 ends a line, several data lines join with LF, and comments and other fields are kept in the raw
 bytes only. Where an event ends does not depend on how the stream was cut into reads.
 
-Every event reaches a client as it came, but for the usage where that client did not ask for it.
-Law: nothing that an upstream sends stops the stream; what is not understood is only not stored.
+Every event reaches a client unchanged, except for usage that this client did not request. Law:
+nothing that an upstream sends stops the stream; an answer with unknown parts is only not stored.
 """
 
 import re
@@ -38,14 +38,14 @@ class UnknownShapeError(ValueError):
 
 
 class Event(NamedTuple):
-    """One event: its data (None where it has none, or nothing in it) and the bytes it came in."""
+    """One event: its data (None if missing or empty) and its original bytes."""
 
     data: bytes | None
     raw: bytes
 
 
 Piece = tuple[bytes, bytes]
-"""What clients get: with usage, and without. Both are one object if they are the same."""
+"""The bytes for clients: with usage, and without. Both are one object if they are equal."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def encode(data: bytes) -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class StreamedAnswer(ABC):
-    """Follows the events of one stream: what to pass on, and what they amount to."""
+    """Follows the events of one stream: the bytes to pass on, and the complete result."""
 
     assemble: bool
     """Whether the complete result is wanted."""
@@ -129,7 +129,7 @@ class StreamedAnswer(ABC):
     """How many bytes of events are assembled, from now on."""
     usage: Any = None
     error: bytes | None = None
-    """What the upstream itself said in an error event."""
+    """The upstream's own error event."""
     response_id: str | None = None
     """The id of what the upstream keeps, if anything."""
     over: bool = False
@@ -145,7 +145,7 @@ class StreamedAnswer(ABC):
     _decoder: Decoder = field(default_factory=Decoder)
 
     def feed(self, data: bytes) -> tuple[Piece, Piece | None]:
-        """Take the next bytes. Return what goes on now, and what once the answer is stored.
+        """Take the next bytes. Return the bytes to send now, and those after the answer is stored.
 
         The latter is None, unless these bytes bring the answer's end. Raises EventTooLargeError.
         """
@@ -207,7 +207,7 @@ class StreamedAnswer(ABC):
 
     def _pass_done(self, raw: bytes) -> Piece:
         self.over = True
-        if not self._spoke:  # nothing was said at all: that is no answer's end
+        if not self._spoke:  # without any content it is no answer's end
             return b"", b""
         self.done = self.ended = True
         last = raw if self.error is None else b""  # what failed ends without [DONE]
@@ -215,11 +215,11 @@ class StreamedAnswer(ABC):
 
     @abstractmethod
     def _read(self, chunk: dict[str, Any], *, merges: bool) -> None:
-        """Note what an event says; merge it into the result. Raises UnknownShapeError."""
+        """Merge an event into the result. Raises UnknownShapeError."""
 
     @abstractmethod
     def result(self) -> dict[str, Any] | Reason:
-        """Return the complete result, or why there is none."""
+        """Return the complete result, or the reason why there is none."""
 
 
 def _join(pieces: list[Piece]) -> Piece:
@@ -233,9 +233,9 @@ def _join(pieces: list[Piece]) -> Piece:
 
 
 def _without_usage(chunk: dict[str, Any], raw: bytes) -> bytes:
-    """Return the event without the usage that only the gateway asked for.
+    """Return the event without the usage that only the gateway requested.
 
-    Servers that report it unasked do so beside a choice: there it stays.
+    Some servers report usage unrequested, beside a choice: there it stays.
     """
     if chunk["usage"] is not None:
         return raw if chunk.get("choices") else b""

@@ -1,7 +1,7 @@
 """Answers that are a list of choices, written as a stream.
 
 The role comes first, then the content, then the finish reason; one id and ``created`` throughout,
-the usage chunk if it was asked for, ``[DONE]``. Law: the chunks hold all that the result does.
+the usage chunk if requested, ``[DONE]``. Law: the chunks hold everything that the result holds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +12,12 @@ from gateway.protocol.streaming.decode import DONE, encode
 
 
 class ChoiceForm(NamedTuple):
-    """How an endpoint writes choices: what it calls a reply and a chunk, and what is in them."""
+    """An endpoint's form of choices: the names of a reply and a chunk, and their content."""
 
     reply: str
     chunk: str
     defaults: Mapping[str, Any]
-    """What a choice says where no chunk has said it."""
+    """The default content of a choice if no chunk has any."""
     pieces: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
     """Yields the choice of each chunk by which one is streamed."""
 
@@ -47,6 +47,6 @@ def piece(choice: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def ending(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return what the last chunk of a choice has."""
+    """Return the content of a choice's last chunk."""
     extras = {name: value for name, value in choice.items() if name not in _PLACED}
     return {**extras, "finish_reason": choice.get("finish_reason")}
