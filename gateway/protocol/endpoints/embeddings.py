@@ -180,7 +180,11 @@ def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dic
     ]
     if len(known) == 1:
         return dict(known[0])
-    return {name: sum(usage.get(name) or 0 for usage in known) for name in _NO_USAGE}
+    counts = {name: [usage.get(name) for usage in known] for name in _NO_USAGE}
+    return {
+        name: sum(each for each in given if isinstance(each, int | float))
+        for name, given in counts.items()
+    }
 
 
 def _decline(_body: Body, result: Any, _finish_reasons: Container[str]) -> Reason | None:

@@ -118,6 +118,20 @@ async def test_usage_is_told_only_where_it_was_counted(gateway):
     assert both.json["usage"] == {"prompt_tokens": 30, "total_tokens": 30}
 
 
+async def test_usage_that_is_no_number_is_not_added_up(gateway, upstream):
+    async def odd(_request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        data = [{"object": "embedding", "index": 0, "embedding": vector_of(body["input"])}]
+        usage = {"prompt_tokens": "10", "total_tokens": 10}
+        reply = {"object": "list", "data": data, "model": "m", "usage": usage}
+        return web.json_response(reply)
+
+    upstream.answer = odd
+    await ask(gateway, "a")
+    await ask(gateway, "b")
+    both = await ask(gateway, ["a", "b"])
+    assert (both.status, both.json["usage"]) == (200, {"prompt_tokens": 0, "total_tokens": 20})
+
+
 @pytest.mark.parametrize(
     "change", [{"encoding_format": "base64"}, {"dimensions": 2}, {"model": "n"}, {"unknown": 1}]
 )
