@@ -225,10 +225,9 @@ def _engines_ready(upstreams: Collection[HttpUpstream], *, required: bool) -> Ch
         if was_ready:
             return None
         reasons = await asyncio.gather(*map(_ask_readiness, upstreams))
-        was_ready = None in reasons
-        if was_ready or (UNREACHABLE in reasons and not required):
-            return None
-        return reasons[0]
+        # Silence is not asked for again: each answer of /readyz would wait for it.
+        was_ready = None in reasons or (UNREACHABLE in reasons and not required)
+        return None if was_ready else reasons[0]
 
     return check
 

@@ -1,5 +1,6 @@
 """The long form of upstreams: what it may say, how a wrong one is told, where keys come from."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from gateway.server.secrets import SecretSettingError, warn_of_shared_credential
 from gateway.settings import Settings, SettingsError, load_settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.http_client import HttpUpstream
+from running_gateway import StartGateway
 
 URL = "http://10.0.0.1:8000/v1"
 FAR = ("https://a.example/v1", "https://b.example/v1")
@@ -183,3 +185,20 @@ def test_who_has_a_key_of_its_own_shares_nothing(caplog: pytest.LogCaptureFixtur
     upstreams = Settings(upstreams=(near, far)).all_upstreams
     warn_of_shared_credentials(upstreams, environment, own_keys=True)
     assert not caplog.records
+
+
+async def test_an_upstream_that_says_nothing_is_asked_once_whether_it_is_ready(
+    start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.server.open_upstreams.PROBE_SECONDS", 0.05)
+    asked = asyncio.Queue[None]()
+
+    async def say_nothing(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.put_nowait(None)
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        gateway = await start_gateway(upstream=(f"http://127.0.0.1:{port}/v1",))
+        assert [(await gateway.get("/readyz")).status for _ in range(3)] == [200] * 3
+    assert asked.qsize() == 1
