@@ -194,7 +194,7 @@ class UpstreamCall:
             fields = (*fields, (PRIORITY, exchange.priority.value))
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
-            prefix = self.chains.of(request.endpoint, request.body, request.headers)
+            prefix = self.chains.of(request.endpoint, request.body, request.headers, len(raw))
         return Outgoing(
             request.target,
             fields,

@@ -6,7 +6,7 @@ Laws:
 - The root holds the model, the salt and the credentials that are passed on: what an upstream's
   cache may keep apart never looks alike.
 - Digests only; no text is kept.
-- Of a very long prompt only the first turns are printed.
+- Of a very long prompt only the first turns are printed, and only the beginning of a long text.
 
 An upstream cuts its blocks by tokens and renders the prompt by its own template. So a common prefix
 is only as long as stated here to within a block or two of each.
@@ -35,6 +35,9 @@ MOST_BYTES = MOST_BLOCKS * BLOCK_BYTES
 ITEMS_AT_ONCE = 64
 """Turns that are printed together."""
 
+DEEPEST_TEXT = 6
+"""Levels below a prompt's field at which its texts are: a turn, a part, an image, its URL."""
+
 DIGEST_BYTES = 7
 """Python keeps an integer of 56 bits in 32 bytes, one of 64 in 48."""
 
@@ -46,26 +49,34 @@ class PromptChains:
     shared: bool
 
     def of(
-        self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]
+        self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str], size: int = 0
     ) -> tuple[int, ...]:
-        """Return the chain of a request as it is sent; ``headers`` are by lower-case name."""
-        if self.shared:
-            return prefix_blocks(endpoint, body)
-        return prefix_blocks(endpoint, body, tuple(headers.get(name, "") for name in CREDENTIALS))
+        """Return the chain of a request as it is sent; ``headers`` are by lower-case name.
+
+        ``size`` is that of the body's JSON: to print megabytes would hold up the loop.
+        """
+        apart = () if self.shared else tuple(headers.get(name, "") for name in CREDENTIALS)
+        return prefix_blocks(endpoint, body, apart, is_large=size > 2 * MOST_BYTES)
 
 
 def prefix_blocks(
-    endpoint: Endpoint, body: dict[str, Any], apart: tuple[str, ...] = ()
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    apart: tuple[str, ...] = (),
+    *,
+    is_large: bool = False,
 ) -> tuple[int, ...]:
     """Return the chain of a request as it is sent; entry i covers the blocks 0 to i.
 
     Empty for a prompt of less than a block, for one that cannot be printed, and for an endpoint
-    whose prompts no prefix cache serves. What differs in ``apart`` has no block in common.
+    whose prompts no prefix cache serves. What differs in ``apart`` has no block in common. If
+    ``is_large`` is set, texts are cut before they are printed; the chain is the same.
     """
     spec = SPECS[endpoint]
     fields = spec.prompt_fields if spec.generates else ()
     try:
-        text = b"".join(_print_start(body[name]) for name in fields if body.get(name))
+        starts = (_print_start(body[name], is_large=is_large) for name in fields if body.get(name))
+        text = b"".join(starts)
     except (RecursionError, ValueError):
         return ()
     root = json.dumps((body.get("model"), body.get(SALT), apart)).encode()
@@ -83,19 +94,29 @@ def chain_of(text: bytes, root: bytes) -> tuple[int, ...]:
     return tuple(chain)
 
 
-def _print_start(value: Any) -> bytes:
+def _print_start(value: Any, *, is_large: bool) -> bytes:
     """Return JSON without its last byte, the closing one: what a longer prompt begins with too."""
-    if isinstance(value, str):
-        value = value[:MOST_BYTES]
-    elif isinstance(value, list) and len(value) > ITEMS_AT_ONCE:
+    if isinstance(value, list) and len(value) > ITEMS_AT_ONCE:
         size, items = 0, []
         for start in range(0, len(value), ITEMS_AT_ONCE):
-            items.append(_json(value[start : start + ITEMS_AT_ONCE])[1:-1])
+            some = value[start : start + ITEMS_AT_ONCE]
+            items.append(_json(_cut_texts(some) if is_large else some)[1:-1])
             size += len(items[-1])
             if size > MOST_BYTES:
                 break
         return b"[" + b",".join(items)
-    return _json(value)[:-1]
+    return _json(_cut_texts(value) if is_large else value)[:-1]
+
+
+def _cut_texts(value: Any, levels: int = DEEPEST_TEXT) -> Any:
+    """Return a value with no more of each text than is read, where it has few members."""
+    if isinstance(value, str):
+        return value[:MOST_BYTES]
+    if levels and isinstance(value, list) and len(value) <= ITEMS_AT_ONCE:
+        return [_cut_texts(each, levels - 1) for each in value]
+    if levels and isinstance(value, dict) and len(value) <= ITEMS_AT_ONCE:
+        return {name: _cut_texts(each, levels - 1) for name, each in value.items()}
+    return value
 
 
 def _json(value: Any) -> bytes:

@@ -1,7 +1,9 @@
 """Prompts as chains of digests: what begins alike has the same first blocks."""
 
 import json
+from types import SimpleNamespace
 
+import orjson
 import pytest
 
 from gateway.upstream.pool.prefix_chain import (
@@ -122,18 +124,42 @@ def test_a_chain_is_bounded() -> None:
     ],
     ids=["text", "not ASCII", "image", "parts", "numbers"],
 )
-def test_the_chain_of_a_huge_prompt_is_that_of_its_beginning(content: object):
-    body = {
-        "model": "m",
-        "tools": TOOLS,
-        "messages": [SYSTEM, {"role": "user", "content": content}],
-    }
-    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {})
+@pytest.mark.parametrize("turns_after", [0, 100])
+@pytest.mark.parametrize("size", [0, 3 * MOST_BYTES], ids=["printed", "cut"])
+def test_the_chain_of_a_huge_prompt_is_that_of_its_beginning(
+    content: object, size: int, turns_after: int
+):
+    turn = {"role": "user", "content": content}
+    body = {"model": "m", "tools": TOOLS, "messages": [SYSTEM, turn, *[SYSTEM] * turns_after]}
+    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {}, size)
     text = json.dumps(TOOLS, separators=(",", ":"))[:-1]
     text += json.dumps(body["messages"], separators=(",", ":"), ensure_ascii=False)
     root = json.dumps(("m", None, ())).encode()
     assert chain == chain_of(text.encode()[:MOST_BYTES], root)
     assert len(chain) == MOST_BLOCKS
+
+
+@pytest.mark.parametrize("turns_after", [0, 100])
+@pytest.mark.parametrize(
+    "content",
+    ["x" * 2**25, [{"type": "image_url", "image_url": {"url": "A" * 2**25}}]],
+    ids=["text", "image"],
+)
+def test_of_a_text_of_megabytes_only_the_beginning_is_printed(
+    content: object, turns_after: int, monkeypatch: pytest.MonkeyPatch
+):
+    printed = []
+
+    def dumps(value: object) -> bytes:
+        printed.append(len(result := orjson.dumps(value)))
+        return result
+
+    fake = SimpleNamespace(dumps=dumps)
+    monkeypatch.setattr("gateway.upstream.pool.prefix_chain.orjson", fake)
+    body = {"messages": [{"role": "user", "content": content}, *[SYSTEM] * turns_after]}
+    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {}, 2**25)
+    assert len(chain) == MOST_BLOCKS
+    assert sum(printed) < 2 * MOST_BYTES
 
 
 def test_credentials_that_are_passed_on_keep_chains_apart():
