@@ -1,1 +1,1 @@
-"""What may be cached, for whom, and for how long: pure decisions steered by YAML."""
+"""Decisions on caching: which requests, for which clients, and for how long. Pure; set by YAML."""

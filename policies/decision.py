@@ -1,4 +1,4 @@
-"""What the cache may do with a request: the values that a policy sets and the gateway obeys.
+"""The decision on a request: the values that a policy sets and the gateway obeys.
 
 ``policies.format.settings`` and ``prompt_settings`` say what each does.
 """
@@ -18,7 +18,7 @@ class Endpoint(StrEnum):
 
 
 class Scope(StrEnum):
-    """Who shares an entry: one tenant, one end user of one tenant, or everybody."""
+    """The clients that share an entry: one tenant, one end user of one tenant, or all."""
 
     TENANT = "tenant"
     USER = "user"
@@ -26,11 +26,11 @@ class Scope(StrEnum):
 
 
 class PiiAction(StrEnum):
-    """What personal data in the prompt or the answer does."""
+    """The effect of personal data in the prompt or the answer."""
 
     BYPASS = "bypass"
     USER = "user"
-    """What holds personal data is kept within the end user's own scope."""
+    """Entries with personal data are stored within the end user's own scope."""
     ALLOW = "allow"
 
 
@@ -52,7 +52,7 @@ class SchemaKeys(StrEnum):
 
 
 class VolatileKind(StrEnum):
-    """What the built-in detectors find in a prompt that is another at every request."""
+    """Values that change with every request and that built-in detectors find in prompts."""
 
     TIMESTAMPS = "timestamps"
     DATES = "dates"
@@ -63,7 +63,7 @@ class VolatileKind(StrEnum):
 
 
 class DocumentOrder(StrEnum):
-    """How retrieved documents are ordered: by their digest, or what others had first."""
+    """The order of retrieved documents: by their digest, or documents of earlier requests first."""
 
     CONTENT = "content"
     SHARED = "shared"
@@ -80,7 +80,7 @@ class DocumentSettings:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSettings:
-    """What of a prompt is rewritten on its way to the upstream, so that its prefix repeats."""
+    """The rewrites of a prompt on its way to the upstream, so that its prefix repeats."""
 
     schema_keys: SchemaKeys = SchemaKeys.ON
     sorts_tools: bool = False
@@ -92,7 +92,7 @@ class PrefixSettings:
 
 
 class Protected(StrEnum):
-    """What a sentence may hold that keeps it in a prompt, whatever is asked."""
+    """Content that keeps a sentence in a prompt, whatever the question is."""
 
     NUMBERS = "numbers"
     NEGATION = "negation"
@@ -101,13 +101,13 @@ class Protected(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompressSettings:
-    """What of a prompt is declared context, and how it is made shorter before it is sent."""
+    """The declared context in a prompt, and how it is shortened before the prompt is sent."""
 
     enabled: bool = False
     markers: bool = True
     """Whether context in user turns stands between markers."""
     documents: DocumentSettings | None = None
-    """Which markers; None: those of ``PrefixSettings``, if any."""
+    """The markers; None for the markers of ``PrefixSettings``, if any."""
     tool_results: bool = False
     minify: bool = True
     duplicates: bool = True
@@ -144,14 +144,14 @@ MARKS = frozenset(each.value for each in BreakpointField if each is not Breakpoi
 
 
 class BreakpointLifetime(StrEnum):
-    """How long Anthropic keeps what stands before a mark."""
+    """How long Anthropic keeps the prefix before a mark."""
 
     SHORT = "5m"
     LONG = "1h"
 
 
 class KeyRetention(StrEnum):
-    """How long OpenAI is asked to keep prefixes."""
+    """The requested lifetime of prefixes at OpenAI."""
 
     UNSET = "off"
     DAY = "24h"
@@ -159,7 +159,7 @@ class KeyRetention(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HintSettings:
-    """What the upstream is told of a prompt's stable prefix."""
+    """The hints to the upstream about a prompt's stable prefix."""
 
     breakpoints: Breakpoints = Breakpoints.OFF
     field: BreakpointField = BreakpointField.AUTO
@@ -175,14 +175,14 @@ NO_HINTS = HintSettings()
 
 
 CLEAN_FINISH_REASONS = frozenset({"stop", "tool_calls", "function_call"})
-"""Finish reasons of an answer that said all it had to say."""
+"""Finish reasons of a complete answer."""
 DEFAULT_RULE = "default"
-"""The name of the decision for what no rule matches."""
+"""The name of the decision for requests that no rule matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the cache may do with a request, and which rule said so.
+    """The cache's permissions for a request, and the rule that gave them.
 
     Durations are seconds, and shares are 0 to 1.
     """

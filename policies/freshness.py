@@ -17,7 +17,7 @@ _LONGEST = 2**31
 _WHITE_SPACE = " \t\r\n"
 _FLAGS = frozenset({"no-store", "no-cache", "only-if-cached"})
 _DURATIONS: dict[str, tuple[Callable[[float, float], float], float]] = {
-    # The strictest of several, and what a malformed one means.
+    # The strictest of several, and the meaning of a malformed one.
     "max-age": (min, 0),
     "min-fresh": (max, math.inf),
     "max-stale": (min, 0),
@@ -32,7 +32,7 @@ _JITTER_SPAN = 1 << 8 * _JITTER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """What a request's Cache-Control asks for; seconds, None where it does not ask."""
+    """The directives of a request's Cache-Control, in seconds; None if absent."""
 
     no_store: bool = False
     no_cache: bool = False
@@ -112,53 +112,53 @@ def freshness(
 def jittered(lifetime: float, jitter: float, digest: bytes) -> float:
     """Return the lifetime less a share of it, up to ``jitter``, that is ``digest``'s own.
 
-    What was stored at one moment does not expire at one moment; the same digest gets the same.
+    Entries stored together do not expire together; equal digests get equal lifetimes.
     """
     if not jitter:
         return lifetime
     return lifetime * (1 - jitter * int.from_bytes(digest[:_JITTER_BYTES], "big") / _JITTER_SPAN)
 
 
-def _verdict(age: float, ttl: float, asked: Directives, grace: Grace) -> Verdict:
+def _verdict(age: float, ttl: float, directives: Directives, grace: Grace) -> Verdict:
     refused = (
-        asked.no_store
-        or asked.no_cache
-        or (asked.max_age is not None and age > asked.max_age)
-        or (asked.min_fresh is not None and ttl < asked.min_fresh)
+        directives.no_store
+        or directives.no_cache
+        or (directives.max_age is not None and age > directives.max_age)
+        or (directives.min_fresh is not None and ttl < directives.min_fresh)
     )
     if ttl > 0:
         return Verdict.REFUSED if refused else Verdict.FRESH
     stale_by = -ttl
-    if refused or stale_by > _accepted(asked):
+    if refused or stale_by > _accepted_staleness(directives):
         return Verdict.STALE
     if stale_by < grace.revalidate:
         return Verdict.REVALIDATE
-    return Verdict.STALE if asked.max_stale is None else Verdict.FRESH
+    return Verdict.STALE if directives.max_stale is None else Verdict.FRESH
 
 
-def _accepted(asked: Directives) -> float:
+def _accepted_staleness(directives: Directives) -> float:
     """Return the staleness that the request accepts where the policy grants a grace.
 
-    One that bounds the age or asks for more freshness wants nothing stale (RFC 9111, 5.2.1.1).
+    A request that bounds the age or the freshness accepts no staleness (RFC 9111, 5.2.1.1).
     """
-    if asked.max_stale is not None:
-        return asked.max_stale
-    return math.inf if asked.max_age is None and asked.min_fresh is None else -math.inf
+    if directives.max_stale is not None:
+        return directives.max_stale
+    return math.inf if directives.max_age is None and directives.min_fresh is None else -math.inf
 
 
-def _serves_on_error(age: float, ttl: float, asked: Directives, grace: Grace) -> bool:
+def _serves_on_error(age: float, ttl: float, directives: Directives, grace: Grace) -> bool:
     """Tell whether an entry may stand in for an answer that the upstream failed to give.
 
     A request's own ``stale-if-error`` counts from the moment its ``max-age`` was reached and goes
     before its other bounds, but never beyond the policy's grace.
     """
-    if asked.no_store or asked.no_cache or -ttl >= max(grace.error, 0.0):
+    if directives.no_store or directives.no_cache or -ttl >= max(grace.error, 0.0):
         return False
-    if asked.stale_if_error is not None:
-        overdue = -ttl if asked.max_age is None else max(-ttl, age - asked.max_age)
-        return overdue <= asked.stale_if_error
-    refused = asked.max_age is not None and age > asked.max_age
-    return ttl <= 0 and not refused and -ttl <= _accepted(asked)
+    if directives.stale_if_error is not None:
+        overdue = -ttl if directives.max_age is None else max(-ttl, age - directives.max_age)
+        return overdue <= directives.stale_if_error
+    refused = directives.max_age is not None and age > directives.max_age
+    return ttl <= 0 and not refused and -ttl <= _accepted_staleness(directives)
 
 
 def parse_directives(header: str | None) -> Directives:

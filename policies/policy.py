@@ -21,7 +21,7 @@ ANONYMOUS = "anonymous"
 """The tenant of a request without credential, organization and project."""
 
 _ENGINE_BYTES = 16 << 20
-"""What one pattern may take before RE2 falls back on a slower engine."""
+"""Memory of one pattern before RE2 falls back on a slower engine."""
 # Scripts that set no space between words: a keyword in them ends where it ends.
 _NO_SPACES = re2.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
 _WORD = re2.compile(r"[\pL\pN\pM_]")
@@ -52,7 +52,7 @@ TextTest = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who a tenant is: all that is not None must hold, and of its values any one."""
+    """The definition of a tenant: each field other than None must match one of its values."""
 
     api_key_sha256: tuple[str, ...] | None = None
     organization: tuple[str, ...] | None = None
@@ -66,13 +66,13 @@ class Condition:
     key: str
     """Its place in ``match``, such as ``content.keywords``."""
     wanted: tuple[str, ...]
-    """What the key holds, as written; any one will do."""
+    """The values of the key, as written; one match is enough."""
     holds: Test
 
 
 @dataclass(frozen=True, slots=True)
 class RuleTrace:
-    """A rule that was looked at, and what kept it from deciding; nothing if it decided."""
+    """A rule that was checked, and the conditions that failed; none if the rule decided."""
 
     rule: str
     failed: tuple[Condition, ...]
@@ -99,7 +99,7 @@ class Policy:
     """Where the text came from, for messages."""
     generation: int
     regions: tuple[str, ...]
-    """ISO 3166 codes of the regions whose phone numbers the PII scan knows."""
+    """ISO 3166 codes of the regions with phone numbers known to the PII scan."""
     rules: tuple[Rule, ...]
     default: Decision
     allowed: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ class Policy:
         return self.default
 
     def trace(self, facts: RequestFacts) -> tuple[RuleTrace, ...]:
-        """Return what ``decide`` looks at in turn, the rule that decides last; all that failed."""
+        """Return the rules that ``decide`` checks, with their failures; the last one decides."""
         found = []
         for rule in self.rules:
             failed = tuple(each for each in rule.conditions if not each.holds(facts))
@@ -128,7 +128,7 @@ class Policy:
 
 
 def condition(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Condition:
-    """Return what a key of ``match`` asks for: that facts meet any value that it wants."""
+    """Return the condition of a key of ``match``: facts match any of its values."""
     return Condition(key, tuple(wanted), _test(key, wanted, tenants))
 
 

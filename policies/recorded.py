@@ -16,12 +16,12 @@ from policies.decision import Decision
 from policies.policy import ANONYMOUS, Policy, RequestFacts, Tenant, Test, condition
 
 _PLAIN = frozenset({"endpoint", "model"})
-"""Conditions on what every record holds."""
+"""Conditions on facts that every record holds."""
 
 
 @dataclass(frozen=True)
 class Atom:
-    """One condition on one value; ``name`` is the same wherever the same is asked.
+    """One condition on one value; equal conditions have equal ``name``s.
 
     It is compiled when it is first asked for: there may be thousands, and few ever are.
     """
@@ -39,7 +39,7 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFacts:
-    """A request as it was written down. ``facts`` has texts only where ``has_text``."""
+    """A recorded request. ``facts`` has texts only if ``has_text``."""
 
     facts: RequestFacts
     truths: Mapping[str, bool]
@@ -54,13 +54,13 @@ class RecordedFacts:
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One key of a match: ``holds`` when any of its atoms does, found without asking each."""
+    """One key of a match: ``holds`` when any of its atoms does, found without a test of each."""
 
     atoms: tuple[Atom, ...]
     holds: Test
 
     def truths(self, facts: RequestFacts) -> dict[str, bool]:
-        """Return what each atom came to; none did where all of them together did not."""
+        """Return the truth of each atom; if the clause is false, every atom counts as false."""
         held = self.holds(facts)
         if not held or len(self.atoms) == 1:
             return {atom.name: held for atom in self.atoms}
@@ -75,7 +75,7 @@ class RecordedPolicy:
     default: Decision
 
     def decide(self, recorded: RecordedFacts) -> Decision | None:
-        """Return the decision, or None where it depends on what the record does not hold."""
+        """Return the decision, or None if it depends on facts that the record does not hold."""
         for clauses, decision in self.rules:
             held = _all(_any(recorded.holds(atom) for atom in clause.atoms) for clause in clauses)
             if held is None:
@@ -85,7 +85,7 @@ class RecordedPolicy:
         return self.default
 
     def truths(self, facts: RequestFacts) -> dict[str, bool]:
-        """Return what is to be written down of a request, so that this policy can be replayed."""
+        """Return the facts of a request to record, so that this policy can be replayed."""
         found: dict[str, bool] = {}
         for clauses, _ in self.rules:
             for clause in clauses:
@@ -112,7 +112,7 @@ def _atom(key: str, value: str, tenants: Mapping[str, Tenant]) -> Atom:
     group, _, name = key.partition(".")
     meaning: list[Any] = [name or group, value]
     if group == "tenant":
-        # By what the tenant is, not by its name: the same name may mean another one tomorrow.
+        # By the tenant's definition, not by its name: a name may be reused for another tenant.
         meaning = [group, None if value == ANONYMOUS else asdict(tenants[value])]
     written = json.dumps(meaning, sort_keys=True, ensure_ascii=False)
     digest = hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()[:16]

@@ -37,7 +37,7 @@ from policies.format.values import percent_text
 
 READY_SECONDS = 120.0
 NOTICE_SECONDS = 1.0
-"""After so long a line says what is waited for."""
+"""After this time a line names the cause of the wait."""
 _CALL_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _AT_A_TIME = 8
@@ -46,13 +46,13 @@ _SCORE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A would-be hit whose answer was compared with a fresh one."""
+class WouldBeHit:
+    """A would-be hit with its answer compared with a fresh one."""
 
     score: float
     wrong: bool
     verifier: str
-    """Digest of the verifier whose score it is."""
+    """Digest of the verifier that gave the score."""
     unsure: bool = False
 
 
@@ -60,31 +60,31 @@ class Compared:
 class LabelledPair:
     """Two questions, and whether one answer fits both."""
 
-    asked: str
+    question: str
     stored: str
     same: bool
 
 
-def parse_line(line: Any) -> Compared | LabelledPair | None:
+def parse_line(line: Any) -> WouldBeHit | LabelledPair | None:
     """Read a line's JSON; None is another line of the gateway's journal. Raises InvalidFieldError.
 
-    Another is that of an alias, too: it came to be a hit because it was right.
+    A line of an alias counts as such another: aliases are hits because they were right.
     """
     match line:
-        case {"asked": str(asked), "stored": str(stored), "same": bool(same)}:
-            return LabelledPair(asked, stored, same)
+        case {"asked": str(question), "stored": str(stored), "same": bool(same)}:
+            return LabelledPair(question, stored, same)
         case {"asked": _, "stored": _}:
             raise InvalidFieldError("", "asked and stored as text, and same: true or false")
         case {"kind": str(), "alias": True}:
             return None
         case {"kind": str(), "outcome": "equal" | "different" | "unsure" as outcome}:
-            return _compared(line, outcome)
+            return _comparison(line, outcome)
         case {"kind": str()} if "outcome" not in line:
             return None
     raise InvalidFieldError("", "a comparison of the gateway or {asked, stored, same}")
 
 
-def _compared(line: dict[str, Any], outcome: str) -> Compared:
+def _comparison(line: dict[str, Any], outcome: str) -> WouldBeHit:
     score: Any = line.get("score")
     verifier = line.get("verifier")
     is_number = isinstance(score, int | float) and not isinstance(score, bool)
@@ -92,7 +92,7 @@ def _compared(line: dict[str, Any], outcome: str) -> Compared:
         raise InvalidFieldError("score", "a number from 0 to 1")
     if not isinstance(verifier, str) or not verifier:
         raise InvalidFieldError("verifier", "the digest of the verifier whose score it is")
-    return Compared(float(score), outcome != "equal", verifier, unsure=outcome == "unsure")
+    return WouldBeHit(float(score), outcome != "equal", verifier, unsure=outcome == "unsure")
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Points:
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """Print thresholds, and write them if so asked; return the exit code."""
+    """Print thresholds, and write them if requested; return the exit code."""
     latest, budgets = options.data_dir / CHECKS_FILE, options.budget
     if not options.log and not latest.exists():
         raise CommandError(f"{latest}: not there: {_NOTHING_COMPARED}")
@@ -127,8 +127,8 @@ def calibrate(options: argparse.Namespace) -> int:
     )
     print("\n".join(_table(calibration, points, sorted(budgets))))
     _print_skipped(points)
-    kept = [each for each in budgets if calibration.step(each) is not None]
-    if not kept:
+    reachable = [each for each in budgets if calibration.step(each) is not None]
+    if not reachable:
         raise FailedError("none of the budgets is kept" + "; nothing was written" * options.write)
     if not options.write:
         return 0
@@ -143,13 +143,13 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 async def _points(
-    lines: Sequence[Compared | LabelledPair | None], data_dir: Path, socket: Path | None
+    lines: Sequence[WouldBeHit | LabelledPair | None], data_dir: Path, socket: Path | None
 ) -> Points:
     """Return the points of one verifier: of the one that scores the pairs, else of the latest.
 
     What the rules passed counts among a model's surest hits: it is served beside them.
     """
-    compared = [line for line in lines if isinstance(line, Compared)]
+    compared = [line for line in lines if isinstance(line, WouldBeHit)]
     pairs = [line for line in lines if isinstance(line, LabelledPair)]
     models = [each.verifier for each in compared if each.verifier != RULES]
     points = Points(models[-1] if models else RULES)
@@ -172,11 +172,11 @@ async def _points(
 async def _score(
     pairs: Sequence[LabelledPair], service: EmbeddingsClient, points: Points, data_dir: Path
 ) -> None:
-    """Add what the gateway's own verifier says of the pairs; what a guard refuses is no hit."""
+    """Add the gateway's own verifications of the pairs; a pair that a guard refuses is no hit."""
     verifier = CalibratedVerifier(service, Calibrations(data_dir), seconds=_SCORE_SECONDS)
 
     async def score(pair: LabelledPair) -> None:
-        result = await verifier.verify(pair.asked, pair.stored, await _cosine(service, pair))
+        result = await verifier.verify(pair.question, pair.stored, await _cosine(service, pair))
         refusal = result.refusal
         if refusal is None:
             points.scored.append((result.score, not pair.same))
@@ -189,14 +189,14 @@ async def _score(
 
 
 async def _cosine(service: EmbeddingsClient, pair: LabelledPair) -> float:
-    """Return how near the two are, as the search of a gateway would; 0 where one has no vector."""
+    """Return the cosine of the two questions; 0 if one has no vector."""
     try:
-        asked, stored = await service.embed((pair.asked, pair.stored))
+        question, stored = await service.embed((pair.question, pair.stored))
     except SemanticUnavailableError as error:
         if error.reason in OF_THE_TEXT:
             return 0.0
         raise FailedError(f"a pair could not be scored: encoder-{error.reason}") from None
-    return float(sum(map(mul, asked, stored)))
+    return float(sum(map(mul, question, stored)))
 
 
 def _table(calibration: Calibration, points: Points, budgets: Sequence[float]) -> Iterator[str]:
@@ -214,9 +214,9 @@ def _table(calibration: Calibration, points: Points, budgets: Sequence[float]) -
             continue
         share = step.hits / calibration.hits
         most = upper_bound(step.wrong, step.hits, calibration.confidence)
-        kept = f"{step.hits:,} ({share:.0%})"
+        hits = f"{step.hits:,} ({share:.0%})"
         yield (
-            f"{percent_text(budget):<9}{step.threshold:>10.6f}{kept:>18}{step.wrong:>8,}"
+            f"{percent_text(budget):<9}{step.threshold:>10.6f}{hits:>18}{step.wrong:>8,}"
             f"{most:>21.2%}"
         )
 

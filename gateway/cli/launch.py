@@ -114,7 +114,7 @@ def _run(settings: Settings, *, is_demo: bool = False) -> int:
                 log.info("ready: base URL %s/v1", url)
 
         threading.Thread(target=watch, daemon=True).start()
-        # Nobody is to wait for a worker that will not come: it is refused as soon as all stop.
+        # A worker that will not start must not block others: it is refused as soon as all stop.
         code = asyncio.run(Supervisor(children, stopping=sock.close).run())
         stopped.set()
         return code
@@ -136,7 +136,7 @@ def _demo_engine(settings: Settings) -> tuple[Settings, Child]:
         "upstreams": (),
         # A demo has no load balancer.
         "drain_delay": 0.0,
-        # The port is another one each time; what makes the answers is the weights.
+        # The port changes at each start; the answers depend on the weights.
         "upstream_name": f"{DEMO_MODEL}/{digest}",
     }
     argv = [*PYTHON, "-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
@@ -153,7 +153,7 @@ def _is_ready(url: str) -> bool:
 
 
 def _check(settings: Settings) -> None:
-    """Find out here, once and before anything runs, what every worker would stumble over."""
+    """Check once, before any process starts, for faults that would stop every worker."""
     _make(settings.data_dir)
     own_keys = settings.gateway_keys is not None
     upstreams = settings.all_upstreams

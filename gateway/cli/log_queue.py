@@ -1,4 +1,4 @@
-"""Log lines are written by a thread of their own, so that a log nobody reads stops no event loop.
+"""Log lines are written by their own thread, so that an unread log stops no event loop.
 
 A pipe holds 64 KiB, and a write into a full pipe blocks. The queue here is bounded. A line that
 does not fit is dropped; the number of dropped lines is logged as soon as the log is read again.
@@ -41,7 +41,7 @@ class QueuedLines(QueueHandler):
             self._dropped += 1
 
     def close(self) -> None:
-        """Write what is left, for a bounded time."""
+        """Write the queued lines, for a bounded time."""
         with suppress(queue.Full):
             self._lines.put_nowait(None)
         self._writer.join(LAST_SECONDS)
@@ -60,7 +60,7 @@ class QueuedLines(QueueHandler):
         # Not through sys.stderr: a lock that this thread holds would make the interpreter's end
         # crash.
         data = f"{line}\n".encode("utf-8", "backslashreplace")
-        with suppress(OSError):  # nobody will ever read it
+        with suppress(OSError):  # the reader has gone
             while data:
                 try:
                     data = data[os.write(self._descriptor, data) :]

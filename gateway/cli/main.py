@@ -127,7 +127,7 @@ exit codes: 0 done, 2 bad usage or no request in the log
 _BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
 
 Commands = Any
-"""What argparse calls a set of commands, of a type without a name."""
+"""The type of argparse's sets of commands, which has no public name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.code
     except KeyboardInterrupt:  # where no supervisor took over the signal
         return 130
-    except BrokenPipeError:  # whoever reads has read enough; Python would complain at its exit
+    except BrokenPipeError:  # the reader has read enough; Python would complain at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(commands: Commands, name: str, run: str, text: str) -> argparse.ArgumentParser:
-    """Add a command, whose function is ``run``; its text begins with its line in the list."""
+    """Add a command with the function ``run``; its text begins with its line in the list."""
     summary, _, text = text.partition("\n\n")
     text, _, examples = text.partition("\nexamples:\n")
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -307,7 +307,7 @@ def _add_prefix(commands: Commands) -> None:
 
 
 def _url(text: str) -> str:
-    """Return the address of a running gateway; argparse tells what is wrong with another text."""
+    """Return the address of a running gateway; argparse reports other texts."""
     try:
         parts = urlsplit(text)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

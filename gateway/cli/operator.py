@@ -201,7 +201,7 @@ async def _warm_one(session: ClientSession, url: str, known: KnownQuestion) -> s
 
 
 def audit(options: argparse.Namespace) -> int:
-    """Scan what is stored with today's detectors; return 1 where findings stay, else 0."""
+    """Scan the stored entries with today's detectors; return 1 if findings stay, else 0."""
     found = ask_gateway(options.url, "audit", {"purge": options.purge})
     stay = sum(found["findings"].values()) - found["purged"]
     if options.json:
@@ -217,7 +217,7 @@ def audit(options: argparse.Namespace) -> int:
 
 
 def semantic_report(options: argparse.Namespace) -> int:
-    """Print what comparisons have shown; return the exit code."""
+    """Print the results of comparisons; return the exit code."""
     if options.url is None:
         report = _report_of(options.data_dir)
     else:
@@ -249,10 +249,10 @@ def report_text(report: Mapping[str, Any]) -> Iterator[str]:
         low, high = map(_share, figures["interval"])
         counts = [figures[key] for key in ("comparisons", "equal", "different", "unsure")]
         interval = f"{low} to {high}" if figures["comparisons"] else "-"
-        wrong, budget, met = (
+        wrong, budget, reachable = (
             _share(figures[key]) for key in ("wrong_hits", "budget", "budget_met")
         )
-        yield _row([name, *(f"{count:,}" for count in counts), wrong, interval, budget, met])
+        yield _row([name, *(f"{count:,}" for count in counts), wrong, interval, budget, reachable])
     yield ""
     for name, figures in rules.items():
         near = figures["near_misses"]

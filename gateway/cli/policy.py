@@ -33,7 +33,7 @@ _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
 
 
 class Record(BaseModel):
-    """A decision on a request and what came of it, see docs/decision-log.md."""
+    """A decision on a request and its outcome, see docs/decision-log.md."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -62,7 +62,7 @@ class Record(BaseModel):
 
     @property
     def facts(self) -> RecordedFacts:
-        """What the log holds of the request."""
+        """The request in the log."""
         facts = RequestFacts(
             endpoint=self.endpoint,
             model=self.model,
@@ -102,7 +102,7 @@ Thresholds = Callable[[float], float | None]
 
 @dataclass(slots=True)
 class Tally:
-    """What came of some requests; tokens are those that hits saved."""
+    """Counts of outcomes; ``tokens`` are the tokens that hits saved."""
 
     requests: int = 0
     hits: int = 0
@@ -192,7 +192,7 @@ def _admitted(record: Record, decision: Decision) -> bool:
 
 @dataclass(slots=True)
 class Report:
-    """What an edited policy would change. ``rules`` are those of the edited policy."""
+    """The changes by an edited policy. ``rules`` are the rules of the edited policy."""
 
     requests: int = 0
     unknown: int = 0
@@ -214,7 +214,7 @@ class Replay:
     """Takes records in the order of their time, and writes the report."""
 
     def __init__(self, policy: RecordedPolicy, calibrations: Sequence[Thresholds] = ()) -> None:
-        """``calibrations`` may be that of the log: it is known by the thresholds recorded."""
+        """``calibrations`` may include the log's own, which its recorded thresholds identify."""
         self._policy = policy
         self._then, self._edited = Cache(), Cache(calibrations)
         self.report = Report()
@@ -267,7 +267,7 @@ def schema(_options: argparse.Namespace) -> int:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Print what an edited policy would have changed; return the exit code."""
+    """Print the changes that an edited policy would have made; return the exit code."""
     edited, log = recorded_policy(_read(options.policy)), options.log
     replay = Replay(edited, [each.threshold for each in known_calibrations(options.data_dir)])
     records = Lines(read_record, log)

@@ -1,4 +1,4 @@
-"""``refrain prefix report``: what a prefix cache could find of a log, and the settings for it.
+"""``refrain prefix report``: the hits that a prefix cache could have, and the settings for them.
 
 Laws: nothing is guessed that can be tried. Settings hide one another (a time in front of shuffled
 documents), so all are tried together and taken away one by one; only those are recommended without
@@ -45,10 +45,10 @@ _LONGEST_NAME = 40
 CHARACTERS_PER_TOKEN = 4.0
 """Where no upstream has counted."""
 LEAST_SHARE = 0.005
-"""Of all characters: what a setting must gain to be recommended."""
+"""Least gain of a recommended setting, as a share of all characters."""
 
 _SAMPLE = 500
-"""Prompts from which settings are taken away one by one."""
+"""Prompts with settings removed one by one."""
 _BEFORE, _AFTER = 32, 24
 _MOST_WAYS = 3
 
@@ -89,12 +89,12 @@ class Parting:
     before: str
     ways: list[str]
     lost: int = 0
-    """Characters behind it that had to be read anew."""
+    """Characters behind it that were computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What would be found of so many characters, and where most of the rest is lost."""
+    """The share of the characters that would be found, and the place of the largest loss."""
 
     characters: int
     found: float
@@ -103,7 +103,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What is lost without a setting, and the first bytes that it changes, behind ``before``."""
+    """The loss without a setting, and the first text that it changes, behind ``before``."""
 
     setting: Setting
     share: float
@@ -114,7 +114,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class RouteReport:
-    """What was found out about one route; shares are of all characters of its prompts."""
+    """The results for one route; shares are of all characters of its prompts."""
 
     route: Route
     requests: int
@@ -127,11 +127,11 @@ class RouteReport:
     rewritten: Ceiling
     """With all of ``settings``."""
     settings: tuple[Gain, ...]
-    """What to set, that first which gains most."""
+    """The recommended settings, the largest gain first."""
     too_little: tuple[Setting, ...]
-    """Settings that change something, but without which no less is found."""
+    """Settings that change something but gain too little."""
     yaml: str
-    """The ``prefix`` to paste, empty where nothing gains."""
+    """The ``prefix`` to paste; empty if no setting gains."""
 
 
 def report(prompts: Sequence[RecordedRequest]) -> RouteReport:
@@ -139,11 +139,11 @@ def report(prompts: Sequence[RecordedRequest]) -> RouteReport:
     few = _Trials(prompts[:: -(-len(prompts) // _SAMPLE)])
     tried = candidates(prompts)
     changing = [one for one in tried if few.is_changed_by(one, tried)]
-    # First those go that keep others from their work.
-    needed = few.needed(few.needed(changing, -LEAST_SHARE), LEAST_SHARE)
+    # Settings that hinder others are dropped first.
+    useful = few.drop_unneeded(few.drop_unneeded(changing, -LEAST_SHARE), LEAST_SHARE)
     trials = _Trials(prompts)
-    as_sent, rewritten = trials.ceiling(()), trials.ceiling(needed)
-    gains = [trials.gain(one, needed, rewritten.found) for one in needed]
+    as_sent, rewritten = trials.ceiling(()), trials.ceiling(useful)
+    gains = [trials.gain(one, useful, rewritten.found) for one in useful]
     counted = [one for one in prompts if one.prompt_tokens]
     per_token = CHARACTERS_PER_TOKEN
     if counted:
@@ -158,8 +158,8 @@ def report(prompts: Sequence[RecordedRequest]) -> RouteReport:
         as_sent=as_sent,
         rewritten=rewritten,
         settings=tuple(sorted(gains, key=lambda gain: -gain.share)),
-        too_little=tuple(one for one in changing if one not in needed),
-        yaml=to_yaml(needed),
+        too_little=tuple(one for one in changing if one not in useful),
+        yaml=to_yaml(useful),
     )
 
 
@@ -176,10 +176,10 @@ class _Trials:
     tools: KnownTools = field(default_factory=KnownTools)
 
     def parts(self, one: RecordedRequest, settings: Collection[Setting]) -> list[Part]:
-        """Return a prompt as it would go on with these settings."""
+        """Return the prompt that these settings would send."""
         body = one.body
         if settings:
-            prefix = compiled(tuple(settings))
+            prefix = compile_settings(tuple(settings))
             known = self.tools.forms(prefix.schema_keys, b"")
             result = rewrite(one.endpoint, body, one.raw, prefix, known=known)
             self.tools.note(prefix.schema_keys, result.tools, b"")
@@ -190,7 +190,7 @@ class _Trials:
         return "".join(part.text for part in self.parts(one, settings))
 
     def ceiling(self, settings: Collection[Setting]) -> Ceiling:
-        """Return what would be found: of each prompt what began an earlier one, too."""
+        """Return the findable share: the beginning that each prompt shares with an earlier one."""
         earlier: list[str] = []  # in order, so that only neighbours need to be compared
         partings: dict[int, Parting] = {}
         characters = found = 0
@@ -220,8 +220,8 @@ class _Trials:
         worst = max(partings.values(), key=lambda parting: parting.lost, default=None)
         return Ceiling(characters, found / max(1, characters), worst)
 
-    def needed(self, settings: Sequence[Setting], least: float) -> tuple[Setting, ...]:
-        """Return the settings without each of which so much less is found."""
+    def drop_unneeded(self, settings: Sequence[Setting], least: float) -> tuple[Setting, ...]:
+        """Return the settings that each gain at least ``least``."""
         needed = tuple(settings)
         best = self.ceiling(needed).found
         for one in settings:
@@ -232,14 +232,14 @@ class _Trials:
         return needed
 
     def is_changed_by(self, one: Setting, settings: Collection[Setting]) -> bool:
-        """Tell whether a setting changes anything; some do only where others hold, too."""
+        """Tell whether a setting changes anything, alone or together with others."""
         others = tuple(other for other in settings if other != one)
         return any(self.first_change(each, (*each, one)) for each in ((), others))
 
     def first_change(
         self, fewer: Collection[Setting], more: Collection[Setting]
     ) -> tuple[str, str] | None:
-        """Return the first prompt that these settings do not leave alike, as both make it."""
+        """Return the first prompt that differs between the settings, in both forms."""
         pairs = ((self.text(one, fewer), self.text(one, more)) for one in self.prompts)
         return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
@@ -254,7 +254,7 @@ class _Trials:
 
 def candidates(prompts: Sequence[RecordedRequest]) -> list[Setting]:
     """Return the settings worth a trial."""
-    # The further one goes, the earlier it is taken away: what goes too far keeps others from work.
+    # The strongest settings are tried without first: too strong a setting hinders others.
     volatile = [f"{_VOLATILE}{kind}" for kind in reversed(VolatileKind)]
     markers = [f"{_DOCUMENTS}{begin}" for begin in _markers(prompts[:_LOOKED_AT])]
     return [_TURNS, _WHITESPACE, *volatile, *markers[:_MOST_MARKERS], _TOOLS, _SCHEMA_KEYS]
@@ -274,8 +274,8 @@ def to_yaml(settings: Collection[Setting]) -> str:
 
 
 @lru_cache(maxsize=256)
-def compiled(settings: tuple[Setting, ...]) -> PrefixSettings:
-    """Return what a policy with these settings, and nothing else, has a prompt rewritten by."""
+def compile_settings(settings: tuple[Setting, ...]) -> PrefixSettings:
+    """Return the prefix settings of a policy with only these settings."""
     indented = "".join(f"  {line}\n" for line in to_yaml(settings).splitlines())
     prefix = parse_policy(_POLICY + indented, "report").default.prefix
     return prefix if _SCHEMA_KEYS in settings else replace(prefix, schema_keys=SchemaKeys.OFF)
@@ -317,7 +317,7 @@ def _common(one: str, other: str) -> int:
 
 
 def prompt_parts(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Part]:
-    """Yield the parts of a request's prompt; what is not text is printed as JSON."""
+    """Yield the parts of a request's prompt; values other than text are printed as JSON."""
     spec = SPECS[endpoint]
     for name in spec.tool_fields:
         for index, tool in enumerate(_listed(body.get(name))):
@@ -330,10 +330,10 @@ def prompt_parts(endpoint: Endpoint, body: dict[str, Any]) -> Iterator[Part]:
     elif isinstance(question, str):
         yield Part(spec.turns, f"<user>{question}\n")
     for index, turn in enumerate(_listed(question if spec.turns else None)):
-        said = _unmarked(turn) if isinstance(turn, dict) else {"content": turn}
-        role = str(said.get("role") or said.get("type") or "user")
-        others = {name: each for name, each in said.items() if name not in ("role", "content")}
-        text = _text(said.get("content")) + (_printed(others) if others else "")
+        fields = _unmarked(turn) if isinstance(turn, dict) else {"content": turn}
+        role = str(fields.get("role") or fields.get("type") or "user")
+        others = {name: each for name, each in fields.items() if name not in ("role", "content")}
+        text = _text(fields.get("content")) + (_printed(others) if others else "")
         yield Part(f"{spec.turns}[{index}] ({role})", f"<{role}>{text}\n")
 
 
@@ -356,7 +356,7 @@ def _text(value: Any) -> str:
 
 
 def _unmarked(value: Any) -> Any:
-    """Return an object without marks; those of what it holds are left."""
+    """Return an object without its own marks; marks inside its values stay."""
     if not isinstance(value, dict) or MARKS.isdisjoint(value):
         return value
     return {name: each for name, each in value.items() if name not in MARKS}

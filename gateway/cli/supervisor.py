@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 log = logging.getLogger(__name__)
 
 PYTHON = (sys.executable, "-P")
-"""Starts a child. ``python -m`` alone would import what lies in the folder one stands in."""
+"""Starts a child. ``python -m`` alone would import modules from the current folder."""
 
 PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 """Set to 1 where stdin is a pipe that the parent holds: its end means that the parent is gone."""
@@ -68,7 +68,7 @@ class Supervisor:
         self._exit_code = 0
 
     def stop(self) -> None:
-        """Make ``run`` end every child and return; called again, kill those that still run."""
+        """Make ``run`` end every child and return; a second call kills the remaining children."""
         if self._stop.is_set():
             log.warning("told to stop once more: what is under way is broken off")
             self._at_once.set()
@@ -100,7 +100,7 @@ class Supervisor:
                 return
             lived = time.monotonic() - began
             if child.vital and code in (1, 2) and lived < SETTLED_SECONDS:
-                # It said on stderr what is wrong; starting again would not mend it.
+                # The child has written the fault to stderr; a restart would not help.
                 log.debug("%s cannot start (exit code %d)", child.name, code)
                 self._exit_code = code
                 self.stop()

@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, error messages, log lines, files of JSON lines.
+"""Shared parts of the commands: exit codes, error messages, log lines, files of JSON lines.
 
 Law: the message of an exception is not logged. It may quote a prompt, an answer or a header with a
 key. Its type and the lines of code that it came through say where to look.
@@ -44,7 +44,7 @@ class FailedError(CommandError):
 
 
 def unreadable(file: Path | str, error: OSError) -> CommandError:
-    """Return what a command ends with where it cannot read a file."""
+    """Return the error of a command that cannot read a file."""
     return CommandError(f"{file}: cannot be read: {error.strerror or error}")
 
 
@@ -67,7 +67,7 @@ class Lines(Generic[T]):
         self._files = files
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
-        """Yield what ``read`` makes of each line's JSON, behind its place. Raises CommandError."""
+        """Yield the place of each line and the value that ``read`` returns. Raises CommandError."""
         for file in self._files:
             is_stdin = str(file) == "-"
             try:
@@ -114,7 +114,7 @@ async def for_each(
 
 
 class PrivateFormatter(IdFormatter):
-    """Formats tracebacks without what the exceptions say."""
+    """Formats tracebacks without the exceptions' texts."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format, whatever another handler's formatter has left in the record."""
@@ -129,7 +129,7 @@ class PrivateFormatter(IdFormatter):
         ei: tuple[type[BaseException], BaseException, TracebackType | None]
         | tuple[None, None, None],
     ) -> str:
-        """Return the frames and types of an exception and of those that led to it."""
+        """Return the frames and types of an exception and of its causes."""
         parts: list[str] = []
         error = ei[1]
         seen: set[int] = set()
@@ -149,7 +149,7 @@ def configure_logging(level: str) -> None:
 
 
 def log_stray(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what nobody awaited: an event loop's exception handler that quotes no values."""
+    """Log an exception that no task awaited: an event loop's handler that quotes no values."""
     # "Exception in callback f(<what it was called with>)" goes on with values.
     message = str(context.get("message", "")).partition(" callback")[0]
     _log.error("event loop: %s", message, exc_info=context.get("exception"))

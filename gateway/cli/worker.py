@@ -30,7 +30,7 @@ from gateway.upstream.pool.probes import UPSTREAMS, log_upstreams
 from policies.format.load import PolicyError
 
 LAST_WORDS_SECONDS = 0.5
-"""For clients to take the last error, and then for what has not ended by itself."""
+"""Time for clients to read the last error, and then for requests still running."""
 
 
 async def serve(
@@ -41,7 +41,7 @@ async def serve(
     engine_required: bool,
     greets: bool = False,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or the parent's end; then end what is under way.
+    """Serve until SIGTERM, SIGINT or the parent's end; then finish the running requests.
 
     First ``/readyz`` says 503 for ``drain_delay`` seconds, so that load balancers send their
     requests elsewhere. Then the port is closed, and answers get ``drain_timeout`` seconds.
@@ -65,7 +65,7 @@ async def serve(
         app[STOPPING].set()
         await asyncio.sleep(settings.drain_delay)
         await site.stop()
-        # Else the kernel goes on to take connections that nobody accepts.
+        # Else the kernel still takes connections that no process accepts.
         sock.close()
         await runner.idle(settings.drain_timeout)
         # Clients that still wait for an upstream get an error, in the form that is right by then.

@@ -1,1 +1,1 @@
-"""The YAML of a policy: its keys, their values, and what they make of a decision."""
+"""The YAML of a policy: its keys, their values, and the resulting decision."""

@@ -206,7 +206,7 @@ def _in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
 
 
 def _check_references(document: Document, policy: dict[str, Any]) -> None:
-    """Note what single values cannot tell: names used twice, unknown tenants, dead rules.
+    """Note the problems across values: names used twice, unknown tenants, dead rules.
 
     Each is looked for where its own values are right, so that one mistake hides no other.
     """
@@ -256,7 +256,7 @@ def _conditions(match: Mapping[str, Any]) -> Wanted:
 def _covers(general: Wanted, special: Wanted) -> bool:
     """Tell whether every request that ``special`` matches is matched by ``general``.
 
-    What is told is certain, and not all is found: globs and patterns are compared as text.
+    True is certain, but not every such case is found: globs and patterns are compared as text.
     """
     for key, values in general.items():
         is_any = "*" in values and not key.startswith("content.")
@@ -275,8 +275,8 @@ def _compile(policy: dict[str, Any], source: str) -> Policy:
     }
     rules = []
     for rule in policy["rules"]:
-        asked = _conditions(rule["match"]).items()
-        conditions = tuple(condition(key, values, tenants) for key, values in asked)
+        pairs = _conditions(rule["match"]).items()
+        conditions = tuple(condition(key, values, tenants) for key, values in pairs)
         rules.append(Rule(conditions, rule_decision(rule["name"], rule, default)))
     return Policy(
         source=source,

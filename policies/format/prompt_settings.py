@@ -1,7 +1,7 @@
-"""What ``prefix``, ``compress`` and ``hints`` set: how prompts change on their way to the upstream.
+"""``prefix``, ``compress`` and ``hints``: how prompts change on their way to the upstream.
 
 Law: what is left out is as in ``default``. Unset there, only the keys of tool schemas are put in
-order, nothing is compressed and the upstream is told nothing.
+order, nothing is compressed and the upstream gets no hints.
 """
 
 from typing import Any
@@ -105,7 +105,7 @@ class _Documents(Table):
 
 
 class _Context(Table):
-    """Markers of its own, those of ``prefix.documents``, or none."""
+    """Own markers, the markers of ``prefix.documents``, or none."""
 
     def fields(self, mapping: dict[str, Any], _inherited: Any) -> dict[str, Any]:
         own = DocumentSettings(mapping["begin"], mapping["end"]) if "begin" in mapping else None

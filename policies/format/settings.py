@@ -1,4 +1,4 @@
-"""What a rule sets, and the decision that comes of it.
+"""The settings of a rule, and the decision made from them.
 
 Law: what is left out is as in ``default``, and what that leaves out is as in ``Decision``; so it
 is for the keys of ``semantic``, ``grace``, ``coalescing``, ``prefix``, ``compress`` and ``hints``.
@@ -281,7 +281,7 @@ SETTINGS = Table(
 
 
 def default_decision(settings: dict[str, Any], generation: int) -> Decision:
-    """Return the decision for what no rule matches."""
+    """Return the decision for requests that no rule matches."""
     bare = replace(_NOTHING_SET, generation=generation)
     return replace(bare, **SETTINGS.fields(settings, bare))
 

@@ -1,7 +1,7 @@
 """Mappings and lists of the file: a mapping is a table, and a row of it one key.
 
 Law: one row is all that the format knows of a key. From it come the reader with its messages, the
-JSON schema, the field of the decision, and the words in which a decision is told.
+JSON schema, the field of the decision, and the words that describe a decision.
 """
 
 import difflib
@@ -17,28 +17,28 @@ Definitions = dict[str, JsonSchema]
 
 
 class Kind(Protocol):
-    """What a key may hold."""
+    """The allowed values of a key."""
 
     def load(self, value: object, spot: "Spot", /) -> Any:
-        """Return what a value means, or what of it could be read. Raises UnexpectedValueError."""
+        """Return the meaning of a value, or of its readable part. Raises UnexpectedValueError."""
 
     def json_schema(self, definitions: Definitions, /) -> JsonSchema:
         """Return its schema; those of tables go to ``definitions``."""
 
     def words(self, value: Any, /) -> Any:
-        """Return what a file says for a value that was read."""
+        """Return the file's form of a value."""
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place in a document, which notes what is wrong there."""
+    """A place in a document, which notes the problems there."""
 
     document: Document
     path: Path = ()
 
     def load(self, kind: Kind, value: object, *steps: str | int) -> Any:
-        """Return what the value means that is these steps further in; None if it is refused."""
+        """Return the meaning of the value these steps further in; None if it is refused."""
         inside = Spot(self.document, (*self.path, *steps))
         try:
             return kind.load(value, inside)
@@ -46,7 +46,7 @@ class Spot:
             inside.note(str(refused))
 
     def note(self, expected: str, *steps: str | int, got: str | None = None) -> None:
-        """Note what was expected, and what came: without ``got`` what stands here, or around it."""
+        """Note the expected and the found value; without ``got`` the value here or around it."""
         path = (*self.path, *steps)
         while got is None and path not in self.document.places:
             path = path[:-1]
@@ -63,7 +63,7 @@ class ListOf:
     single: bool = True
     """Whether a single value is a list of one."""
     into: Callable[[list[Any]], Any] = list
-    """What the list becomes once it is read."""
+    """Makes the result from the values of the list."""
 
     def load(self, value: object, spot: Spot, /) -> Any:
         """Return the values."""
@@ -97,7 +97,7 @@ def unique(values: list[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MapOf(Kind):
-    """A mapping whose keys are names that the operator gives."""
+    """A mapping with names from the operator as keys."""
 
     name: Value
     item: Kind
@@ -131,9 +131,9 @@ class Short:
     """Returns the mapping that it stands for. Raises UnexpectedValueError."""
     schema: tuple[JsonSchema, ...]
     what: str
-    """What is expected where neither way fits."""
+    """The expected values if neither form fits."""
     words: Callable[[dict[str, Any]], Any] = lambda mapping: mapping
-    """Takes the mapping in words and returns what a file says."""
+    """Takes the mapping in words and returns the file's form."""
 
 
 def on_or_off(such_as: str) -> Short:
@@ -173,7 +173,7 @@ class Key:
     unset: Any = None
     """The value where the mapping does not say; None: nothing is set then."""
     hide: str | None = None
-    """A decision is told without the key where this is its word."""
+    """A description leaves the key out if the value has this word."""
     required: bool = False
 
     def fields(self, value: Any, inherited: Any) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Key:
         return {self.sets: self.kind.settings(value, getattr(inherited, self.sets))}
 
     def words(self, settings: Any) -> Any:
-        """Return what a file says for this key."""
+        """Return the file's form for this key."""
         name = self.sets or (None if isinstance(self.kind, Table) else self.name)
         return self.kind.words(settings if name is None else getattr(settings, name))
 
@@ -257,7 +257,7 @@ class Table:
         return found
 
     def _mapping(self, value: object) -> dict[str, Any]:
-        """Return a mapping as it is, and a short way as the mapping that it stands for."""
+        """Return a mapping unchanged, and a short form as the mapping that it abbreviates."""
         if self._short is not None and not isinstance(value, dict):
             try:
                 return self._short.read(value)
@@ -279,7 +279,7 @@ class Table:
         return found
 
     def settings(self, mapping: dict[str, Any], inherited: Any) -> Any:
-        """Return what the mapping makes of the settings that it inherits."""
+        """Return the inherited settings with the changes of the mapping."""
         return replace(inherited, **self.fields(mapping, inherited))
 
     def words(self, settings: Any, /) -> Any:

@@ -36,7 +36,7 @@ _SWITCHES = {"on": (True, "yes"), "off": (False, "no")}
 
 
 class UnexpectedValueError(ValueError):
-    """A value is not what its key holds; the text is what was expected."""
+    """A value does not fit its key; the text names the expected values."""
 
 
 def _same(value: Any) -> Any:
@@ -51,7 +51,7 @@ class Value:
     """Takes the plain data of ``yaml_document``. Raises UnexpectedValueError."""
     schema: JsonSchema
     words: Callable[[Any], Any] = _same
-    """What a file says for a value that was read."""
+    """Returns the file's form of a value."""
 
     def load(self, value: object, _spot: object, /) -> Any:
         """Read a value where it stands in the file."""
@@ -90,7 +90,7 @@ def is_off(value: object) -> bool:
 
 
 def _word(value: object) -> object:
-    """Return a switch as its word, anything else as it is."""
+    """Return the word of a switch; other values unchanged."""
     for word, (switch, other) in _SWITCHES.items():
         if value is switch or value == other:
             return word
@@ -131,13 +131,13 @@ def matching(
     """
     compiled = re.compile(pattern, re.ASCII)
 
-    def matched(value: object) -> Any:
+    def read_text(value: object) -> Any:
         if not isinstance(value, str) or compiled.fullmatch(value) is None:
             raise UnexpectedValueError(what)
         return read(value)
 
     schema: JsonSchema = {"type": "string", "pattern": f"^{pattern}$"}
-    return Value(matched, schema | ({"not": {"enum": [*never]}} if never else {}), words)
+    return Value(read_text, schema | ({"not": {"enum": [*never]}} if never else {}), words)
 
 
 def whole(least: int, most: int, what: str | None = None) -> Value:
@@ -248,7 +248,7 @@ def _finish_reason(value: str) -> str:
 
 
 def _contact(value: object) -> str:
-    """Read what is public and no personal data; whose it is, the allow-list understands."""
+    """Read a public contact, which is no personal data, in a form of the allow-list."""
     contact = _text(value)
     try:
         AllowList([contact], ())
@@ -277,7 +277,7 @@ PERCENT = matching(
     _share,
     percent_text,
 )
-# From 0.01% to 20%, in steps of 0.01%: what a calibration can tell apart.
+# From 0.01% to 20%, in steps of 0.01%: the resolution of a calibration.
 ERROR_BUDGET = matching(
     r"(?:20(?:\.00?)?|1[0-9](?:\.[0-9]{1,2})?|[1-9](?:\.[0-9]{1,2})?|0\.(?:0[1-9]|[1-9][0-9]?))%",
     "a percentage from 0.01% to 20%, such as 1%",

@@ -1,4 +1,4 @@
-"""YAML text to plain data and the line of every key, and what is wrong at which line.
+"""YAML text to plain data, with the line of every key and of every problem.
 
 Law: the file means what it looks like. Scalars follow YAML 1.2's core schema, so that ``NO`` is
 Norway and ``1:30`` is no number of seconds; ``on`` and ``off`` stay words for the schema to
@@ -69,7 +69,7 @@ class Place:
 
 @dataclass(slots=True)
 class Document:
-    """A file's data, the place of every value in it by path, and what is wrong so far."""
+    """A file's data, the place of every value by path, and the problems so far."""
 
     source: str
     data: Any = None
@@ -77,7 +77,7 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def problem(self, path: Path, expected: str, got: str | None = None) -> Problem:
-        """Return a problem at ``path``, or at what encloses it where the file has no such path."""
+        """Return a problem at ``path``, or at the nearest enclosing path in the file."""
         known = path
         while known not in self.places:
             known = known[:-1]
@@ -174,7 +174,7 @@ class _Reading:
         self._values = 0
 
     def value(self, node: yaml.Node, path: Path, line: int) -> Any:
-        """Return the data of a node that stands at ``path``, whose key is on ``line``."""
+        """Return the data of the node at ``path``; its key is on ``line``."""
         self._values += 1
         # An alias may contain itself, so depth is bounded here once more.
         if self._values > MAX_VALUES or len(path) > MAX_DEPTH:
@@ -226,7 +226,7 @@ def _scalar(node: yaml.Node) -> Any:
 
 
 def _as_written(node: yaml.Node) -> str:
-    """Describe a node in a message: a scalar as it stands in the file, cut where it is long."""
+    """Describe a node in a message: a scalar in the file's own form, cut if it is long."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping" if node.value else "an empty mapping"
     if isinstance(node, yaml.SequenceNode):

@@ -132,7 +132,7 @@ def find_ibans(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _iban_end(text: str, start: int) -> int | None:
-    """Return where the IBAN that starts at ``start`` ends, None if there is none."""
+    """Return the end of the IBAN that starts at ``start``, or None."""
     length = _IBAN_LENGTHS.get(text[start : start + 2].upper())
     written = None if length is None else _IBAN_OF_LENGTH[length].match(text, start)
     if written is None or not iban.is_valid(written.group(), check_country=False):
@@ -148,7 +148,7 @@ _CARD_LABEL_REACH = 32
 _FRACTION = re.compile(r"[0-9]\.\Z")
 _SHORTEST, _LONGEST = 12, 19
 _USUAL = 15
-"""Digits from which a card is told from a section of a longer number in the same groups."""
+"""Digits that distinguish a card from a section of a longer number in the same groups."""
 _LONGEST_PHONE = 13
 """Digits behind a plus that are taken for a phone number."""
 _GROUP_SIZES = frozenset({1, 2, 3, 4, 5, 6, 8})

@@ -33,7 +33,7 @@ _LABELS = r"(?i)(?:\b(?:(?:tele)?phone|cell|mobile|tel\b|call|fax|whats ?app|sms
 _LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
 _ANY_LABEL = re2.compile(_LABELS)
 _ITEM = re.compile(r"[1-9][0-9]?[.)\]] +(?=[0-9(]+)")
-"""What numbers a list's items."""
+"""The numbering of list items."""
 # Runs that are something else, unless a plus or a label says that they are phone numbers.
 _NO_PHONE = re.compile(
     # a day, perhaps with an hour: 2025-11-10 12:30
@@ -169,7 +169,7 @@ class PhoneDetector:
         )
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of each number, and of what is too much to look through."""
+        """Yield (start, end) of each number, and of text that is too long to search."""
         behind = 0
         looked_through = 0
         announced = _ANY_LABEL.search(text) is not None

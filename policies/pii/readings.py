@@ -1,4 +1,4 @@
-r"""The forms of text that are scanned: its normal form, and what else it can be read as.
+r"""The forms of text that are scanned: its normal form, and its other readings.
 
 In normal form, what a reader takes for a character is that character: compatibility forms (NFKC:
 full-width, circled, superscript), digits of any script, dashes and spaces of any width; invisible
@@ -59,7 +59,7 @@ _TABLE = _PlainTable()
 
 
 def normalise(text: str) -> str:
-    """Return the text in normal form; ASCII text as it is. Never raises."""
+    """Return the text in normal form; ASCII text unchanged. Never raises."""
     return text if text.isascii() else text.translate(_TABLE)
 
 
@@ -92,7 +92,7 @@ _INLINE = (
 )
 """Tags between which a browser puts no space, and comments."""
 _MARK = rf"(?:[*`~\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|{_INLINE})"
-"""A mark of Markdown or HTML, or a character that nobody sees."""
+"""A mark of Markdown or HTML, or an invisible character."""
 _CELLS = r"(?i:</t[dh]\s*>\s*<t[dh](?:\s[^<>]*)?>)"
 _AT = r" ?[\[({<] ?(?i:at|@) ?[\])}>] ?"
 _DOT = r" ?[\[({<] ?(?i:dot|\.) ?[\])}>] ?"
@@ -107,7 +107,7 @@ _SPELLED = "|".join(
 )
 _GROUP = "[0-9A-Z]"
 _BETWEEN = rf"[\])}}]?(?: ?(?:[_/\\·•‧∙]|{_MARK}))+ ?[\[({{]?|[\])}}]+ ?[\[({{]+|[\"'] [\"']"
-"""What may stand between the groups of a number."""
+"""Separators of the groups of a number."""
 _NO_FRACTION = r"(?:(?<=\+[0-9]\.)|(?<=\+[0-9]{2}\.)|(?<=\+[0-9]{3}\.)|(?<![0-9][.,]))"
 _ROW = rf"(?<![0-9A-Z(\t]){_NO_FRACTION}[0-9A-Z(]+(?:\)?\t{_GROUP}+){{1,8}}(?![0-9A-Z\t]|[.,][0-9])"
 """Groups in the cells of a row. A row neither begins nor ends within a decimal fraction, but behind
@@ -153,7 +153,7 @@ def _base64(match: re.Match[str]) -> str:
 
 
 def _squeeze(match: re.Match[str]) -> str:
-    """Return what is spelled letter by letter; digits set apart by these are numbers already."""
+    """Return text spelled letter by letter; digits separated like this are numbers already."""
     letters = match.group()[::2]
     return match.group() if letters.isdigit() and match.group()[1] in " -" else letters
 
@@ -177,7 +177,7 @@ Meant = str | Callable[[re.Match[str]], str]
 
 
 class _Form:
-    """A way of writing: what it looks like, and what each piece of it stands for."""
+    """An encoding: its pattern, and the meaning of each piece."""
 
     def __init__(self, looks: str, *steps: tuple[str, Meant]) -> None:
         self.seen_in = re2.compile(looks).search
@@ -231,12 +231,12 @@ class Reading:
 
     text: str
     places: Sequence[tuple[int, int]] | None = None
-    """None where nobody asked for them."""
+    """None if they were not requested."""
     holds_secrets: bool = True
     """Not where groups were joined that are no number: what becomes of them looks random."""
 
     def after(self, form: _Form) -> "Reading":
-        """Return what this says without the form, in normal form; this itself if it has none."""
+        """Return this text decoded, in normal form; the text itself if it is not encoded."""
         if form.seen_in(self.text) is None:
             return self
         read = self
@@ -300,7 +300,7 @@ def may_be_disguised(plain: str) -> bool:
 
 
 def other_readings(plain: Reading) -> Iterator[Reading]:
-    """Yield what else a text in normal form can be read as, if anything."""
+    """Yield the other readings of a text in normal form, if any."""
     if not may_be_disguised(plain.text):
         return
     read = plain

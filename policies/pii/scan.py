@@ -30,7 +30,7 @@ DETECTOR_VERSION = 5
 
 _EMAIL = re.compile(r"[^@\s]+@(?:\*\.)?[^@\s*.]+(?:\.[^@\s*.]+)+")
 _GOES_ON = re.compile(r"[\w@%+-]|\.[^\W_]")
-"""What follows an address of which only a part was found."""
+"""The continuation of an address of which only a part was found."""
 _SHORTEST = 6
 _SEPARATORS = str.maketrans("", "", " .-")
 _CANONICAL = ("secret", "iban", "card", "ssn", "ip", "phone")
@@ -72,7 +72,7 @@ class AllowList:
         """Take entries as the operator wrote them. Raises ValueError for one of no use."""
         self._regions = regions
         self._values: set[tuple[str, str]] = set()
-        """Kind and canonical form of what is allowed letter by letter."""
+        """Kind and canonical form of the values that are allowed exactly."""
         emails: list[str] = []
         for entry in entries:
             plain = normalise(entry).strip()
@@ -125,7 +125,7 @@ class PiiScanner:
         )
         self._allowed = AllowList(allowed, regions) if allowed else None
         self.identity = _identity(regions, allowed)
-        """What decides which texts are clean: another one may find what this one did not."""
+        """The identity of the scan: a text clean for one scan may not be clean for another."""
 
     def scan(self, text: str) -> str | None:
         """Return the kind of the first detector that finds anything, or None."""
@@ -154,7 +154,7 @@ class PiiScanner:
         return [Span(kind, start, end) for start, end, kind in found]
 
     def _findings(self, reading: Reading) -> Iterator[tuple[int, int, str]]:
-        """Yield what counts, detector by detector; findings may overlap."""
+        """Yield the findings, detector by detector; they may overlap."""
         text, allowed = reading.text, self._allowed
         found = self._find_all(text) if allowed is None else self._find_private(text, allowed)
         return (each for each in found if reading.holds_secrets or each[2] != "secret")
@@ -182,7 +182,7 @@ class PiiScanner:
 def _separate(
     allowed: AllowList, plain: str, found: Iterator[tuple[int, int, str]]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]]]:
-    """Return the allowed numbers and strings, and what is neither allowed nor but a part of one.
+    """Return the allowed numbers and strings, and the findings that are not part of one.
 
     A part of an address is not left out: a pattern allows addresses nobody has looked at.
     """
@@ -212,7 +212,7 @@ def _identity(regions: Sequence[str], allowed: Sequence[str]) -> str:
 
 
 def _forms(kind: str, text: str, regions: Sequence[str]) -> Iterator[str]:
-    """Yield the canonical forms of what ``text`` may stand for, if it were of this kind."""
+    """Yield the canonical forms of the possible readings of ``text`` as this kind."""
     match kind:
         case "secret":
             yield text

@@ -59,7 +59,7 @@ _PLACEHOLDER = re2.compile(
     r"(?i)[$%/~]|\.{1,2}/|your|my[_-]|xxx|(?:process|os|sys|env|self|config|settings|args|request)\."
     r"|env\b|getenv"
 )
-"""How what stands for a secret, or for where it is, begins."""
+"""Beginnings of placeholders for a secret, or for its place."""
 _IDENTIFIER = re2.compile(r"[A-Za-z]+(?:[_.-][A-Za-z]+)*[_.-]?[0-9]{1,4}")
 _PASSWORD = re2.compile(r"(?i)pass|pwd")
 _AWS_SECRET = 40
@@ -110,7 +110,7 @@ def _spoken(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _labelled(text: str) -> Iterator[tuple[int, int]]:
-    """Find what follows a label, where it is neither a word nor a plain number."""
+    """Find the value behind a label, if it is neither a word nor a plain number."""
     for match in _LABELLED.finditer(text):
         value = match.group(1).rstrip(".?!:]")
         start = match.start(1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli.calibrate import Compared, LabelledPair, parse_line
+from gateway.cli.calibrate import WouldBeHit, LabelledPair, parse_line
 from gateway.server.admin.recorded_request import InvalidFieldError
 
 CHECK = {
@@ -20,15 +20,15 @@ PAIR = {"asked": "a", "stored": "b", "same": True}
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
-        (CHECK, Compared(0.75, wrong=False, verifier="ab")),
-        (CHECK | {"outcome": "different"}, Compared(0.75, wrong=True, verifier="ab")),
-        (CHECK | {"outcome": "unsure"}, Compared(0.75, wrong=True, verifier="ab", unsure=True)),
-        (CHECK | {"kind": "near-miss", "score": 1}, Compared(1.0, wrong=False, verifier="ab")),
+        (CHECK, WouldBeHit(0.75, wrong=False, verifier="ab")),
+        (CHECK | {"outcome": "different"}, WouldBeHit(0.75, wrong=True, verifier="ab")),
+        (CHECK | {"outcome": "unsure"}, WouldBeHit(0.75, wrong=True, verifier="ab", unsure=True)),
+        (CHECK | {"kind": "near-miss", "score": 1}, WouldBeHit(1.0, wrong=False, verifier="ab")),
         (PAIR, LabelledPair("a", "b", same=True)),
         (PAIR | {"same": False, "note": "by Kim"}, LabelledPair("a", "b", same=False)),
         ({"kind": "reset", "rule": "default"}, None),
         (CHECK | {"kind": "served", "alias": True}, None),
-        (CHECK | {"alias": False}, Compared(0.75, wrong=False, verifier="ab")),
+        (CHECK | {"alias": False}, WouldBeHit(0.75, wrong=False, verifier="ab")),
     ],
 )
 def test_what_a_line_means(line, meant):

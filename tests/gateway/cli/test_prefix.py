@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.cli.main import main
-from gateway.cli.prefix_report import candidates, compiled, to_yaml
+from gateway.cli.prefix_report import candidates, compile_settings, to_yaml
 from gateway.server.admin.recorded_request import read_request
 from policies.format.load import parse_policy
 
@@ -127,8 +127,8 @@ def test_every_setting_that_is_tried_is_one_that_a_policy_knows():
     assert "documents: <doc>" in tried
     for setting in tried:
         assert to_yaml([setting])
-        assert compiled((setting,)) != compiled(())
-    assert compiled(("schema_keys: on",)) == parse_policy(POLICY, "default").default.prefix
+        assert compile_settings((setting,)) != compile_settings(())
+    assert compile_settings(("schema_keys: on",)) == parse_policy(POLICY, "default").default.prefix
 
 
 def test_documents_whose_tags_say_more_are_put_in_order_too(log, capsys):
