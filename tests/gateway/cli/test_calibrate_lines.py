@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli.calibrate import WouldBeHit, LabelledPair, parse_line
+from gateway.cli.calibrate import LabelledPair, WouldBeHit, parse_line
 from gateway.server.admin.recorded_request import InvalidFieldError
 
 CHECK = {
