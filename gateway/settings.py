@@ -383,7 +383,7 @@ def _message(
     in_environment: Mapping[str, str],
     flags: Mapping[str, Any],
 ) -> str:
-    path, message = problem["loc"], _expected(problem)
+    path, message = problem["loc"], _describe_problem(problem)
     if not path:
         return message
     name = str(path[0])
@@ -418,7 +418,7 @@ _TYPES = {
 """What a value may be, by the first word of the library's type of problem."""
 
 
-def _expected(problem: ErrorDetails) -> str:
+def _describe_problem(problem: ErrorDetails) -> str:
     """Return what was expected in our words: the library's are about an input."""
     kind: str = problem["type"]
     message: str = problem["msg"].removeprefix("Value error, ")

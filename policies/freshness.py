@@ -1,8 +1,8 @@
 """Request directives of Cache-Control and the freshness of an entry (RFC 9111, RFC 5861, RFC 9211).
 
-Law: in doubt, not fresh. A directive that is malformed or repeated counts as the strictest thing
-it can mean, so that a client's typo costs an upstream call and never an answer it did not want.
-What a request refuses is not served by any grace.
+Law: in doubt, not fresh. A malformed or repeated directive counts as its strictest meaning: a
+client's typo costs an upstream call, and never returns an unwanted answer. No grace serves an
+entry that the request refuses.
 """
 
 import math
@@ -147,10 +147,10 @@ def _accepted_staleness(directives: Directives) -> float:
 
 
 def _serves_on_error(age: float, ttl: float, directives: Directives, grace: Grace) -> bool:
-    """Tell whether an entry may stand in for an answer that the upstream failed to give.
+    """Tell whether an entry may replace an answer after a failure of the upstream.
 
-    A request's own ``stale-if-error`` counts from the moment its ``max-age`` was reached and goes
-    before its other bounds, but never beyond the policy's grace.
+    A request's own ``stale-if-error`` counts from the end of its ``max-age``. It takes precedence
+    over the request's other bounds, but never goes beyond the policy's grace.
     """
     if directives.no_store or directives.no_cache or -ttl >= max(grace.error, 0.0):
         return False

@@ -149,7 +149,7 @@ def _test(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Tes
         case "content.keywords":
             return _text_test(lambda facts: facts.last_user_text, keyword_test(wanted))
         case "content.regex":
-            found = _found("|".join(f"(?:{pattern})" for pattern in wanted))
+            found = _compile_search("|".join(f"(?:{pattern})" for pattern in wanted))
             return _text_test(lambda facts: facts.last_user_text, found)
     name, matches = key.removeprefix("header."), glob_test(wanted)
     return lambda facts: name in facts.headers and matches(facts.headers[name])
@@ -200,7 +200,7 @@ def glob_test(globs: Sequence[str]) -> TextTest:
         "".join(wildcards.get(character) or re2.escape(character) for character in glob)
         for glob in globs
     )
-    return _found(r"(?s)\A(?:" + "|".join(patterns) + r")\z")
+    return _compile_search(r"(?s)\A(?:" + "|".join(patterns) + r")\z")
 
 
 def keyword_test(keywords: Sequence[str]) -> TextTest:
@@ -212,7 +212,7 @@ def keyword_test(keywords: Sequence[str]) -> TextTest:
         before, words, after = _whole_words(keyword)
         alike.setdefault((before, after), []).append(words)
     groups = (f"{before}(?:{'|'.join(words)}){after}" for (before, after), words in alike.items())
-    found = _found("(?i)(?:" + "|".join(groups) + ")")
+    found = _compile_search("(?i)(?:" + "|".join(groups) + ")")
 
     def test(text: str) -> bool:
         return found(text if text.isascii() else unicodedata.normalize("NFC", text))
@@ -232,7 +232,7 @@ def _needs_edge(character: str) -> bool:
     return _WORD.search(character) is not None and _NO_SPACES.search(character) is None
 
 
-def _found(pattern: str) -> TextTest:
+def _compile_search(pattern: str) -> TextTest:
     options = re2.Options()
     options.never_capture = True
     options.log_errors = False

@@ -2,8 +2,8 @@
 
 Law: only the holder of FILE.lock opens FILE to write, so no process writes to a rotated file. The
 holder may have been stopped, so every wait for the lock has a bound. No line is ever mixed
-with another. A line is on the disk before ``write_line`` returns, and the half of a line that a
-crash left is closed off by the next one.
+with another. A line is on the disk before ``write_line`` returns. The next line ends an incomplete
+line of a crash.
 """
 
 import asyncio

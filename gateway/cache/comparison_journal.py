@@ -54,11 +54,11 @@ class ComparisonJournal:
         """Tell whether the entry's answer is known to answer the plan's question."""
         if not self.ledger.aliases:
             return False
-        asked, key, until = question_id(plan), entry.key.hex(), entry.expires_at
-        return self.ledger.alias(asked, key, until, now=now, barred=self._quarantine.holds)
+        question, key, until = question_id(plan), entry.key.hex(), entry.expires_at
+        return self.ledger.alias(question, key, until, now=now, barred=self._quarantine.holds)
 
     async def append(self, line: Mapping[str, Any]) -> None:
-        """Write a line. Raises OSError, where this process has learnt from it all the same."""
+        """Write a line. Raises OSError; this process counts the line even then."""
         lines = [_encoded(each) for each in self.ledger.lines_to_carry_over()]
         try:
             await asyncio.to_thread(self._append, _encoded(line), b"".join(lines))
@@ -68,7 +68,7 @@ class ComparisonJournal:
         self.read()
 
     def rules_off(self) -> dict[str, bool]:
-        """Return whether semantic hits are off, by rule that was ever compared."""
+        """Tell for each rule with comparisons whether its semantic hits are off."""
         self.read()
         return self.ledger.rules_off()
 

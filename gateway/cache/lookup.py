@@ -6,9 +6,8 @@ A state that needs I/O says by its type what it needs. The driver does it and ha
 upstream if nothing more is found.
 
 The prompt is scanned only after the exact lookup missed. A key is bound to the scan that its
-prompt passed (``cache.key.Partition``), so an entry under that key, stale or not, proves that the
-prompt is clean. An entry under the end user's own key (``Plan.personal``) proves nothing of the
-kind.
+prompt passed (``cache.key.Partition``). So an entry under that key, stale or not, proves that the
+prompt is clean. An entry under the end user's own key (``Plan.personal``) does not prove it.
 
 A semantic candidate is served only if its entry is of this very partition and its verification
 keeps the rule's budget. If anything is missing, odd or refused, the next candidate is tried, and at
@@ -78,7 +77,7 @@ End = Hit | Forward | Refused
 
 
 def storage_plan(end: End) -> Plan | None:
-    """Return the plan under which an answer may come to be stored, if any."""
+    """Return the plan under which an answer may be stored, if any."""
     match end:
         case Hit():
             return end.revalidate
@@ -224,12 +223,12 @@ class VerifyCandidate:
         """
         result = verification.result(threshold, alias=alias)
         if result in ("hit", "alias"):
-            return self._found(verification, threshold, alias=result == "alias")
+            return self._accept(verification, threshold, alias=result == "alias")
         scored = verification.refusal is None and verification.is_finite
         otherwise = self._near_miss(verification) if scored else self.otherwise
         return _next_candidate(self.plan, otherwise, self.rest)
 
-    def _found(
+    def _accept(
         self, verification: Verification, threshold: float | None, *, alias: bool
     ) -> "AfterSearch":
         decision = self.plan.decision

@@ -103,10 +103,10 @@ class Store(Protocol):
     async def walk(self, after: bytes | None, limit: int) -> Page:
         """Return up to ``limit`` entries from ``after`` on; None begins.
 
-        For the operator, not for requests. Going on from page to page, every entry that is there
-        all the while comes at least once; what is damaged is passed over. A page may hold fewer
-        than ``limit``, even none, and not be the last. ``after`` means something to this store
-        only. Raises PositionError where it means nothing.
+        For the operator, not for requests. A walk over all pages returns every entry that exists
+        throughout the walk at least once; damaged entries are left out. A page may hold fewer than
+        ``limit`` entries, even none, and not be the last. Only this store can interpret ``after``.
+        Raises PositionError if ``after`` is invalid.
         """
 
     def stats(self) -> StoreStats:

@@ -157,7 +157,7 @@ class RuleComparisons:
     def over_budget(self) -> bool:
         """Tell whether the share of wrong hits is over the budget beyond doubt."""
         wrong = self.hits.count(Outcome.DIFFERENT)
-        # The lower bound is over the budget where so many wrong ones are that unlikely within it.
+        # The lower bound is over the budget if this many wrong hits are unlikely within the budget.
         within = at_most(wrong - 1, len(self.hits), self.budget)
         return wrong > 0 and 1 - within < 1 - GATE_CONFIDENCE
 

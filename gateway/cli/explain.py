@@ -288,11 +288,11 @@ def _rules(explanation: dict[str, Any]) -> Iterator[str]:
         if not each["failed"]:
             yield f"  ✓ {name}  decides"
         for failed in each["failed"]:
-            yield f"  {mark} {name}  {_failed(failed)}"
+            yield f"  {mark} {name}  {_failure(failed)}"
             mark, name = " ", " " * width
 
 
-def _failed(failed: dict[str, Any]) -> str:
+def _failure(failed: dict[str, Any]) -> str:
     key, wanted = failed["key"], failed["wanted"]
     shown = ", ".join(map(_cut, wanted[:_SHOWN]))
     if len(wanted) > _SHOWN:

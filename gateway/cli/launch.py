@@ -84,7 +84,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 def _run(settings: Settings, *, is_demo: bool = False) -> int:
     _check(settings)
     with (
-        _sole_use(settings.data_dir),
+        _lock_data_dir(settings.data_dir),
         _listen(settings.host, settings.port) as sock,
         # Not in the data directory: a unix socket's path may be no longer than 107 bytes.
         tempfile.TemporaryDirectory(prefix="refrain-", ignore_cleanup_errors=True) as folder,
@@ -205,7 +205,7 @@ def _make(data_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def _sole_use(data_dir: Path) -> Iterator[None]:
+def _lock_data_dir(data_dir: Path) -> Iterator[None]:
     """Keep the data directory for this installation. Raises CommandError where another has it.
 
     The lock ends with this process, however it ends; its file holds the pid of who had it last.
@@ -238,8 +238,8 @@ def _listen(host: str, port: int) -> socket.socket:
             sock = opened.enter_context(socket.socket(family, kind))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
-            # Listening here, not in the worker: a port in use is known now, and nobody who
-            # connects while the workers start is refused.
+            # Listening here, not in the worker: a port in use is known now, and no client is
+            # refused while the workers start.
             sock.listen(2048)
             opened.pop_all()
             return sock

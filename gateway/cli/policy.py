@@ -1,10 +1,9 @@
 """``refrain policy check``, ``schema`` and ``replay``.
 
-A replay sends a decision log through a simulated cache. Law: the decisions of then and those of the
-edited policy are simulated in the same way, without evictions and restarts, so that any difference
-comes from the policy. What the log cannot tell is counted, never guessed: where an edited rule
-depends on text that was not recorded, the request is decided as it was. Only a log without any
-record is an error.
+A replay sends a decision log through a simulated cache. Law: recorded and edited decisions are
+simulated in the same way, without evictions and restarts, so that any difference comes from the
+policy. Unknown results are counted, never guessed: if an edited rule depends on unrecorded text,
+the request keeps its recorded decision. Only a log without any record is an error.
 """
 
 import argparse
@@ -136,7 +135,7 @@ class Cache:
             return True
         if decision.semantic and not decision.shadow and self._near(record, decision, scope):
             return True
-        if _admitted(record, decision):
+        if _would_admit(record, decision):
             self._entries[place] = record.time, record.time + decision.lifetime
         return False
 
@@ -165,10 +164,10 @@ class Cache:
             and record.similarity is not None
             and record.similarity >= decision.min_similarity
             and self._fresh((scope, source, decision.generation), record.time, decision)
-            and self._sure(record, decision.max_wrong_hits)
+            and self._keeps_budget(record, decision.max_wrong_hits)
         )
 
-    def _sure(self, record: Record, budget: float) -> bool:
+    def _keeps_budget(self, record: Record, budget: float) -> bool:
         was, score, needed = record.decision.max_wrong_hits, record.score, record.threshold
         if budget >= was:
             return True
@@ -181,7 +180,7 @@ class Cache:
         return True
 
 
-def _admitted(record: Record, decision: Decision) -> bool:
+def _would_admit(record: Record, decision: Decision) -> bool:
     declined = record.declined
     if declined is None:
         return True

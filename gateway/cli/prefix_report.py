@@ -413,7 +413,7 @@ def run_report(options: argparse.Namespace) -> int:
 
 
 def _route_text(one: RouteReport, requests: int, *, alone: bool) -> Iterator[str]:
-    """Yield the lines about a route that had so many requests.
+    """Yield the lines about a route with this number of requests.
 
     ``alone`` tells that no other route has its rule.
     """

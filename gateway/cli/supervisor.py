@@ -136,7 +136,7 @@ async def run_child(child: Child, stop: asyncio.Event, at_once: asyncio.Event) -
 
 
 async def _wait(end: asyncio.Task[int], event: asyncio.Event, seconds: float | None = None) -> bool:
-    """Return whether a process ended, or an event was set, within so many seconds."""
+    """Return whether a process ended, or an event was set, within ``seconds``."""
     other = asyncio.create_task(event.wait())
     done, _ = await asyncio.wait((end, other), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     other.cancel()

@@ -53,10 +53,10 @@ class LoneSurrogateError(BodyError):
 def parse_body(raw: bytes) -> dict[str, Any]:
     """Parse a request body; floats of integral value come back as ints, of any size.
 
-    Raises LoneSurrogateError for half of a surrogate pair, which JavaScript leaves of a cut emoji,
-    and BodyError for invalid JSON, anything but an object, a nesting of over 250 levels, and
-    duplicate keys at any depth (what is keyed must be what the upstream reads, and parsers differ
-    on which duplicate wins).
+    Raises LoneSurrogateError for half of a surrogate pair, which JavaScript leaves of a cut emoji.
+    Raises BodyError for invalid JSON, anything but an object, a nesting of over 250 levels, and
+    duplicate keys at any depth. Parsers differ on which duplicate wins, and the key must cover the
+    values that the upstream reads.
     """
     try:
         return _parse_body(raw)

@@ -25,7 +25,7 @@ async def read_whole(chunks: AsyncIterator[bytes], most: int) -> bytes | None:
     return body if len(body) <= most else None
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """No call is to be left."""
 
 
@@ -40,7 +40,7 @@ class Reply:
     status: int
     headers: Fields
     body: bytes | AsyncIterator[bytes]
-    close: Callable[[], None] = _nothing
+    close: Callable[[], None] = _do_nothing
     fresh_until: float | None = None
     """Until when the same request gets this reply, but for its age, in seconds since the epoch.
 

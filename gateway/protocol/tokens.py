@@ -50,7 +50,7 @@ def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:
 
 
 def tokens_in(size: int) -> int:
-    """Estimate the tokens of so many bytes of text."""
+    """Estimate the tokens of ``size`` bytes of text."""
     return -(-size // BYTES_A_TOKEN)
 
 

@@ -34,7 +34,7 @@ class Calibrations:
         if own is not None and own.verifier != verifier:
             its, ours = own.verifier[:16], verifier[:16]
             own, problem = None, f"{self._path}: it is of verifier {its}, and {ours} is in use"
-        found = own or self.shipped(verifier)
+        found = own or self.find_shipped(verifier)
         if found is None:
             problem = f"{problem or 'no calibration'}: nothing is answered by meaning"
         if problem and problem != self._logged:
@@ -71,7 +71,7 @@ class Calibrations:
     def is_own(self, calibration: Calibration | None) -> bool:
         return calibration is not None and calibration is self._own
 
-    def shipped(self, verifier: str) -> Calibration | None:
+    def find_shipped(self, verifier: str) -> Calibration | None:
         """Return the installed calibration of a verifier, or None."""
         if self._shipped is None:
             self._shipped = list(shipped_calibrations())

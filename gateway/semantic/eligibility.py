@@ -213,8 +213,8 @@ def varies(question: TokenizedQuestion) -> bool:
 def depends_on_time(question: TokenizedQuestion) -> bool:
     """Tell whether the answer depends on the time of the question.
 
-    Days do not count in a story with its own figures (Tom has 8 apples left today), nor in a
-    statement that only leads to the question.
+    Days do not count in a story with its own figures (Tom has 8 apples left today). They do not
+    count in a statement that only leads to the question either.
     """
     if question.vocabulary.isdisjoint(lists.ASKS_TIME) or _tells_story(question):
         return False
@@ -339,7 +339,7 @@ def _is_of_today(place: _Place, other_topics: frozenset[str]) -> bool:
     return not dated and words.isdisjoint(other_topics)
 
 
-def _who(place: _Place) -> bool:
+def _asks_office_holder(place: _Place) -> bool:
     """Find who holds an office as of now."""
     if place.own or place.following not in ("is", "s", "are", "the", "leads", "runs"):
         return False
@@ -362,7 +362,7 @@ _STATE_WORDS: dict[str, Callable[[_Place], bool]] = {
     "forecast": _weather,
     "news": _news,
     "headlines": _news,
-    "who": _who,
+    "who": _asks_office_holder,
 }
 
 

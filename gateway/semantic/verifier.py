@@ -75,7 +75,7 @@ class CalibratedVerifier:
             return None
         in_force = self._calibrations.of(in_use or RULES)
         if verifier == RULES and in_use and not self._calibrations.is_own(in_force):
-            ours = _threshold(self._calibrations.shipped(RULES), max_wrong_hits)
+            ours = _threshold(self._calibrations.find_shipped(RULES), max_wrong_hits)
             if ours is not None:
                 return ours
         return _threshold(in_force, max_wrong_hits)

@@ -41,8 +41,8 @@ class KeyRing:
     """Digests of keys and the names of their holders; several keys may have one holder."""
 
     by_prefix: Mapping[bytes, tuple[tuple[bytes, str], ...]]
-    """What finds the few to compare with. It tells nobody a digest: who can choose a digest's
-    first bytes at will can invert SHA-256."""
+    """Finds the few digests to compare with. Timing reveals no digest: to choose a digest's first
+    bytes a client would have to invert SHA-256."""
 
     def holder(self, key: str) -> str | None:
         """Return the holder of the key, or None if the key is unknown."""

@@ -132,7 +132,7 @@ async def scan_names(
 ) -> Sequence[End]:
     """Return the ends of a request's lookups, set apart if texts beside the prompt are personal.
 
-    If nothing may be stored, nobody reads these texts.
+    If nothing may be stored, these texts are not read.
     """
     plan = next((plan for end in ends if (plan := storage_plan(end)) is not None), None)
     if plan is None or not plan.scans:

@@ -65,8 +65,8 @@ NEUTRAL = frozenset(
         b"x-stainless-retry-count",
     }
 )
-"""Headers that tell a request from its repetition. Each one that a rule of the policy reads counts
-all the same."""
+"""Headers that differ between a request and its repetition. Those that a policy rule reads count
+nevertheless."""
 
 _ORDINARY = frozenset({b"cache-control", b"content-encoding", b"expect", b"upgrade"})
 """A request with one of these headers takes the ordinary way."""

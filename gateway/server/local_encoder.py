@@ -1,7 +1,7 @@
 """The installation's own encoder as an upstream: ``POST /v1/embeddings`` answered in this process.
 
-Law: it answers in OpenAI's form, so that what follows (admission, storing, rendering) knows of one
-kind of answer only. It counts no tokens, since nobody is to pay for them.
+Law: it answers in OpenAI's form, so that later steps (admission, storing, rendering) handle one
+kind of answer only. It counts no tokens, since they cost nothing.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The store of the settings, and what stands around it.
+"""The store of the settings, and its wrappers.
 
     memory tier -> circuit breaker and bounded waits -> encryption -> disk or Redis
 
@@ -73,10 +73,10 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
     if settings.store == "disk":
         file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
-        cold, forget_keys = _encrypted(file, keys, settings, environment)
+        cold, forget_keys = _encrypt(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
         hot = settings.workers == 1
-        store = _tiered(settings, disk, file.touch) if hot else disk
+        store = _add_memory_tier(settings, disk, file.touch) if hot else disk
         return OpenedStore("disk", store, forget_keys, disk)
     return _open_redis(settings, environment)
 
@@ -96,16 +96,16 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedSto
             "this data directory's secret"
         )
     keys = RedisScopeKeys(redis.link, clock=time.time)
-    cold, forget_keys = _encrypted(redis, keys, settings, environment)
+    cold, forget_keys = _encrypt(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
-    store = _tiered(settings, guarded, redis.touch, redis.invalidations)
+    store = _add_memory_tier(settings, guarded, redis.touch, redis.invalidations)
     redis.claims.usable = lambda: guarded.fault is None
     return OpenedStore(
         "redis", store, forget_keys, guarded, connect=redis.begin, claims=redis.claims
     )
 
 
-def _tiered(
+def _add_memory_tier(
     settings: Settings,
     cold: Store,
     touch: Callable[[bytes], None],
@@ -116,7 +116,7 @@ def _tiered(
     return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, touch, invalidations)
 
 
-def _encrypted(
+def _encrypt(
     store: Store,
     keys: ScopeKeys,
     settings: Settings,

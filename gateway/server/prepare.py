@@ -131,10 +131,10 @@ class Summariser:
         owner: bytes,
         ask: Ask | None,
     ) -> PreparedRequest:
-        """Return the request with a summary, if one is known, and what became of its history.
+        """Return the request with a summary, if one is known, and the outcome for its history.
 
-        At ``least`` so many user turns stay. The ``owner`` keeps the summaries of a tenant apart
-        from those of others. Without ``ask`` none is written.
+        At least ``least`` user turns stay. The ``owner`` separates the summaries of tenants.
+        Without ``ask`` no summary is written.
         """
         cut = history.cut_of(endpoint, request.body, least)
         if cut is None:
@@ -203,7 +203,7 @@ class Outbox:
     async def exchange(self, context: RequestContext, state: Forward) -> Exchange:
         """Return the request to send."""
         request = context.request
-        original = self._untouched(context, state)
+        original = self._client_exchange(context, state)
         if request.odd is not None:
             return original
         prepared = self._summarise(context, await self._rewrite(context))
@@ -224,7 +224,7 @@ class Outbox:
         )
         return _with_hints(original, plain, hints)
 
-    def _untouched(self, context: RequestContext, state: Forward) -> Exchange:
+    def _client_exchange(self, context: RequestContext, state: Forward) -> Exchange:
         """Return the client's request with the tenant's salt and the priority."""
         request, tenant = context.request, context.tenant
         body, raw = request.body, request.raw

@@ -17,9 +17,8 @@ class Observation:
 
     Times are readings of one monotonic clock in seconds. ``outcome`` is ``hit``, ``miss``,
     ``bypass``, ``refused`` (only-if-cached), ``pass`` (a path that is not cached), ``invalid``
-    (the client's fault), ``refresh`` and ``sample`` (calls of ours, for a stale entry and to
-    compare answers) or ``error``; ``declined``
-    is why an answer was not stored.
+    (the client's fault), ``error``, or a call of ours: ``refresh`` for a stale entry, ``sample`` to
+    compare answers. ``declined`` is the reason why an answer was not stored.
     """
 
     endpoint: str

@@ -25,7 +25,7 @@ OTHERS = "others"
 """What stands for the model where there are too many routes."""
 MOST_ROUTES = 256
 ENOUGH = 50
-"""After so many calls with hints that never hit, they count as useless."""
+"""After this many calls without a hit, hints count as useless."""
 
 
 @dataclass(slots=True)

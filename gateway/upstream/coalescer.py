@@ -9,7 +9,7 @@ Laws:
 - Across processes, sharing is never worse than a call of one's own. A plain request waits for the
   process that makes the call, and takes the entry which that process stored. A streamed request
   does not wait: its first token would come only with the end of the other call. If claims fail, or
-  nothing was stored in time, the call is made here, and nobody waits a second time.
+  nothing was stored in time, the call is made here, and no request waits a second time.
 """
 
 import asyncio
@@ -287,7 +287,7 @@ class Follower(AsyncIterator[bytes]):
             return self._other
         self._without_usage = head.usage and not wants_usage
         self._observation.status = head.status
-        # When a stream's head is sent, nobody knows yet whether its answer will be stored.
+        # When a stream's head is sent, it is not known yet whether its answer will be stored.
         declined = None if head.events else shared.declined
         fields = self._fields(head, self._status.header(declined=declined))
         return Reply(head.status, fields, self, partial(shared.leave, exchange))

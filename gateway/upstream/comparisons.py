@@ -1,7 +1,7 @@
-"""Compares fresh answers with those found by meaning, in the background.
+"""Compares fresh answers with semantic candidates, in the background.
 
 Laws:
-- Nobody waits for a comparison, and none fails a request. One is made at a time, and few may wait:
+- No request waits for a comparison, and none fails by it. One is made at a time, and few may wait:
   under load comparisons are dropped, and no request is held up.
 - A hit that was served and is found wrong leaves the semantic index at once, whatever else fails.
 - A judge model decides only if texts and vectors leave a pair unsure: with the credential of the
@@ -198,7 +198,7 @@ class Checks:
         found = await self._judge(pair)
         check, rule = pair.check, pair.plan.decision.rule
         if check.kind is Kind.SERVED and found.outcome is Outcome.DIFFERENT:
-            await self._take_out(check.entry.key)
+            await self._bar_entry(check.entry.key)
         threshold = self.threshold(pair.plan.decision.max_wrong_hits)
         comparison = make_comparison(
             check, pair.plan, found.outcome, found.why, threshold=threshold, now=self.now()
@@ -241,7 +241,7 @@ class Checks:
             return found
         return await self.judge.judge(question, stored, fresh, pair.fields) or found
 
-    async def _take_out(self, key: bytes) -> None:
+    async def _bar_entry(self, key: bytes) -> None:
         """Bar an entry from semantic reuse."""
         try:
             await self.quarantine.add(key)

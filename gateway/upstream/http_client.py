@@ -291,16 +291,16 @@ class HttpUpstream:
     async def _bound_tokens(self, chunks: AsyncIterator[bytes], by: float) -> AsyncIterator[bytes]:
         """Yield a stream's body, whose first token must come ``by`` then. Raises UpstreamError."""
         clock = asyncio.get_running_loop().time
-        detector, begun = FirstTokenDetector(events=True), False
+        detector, has_token = FirstTokenDetector(events=True), False
         try:
             while True:
                 async with asyncio.timeout_at(by):
                     chunk = await anext(chunks, b"")
                 if not chunk:
                     return
-                begun = begun or detector.add(chunk, 0.0) is not FirstToken.PENDING
+                has_token = has_token or detector.add(chunk, 0.0) is not FirstToken.PENDING
                 yield chunk
-                if begun:
+                if has_token:
                     by = clock() + self._between_tokens
         except TimeoutError as error:
             raise fault_of(error, self._url) from error

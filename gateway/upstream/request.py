@@ -112,8 +112,8 @@ class Served:
     report: Callable[[int | None, str], None] | None = field(
         default=None, repr=False, compare=False
     )
-    """Takes what the answer says: the prompt's tokens that were found in the cache, None if it does
-    not say, and the id of what the upstream has made and keeps, if any."""
+    """Takes two facts of the answer: the prompt's cached tokens (None if unknown), and the id of an
+    object that the upstream stores, if any."""
 
 
 def with_upstream(fields: Fields, served: Served | None) -> Fields:
@@ -240,9 +240,9 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
 def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
     """Return the body to forward, and whether usage is to be stripped from the reply.
 
-    Only ``stream_options.include_usage`` is added, where the client streams and did not ask for
-    it. Its bytes are kept, but where it sent other stream options: then the body, as it was
-    parsed, is printed anew.
+    Only ``stream_options.include_usage`` is added, if the client streams and did not request usage.
+    The client's bytes stay, unless it sent other stream options: then the parsed body is printed
+    again.
     """
     if body.get("stream") is not True:
         return raw, False

@@ -1,9 +1,9 @@
 """Phone numbers, as the phonenumbers library validates them, and as people write them.
 
-Law: the library decides which national numbers exist; what is plainly meant as a phone number (a
-country code, a label, the North American layout) need only be possible, since numbers out of
-service, new ones and the invented 555 are told from real ones by nobody who reads them.
-The library is slow, so it only sees the surroundings of runs of digits that are long enough.
+Law: the library decides which national numbers exist. A number that is clearly a phone number (by
+a country code, a label, the North American layout) need only be possible: readers cannot
+distinguish numbers out of service, new numbers and the invented 555 from real ones. The library is
+slow, so it only sees the surroundings of runs of digits that are long enough.
 """
 
 import re

@@ -1,9 +1,9 @@
 """Personal data and secrets in text: one scan for prompts and answers.
 
-Law: fail closed, in bounded time. The scan raises for no string, its time grows linearly with
-the text, and disguises that cost a sender nothing (other digits, invisible characters, look-alike
-letters, marks, encodings) do not pass: what is scanned is the text in normal form, and each other
-reading of it. Names and addresses need a model and are not found.
+Law: fail closed, in bounded time. The scan raises for no string, and its time grows linearly with
+the text. Cheap disguises (other digits, invisible characters, look-alike letters, marks, encodings)
+do not pass: the scan reads the text in normal form, and each other reading of it. Names and
+addresses need a model and are not found.
 """
 
 import hashlib
@@ -184,7 +184,7 @@ def _separate(
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, str]]]:
     """Return the allowed numbers and strings, and the findings that are not part of one.
 
-    A part of an address is not left out: a pattern allows addresses nobody has looked at.
+    A part of an address is not left out: a pattern also allows addresses that were not checked.
     """
     others: list[tuple[int, int, str]] = []
     public: list[tuple[int, int]] = []

@@ -32,7 +32,7 @@ _KNOWN = re2.compile(
     r")"
     r"|-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
     r"|\b[a-z][a-z0-9+.-]*://[^\s/:@]*:[^\s/@]+@[^\s/]"  # credentials in a URL
-    r"|[?&]sig=[\w%+/-]{20,}"  # a signed address gives access to whoever has it
+    r"|[?&]sig=[\w%+/-]{20,}"  # a signed address gives access to anyone
 )
 _LABELLED = re2.compile(
     r"(?i)(?:\b|_)(?:bearer|basic|(?:(?:shared ?)?access|api|secret|private|auth|account|client)?"
@@ -82,7 +82,7 @@ def find_secrets(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each credential."""
     searches = [_known(text), _basic(text)]
     if _DIGIT.search(text) is not None:  # which all others hold
-        searches += (_labelled(text), _spoken(text), _random(text))
+        searches += (_labelled(text), _find_spoken(text), _random(text))
     return merge(*searches)
 
 
@@ -101,7 +101,7 @@ def _basic(text: str) -> Iterator[tuple[int, int]]:
             yield match.span(1)
 
 
-def _spoken(text: str) -> Iterator[tuple[int, int]]:
+def _find_spoken(text: str) -> Iterator[tuple[int, int]]:
     for pattern in _SPOKEN, _CURL:
         for match in pattern.finditer(text):
             value = match.group(1).rstrip(".?!:")

@@ -112,7 +112,7 @@ class Line:
 
     def come(self, client):
         newcomer = Outgoing("/v1/chat/completions", (), b"", f"model-of-{client}", client=client)
-        if self.waiting.full and (last := self.waiting.yielding(newcomer)) is not None:
+        if self.waiting.full and (last := self.waiting.ticket_to_displace(newcomer)) is not None:
             self.leave(last)
         if not self.waiting.full:
             self.came += 1

@@ -14,7 +14,7 @@ from gateway.cache.stores.entry_codec import encoded_size
 from policies.decision import Endpoint
 
 MakeStore = Callable[[int], Awaitable[Store]]
-"""Returns a new, empty store bounded to so many bytes; the check closes it."""
+"""Returns a new, empty store with this bound in bytes; the check closes it."""
 
 _ROOMY = 16 << 20
 _TIGHT = 64 << 10

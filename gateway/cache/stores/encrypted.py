@@ -3,11 +3,11 @@
 Law: the store behind sees the cache key, the size and the end of an entry. All else, metadata
 included, is sealed under the data key of the entry's scope. A sealed entry opens only under the
 cache key it was sealed for, and unchanged to the last bit; one that does not open is not found. A
-data key leaves memory only wrapped under a master key; without it, nobody can read its scope again.
-Plain entries from a time without encryption are not found either, and are deleted when met.
+data key leaves memory only wrapped under a master key; without it, its scope is unreadable for
+ever. Plain entries from a time without encryption are not found either, and are deleted when read.
 
 AES-256-GCM throughout. Each entry has its own key, derived from its scope's data key and 16 random
-bytes, and a random 96-bit nonce, so that no pair of key and nonce repeats. The form: version,
+bytes. Each has a random 96-bit nonce, so that no pair of key and nonce repeats. The form: version,
 master key's id, scope's tag (together the head), salt, nonce, ciphertext.
 
 This is a wrapper of any store, not each store's codec, since a data key may have to be fetched. A

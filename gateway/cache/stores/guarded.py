@@ -7,8 +7,8 @@ opens nothing, since it cost no time.
 
 The bounds do not blame the store while our own loop is busy. A loop that runs 300 handlers in one
 turn looks at its sockets and timers only after the last one. A bound by the clock would end waits
-whose answer is there already, and would open the breaker whenever many requests come at once. So a
-wait ends after so many ticks of the loop; a tick lasts TICK, or one turn of a busy loop.
+for answers that have arrived, and would open the breaker whenever many requests come at once. So a
+wait ends after a number of ticks of the loop; a tick lasts TICK, or one turn of a busy loop.
 """
 
 import asyncio

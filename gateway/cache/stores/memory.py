@@ -25,10 +25,10 @@ ENTRY_SHARE = 8
 """One entry may take an eighth of a store: a larger one would evict too much for one answer."""
 
 SMALL_SHARE = 3
-"""The small queue has one byte in so many.
+"""The small queue has one byte in ``SMALL_SHARE``.
 
-The paper's tenth is better on Zipf traces by a point and worse than LRU on conversations, whose
-reuse is soon or never; a third is better than LRU on both (benchmarks/eviction.py).
+The paper's tenth is better on Zipf traces by a point. It is worse than LRU on conversations, which
+are reused soon or never. A third is better than LRU on both (benchmarks/eviction.py).
 """
 
 MOST_USES = 3

@@ -1,9 +1,9 @@
-"""A request made to say the same in fewer tokens: ``begin``, then ``next`` with vectors.
+"""The same request in fewer tokens: ``begin``, then ``next`` with vectors.
 
-Nothing outside of the markers is touched, nor what stands before a breakpoint of the client's own.
-Context belongs to the question of its own turn, and what is made of it depends on that turn and
-those before it, on nothing later: so the conversation's prefix repeats. What cannot be sure raises
-an error, and the request is sent as it was.
+Text outside of the markers stays unchanged, and so does text before a client's own breakpoint.
+Context belongs to the question of its own turn. Its compression depends on that turn and earlier
+ones, never on later ones: so the conversation's prefix repeats. In doubt an error is raised, and
+the request is sent unchanged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -82,7 +82,7 @@ class Turn:
         return [part for part in parts if isinstance(part, Block) and part.source]
 
 
-def _declared(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> list[Turn]:
+def _user_turns(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> list[Turn]:
     """Return the turns of the user. Raises NotRewrittenError."""
     name = SPECS[endpoint].question_field
     turns = body.get(name)
@@ -191,7 +191,7 @@ def begin(
 
     Neither ``body`` nor anything in it is changed. Raises NotRewrittenError.
     """
-    turns = _declared(endpoint, body, settings)
+    turns = _user_turns(endpoint, body, settings)
     blocks = [block for turn in turns for block in turn.blocks]
     if not blocks:
         return None

@@ -148,8 +148,8 @@ def arrange_tools(
 
 
 _Read = tuple[int, list[Form], bytes | list[bytes], list[Form]]
-"""Where the last tool of an array ends, the tools, what stands between each and the next (one text
-if it is always the same), and the tools that were not known."""
+"""The end of the last tool of an array; the tools; the text between each two (one text if it is
+always the same); the tools that were not known."""
 
 
 def _recognise(raw: bytes, start: int, names: list[str], known: Forms) -> _Read | None:

@@ -1,8 +1,8 @@
 """Volatile values: how they are found, and how they move into one block near the prompt's end.
 
-Laws: nothing is lost. A placeholder with a name and a number stands in a value's place, the block
-says what each stands for, and nobody else may write placeholders. Each occurrence has its own
-number, so placeholders depend on where values stand and never on the values.
+Laws: nothing is lost. A placeholder with a name and a number replaces a value, and the block gives
+the value of each placeholder. Text with placeholders of its own is refused. Each occurrence has its
+own number, so placeholders depend on the places of values and never on the values.
 
 A search takes time linear in the text, by RE2. A detector rather moves too much, because the model
 still reads it; but names of things are not ids, and what the model is to copy stays in place.
@@ -27,7 +27,7 @@ MAX_VALUES = 64
 MAX_BYTES = 4096
 """Of all values together."""
 _SHARE = 2
-"""One part in so many of the texts may move: the rest would not be worth a cache."""
+"""One part in ``_SHARE`` of the texts may move: the rest would not be worth a cache."""
 
 _BETWEEN = "\0"
 """No built-in detector matches it, or across it."""

@@ -32,7 +32,7 @@ from gateway.protocol.endpoints.spec import (
 )
 from gateway.protocol.errors import ClientError
 from gateway.protocol.streaming.assemble import StreamedChoices
-from gateway.protocol.streaming.render import ChoiceForm, ending, piece, render_choices
+from gateway.protocol.streaming.render import ChoiceForm, last_chunk, piece, render_choices
 
 _FIELDS: Fields = {
     **SAMPLING,
@@ -204,7 +204,7 @@ def _pieces(choice: dict[str, Any]) -> Iterator[Result]:
         delta["tool_calls"] = [{**call, "index": place} for place, call in enumerate(calls)]
     yield piece(choice, delta=opening)
     yield piece(choice, delta=delta, logprobs=choice.get("logprobs"))
-    yield piece(choice, delta={}, **ending(choice))
+    yield piece(choice, delta={}, **last_chunk(choice))
 
 
 _FORM = ChoiceForm(

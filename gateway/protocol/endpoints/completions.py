@@ -20,7 +20,7 @@ from gateway.protocol.endpoints.key_fields import (
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, Streaming, missing
 from gateway.protocol.errors import ClientError
 from gateway.protocol.streaming.assemble import StreamedChoices
-from gateway.protocol.streaming.render import ChoiceForm, ending, piece, render_choices
+from gateway.protocol.streaming.render import ChoiceForm, last_chunk, piece, render_choices
 
 _FIELDS: Fields = {
     **SAMPLING,
@@ -68,7 +68,7 @@ def _decline_choice(_body: Body, choice: dict[str, Any]) -> Reason | None:
 
 def _pieces(choice: dict[str, Any]) -> Iterator[Result]:
     yield piece(choice, text=choice["text"], logprobs=choice.get("logprobs"))
-    yield piece(choice, text="", **ending(choice))
+    yield piece(choice, text="", **last_chunk(choice))
 
 
 _FORM = ChoiceForm(

@@ -156,7 +156,7 @@ def combine_items(
         "object": "list",
         "data": data,
         "model": results[0]["model"],
-        "usage": _counted(results, keys) if usage is None else usage,
+        "usage": _sum_usage(results, keys) if usage is None else usage,
     }
 
 
@@ -166,7 +166,7 @@ def _render(_body: Body, key: bytes, result: bytes) -> bytes:
     return orjson.dumps(combine_items([orjson.loads(result)], [key]))
 
 
-def _counted(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dict[str, Any]:
+def _sum_usage(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dict[str, Any]:
     """Add up the usage of the calls of which all items are here."""
     calls: dict[Any, tuple[int, Any, set[int]]] = {}
     for result, key in zip(results, keys, strict=True):

@@ -36,8 +36,8 @@ class Type(NamedTuple):
 
     def error(self, where: str, value: Any) -> ClientError:
         """Return the error of a value of another type."""
-        got = "null" if value is None else _JSON_NAMES[type(value)]
-        message = f"Invalid type for '{where}': expected {self.expected}, but got {got} instead."
+        actual = "null" if value is None else _JSON_NAMES[type(value)]
+        message = f"Invalid type for '{where}': expected {self.expected}, but got {actual} instead."
         return ClientError(400, message, param=where, code="invalid_type")
 
 

@@ -1,8 +1,8 @@
 """A streamed answer: its server-sent events, the bytes for clients, and the complete result.
 
-The decoder follows the WHATWG event stream grammar where servers use it: any of LF, CRLF and CR
-ends a line, several data lines join with LF, and comments and other fields are kept in the raw
-bytes only. Where an event ends does not depend on how the stream was cut into reads.
+The decoder follows the WHATWG event stream grammar where servers use it. Any of LF, CRLF and CR
+ends a line, several data lines join with LF, and comments and other fields stay in the raw bytes
+only. The end of an event does not depend on how the stream was cut into reads.
 
 Every event reaches a client unchanged, except for usage that this client did not request. Law:
 nothing that an upstream sends stops the stream; an answer with unknown parts is only not stored.

@@ -46,7 +46,7 @@ def piece(choice: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"index": choice["index"], "logprobs": None, "finish_reason": None, **fields}
 
 
-def ending(choice: dict[str, Any]) -> dict[str, Any]:
+def last_chunk(choice: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a choice's last chunk."""
     extras = {name: value for name, value in choice.items() if name not in _PLACED}
     return {**extras, "finish_reason": choice.get("finish_reason")}

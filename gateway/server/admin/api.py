@@ -1,13 +1,14 @@
 """The operator's API below /admin: JSON in, JSON out, every action in the audit log.
 
-Laws. With a token, whoever has it may use the API. Without one, only a program on this very machine
-that speaks to the gateway directly. A browser on this machine is not enough: a page from elsewhere
-may send requests to loopback (hence Origin) or under its own name for this address (hence Host),
-and a proxy on this machine speaks for anybody (hence no forwarded requests).
+Laws. With a token, any client that sends it may use the API. Without one, only a program on the
+same host that connects to the gateway directly. A browser on the host is not enough: a foreign page
+may send requests to loopback (hence the check of Origin). It may also use its own name for this
+address (hence the check of Host). A proxy on the host forwards requests of any client (hence no
+forwarded requests).
 
-An action that cannot be written to the audit log is not done, and what was done of one that stopped
-half-way is said. The audit log names the fields and the figures of an action, never a token, a
-prompt or an answer.
+An action that cannot be written to the audit log is not done. If an action stops early, the reply
+names its finished part. The audit log names the fields and the figures of an action, never a
+token, a prompt or an answer.
 """
 
 import hmac

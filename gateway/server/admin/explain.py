@@ -122,7 +122,7 @@ class Explainer:
             message = f"{odd.error} The request is forwarded as it came."
             bypass = {"would": "bypass", "reason": Reason.UNKNOWN_SHAPE, "message": message}
             return {"outcome": bypass} | report
-        tenant = _whose(context.tenant, holder)
+        tenant = _client_name(context.tenant, holder)
         report["request"] |= {"model": recorded.model, "tenant": tenant}
         report |= _decision(context)
         if end is None:
@@ -235,7 +235,7 @@ def _failure(condition: Condition, facts: RequestFacts) -> dict[str, Any]:
     return report
 
 
-def _whose(tenant: Tenant, holder: str | None) -> str:
+def _client_name(tenant: Tenant, holder: str | None) -> str:
     if holder is not None:
         return f"holder {holder}"
     if tenant.credential_sha256 is not None:

@@ -7,9 +7,9 @@ as the purge, and what is purged is gone from store and index alike.
 A wrong hit is evicted, and its entry answers no question of the same meaning while its key is in
 quarantine.
 
-What was stored for a scope before it is forgotten is found by nobody afterwards, in memory, on disk
-or by meaning; with encryption not even in a copy of the files. Requests of the scope that come
-meanwhile are stored anew, so shut the client out first.
+After a scope is forgotten, no lookup finds its earlier entries, in memory, on disk or by meaning;
+with encryption not even a copy of the files has them. Requests of the scope that arrive meanwhile
+are stored again, so shut the client out first.
 
 There is no second path into the cache. A known answer that is loaded goes through the pipeline,
 policy, scan and admission included. Only the upstream is a stand-in, which returns that answer.
@@ -135,7 +135,7 @@ async def forget_scope(
         if forgotten == before:
             break
     if forget_keys is not None:
-        # Last: without the keys, nobody could tell any more which entries are the scope's.
+        # Last: without the keys, the entries of the scope could not be recognised any more.
         await forget_keys(scope)
     return forgotten
 

@@ -1,8 +1,8 @@
 """A recorded request, from its JSON.
 
-It is a body alone, a body beside its endpoint and headers, a line of OpenAI's batch files, or a
-line of a decision log that has the request. Law: anything else is an error that says what was
-expected, never a guess.
+The JSON is a body, a body beside its endpoint and headers, a line of OpenAI's batch files, or a
+decision log's line with the request. Law: anything else is an error that names the expected form,
+never a guess.
 """
 
 from collections.abc import Mapping
@@ -96,7 +96,7 @@ def read_request(value: Any, *, strict: bool = False) -> RecordedRequest:
     except TypeError:
         raise InvalidFieldError("", "a request that is nested less deep") from None
     return RecordedRequest(
-        endpoint=endpoint or _inferred(body),
+        endpoint=endpoint or _infer_endpoint(body),
         model=str(body.get("model") or ""),
         rule=str(beside.get("rule") or ""),
         raw=raw,
@@ -121,7 +121,7 @@ def read_endpoint(value: Any) -> tuple[Endpoint, str]:
     return Endpoint(path), query
 
 
-def _inferred(body: dict[str, Any]) -> Endpoint:
+def _infer_endpoint(body: dict[str, Any]) -> Endpoint:
     """Tell the endpoint by the fields that only one of them has."""
     for endpoint, spec in SPECS.items():
         if spec.recognises(body):

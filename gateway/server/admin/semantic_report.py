@@ -1,8 +1,8 @@
 """Error budgets and comparisons of answers by meaning, rule by rule, for the operator.
 
-Law: a budget that no threshold keeps stands in the log, in ``/readyz`` and beside the rule's
-figures, so that nobody has to find out by missing hits. Nothing is said before it is known which
-verifier is in use.
+Law: a budget that no threshold keeps is in the log, in ``/readyz`` and beside the rule's figures,
+so that operators need not infer it from missing hits. Nothing is reported before the verifier in
+use is known.
 """
 
 import logging
@@ -75,10 +75,10 @@ class SemanticOperations:
         ``budget_kept`` is None if unknown, or if the rule no longer exists.
         """
         report = self.journal.report()
-        met, missed = self.budgets.budgets_met(), self.budgets.budgets_missed()
+        results, missed = self.budgets.budgets_met(), self.budgets.budgets_missed()
         empty = {rule: RuleComparisons("", budget).report() for rule, budget in missed.items()}
         rows = {
-            name: {**figures, "budget_kept": met.get(name)}
+            name: {**figures, "budget_kept": results.get(name)}
             for name, figures in sorted((empty | report["rules"]).items())
         }
         for figures in rows.values():

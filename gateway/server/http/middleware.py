@@ -44,7 +44,7 @@ def check_query(request: web.Request) -> None:
         raise ClientError(415, message, code="unsupported_media_type")
 
 
-def _tell_caches(request: web.Request, response: web.StreamResponse) -> None:
+def _set_cache_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add to the reply to a QUERY which caches may keep it, and for how long."""
     if request.path not in _PATHS:
         return
@@ -158,7 +158,7 @@ def _complete_head(request: web.Request, response: web.StreamResponse) -> None:
     """Add what the head of every reply has."""
     headers = response.headers
     if request.method == METHOD:
-        _tell_caches(request, response)
+        _set_cache_headers(request, response)
     if request.app[STOPPING].is_set():
         response.force_close()
         headers["Connection"] = "close"

@@ -107,7 +107,7 @@ class PoolReply:
     headers: Sequence[tuple[str, str]] = ()
     content_type = ""
     failure: Failure | None = None
-    """Why this is no answer. A refusal is passed on all the same, if no upstream gives one."""
+    """Why this is no answer. A refusal is passed on nevertheless if no upstream answers."""
     error: UpstreamError | None = None
     """The failure, if there is no reply, or one that broke before its first token."""
     refused = False
@@ -259,7 +259,7 @@ class UpstreamPool:
             elif call is None and retry.may_retry_same(failure):
                 await asyncio.sleep(retry.backoff(self.jitter()))
                 call = self.table.retry_same(retry.last, outgoing, self.clock())
-                retry = retry.retrying_same()
+                retry = retry.with_same_retry()
         return await self._finish(reply, outgoing, retry)
 
     async def _finish(self, reply: PoolReply, outgoing: Outgoing, retry: RetryState) -> PoolReply:

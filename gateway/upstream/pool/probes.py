@@ -1,7 +1,7 @@
 """Probes of upstreams: of all at startup, of a pool's again and again.
 
 Laws:
-- Nobody waits for an answer, and hits need none: an upstream may be started later.
+- No request waits for a probe, and hits need no upstream: an upstream may be started later.
 - A probe is cheap and bounded: the readiness path if the upstream has one, else its list of models.
   Any answer but a server error is a good one, also that a key is missing.
 - At startup a wrong address is found at once, and the log says what to do.

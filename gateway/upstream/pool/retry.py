@@ -10,7 +10,7 @@ Laws:
 - Comments, blank lines, the role alone and usage alone say nothing that a client could show. They
   are held back, within a bound in bytes and in time, so that nothing is sent before the first
   token. What is not understood counts as content.
-- While most calls fail, retries double load and cost and help nobody. So risky retries are a share
+- While most calls fail, retries double load and cost without success. So risky retries are a share
   of the requests, plus a burst after a calm time, as in gRPC's retry throttling.
 """
 
@@ -139,7 +139,7 @@ class RetryState:
         """Return how long to wait before that; ``jitter`` is a random number from 0 to 1."""
         return jitter * FIRST_BACKOFF * float(2**self.same_retries)
 
-    def retrying_same(self) -> "RetryState":
+    def with_same_retry(self) -> "RetryState":
         """Return the state once the same upstream gets the request again."""
         return replace(self, same_retries=self.same_retries + 1)
 

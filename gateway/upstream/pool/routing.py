@@ -97,7 +97,7 @@ class LeastLoaded:
         """Note that it is over, however it ended. Doing it again does nothing."""
 
     def forget(self, name: str) -> None:
-        """Note that the replica's cache is empty: it has started anew, or is gone."""
+        """Note that the replica's cache is empty: it has restarted, or is gone."""
 
 
 DEFAULT_CAPACITY = 65_536
@@ -273,7 +273,7 @@ class PrefixAware(LeastLoaded):
         self.index.add(dispatch.name, dispatch.prefix)
 
     def note_cached(self, dispatch: Dispatch, cached_tokens: int) -> None:
-        self._look_for_others(dispatch, cached_tokens)
+        self._detect_siblings(dispatch, cached_tokens)
         if cached_tokens > 0:
             self._lost.pop(dispatch.name, None)
         elif dispatch.last_use:
@@ -306,7 +306,7 @@ class PrefixAware(LeastLoaded):
         """Return how many blocks the replica has yet to compute, of what was sent from here."""
         return self._pending.get(name, 0)
 
-    def _look_for_others(self, dispatch: Dispatch, cached_tokens: int) -> None:
+    def _detect_siblings(self, dispatch: Dispatch, cached_tokens: int) -> None:
         """Note whether the replica's cache held more than this gateway sent."""
         known = dispatch.held * self._block_tokens + _SURELY_FOUND
         if cached_tokens >= known:
@@ -346,5 +346,5 @@ def home_replica(loads: Sequence[Load], key: int) -> str:
 def _rendezvous(load: Load, key: int) -> float:
     """Return the replica's rank for ``key``, the least first; it is first for its weight's part."""
     data = f"{key}:{load.name}".encode()
-    drawn = int.from_bytes(blake2b(data, digest_size=7).digest(), "big")
-    return -log((drawn + 1) / (1 << 56)) / load.weight
+    number = int.from_bytes(blake2b(data, digest_size=7).digest(), "big")
+    return -log((number + 1) / (1 << 56)) / load.weight

@@ -1,11 +1,11 @@
-"""Which upstream of a pool a request goes to, and what is known of each.
+"""The choice of an upstream in a pool, and the state of each upstream.
 
 Laws:
-- It goes to one that serves the model, in the lowest tier in which one has room; among those the
+- A request goes to an upstream of its model, in the lowest tier with room; within the tier the
   routing decides.
 - A call that was acquired is released once, and counts as under way until then.
-- If all are ejected, one call at a time tries the next of them all the same: the last upstream is
-  never shut out.
+- If all are ejected, one call at a time still tries the next of them: the last upstream is never
+  shut out.
 
 The table does no I/O; ``now`` is a reading of one clock that never goes back.
 """
@@ -208,7 +208,7 @@ class PoolTable:
         self, outgoing: Outgoing, now: float, excluded: AbstractSet[str] = frozenset()
     ) -> Call | NoRoom:
         """Begin a call to the best upstream that is not excluded, or tell why there is none."""
-        left = [one for one in self._serving_for(outgoing) if one.member.name not in excluded]
+        left = [one for one in self._candidates_for(outgoing) if one.member.name not in excluded]
         able = [one for one in left if one.can_accept(now)]
         if able:
             loads = [
@@ -234,16 +234,16 @@ class PoolTable:
 
     def overloaded(self, model: str, now: float) -> bool:
         """Tell whether no upstream that serves the model can take a request at once."""
-        return not any(one.can_accept(now) for one in self._serving_model(model))
+        return not any(one.can_accept(now) for one in self._upstreams_for(model))
 
     def paused_until(self, outgoing: Outgoing, now: float) -> float | None:
         """Return when the first pause of an upstream of this model ends; None if none is paused."""
-        times = (one.health.paused_until for one in self._serving_for(outgoing))
+        times = (one.health.paused_until for one in self._candidates_for(outgoing))
         return min((time for time in times if time > now), default=None)
 
     def has_other(self, outgoing: Outgoing, excluded: AbstractSet[str]) -> bool:
         """Tell whether another upstream serves the model."""
-        return any(one.member.name not in excluded for one in self._serving_for(outgoing))
+        return any(one.member.name not in excluded for one in self._candidates_for(outgoing))
 
     def first_byte(self, call: Call, now: float, *, refused: bool = False) -> None:
         """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
@@ -298,7 +298,7 @@ class PoolTable:
 
     def can_be_spared(self, name: str, model: str, now: float) -> bool:
         """Tell whether it serves the model, has room, and another could take its place."""
-        spared, serving = self.upstreams[name], self._serving_model(model)
+        spared, serving = self.upstreams[name], self._upstreams_for(model)
         if spared not in serving or not spared.has_room(now):
             return False
         return any(one.can_accept(now) for one in serving if one is not spared)
@@ -320,16 +320,16 @@ class PoolTable:
         That of the declaration, healthy ones first: what an upstream keeps for its clients
         (files, batches) is found again where it was put.
         """
-        serving = self._serving_model(model) if model else tuple(self.upstreams.values())
+        serving = self._upstreams_for(model) if model else tuple(self.upstreams.values())
         ordered = sorted(serving, key=lambda one: _WORSE.index(one.health.state(now)))
         return [one.member.name for one in ordered]
 
-    def _serving_for(self, outgoing: Outgoing) -> tuple[UpstreamState, ...]:
+    def _candidates_for(self, outgoing: Outgoing) -> tuple[UpstreamState, ...]:
         if outgoing.pinned:
             return (self.upstreams[outgoing.pinned],)
-        return self._serving_model(outgoing.model)
+        return self._upstreams_for(outgoing.model)
 
-    def _serving_model(self, model: str) -> tuple[UpstreamState, ...]:
+    def _upstreams_for(self, model: str) -> tuple[UpstreamState, ...]:
         """Return the upstreams that serve the model, lower tiers first, or all if none does.
 
         So it is an upstream that refuses an unknown model, as without a gateway.

@@ -1,11 +1,11 @@
 """Requests that wait for room at an upstream: bounded in number and time, client by client.
 
 Laws:
-- Clients take turns; those of one are let in, model by model, in the order of coming.
-- A later request never passes an earlier one for the same model, and none waits for one model
+- Clients take turns; requests of one client are admitted, model by model, in order of arrival.
+- A later request never passes an earlier one for the same model. No request for one model waits
   because the upstreams of another have no room.
-- If the queue is full, a newcomer of a client with fewer places takes the last place of the client
-  with the most, so that no client fills the queue for all.
+- If the queue is full, a client with fewer places takes the last place of the client with the
+  most. So no client fills the queue for all.
 - Every wait ends with a call, a refusal or its client's leaving. A call that was acquired for a
   client that has left is released at once.
 
@@ -40,7 +40,7 @@ class Waiting(Generic[T]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._given = 0
+        self._last_number = 0
         self._clients: dict[str | None, dict[int, Ticket[T]]] = {}
         """The client whose turn is next comes first; tickets of each in the order of coming."""
         self.lanes: Counter[Lane] = Counter()
@@ -57,8 +57,8 @@ class Waiting(Generic[T]):
 
     def add(self, outgoing: Outgoing, holder: T) -> Ticket[T]:
         """Add one: the last of the client's."""
-        self._given += 1
-        ticket = Ticket(self._given, outgoing, holder)
+        self._last_number += 1
+        ticket = Ticket(self._last_number, outgoing, holder)
         self._clients.setdefault(outgoing.client, {})[ticket.number] = ticket
         self.lanes[outgoing.lane] += 1
         return ticket
@@ -75,7 +75,7 @@ class Waiting(Generic[T]):
         if not self.lanes[lane]:
             del self.lanes[lane]
 
-    def yielding(self, newcomer: Outgoing) -> Ticket[T] | None:
+    def ticket_to_displace(self, newcomer: Outgoing) -> Ticket[T] | None:
         """Return the ticket that gives its place to the newcomer; None if no client has more."""
         own = len(self._clients.get(newcomer.client, {}))
         most = max(self._clients.values(), key=len, default={})
@@ -84,8 +84,8 @@ class Waiting(Generic[T]):
     def admit(self, table: PoolTable, now: float) -> tuple[list[tuple[T, Call]], float | None]:
         """Acquire calls for the tickets that have room now.
 
-        Return them, and when there may be room for another, if the clock tells that. Each is looked
-        at once: while calls begin and none ends, no lane comes to have room.
+        Return the calls, and the time when there may be room for another, if known. Each ticket is
+        checked once: while no call ends, no lane gets room.
         """
         started: list[tuple[T, Call]] = []
         none: dict[Lane, NoRoom] = {}
@@ -183,7 +183,7 @@ class PoolQueue:
         """Tell whether the newcomer may wait, if need be in the place of another."""
         if not self.waiting.full:
             return True
-        last = self.waiting.yielding(newcomer)
+        last = self.waiting.ticket_to_displace(newcomer)
         if last is None:
             return False
         self.waiting.remove(last)

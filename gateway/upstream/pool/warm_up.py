@@ -1,12 +1,12 @@
-"""A fresh replica computes the most used prompt prefixes before clients come to it.
+"""A fresh replica computes the most used prompt prefixes before it gets client requests.
 
 Laws:
-- The record is bounded in number and bytes. A text is kept only once its prefix has come twice, and
+- The record is bounded in number and bytes. A text is stored only at its prefix's second use, and
   a prefix ends before the first user turn. Old uses count less.
 - A warm-up is bounded in time and number, and takes nothing from clients: it has the lowest
   priority, counts against the replica's limits, and stops if no other replica could answer. A fault
-  ends it and excludes no replica; what a replica could not take is not sent again.
-- No client's credential is used, and what may not be stored is not recorded.
+  ends it and excludes no replica; a refused prefix is not sent again.
+- No client's credential is used, and requests that may not be stored are not recorded.
 """
 
 import asyncio

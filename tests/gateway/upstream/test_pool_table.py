@@ -215,7 +215,7 @@ def test_the_same_is_tried_again_after_pauses_that_grow():
     while tries.may_retry_same(SENT_NOWHERE):
         pauses.append(tries.backoff(1.0))
         assert tries.backoff(0.0) == 0.0
-        tries = tries.retrying_same().after("a", SENT_NOWHERE)
+        tries = tries.with_same_retry().after("a", SENT_NOWHERE)
     assert pauses == [0.1, 0.2]
     assert len(pauses) == MOST_SAME_RETRIES
 
@@ -379,14 +379,14 @@ def test_in_a_full_queue_who_holds_most_gives_his_last_place_to_who_holds_fewer(
     waiting = Waiting(4)
     for client in ("many", "many", "one", "many"):
         waiting.add(by(client), client)
-    last = waiting.yielding(by("new"))
+    last = waiting.ticket_to_displace(by("new"))
     assert (last.holder, last.number) == ("many", 4)
-    assert waiting.yielding(by("one")) is last
-    assert waiting.yielding(by("many")) is None
+    assert waiting.ticket_to_displace(by("one")) is last
+    assert waiting.ticket_to_displace(by("many")) is None
     waiting.remove(last)
     waiting.add(by("one"), "one")
     # Two and two: a place that changes hands would make nobody's share fairer.
-    assert waiting.yielding(by("one")) is waiting.yielding(by("many")) is None
+    assert waiting.ticket_to_displace(by("one")) is waiting.ticket_to_displace(by("many")) is None
     assert waiting.full
 
 

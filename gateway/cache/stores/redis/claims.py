@@ -57,7 +57,7 @@ class RedisClaims:
         try:
             is_granted = await self._timeout.wait(self._run("take", slot), CALL_SECONDS)
         except BaseException as error:
-            # Redis may have made the claim all the same.
+            # Redis may have made the claim nevertheless.
             self.release(slot)
             if isinstance(error, TimeoutError):
                 raise StoreUnavailableError("Redis did not answer in time") from None

@@ -50,7 +50,7 @@ from gateway.cache.ports import StoreError, StoreUnavailableError
 from gateway.cache.stores.redis.scripts import Script, Shard
 
 CONNECTIONS = 64
-"""At most so many to one server; calls that share round trips need fewer."""
+"""Most connections to one server; calls that share round trips need fewer."""
 
 _REMEDIES = {
     "OOM": "Redis is full: raise its maxmemory, or let it evict (maxmemory-policy allkeys-lru)",
@@ -93,7 +93,7 @@ Command = tuple[Any, ...]
 Address = tuple[str, int]
 
 NextMessage = Callable[[float], Awaitable[tuple[bytes, bytes] | None]]
-"""Returns the next message, channel and data, or None when none comes in so many seconds."""
+"""Returns the next message, channel and data, or None after this many seconds without one."""
 
 
 @dataclass(frozen=True, slots=True)

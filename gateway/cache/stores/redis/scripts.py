@@ -71,7 +71,7 @@ class Shards(tuple[Shard, ...]):
 
 
 def make_shards(count: int) -> Shards:
-    """Return so many shards, their slots spread evenly over a cluster."""
+    """Return ``count`` shards with slots spread evenly over a cluster."""
     return Shards(_shard(number, count) for number in range(count))
 
 

@@ -2,10 +2,10 @@
 
 Law: the store returns the whole entry that was put under that very key, or nothing; a damaged or
 foreign value is deleted. A get is one round trip. ``max_bytes`` bounds the entries of all gateways
-together; the least recently used ones are evicted. Uses are noted in memory and written down in the
-background, for which nobody waits.
+together; the least recently used ones are evicted. Uses are noted in memory and written in the
+background; no request waits for that.
 
-Redis forgets each entry when nobody can use it any more (after a minute at least). When it evicts
+Redis forgets each entry once it can no longer be used (after a minute at least). When Redis evicts
 an entry by itself, the next use of its key or the upkeep corrects the totals. If Redis evicts the
 index of a shard, one gateway rebuilds it from the entries.
 """

@@ -126,7 +126,7 @@ class _Transaction:
             "SELECT entries, bytes, small_bytes, ghost_bytes FROM total"
         )
         self._evicted = 0
-        # Each round is a write: after so many, used entries are evicted too.
+        # Each round is a write: after ``_ROUNDS`` of them, used entries are evicted too.
         self._rounds_left = _ROUNDS
 
     def write_totals(self) -> StoreStats:
