@@ -328,8 +328,7 @@ class Follower(AsyncIterator[bytes]):
     async def _assemble(self, head: Head) -> Reply | Sharing:
         """Return a streamed answer in its plain form, once it is complete."""
         shared = self.shared
-        while not (shared.over or shared.outgrown):
-            await shared.news.wait()
+        await shared.settled.wait()
         if shared.error is not None:
             return self._plain(replace(head, status=502), shared.error, JSON_TYPE)
         shared.raise_fault()

@@ -266,6 +266,8 @@ class SharedResponse(Flight):
         """A plain answer as a stream, without and with usage, once a client asked for it."""
         self.news = asyncio.Event()
         """Pulses with the head, each piece and the end, and where the call waits for readers."""
+        self.settled = asyncio.Event()
+        """Set with the end, or once the answer has outgrown the log."""
         self._waits_for_readers = False
         self._table = table
         table.lead(self)
@@ -299,7 +301,7 @@ class SharedResponse(Flight):
         if not self.log.fits(full, without_usage):
             self.outgrown = True
             self._table.close(self)
-            _wake(self.news)
+            self.settled.set()
             end = self.log.end
             while self.followers and all(position < end for position in self.followers.values()):
                 self._waits_for_readers = True
@@ -347,6 +349,7 @@ class SharedResponse(Flight):
             self.log.append(event, event)
         if self.landed_at is None:
             self._table.close(self)
+        self.settled.set()
         _wake(self.news)
 
     def read(self, follower: Exchange, *, without_usage: bool) -> bytes:

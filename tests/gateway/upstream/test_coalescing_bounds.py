@@ -165,6 +165,38 @@ async def test_a_large_plain_answer_that_breaks_off_is_a_fault_for_all(rig: Rig)
     assert [type(error) for error in errors] == [UpstreamError] * 2
 
 
+async def test_who_waits_for_the_plain_form_is_not_woken_for_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    waits = 0
+    wait = asyncio.Event.wait
+
+    async def counting(event: asyncio.Event) -> bool:
+        nonlocal waits
+        waits += 1
+        return await wait(event)
+
+    rig = Rig(tmp_path)
+    leader = await rig.ask(stream=True)
+    plain = [await rig.ask() for _ in range(100)]
+    call = await rig.upstream.next_call()
+    call.head()
+    call.say(PIECE)
+    await call.taken()
+    await asyncio.sleep(0)
+    monkeypatch.setattr(asyncio.Event, "wait", counting)
+    for _ in range(60):
+        call.say(PIECE)
+        await call.taken()
+    assert waits < 60 * 10
+    call.say(*END)
+    call.end()
+    async with asyncio.timeout(60):
+        assert (await leader).raw == b"".join([*[PIECE] * 61, *END])
+        assert {len((await one).json["choices"]) for one in plain} == {1}
+    assert len(rig.upstream.calls) == 1
+
+
 async def test_many_readers_of_an_answer_that_is_too_large_wake_one_another_no_more_than_needed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
