@@ -16,7 +16,7 @@ MOST_LINES = 10_000
 """Lines that wait to be written; about 2 MB."""
 
 LAST_SECONDS = 1.0
-"""How long the end of the process waits for the lines that are left."""
+"""The longest wait at the end of the process for the remaining lines."""
 
 STDERR = 2
 

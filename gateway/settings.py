@@ -184,7 +184,7 @@ class UpstreamSettings(BaseModel):
 
     @property
     def label(self) -> str:
-        """Its name: what was given, else host and port."""
+        """Its name: the given one, else host and port."""
         return self.name or urlsplit(self.url).netloc
 
 
@@ -415,11 +415,11 @@ _TYPES = {
     "string": "a text (put it in quotes)",
     "tuple": 'a list such as ["qwen"]',
 }
-"""What a value may be, by the first word of the library's type of problem."""
+"""The allowed values, by the first word of the library's type of problem."""
 
 
 def _describe_problem(problem: ErrorDetails) -> str:
-    """Return what was expected in our words: the library's are about an input."""
+    """Return the expected value in our words: the library's words are about an input."""
     kind: str = problem["type"]
     message: str = problem["msg"].removeprefix("Value error, ")
     of, _, how = kind.partition("_")

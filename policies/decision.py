@@ -129,7 +129,7 @@ class Breakpoints(StrEnum):
 
 
 class BreakpointField(StrEnum):
-    """How a mark is written."""
+    """The form of a mark."""
 
     AUTO = "auto"
     """By the model's name."""

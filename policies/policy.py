@@ -96,7 +96,7 @@ class Policy:
     """A compiled policy file."""
 
     source: str
-    """Where the text came from, for messages."""
+    """The origin of the text, for messages."""
     generation: int
     regions: tuple[str, ...]
     """ISO 3166 codes of the regions with phone numbers known to the PII scan."""

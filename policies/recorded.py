@@ -1,6 +1,6 @@
 """Decisions over requests that were written down without their text.
 
-Law: what is not known is not guessed. A recorded request holds the truth of every condition that
+Law: unknown facts are not guessed. A recorded request holds the truth of every condition that
 the policy of its time asked for; a condition it does not hold may be true or false, and a rule
 that depends on it makes the decision unknown (Kleene's three values: None is unknown).
 """

@@ -33,9 +33,9 @@ def open_locked(
 ) -> Iterator[tuple[int, int]]:
     """Lock a file; give a descriptor to append ``more`` bytes to, and the file's size.
 
-    What would take the file beyond ``max_bytes`` goes into a new one; the full one becomes FILE.1,
-    in place of the one before. Raises OSError, filelock.Timeout where another has the lock for
-    longer than ``seconds``, which are LOCK_SECONDS unless given.
+    A line that would take the file beyond ``max_bytes`` goes into a new file; the full one becomes
+    FILE.1, in place of the one before. Raises OSError. Raises filelock.Timeout if another process
+    has the lock for longer than ``seconds`` (LOCK_SECONDS by default).
     """
     timeout = LOCK_SECONDS if seconds is None else seconds
     lock = path.with_name(path.name + ".lock")

@@ -78,7 +78,7 @@ class ComparisonJournal:
         return {"rules": self.ledger.report(), "aliases": self.ledger.aliases}
 
     def read(self) -> bool:
-        """Read what was appended since the last time; tell whether the file could be read."""
+        """Read the lines since the last read; tell whether the file could be read."""
         try:
             status = self.path.stat()
             if (status.st_ino, status.st_size) != self._seen:

@@ -260,7 +260,7 @@ def partition_of(
 
 
 shared_partition = lru_cache(maxsize=_MAX_TENANTS)(partition_of)
-"""For a request whose scope does not depend on its end user."""
+"""For a request with a scope that does not depend on its end user."""
 
 
 Digests = tuple[tuple[str, bytes], ...]

@@ -48,7 +48,7 @@ class Child:
     vital: bool = True
     front: bool = False
     stop_seconds: float = STOP_SECONDS
-    """How long it may take to stop before it is killed."""
+    """The time for a child to stop before it is killed."""
 
 
 class Supervisor:

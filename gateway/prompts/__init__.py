@@ -1,1 +1,1 @@
-"""What is changed in a request before it is sent."""
+"""Changes to a request before it is sent."""

@@ -68,7 +68,7 @@ _MODELS = tuple(
 
 
 class Place(NamedTuple):
-    """A text at whose end a mark may stand."""
+    """A text that may end with a mark."""
 
     path: Path
     value: Any

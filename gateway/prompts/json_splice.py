@@ -112,7 +112,7 @@ def end_of(raw: bytes, start: int, value: Any) -> int:
 
 
 def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> int:
-    """Return where a text ends that prints so, and whose last byte is ``closing``."""
+    """Return the end of a text with this print and the last byte ``closing``."""
     if raw.startswith(printed, start):
         return start + len(printed)
     count = printed.count(closing)

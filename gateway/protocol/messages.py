@@ -53,7 +53,7 @@ class Addition(StrEnum):
     STREAM_USAGE = "stream-usage"
     """``stream_options.include_usage``."""
     HINTS = "hints"
-    """Those of the policy for the provider's prefix cache."""
+    """The policy's hints for the provider's prefix cache."""
 
 
 ALL_ADDITIONS = frozenset(Addition)

@@ -1,4 +1,4 @@
-"""What is known of one request, for metrics, trace and log: figures and reasons, never text."""
+"""The facts of one request for metrics, trace and log: figures and reasons, never text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,9 +55,9 @@ class Observation:
     """The rewrites that were applied to the prompt, and the others with their reasons."""
     not_rewritten: tuple[Declined, ...] = ()
     compression: Compression | None = None
-    """What became of its declared context, if any."""
+    """The outcome for its declared context, if any."""
     record: dict[str, Any] | None = None
-    """What the decision log holds of the request, None where there is no log."""
+    """The request's record in the decision log; None without a log."""
     key: bytes | None = None
     hit: Hit | None = None
     """The stored answer that was served."""

@@ -19,10 +19,10 @@ from gateway.telemetry.observation import Observation
 log = logging.getLogger(__name__)
 
 HINTS = frozenset({Rewrite.BREAKPOINTS, Rewrite.CACHE_KEY})
-"""What should make a prefix cache hit."""
+"""Measures that should make a prefix cache hit."""
 _LABELS = ["rule", "model"]
 OTHERS = "others"
-"""What stands for the model where there are too many routes."""
+"""The label for the model if there are too many routes."""
 MOST_ROUTES = 256
 ENOUGH = 50
 """After this many calls without a hit, hints count as useless."""
@@ -39,7 +39,7 @@ class Share:
     hinted: int = 0
     """Calls with hints since the figures began."""
     hinted_cached: int = 0
-    """What those found."""
+    """The cached tokens of these calls."""
 
     @property
     def share(self) -> float:

@@ -21,7 +21,7 @@ _OPERATIONS = {endpoint.value: spec.operation for endpoint, spec in SPECS.items(
 
 
 class Tracing:
-    """Starts a span for each observation and ends it with what was observed."""
+    """Starts a span for each observation and ends it with the observed facts."""
 
     def __init__(self, exporter: SpanExporter | None = None) -> None:
         name = os.environ.get("OTEL_SERVICE_NAME", "refrain")

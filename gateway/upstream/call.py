@@ -46,7 +46,7 @@ from policies.decision import Endpoint, Priority
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 1.0
-"""How long an upstream may keep a stream open after its last event."""
+"""The time for which an upstream may keep a stream open after its last event."""
 
 WARN_SECONDS = 60.0
 """Between two warnings that one upstream refuses additions."""
@@ -63,7 +63,7 @@ OnAnswer = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The whole reply of an upstream that refuses a request, perhaps for what the gateway added."""
+    """The whole reply of an upstream that refuses a request, perhaps due to our additions."""
 
     reply: UpstreamReply
     body: bytes
@@ -144,7 +144,7 @@ class UpstreamCall:
     ) -> Refusal | None:
         """Make one call; ``before`` is the refusal after which it is made once more.
 
-        Return the refusal of an upstream, if that may be for what the gateway has added.
+        Return the refusal of an upstream, if it may be due to the gateway's additions.
         """
         clock = usual.exchange.observation.clock
         if before is None:
@@ -156,7 +156,7 @@ class UpstreamCall:
                 served = replace(served, tried=before.reply.served.tried + served.tried)
             shared.served, variant = served, others.get(served.upstream, usual)
             exchange, request = variant.exchange, variant.exchange.request
-            # What may not be stored (no-store, personal data) must not be recorded elsewhere.
+            # A request that may not be stored (no-store, personal data) is not recorded elsewhere.
             if self.on_answer is not None and status == HTTPStatus.OK and exchange.plan is not None:
                 self.on_answer(request.endpoint, request.body, request.headers)
             streaming = SPECS[request.endpoint].streaming
@@ -363,7 +363,7 @@ def _broken(message: str) -> UpstreamError:
 
 
 def _report(served: Served, usage: PromptUsage, made: Any, request: CacheRequest) -> None:
-    """Tell the pool what the upstream found in its cache, and the id of what it keeps."""
+    """Report to the pool the upstream's cached tokens, and the id of a stored object."""
     if served.report is None:
         return
     keeps = SPECS[request.endpoint].keeps_by_id and request.body.get("store") is not False

@@ -118,7 +118,7 @@ class Coalescer(UpstreamCall):
         return True
 
     def has_missed(self, plan: Plan) -> bool:
-        """Tell whether a call under way can be joined whose leader looked and found no entry."""
+        """Tell whether a call of a leader that found no entry is under way and can be joined."""
         call = self._table.under_way(plan.coalescing_key)
         return (
             call is not None

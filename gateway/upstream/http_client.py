@@ -125,7 +125,7 @@ class HttpUpstream:
         api_key: str | None = None,
     ) -> None:
         self.name = name or base_url
-        """What keys say of it: a name given, else the URL (which holds no credentials)."""
+        """Its part of cache keys: a given name, else the URL (which holds no credentials)."""
         self._origin = base_url.removesuffix("/v1")
         self._url = URL(base_url)
         self.failures = FailureLog(self.name)
@@ -289,7 +289,7 @@ class HttpUpstream:
             raise fault_of(error, self._url) from error
 
     async def _bound_tokens(self, chunks: AsyncIterator[bytes], by: float) -> AsyncIterator[bytes]:
-        """Yield a stream's body, whose first token must come ``by`` then. Raises UpstreamError."""
+        """Yield a stream's body; its first token must arrive by ``by``. Raises UpstreamError."""
         clock = asyncio.get_running_loop().time
         detector, has_token = FirstTokenDetector(events=True), False
         try:
@@ -483,7 +483,7 @@ class OneReply(ResponseHandler):
 
     _poll: "select.poll | None" = None
     _awaits_reply = False
-    """Whether a request is under way whose reply is not complete."""
+    """Whether a request is under way with an incomplete reply."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to watch the socket."""

@@ -81,13 +81,13 @@ class Outgoing:
     model: str = ""
     prefix: tuple[int, ...] = field(default=(), repr=False)
     streamed: bool = False
-    """Whether a stream is asked for."""
+    """Whether a stream is requested."""
     instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """What these upstreams get in place of ``raw``, by name."""
+    """Bodies for some upstreams in place of ``raw``, by name."""
     client: str | None = field(default=None, repr=False)
     """The client that takes turns with others, None if it is not known."""
     sticky_id: str = field(default="", repr=False)
-    """The id of what it continues, which one upstream keeps."""
+    """The id of the object that it continues, which one upstream stores."""
     pinned: str = ""
     """The only upstream that can answer it, if there is one."""
 
@@ -140,10 +140,10 @@ class Exchange:
     observation: Observation
     priority: Priority = Priority.NORMAL
     rewrites: tuple[Rewrite, ...] = ()
-    """What of the prompt was rewritten, and what was left with its reason."""
+    """The rewrites that were applied to the prompt, and the others with their reasons."""
     not_rewritten: tuple[Declined, ...] = ()
     compression: Compression | None = None
-    """What became of its declared context, if any."""
+    """The outcome for its declared context, if any."""
     client: str | None = field(default=None, repr=False)
     """The holder of the gateway's key that the client showed, else a digest of its credential."""
     unhinted: "Exchange | None" = None
@@ -169,7 +169,7 @@ class Variant:
     raw: bytes
     additions: frozenset[Addition]
     usage: bool
-    """Whether usage is asked for, by the client or the gateway."""
+    """Whether usage is requested, by the client or the gateway."""
 
     @property
     def moves_values(self) -> bool:
@@ -177,7 +177,7 @@ class Variant:
         return Rewrite.VOLATILE in self.exchange.rewrites
 
     def may_explain(self, status: int) -> bool:
-        """Tell whether an upstream may have answered so because of what the gateway changed."""
+        """Tell whether a refusal may be due to the gateway's changes."""
         match status:
             case HTTPStatus.INTERNAL_SERVER_ERROR:
                 return self.moves_values  # llama.cpp answers so if a chat template fails
@@ -187,7 +187,7 @@ class Variant:
                 return False
 
     def remedy(self, accepts: frozenset[Addition]) -> str:
-        """Return the settings that keep the gateway from sending what may be refused here."""
+        """Return the settings that stop the gateway from sending the refused additions."""
         settings = []
         if self.additions:
             left = ", ".join(sorted(accepts - self.additions))

@@ -30,7 +30,7 @@ from gateway.upstream.request import Exchange, Served
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 100
-"""What a piece costs beside its own bytes."""
+"""Memory of a piece beside its own bytes."""
 
 
 class Flight:
@@ -50,7 +50,7 @@ class Flight:
         self.slot = slot
         self.attended = attended
         self.reading = 1 if attended else 0
-        """How many read the answer, the leader among them."""
+        """Number of readers of the answer, with the leader."""
 
 
 F = TypeVar("F", bound=Flight)

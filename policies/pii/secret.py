@@ -54,7 +54,7 @@ _PUBLIC_ID = re.compile(
 )
 # The standard library's engine is quicker to call on short texts.
 _DIGEST = re.compile(r"sha[0-9]{1,3}-|AAAA[A-Z][0-9A-Za-z]{2}zaC1")
-"""How digests in base64 and public SSH keys begin."""
+"""Beginnings of digests in base64 and of public SSH keys."""
 _PLACEHOLDER = re2.compile(
     r"(?i)[$%/~]|\.{1,2}/|your|my[_-]|xxx|(?:process|os|sys|env|self|config|settings|args|request)\."
     r"|env\b|getenv"

@@ -28,7 +28,7 @@ _PROSE = frozenset({"text", "input_text", "output_text"})
 _RESULTS = frozenset({"tool", "function"})
 
 BLOCK = "Values of the placeholders in the messages above:"
-"""How a block of moved values begins."""
+"""The beginning of a block of moved values."""
 
 
 class Conversation(NamedTuple):

@@ -65,7 +65,7 @@ class Form(NamedTuple):
     sent: bytes
     """The same object as ``original`` where nothing moves."""
     value: dict[str, Any]
-    """That of ``sent``."""
+    """The parsed value of ``sent``."""
 
 
 Forms = Mapping[str, tuple[Form, ...]]

@@ -74,7 +74,7 @@ class Render(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How an endpoint streams."""
+    """The streaming of an endpoint."""
 
     render: Render
     follow: Follow
@@ -130,7 +130,7 @@ class EndpointSpec:
     is_batch: bool = False
     """Whether each item of the question is an entry of its own."""
     keeps_by_id: bool = False
-    """Whether the upstream keeps answers that later requests name by id, unless told not to."""
+    """Whether the upstream stores answers by id for later requests, unless a request forbids it."""
     takes_cache_control: bool = False
     """Whether turns may have marks of Anthropic's for the prefix cache."""
 

@@ -19,13 +19,13 @@ _FIRST_COUNTS = frozenset({"id", "created", "model", "system_fingerprint", "serv
 """Top-level fields that some servers change for each chunk; a reply has one."""
 
 _TEXT = frozenset({"content", "refusal", "reasoning_content", "reasoning"})
-"""Fields of a delta whose pieces add up."""
+"""Fields of a delta with pieces to join."""
 
 _DETAIL_TEXT = frozenset({"text", "summary"})
-"""Fields of an item of ``reasoning_details`` whose pieces add up."""
+"""Fields of an item of ``reasoning_details`` with pieces to join."""
 
 _CALL_TEXT = frozenset({"arguments"})
-"""Fields of a call of a function whose pieces add up."""
+"""Fields of a function call with pieces to join."""
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values by which servers say that a chunk has nothing to add to a field."""

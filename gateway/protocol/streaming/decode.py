@@ -126,12 +126,12 @@ class StreamedAnswer(ABC):
     assemble: bool
     """Whether the complete result is wanted."""
     max_bytes: int
-    """How many bytes of events are assembled, from now on."""
+    """The number of bytes of events to assemble, from now on."""
     usage: Any = None
     error: bytes | None = None
     """The upstream's own error event."""
     response_id: str | None = None
-    """The id of what the upstream keeps, if anything."""
+    """The id of the object that the upstream stores, if any."""
     over: bool = False
     """Whether nothing is to come any more, an answer or not."""
     done: bool = False

@@ -180,7 +180,7 @@ class PoolReply:
             self._pool.release(self._call)
 
     def _report(self, cached_tokens: int | None, sticky_id: str) -> None:
-        """Take over what the answer says of the prefix cache, and of what the upstream keeps."""
+        """Note the cached tokens of the answer, and the id of an object stored upstream."""
         if cached_tokens is not None:
             self._pool.table.routing.note_cached(self._call.dispatch, cached_tokens)
         self._pool.sticky_ids.note(sticky_id, self._call.name)
@@ -239,7 +239,7 @@ class UpstreamPool:
         self.queue.admit()
 
     async def _reply(self, outgoing: Outgoing) -> PoolReply:
-        """Return a reply whose first token is here. Raises UpstreamError if there is none."""
+        """Return a reply after its first token. Raises UpstreamError if there is none."""
         retry = RetryState()
         if outgoing.sticky_id and not outgoing.pinned:
             outgoing = replace(outgoing, pinned=self.sticky_ids.upstream_of(outgoing.sticky_id))

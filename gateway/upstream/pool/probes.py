@@ -32,7 +32,7 @@ _MAX_BYTES = 4 * 2**20
 
 PROBE_SECONDS = 2.0
 EVERY_SECONDS = 10.0
-"""How long nothing may be heard of an upstream."""
+"""The longest silence of an upstream."""
 PATHS = ("/readyz", "/health", "/v1/models")
 _SHORTEST_WAIT = 0.05
 _LONGEST_WAIT = 0.5
@@ -80,7 +80,7 @@ class Prober:
         self.on_probe()
 
     async def _health_fault(self, name: str) -> tuple[Reason | None, bool]:
-        """Return what is wrong, if anything, and whether the upstream said so itself."""
+        """Return the fault, if any, and whether the upstream itself reports it."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 for path in self.paths[name]:

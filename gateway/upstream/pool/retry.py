@@ -104,7 +104,7 @@ def retry_after(fields: Iterable[tuple[str, str]], wall: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RetryState:
-    """What has been tried for one request."""
+    """The attempts for one request."""
 
     failed: tuple[tuple[str, Reason], ...] = ()
     risked: int = 0
@@ -174,7 +174,7 @@ HELD_SECONDS = 15.0
 
 
 class FirstToken(Enum):
-    """What is known of a reply so far."""
+    """The state of a reply so far."""
 
     PENDING = auto()
     SEEN = auto()
@@ -195,7 +195,7 @@ class FirstTokenDetector:
     _decoder: Decoder = field(default_factory=Decoder)
 
     def add(self, piece: bytes, now: float) -> FirstToken | Failure:
-        """Take the next piece, and return what is known then."""
+        """Take the next piece, and return the new state."""
         self.held.append(piece)
         self._size += len(piece)
         if self._since is None:
@@ -208,7 +208,7 @@ class FirstTokenDetector:
         return FirstToken.SEEN if found is FirstToken.PENDING and waited else found
 
     def end(self) -> FirstToken | Failure:
-        """Return what is known of a reply that has ended now."""
+        """Return the state of a reply that has ended."""
         last = self._decoder.end()
         found = FirstToken.PENDING if last is None else _judge_event(last.data, whole=False)
         return FirstToken.NONE if found is FirstToken.PENDING else found

@@ -70,7 +70,7 @@ class Dispatch:
     prefix: Sequence[int] = field(repr=False)
     held: int = 0
     blocks: int = 0
-    """Those still to be computed before its first token."""
+    """Blocks still to be computed before its first token."""
     last_use: int = 0
     """Of the last block that was surely computed before; 0 if there is none."""
 
@@ -134,7 +134,7 @@ class PrefixIndex:
 
     @property
     def capacity(self) -> int:
-        """How many blocks are remembered of each replica at most."""
+        """The most blocks to remember of each replica."""
         share = self._most // max(1, len(self._blocks))
         return max(1, min(self._capacity, share))
 
@@ -152,7 +152,7 @@ class PrefixIndex:
         """Note that the replica has computed, or found, all of ``prefix``."""
         if name not in self._blocks:
             self._blocks[name] = {}
-            for other in self._blocks:  # whose shares are smaller now
+            for other in self._blocks:  # their shares are smaller now
                 self._bound(other)
         self._uses = use = self._uses + 1
         blocks = self._blocks[name]

@@ -81,7 +81,7 @@ class Rate:
 
 @dataclass(eq=False, slots=True)
 class UpstreamState:
-    """What is known of one upstream now."""
+    """The present state of one upstream."""
 
     member: Member
     health: Health
@@ -95,7 +95,7 @@ class UpstreamState:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether it has as many calls under way as it may."""
+        """Tell whether its number of calls is at the limit."""
         return self.in_flight >= (self.member.max_concurrency or inf)
 
     def has_room(self, now: float) -> bool:
@@ -165,7 +165,7 @@ class Change:
     after: State
     why: Reason | None
     seconds: float
-    """How long it stays open or paused."""
+    """The time for which it stays open or paused."""
 
 
 class StickyIds:

@@ -42,9 +42,9 @@ class Waiting(Generic[T]):
         self._most = most
         self._last_number = 0
         self._clients: dict[str | None, dict[int, Ticket[T]]] = {}
-        """The client whose turn is next comes first; tickets of each in the order of coming."""
+        """The next client in turn is first; each client's tickets are in order of arrival."""
         self.lanes: Counter[Lane] = Counter()
-        """How many wait for each."""
+        """Number of tickets by lane."""
 
     def __len__(self) -> int:
         """Return how many wait."""

@@ -188,7 +188,7 @@ class WarmUp:
             log.info("upstream %s is warm: %d prefixes in %.1f s, %s", name, done, took, why)
 
     def _due(self, name: str) -> list[WarmPrefix]:
-        """Return what the upstream may be sent, in order."""
+        """Return the prefixes that the upstream may be sent, in order."""
         return [
             prefix
             for prefix in self.prefixes.worth_most(self.clock())

@@ -129,7 +129,7 @@ class RedisLink:
         """Whether it is a Redis Cluster."""
 
     async def command(self, slot: int, *arguments: Any) -> Any:
-        """Return the answer to a command whose keys are in this slot. Raises StoreError."""
+        """Return the answer to a command with keys in this slot. Raises StoreError."""
         return await self._bound(self._servers.command(slot, *arguments))
 
     async def run(self, script: Script, shard: Shard, *arguments: Any) -> Any:
@@ -319,7 +319,7 @@ class _ClusterServers:
     async def commands(self, slot: int, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one round trip; return the answer or the exception of each.
 
-        The caller repeats those whose slot has moved.
+        The caller repeats the commands of moved slots.
         """
         try:
             return await _pipelined(self._client(await self._address(slot)), commands)
