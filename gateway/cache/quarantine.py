@@ -90,7 +90,8 @@ class QuarantineFile:
         self._failed.discard(key)
 
     def _lines(self, data: bytes) -> bytes:
-        latest = [each for each in _parse(data).items() if self._is_within(KEEP_SECONDS, each[1])]
+        added = _parse(data, self._now()).items()
+        latest = [each for each in added if self._is_within(KEEP_SECONDS, each[1])]
         return b"".join(_line(key, added) for key, added in latest[-self._max_keys :])
 
     def _is_within(self, seconds: float, added: float) -> bool:
@@ -139,7 +140,7 @@ class QuarantineFile:
                 file.seek(0)
                 data = file.read(size)
                 self._added, self._last_at = {}, 0
-        self._added |= _parse(data)
+        self._added |= _parse(data, self._now())
         end = data.rfind(b"\n") + 1
         begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
         self._last = data[begin:end]
@@ -150,16 +151,16 @@ def _line(key: bytes, added: float) -> bytes:
     return orjson.dumps({"key": key.hex(), "time": added}) + b"\n"
 
 
-def _parse(data: bytes) -> dict[bytes, float]:
-    """Return when each key was last added, in the order of time."""
+def _parse(data: bytes, now: float) -> dict[bytes, float]:
+    """Return when each key was last added, in the order of time: ``now`` where no time is given."""
     latest: dict[bytes, float] = {}
     for line in data.splitlines():
         try:
             match orjson.loads(line):
-                case {"key": str(text), "time": int() | float() as added}:
-                    key = bytes.fromhex(text)
+                case {"key": str(text)} as entry:
+                    key, added = bytes.fromhex(text), entry.get("time")
                     latest.pop(key, None)
-                    latest[key] = float(added)
+                    latest[key] = float(added) if isinstance(added, int | float) else now
         except ValueError:
             continue  # the half of a line that a crash left
     return latest

@@ -85,6 +85,17 @@ async def test_a_key_leaves_after_its_time_and_the_file_with_the_next_start(path
     assert quarantine.holds(OTHER)
 
 
+async def test_lines_without_a_time_begin_theirs_when_they_are_first_loaded(path):
+    path.write_bytes(b'{"key":"%s"}\n' % KEY.hex().encode())
+    clock = Clock()
+    assert QuarantineFile(path, now=clock).holds(KEY)
+    QuarantineFile(path, now=clock).compact()
+    clock.now += KEEP_SECONDS - 1
+    assert QuarantineFile(path, now=clock).holds(KEY)
+    clock.now += 1
+    assert not QuarantineFile(path, now=clock).holds(KEY)
+
+
 async def test_a_key_that_came_back_into_quarantine_counts_from_then_on(path):
     clock = Clock()
     quarantine = QuarantineFile(path, now=clock)
