@@ -25,7 +25,14 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTime
 
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cli.terminal import CommandError, FailedError, Lines, for_each, say
+from gateway.cli.terminal import (
+    MOST_NAMED_LINES,
+    CommandError,
+    FailedError,
+    Lines,
+    for_each,
+    say,
+)
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Endpoint
 
@@ -155,6 +162,8 @@ def warm(options: argparse.Namespace) -> int:
     read = partial(_known_question, model=options.model, system=options.system)
     lines = Lines(read, options.file)
     questions = list(lines)
+    if lines.skipped > MOST_NAMED_LINES:
+        say(f"{options.file}: {lines.skipped - MOST_NAMED_LINES:,} more lines cannot be used")
     return 2 if lines.skipped else asyncio.run(_warm(questions, options))
 
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 1.0
 
-_MOST_FAULTS = 10
+MOST_NAMED_LINES = 10
 """Lines that cannot be read are named one by one up to here."""
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Lines(Generic[T]):
             except ValueError as error:
                 is_json = not isinstance(error, orjson.JSONDecodeError)
                 self.skipped += 1
-                if self.skipped <= _MOST_FAULTS:
+                if self.skipped <= MOST_NAMED_LINES:
                     say(f"{place}: {error if is_json else 'expected JSON'}")
 
 

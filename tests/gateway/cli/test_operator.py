@@ -130,6 +130,13 @@ async def test_a_wrong_line_is_told_and_nothing_is_sent(command, questions, line
     assert "cannot be asked" not in err
 
 
+async def test_the_number_of_wrong_lines_is_told_where_not_all_are_named(command, questions):
+    file = questions(*[b"{"] * 31)
+    code, _, err = await command("warm", file, "--model", "m", "--url", "http://127.0.0.1:1")
+    assert (code, err.count("expected JSON")) == (2, 10)
+    assert err.endswith(f"refrain: {file}: 21 more lines cannot be used\n")
+
+
 async def test_a_bare_question_needs_a_model(command, questions):
     file = questions({"question": "How?"})
     code, _, err = await command("warm", file)
