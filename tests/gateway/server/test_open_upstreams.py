@@ -193,8 +193,10 @@ async def test_an_upstream_that_says_nothing_is_asked_once_whether_it_is_ready(
     monkeypatch.setattr("gateway.server.open_upstreams.PROBE_SECONDS", 0.05)
     asked = asyncio.Queue[None]()
 
-    async def say_nothing(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.put_nowait(None)
+        await reader.read()  # to its end: the gateway gives up
+        writer.close()
         await writer.wait_closed()
 
     async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as silent:
