@@ -9,16 +9,14 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 from embeddings.batching import BatchedEncoder
 from embeddings.encoder import Encoder, EncoderSettings, load_encoder
-from embeddings.index_local import open_local_index
 from embeddings.messages import IndexStatus, Match, Reason
 from embeddings.settings import QdrantSettings
-from embeddings.vector_index import VectorIndex
+from embeddings.vector_index import VectorIndex, open_index
 
 MAX_BATCH: Final = 32
 MAX_WAITING: Final = 1024
@@ -133,27 +131,12 @@ async def open_text_index(settings: TextIndexSettings, clock: Callable[[], float
     encoder = await asyncio.get_running_loop().run_in_executor(
         thread, load_encoder, settings.encoder
     )
-    index = await _open_index(settings, encoder, clock)
-    return TextIndex(encoder, thread, index, clock)
-
-
-async def _open_index(
-    settings: TextIndexSettings, encoder: Encoder, clock: Callable[[], float]
-) -> VectorIndex:
-    if settings.qdrant is not None:
-        # A second of import, and only for those who use it: off the loop.
-        qdrant = await asyncio.to_thread(import_module, "embeddings.index_qdrant")
-        index: VectorIndex = await qdrant.open_qdrant(
-            settings.qdrant,
-            encoder_digest=encoder.digest,
-            dimensions=encoder.dimensions,
-            max_vectors=settings.max_vectors,
-        )
-        return index
-    return await open_local_index(
+    index = await open_index(
         settings.data_dir,
+        settings.qdrant,
         encoder_digest=encoder.digest,
         dimensions=encoder.dimensions,
         max_vectors=settings.max_vectors,
         clock=clock,
     )
+    return TextIndex(encoder, thread, index, clock)

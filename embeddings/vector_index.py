@@ -1,13 +1,20 @@
-"""What the text index needs of a vector index. `index_conformance.check_index` holds one to it."""
+"""Vector indexes: what one must do, and which is opened.
 
+`index_conformance.check_index` holds an index to the port.
+"""
+
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
 
 from embeddings.encoder import Vector
 from embeddings.messages import Match, Reason
+from embeddings.settings import QdrantSettings
 
 _LARGEST: Final = 2.0
 
@@ -88,3 +95,31 @@ def require_vector(vector: Vector, dimensions: int, expires_at: float) -> None:
         raise ValueError(f"not a finite unit vector of {dimensions} dimensions")
     if math.isnan(expires_at):
         raise ValueError("expiry is not a number")
+
+
+async def open_index(
+    data_dir: Path,
+    qdrant: QdrantSettings | None,
+    *,
+    encoder_digest: str,
+    dimensions: int,
+    max_vectors: int,
+    clock: Callable[[], float],
+) -> VectorIndex:
+    """Open the index that is configured: Qdrant, or FAISS in this process. A new one goes here."""
+    if qdrant is not None:
+        # A second of import, and only for those who use it: off the loop.
+        module = await asyncio.to_thread(import_module, "embeddings.index_qdrant")
+        index: VectorIndex = await module.open_qdrant(
+            qdrant, encoder_digest=encoder_digest, dimensions=dimensions, max_vectors=max_vectors
+        )
+        return index
+    from embeddings.index_local import open_local_index  # noqa: PLC0415 - it needs the port
+
+    return await open_local_index(
+        data_dir,
+        encoder_digest=encoder_digest,
+        dimensions=dimensions,
+        max_vectors=max_vectors,
+        clock=clock,
+    )

@@ -1,6 +1,7 @@
 """May an answer be stored? Only one that ended cleanly, in full, and can be written again.
 
-Each endpoint's record says how its answers are judged; here is what several of them share.
+Here is what several endpoints share. Each endpoint's record judges its own answers by it, and
+``CacheWriter.store`` puts all together: this verdict, personal data, the size.
 """
 
 from collections.abc import Callable, Container
