@@ -27,6 +27,9 @@ _DETAIL_TEXT = frozenset({"text", "summary"})
 _CALL_TEXT = frozenset({"arguments"})
 """Fields of a function call with pieces to join."""
 
+MAX_CALLS = 1024
+"""Whole tool calls of one answer: each new one is compared with those before it."""
+
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values by which servers say that a chunk has nothing to add to a field."""
 
@@ -163,8 +166,10 @@ def _merge_tool_calls(message: dict[str, Any], deltas: list[Any]) -> None:
 def _is_new(delta: dict[str, Any], calls: list[Any]) -> bool:
     """Tell whether a call without an index is one more: another's id would make it a piece."""
     given = delta.get("id")
-    return bool(given) and all(
-        isinstance(call, _WholeCall) and call["id"] != given for call in calls
+    return (
+        bool(given)
+        and len(calls) < MAX_CALLS
+        and all(isinstance(call, _WholeCall) and call["id"] != given for call in calls)
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.streaming.assemble import MAX_CALLS
 from gateway.protocol.streaming.decode import encode
 from policies.decision import Endpoint
 
@@ -146,6 +147,14 @@ def test_calls_without_an_index_are_whole():
 def test_what_may_be_a_piece_of_a_call_without_an_index_is_refused(deltas):
     chunks = (chunk(choice({"tool_calls": [delta]})) for delta in deltas)
     assert assembled(*chunks) is Reason.UNKNOWN_SHAPE
+
+
+def test_an_answer_of_too_many_whole_calls_is_not_put_together():
+    def calls(number):
+        return [chunk(choice({"tool_calls": [whole_call(f"f{at}")]})) for at in range(number)]
+
+    assert assembled(*calls(MAX_CALLS)) is not Reason.UNKNOWN_SHAPE
+    assert assembled(*calls(MAX_CALLS + 1)) is Reason.UNKNOWN_SHAPE
 
 
 def test_reasoning_details_add_up_by_type_and_index():
