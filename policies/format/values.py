@@ -194,6 +194,8 @@ def _text(value: object) -> str:
         raise UnexpectedValueError("text; put it in quotes if it is meant" if is_scalar else "text")
     if not value.strip():
         raise UnexpectedValueError("text that is not empty")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise UnexpectedValueError("text without half characters")
     return value
 
 
@@ -222,8 +224,6 @@ def _regex(value: object) -> str:
     options.log_errors = False
     try:
         re2.compile(pattern, options)
-    except UnicodeEncodeError:
-        raise UnexpectedValueError("a regular expression without half characters") from None
     except re2.error as error:
         reason = error.args[0]
         detail = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)

@@ -178,9 +178,13 @@ def test_the_wrong_name_of_a_tenant_hides_no_other_mistake():
     )
 
 
-def test_a_pattern_with_half_a_character_is_refused_with_its_place():
-    (problem,) = problems(rule("exact: on", r'{content: {regex: "\ud800"}}'))
-    assert problem.startswith("p.yaml:4: rules[0].match.content.regex: expected a regular expr")
+@pytest.mark.parametrize(
+    ("key", "place"), [('regex: "x\\ud800"', "regex"), ('keywords: ["x\\ud800"]', "keywords[0]")]
+)
+def test_half_a_character_is_refused_with_its_place(key: str, place: str):
+    (problem,) = problems(rule("exact: on", f"{{content: {{{key}}}}}"))
+    start = f"p.yaml:4: rules[0].match.content.{place}: expected text without half characters"
+    assert problem.startswith(start)
 
 
 def test_a_bad_pattern_is_told_in_the_words_of_re2():
