@@ -104,10 +104,8 @@ def render_hit(
     if spec.streaming is None or not request.streamed:
         headers = hit_fields(JSON_TYPE, hit.status, hit.age, hit.entry.key)
         return Reply(200, headers, plain, fresh_until=fresh_until)
-    options = request.body.get("stream_options") or {}
-    stream = spec.streaming.render(
-        exact_json.loads(plain), include_usage=options.get("include_usage") is True
-    )
+    result = exact_json.loads(plain)
+    stream = spec.streaming.render(result, include_usage=request.wants_usage)
     headers = hit_fields(SSE_TYPE, hit.status, hit.age, hit.entry.key)
     return Reply(200, headers, stream, fresh_until=fresh_until)
 
