@@ -70,11 +70,15 @@ class UnfinishedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Live entries and the bytes they take, keys and metadata included."""
+    """Live entries and the bytes they take, keys and metadata included.
+
+    ``lost`` counts puts that returned and of which the entry could not be written after.
+    """
 
     entries: int
     bytes: int
     evictions: int
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,13 @@ class Store(Protocol):
         """
 
     async def put(self, entry: Entry) -> None:
-        """Store or replace; once this returns, ``get`` of any worker finds it."""
+        """Store or replace; once this returns, ``get`` of any worker finds it.
+
+        It may be written later. If that fails, the entry is not found any more.
+        """
 
     async def delete(self, key: bytes) -> None:
-        """Forget the entry; no error when it is not there."""
+        """Forget the entry; no error when it is not there. Puts before it are written by then."""
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         """Return up to ``limit`` entries from ``after`` on; None begins.

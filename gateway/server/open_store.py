@@ -71,12 +71,14 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
     if settings.store == "memory":
         return OpenedStore("memory", MemoryStore(max_bytes=settings.memory_bytes))
     if settings.store == "disk":
-        file = SqliteStore(settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes)
+        hot = settings.workers == 1
+        file = SqliteStore(
+            settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes, alone=hot
+        )
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
         cold, forget_keys = _encrypt(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
-        hot = settings.workers == 1
-        store = _add_memory_tier(settings, disk, file.touch) if hot else disk
+        store = _add_memory_tier(settings, disk, file.touch, file, file.lacks) if hot else disk
         return OpenedStore("disk", store, forget_keys, disk)
     return _open_redis(settings, environment)
 
@@ -109,11 +111,13 @@ def _add_memory_tier(
     settings: Settings,
     cold: Store,
     touch: Callable[[bytes], None],
-    invalidations: Invalidations | None = None,
+    invalidations: Invalidations,
+    lacks: Callable[[bytes], bool] = lambda _: False,
 ) -> Store:
     if settings.memory_bytes == 0:
         return cold
-    return TieredStore(MemoryStore(max_bytes=settings.memory_bytes), cold, touch, invalidations)
+    hot = MemoryStore(max_bytes=settings.memory_bytes)
+    return TieredStore(hot, cold, touch, invalidations, lacks)
 
 
 def _encrypt(

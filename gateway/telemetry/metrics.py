@@ -241,12 +241,13 @@ class _StoreCollector(Collector):
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        """Yield entries, bytes and evictions."""
+        """Yield entries, bytes, evictions and lost entries."""
         stats = self._stats()
         for name, text, value in (
             ("refrain_entries", "Entries in the store.", stats.entries),
             ("refrain_entry_bytes", "Bytes of entries, keys and metadata included.", stats.bytes),
             ("refrain_evicted_entries", "Entries evicted since start.", stats.evictions),
+            ("refrain_lost_entries", "Stored, but then not written, since start.", stats.lost),
         ):
             family = GaugeMetricFamily(name, text)
             family.add_metric([], value)

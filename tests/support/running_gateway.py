@@ -49,6 +49,10 @@ class RunningGateway:
         async with self.session.get(self.url + path, headers=headers) as reply:
             return Asked(reply.status, reply.headers, await reply.read())
 
+    async def settle(self) -> None:
+        """Wait until the disk has all answers: an operator's list comes after them."""
+        assert (await self.get("/admin/entries")).status == 200
+
 
 @dataclass
 class Asked:

@@ -9,12 +9,15 @@ The bounds do not blame the store while our own loop is busy. A loop that runs 3
 turn looks at its sockets and timers only after the last one. A bound by the clock would end waits
 for answers that have arrived, and would open the breaker whenever many requests come at once. So a
 wait ends after a number of ticks of the loop; a tick lasts TICK, or one turn of a busy loop.
+
+A call that is answered at once takes no timer.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
+from types import coroutine
 from typing import Any, TypeVar
 
 from gateway.cache.ports import Entry, Page, Store, StoreError, StoreStats, StoreUnavailableError
@@ -117,7 +120,15 @@ class GuardedStore:
             call.close()
             raise StoreUnavailableError("the store is not answering; it is probed meanwhile")
         try:
-            return await self._timeout.wait(call, seconds)
+            waits_for = call.send(None)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        except StoreUnavailableError as error:
+            self._open(error)
+            raise
+        try:
+            return await self._timeout.wait(_resume(call, waits_for), seconds)
         except TimeoutError:
             fault = StoreUnavailableError(f"the store did not answer within {seconds:g} s")
             self._open(fault)
@@ -147,3 +158,21 @@ class GuardedStore:
                 self._probing = None
                 _log.info("store: answers again")
                 return
+
+
+@coroutine
+def _resume(call: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, None, T]:
+    """Await the rest of a call that was begun, and that waits for a future."""
+    try:
+        while True:
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - the call takes it, and may end by it
+                waits_for = call.throw(error)
+            else:
+                waits_for = call.send(None)
+    except StopIteration as end:
+        answer: T = end.value
+        return answer
+    finally:
+        call.close()

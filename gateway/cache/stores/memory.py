@@ -15,7 +15,6 @@ Source: Yang, Zhang, Qiu, Yue, Rashmi: "FIFO queues are all you need for cache e
 import heapq
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import replace
 from sys import getsizeof
 from typing import TypeVar, cast
 
@@ -43,6 +42,7 @@ A measured figure, which includes the allocator's rounding.
 _DIGEST_BYTES = 136
 """A field's digest and its pair; entries share the field's name."""
 
+_SHARED = ("model", "scope", "fingerprint", "tags")
 _MOST_SHARED = 10_000
 _LONGEST_SHARED = 256
 
@@ -77,7 +77,7 @@ class MemoryStore:
     def keep(self, entry: Entry) -> None:
         """Store or replace. Raises EntryTooLargeError over an entry's share of the store."""
         self._check_open()
-        entry = self._with_shared(entry)
+        self._share_values(entry)
         size = resident_size(entry)
         if size > self._max_bytes // ENTRY_SHARE:
             raise EntryTooLargeError(
@@ -119,19 +119,14 @@ class MemoryStore:
         if self._entries.pop(key, None) is not None:
             self._eviction.remove(key)
 
-    def _with_shared(self, entry: Entry) -> Entry:
-        """Return the entry with the values that many entries have in common held only once."""
-        return replace(
-            entry,
-            endpoint=self._share(entry.endpoint),
-            model=self._share(entry.model),
-            upstream=self._share(entry.upstream),
-            scope=self._share(entry.scope),
-            fingerprint=self._share(entry.fingerprint),
-            rule=self._share(entry.rule),
-            tags=self._share(entry.tags),
-            digests=tuple((self._share(name), digest) for name, digest in entry.digests),
-        )
+    def _share_values(self, entry: Entry) -> None:
+        """Hold values only once that many entries have in common; decoded words are shared."""
+        for name in _SHARED:
+            value = getattr(entry, name)
+            shared = self._share(value)
+            if shared is not value:
+                # An equal value: nobody can tell, and a copy of the entry would cost more.
+                object.__setattr__(entry, name, shared)
 
     def _share(self, value: T) -> T:
         if isinstance(value, str) and len(value) > _LONGEST_SHARED:

@@ -11,11 +11,10 @@ used. Without them the store is for one process, so with several workers on one 
 root leaves the hot tier off. An entry that the cold store evicts may stay hot; it is still right.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from gateway.cache.ports import Entry, EntryTooLargeError, Page, Store, StoreStats
 from gateway.cache.single_flight import SingleFlight
@@ -34,12 +33,45 @@ class Invalidations(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
 class _Operation:
     """A read or change of a key in the cold store, while it is under way."""
 
-    changes: bool
-    undisturbed: bool = True
+    __slots__ = ("_key", "_reads", "_under_way", "changes", "undisturbed")
+
+    def __init__(
+        self,
+        under_way: dict[bytes, set["_Operation"]],
+        reads: SingleFlight[Entry | None],
+        key: bytes,
+        *,
+        changes: bool,
+    ) -> None:
+        self._under_way = under_way
+        self._reads = reads
+        self._key = key
+        self.changes = changes
+        self.undisturbed = True
+
+    def __enter__(self) -> Self:
+        if self.changes:
+            self._reads.part(self._key)
+        others = self._under_way.get(self._key)
+        if others is None:
+            self._under_way[self._key] = {self}
+            return self
+        for other in others:
+            if self.changes or other.changes:
+                self.undisturbed = other.undisturbed = False
+        others.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.changes:
+            self._reads.part(self._key)
+        here = self._under_way[self._key]
+        here.remove(self)
+        if not here:
+            del self._under_way[self._key]
 
 
 class TieredStore:
@@ -51,21 +83,28 @@ class TieredStore:
         cold: Store,
         touch: Callable[[bytes], None],
         invalidations: Invalidations | None = None,
+        lacks: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
-        """``touch`` notes a hot hit, so that the cold store keeps the entry. No I/O."""
+        """``touch`` notes a hot hit, so that the cold store keeps the entry.
+
+        ``lacks`` tells whether it is sure that the cold store has no such key. Both do no I/O.
+        """
         self._hot = hot
         self._cold = cold
         self._touch = touch
         self._invalidations = invalidations
+        self._lacks = lacks
         self._under_way: dict[bytes, set[_Operation]] = {}
         self._reads: SingleFlight[Entry | None] = SingleFlight()
         if invalidations is not None:
             invalidations.listen(self._forget, self._forget_all)
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """Return the entry, or None. Does not suspend if the entry is hot."""
+        """Return the entry, or None. Does not suspend if it is hot, or sure not to be there."""
         if (entry := self.find(key, touch=touch)) is not None:
             return entry
+        if self._lacks(key):
+            return None
         if not touch:  # such a read does not fill the hot tier either
             return await self._cold.get(key, touch=False)
         return await self._reads.ask(key, partial(self._read, key))
@@ -129,21 +168,5 @@ class TieredStore:
         with suppress(EntryTooLargeError):
             self._hot.keep(entry)
 
-    @contextmanager
-    def _operation(self, key: bytes, *, changes: bool) -> Iterator[_Operation]:
-        if changes:
-            self._reads.part(key)
-        here = self._under_way.setdefault(key, set())
-        mine = _Operation(changes)
-        for other in here:
-            if changes or other.changes:
-                mine.undisturbed = other.undisturbed = False
-        here.add(mine)
-        try:
-            yield mine
-        finally:
-            if changes:
-                self._reads.part(key)
-            here.remove(mine)
-            if not here:
-                del self._under_way[key]
+    def _operation(self, key: bytes, *, changes: bool) -> _Operation:
+        return _Operation(self._under_way, self._reads, key, changes=changes)

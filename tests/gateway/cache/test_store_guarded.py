@@ -174,3 +174,31 @@ async def test_pauses_double_up_to_a_bound_within_which_recovery_is_seen(guarded
         pauses.end()
     assert paused[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert max(paused) == LONGEST_PAUSE < 5
+
+
+async def test_a_call_that_is_answered_at_once_does_not_suspend(guarded, store):
+    await guarded.put(ENTRY)
+    with pytest.raises(StopIteration) as stopped:
+        guarded.get(ENTRY.key).send(None)
+    assert stopped.value.value == ENTRY
+
+
+async def test_a_cancelled_caller_cancels_the_call_of_the_store(guarded, store):
+    store.thawed.clear()
+    ended = []
+
+    async def get(key, *, touch):
+        try:
+            await store.thawed.wait()
+        except asyncio.CancelledError:
+            ended.append(key)
+            raise
+
+    store.get = get
+    call = asyncio.create_task(guarded.get(b"key"))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert ended == [b"key"]
+    assert guarded.fault is None

@@ -18,8 +18,10 @@ from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.stores.memory import MOST_USES
 from gateway.cache.stores.sqlite import store as sqlite_store
+from gateway.cache.stores.sqlite import writer
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
-from gateway.cache.stores.sqlite.store import FILE_FACTOR, MAX_LOG_BYTES, SqliteStore
+from gateway.cache.stores.sqlite.store import FILE_FACTOR, SqliteStore
+from gateway.cache.stores.sqlite.writer import MAX_LOG_BYTES
 
 ROOMY = 16 << 20
 PATIENT = {"read_seconds": 30, "write_seconds": 30}
@@ -208,7 +210,7 @@ async def test_file_and_log_stay_within_their_bounds(path):
 
 
 async def test_the_log_is_bounded_even_when_its_thread_never_gets_to_it(path, monkeypatch):
-    monkeypatch.setattr(sqlite_store, "_checkpoint", lambda _: None)
+    monkeypatch.setattr(writer, "_checkpoint", lambda _: None)
     longest = 0
     async with opened(path) as store:
         for n in range(90):

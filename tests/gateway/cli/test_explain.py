@@ -294,6 +294,7 @@ async def stored(start_gateway, policy):
     """A gateway with one answer, which goes on running."""
     gateway = await start_gateway(policy=policy)
     await gateway.ask(QUESTION, temperature=0.2)
+    await gateway.settle()
     return gateway
 
 
@@ -392,6 +393,7 @@ async def test_an_explanation_stores_nothing_and_asks_no_upstream(stored, explai
 async def test_an_explanation_evicts_nothing(stored, explain, monkeypatch):
     for number in range(60):  # the answers repeat the questions
         await stored.ask(f"Question {number}? " * 2000)
+    await stored.settle()
     monkeypatch.setenv("REFRAIN_STORE_BYTES", str(1 << 20))
     await in_thread(explain, chat(), "--data-dir", stored.data_dir)
     store = SqliteStore(stored.data_dir / "entries.sqlite3", max_bytes=1 << 30)
@@ -455,6 +457,7 @@ async def test_the_holder_of_a_gateway_key_is_known_offline_too(
     gateway = await start_gateway(policy=policy, gateway_keys=keys)
     headers = {"Authorization": "Bearer rk-shop"}
     await gateway.ask(QUESTION, headers=headers)
+    await gateway.settle()
     config = tmp_path / "refrain.yaml"
     config.write_text(f"gateway_keys: {keys}\ndata_dir: {gateway.data_dir}\n")
     asked = {"headers": headers, "body": chat()}

@@ -58,6 +58,7 @@ async def test_keys_are_those_of_the_request_as_it_was_asked(
 ):
     plain = await ruled(start_gateway, tmp_path, "off")
     await plain.ask(WIDE)
+    await plain.stop()
     gateway = await ruled(start_gateway, tmp_path, MARKED)  # on the same store
     found = await gateway.ask(WIDE)
     assert found.cache.startswith("refrain; hit")

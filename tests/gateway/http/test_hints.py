@@ -122,6 +122,7 @@ async def test_the_cache_key_is_that_of_the_request_without_hints(
     for hints, outcome in (("off", "fwd=miss"), ("{breakpoints: system, cache_key: on}", "hit")):
         gateway = await ruled(start_gateway, tmp_path, hints)  # on the same store
         assert (await ask(gateway, "One?")).cache.startswith(f"refrain; {outcome}")
+        await gateway.stop()
     assert upstream.calls == 1
 
 

@@ -95,6 +95,7 @@ async def test_keys_are_those_of_the_request_as_it_was_asked(
 ):
     plain = await ruled(start_gateway, tmp_path, "off")
     assert (await plain.ask(tools=tools("b", "a"))).cache == "refrain; fwd=miss; stored"
+    await plain.stop()
     rewriting = await ruled(start_gateway, tmp_path, "{tools: sorted}")  # on the same store
     found = await rewriting.ask(tools=tools("b", "a"))
     assert found.cache.startswith("refrain; hit")

@@ -35,6 +35,7 @@ async def test_requests_are_counted_by_outcome_rule_and_reason(
     gateway: RunningGateway, upstream: ScriptedUpstream
 ):
     await gateway.ask()
+    await gateway.settle()
     for _ in range(3):
         await gateway.ask()
     await gateway.ask(store=True)

@@ -1,79 +1,73 @@
-"""The default store: one SQLite file that several gateway workers share.
+"""The default store: one SQLite file that survives a restart and ``kill -9``.
 
-It survives a restart and ``kill -9``: a put returns when its transaction is in the write-ahead log,
-from which every process reads it. A power loss may cost the latest entries, never the file. Entries
-take at most ``max_bytes``, and the file at most FILE_FACTOR times that; expired entries are evicted
-first, then those that S3-FIFO chooses.
+A power loss may cost the latest entries, never the file. Entries take at most ``max_bytes``, and
+the file at most FILE_FACTOR times that; expired entries are evicted first, then those that S3-FIFO
+chooses.
+
+Several processes may share the file; then a put returns when its transaction is in the write-ahead
+log, from which every process reads it. If one process has the file ``alone``, a put returns at
+once: the entry waits in memory, where ``get`` finds it, for a commit soon after. A put waits for
+its commit as before if the entry is large, if much waits already, or since a write has failed. So
+what is not written stays bounded, and a fault of the disk reaches the callers. ``delete`` and
+``walk`` come after all puts before them, so no purge misses an entry that waits. A filter in memory
+tells which keys were never stored, so that a miss reads nothing; it is filled in the background.
 
 Threads read and write, so that the loop never waits for a disk. A point read from the page cache
 takes some 10 us and the hop to a thread ten times that; but a busy disk may take any time. For that
 ``GuardedStore`` bounds the waits for get, put and delete. A caller that no longer waits costs a
 thread no work.
-
-One thread makes all changes: those that wait together share a commit, and their callers get their
-answers as soon as it is made. Uses are written down after that. Another thread syncs the log to the
-disk, and the writer waits for it only if the log is too long.
 """
 
 import asyncio
-import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextvars import Context
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from gateway.cache.ports import (
     Entry,
-    EntryTooLargeError,
     Page,
     PositionError,
     StoreError,
     StoreStats,
     StoreUnavailableError,
 )
-from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
-from gateway.cache.stores.memory import ENTRY_SHARE, MOST_USES
-from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
-from gateway.cache.stores.sqlite.table import (
-    TOTALS,
-    VALUE,
-    VALUES,
-    Bounds,
-    Change,
-    commit,
-    shrink_file,
+from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry
+from gateway.cache.stores.memory import MOST_USES
+from gateway.cache.stores.sqlite.file import EntryFile
+from gateway.cache.stores.sqlite.key_filter import KeyFilter
+from gateway.cache.stores.sqlite.table import KEYS, VALUE, VALUES, Bounds
+from gateway.cache.stores.sqlite.writer import (
+    MAX_WAITING,
+    Reply,
+    Write,
+    Writer,
+    failure,
+    settle,
+    start_thread,
 )
 
-MAX_ENTRY_BYTES = 64 << 20
 FILE_FACTOR = 1.5
 """Pages are never quite full, and the indexes take room too; measured 1.2 to 1.4."""
 
-MAX_WAITING = 1024
-"""Reads, and as many writes."""
-
-MAX_WAITING_BYTES = 64 << 20
 MOST_TOUCHED = 65_536
-GROUP_CHANGES = 128
-GROUP_BYTES = 16 << 20
-MAX_LOG_BYTES = 32 << 20
-PAGES_A_PUT = 6
-"""The most pages that a small put changes, about: two tables, three indexes, the totals."""
+MAX_BEHIND = 256
+BEHIND_BYTES = 64 << 10
+"""At most so many puts return before their commit, each of an entry of so many bytes."""
+
+KEYS_AT_ONCE = 500
+"""Keys that the filter is told in one turn of the loop."""
+
+FILL_AGAIN_SECONDS = 5.0
 
 _FILE_BYTES_AT_LEAST = 1 << 20
 _READERS = 2
 _CLOSE_SECONDS = 10.0
-_CHECKPOINTS = 3
 
-_log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-Reply = asyncio.Future[T]
-"""A thread's answer, for which the loop waits."""
 
 
 class SqliteStore:
@@ -84,6 +78,7 @@ class SqliteStore:
         path: Path,
         *,
         max_bytes: int,
+        alone: bool = False,
         clock: Callable[[], float] = time.time,
         read_seconds: float = 0.5,
         write_seconds: float = 2.0,
@@ -95,14 +90,21 @@ class SqliteStore:
         that for other writers and for a page of a walk. Recent uses are written down every
         ``upkeep_seconds``.
         """
+        self._alone = alone
         self._write_seconds = write_seconds
         self._uses: dict[bytes, int] = {}
         self._closed = False
+        self._waiting: dict[bytes, Write] = {}
+        """The puts that have returned and are not committed."""
+        self._keys = KeyFilter(0)
+        self._filling: asyncio.Task[None] | None = None
+        self._changed: Callable[[bytes], None] = lambda _: None
         max_file_bytes = max(int(max_bytes * FILE_FACTOR), max_bytes + _FILE_BYTES_AT_LEAST)
         self._writer = Writer(
             partial(EntryFile, path, busy_seconds=write_seconds / 2, clock=clock),
             Bounds(max_bytes, max_file_bytes),
             self._uses,
+            self._settle_waiting,
             clock=clock,
             upkeep_seconds=upkeep_seconds,
         )
@@ -110,10 +112,23 @@ class SqliteStore:
         self._reads: SimpleQueue[tuple[Callable[[EntryFile], Any], Reply[Any]] | None]
         self._reads = SimpleQueue()
         open_file = partial(EntryFile, path, busy_seconds=read_seconds, clock=clock)
-        self._readers = [_start("store-reader", self._serve, open_file()) for _ in range(_READERS)]
+        self._readers = [
+            start_thread("store-reader", self._serve, open_file()) for _ in range(_READERS)
+        ]
+
+    def lacks(self, key: bytes) -> bool:
+        """Tell whether it is sure, without I/O, that no entry has the key."""
+        if not self._alone or self._closed:
+            return False
+        if self._filling is None or (self._keys.is_full and self._filling.done()):
+            # Not in the name of a request.
+            self._filling = asyncio.create_task(self._fill(), context=Context())
+        return self._filling.done() and key not in self._keys
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        entry = await self._read(partial(self._get, key))
+        self._check_open()
+        write = self._waiting.get(key)
+        entry = await self._read(partial(self._get, key)) if write is None else write.entry
         if touch and entry is not None:
             self.touch(key)
         return entry
@@ -124,17 +139,34 @@ class SqliteStore:
         If the caller stops waiting, the entry may or may not have been stored.
         """
         self._check_open()
-        await self._writer.submit(entry, len(entry.result))
+        write = Write(entry.key, entry, size=len(entry.result))
+        if (
+            self._alone
+            and write.size <= BEHIND_BYTES
+            and len(self._waiting) < MAX_BEHIND
+            and not self._writer.failing
+        ):
+            self._writer.submit_behind(write)
+            self._keys.add(entry.key)
+            self._waiting[entry.key] = write
+            return
+        self._waiting.pop(entry.key, None)
+        self._keys.add(entry.key)
+        await self._writer.submit(write)
 
     async def delete(self, key: bytes) -> None:
         self._check_open()
-        await self._writer.submit(key, len(key))
+        self._waiting.pop(key, None)
+        await self._writer.submit(Write(key, size=len(key)))
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
+        self._check_open()
         if after is not None and not after.isdigit():
             raise PositionError("expected the number of an entry")
         try:
             async with asyncio.timeout(self._write_seconds):
+                if self._waiting:
+                    await self._writer.submit(Write(None))
                 return await self._read(partial(self._page, int(after or 0), limit))
         except TimeoutError:
             raise StoreUnavailableError("reading a page of entries took too long") from None
@@ -149,10 +181,18 @@ class SqliteStore:
         if uses < MOST_USES and (uses or len(self._uses) < MOST_TOUCHED):
             self._uses[key] = uses + 1
 
+    def listen(self, changed: Callable[[bytes], None], _: Callable[[], None]) -> None:
+        """Call ``changed`` with the key of each put that returned and could not be written."""
+        self._changed = changed
+
+    def current(self, _: bytes) -> bool:
+        """Tell whether all changes of this key are known here."""
+        return True
+
     def stats(self) -> StoreStats:
         """Return the figures of the latest commit here, or of the latest upkeep.
 
-        Entries and bytes are the file's, so those of all workers together; evictions are ours.
+        Entries and bytes are the file's, so those of all workers together; the rest is ours.
         """
         return self._writer.stats
 
@@ -161,6 +201,9 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
+        if self._filling is not None:
+            self._filling.cancel()
+            await asyncio.wait([self._filling])
         for _ in self._readers:
             self._reads.put(None)
         self._writer.stop()
@@ -174,13 +217,41 @@ class SqliteStore:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
+    def _settle_waiting(self, writes: Sequence[Write], *, lost: bool) -> None:
+        """Look in the file from now on for what is written or ``lost``."""
+        for write in writes:
+            key = write.key
+            if key is not None and self._waiting.get(key) is write:
+                del self._waiting[key]
+                if lost:
+                    self._changed(key)
+
+    async def _fill(self) -> None:
+        """Tell a new filter all keys; the puts from now on tell it theirs."""
+        self._keys = KeyFilter(self.stats().entries)
+        after: int | None = None
+        while True:
+            try:
+                if after is None:
+                    # The puts that told the filter before.
+                    await self._writer.submit(Write(None))
+                    after = 0
+                rows = await self._read(partial(_read_keys, after))
+            except StoreError:
+                await asyncio.sleep(FILL_AGAIN_SECONDS)
+                continue
+            for _, key in rows:
+                self._keys.add(key)
+            if len(rows) < KEYS_AT_ONCE:
+                return
+            after = rows[-1][0]
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreError("the store is closed")
 
     async def _read(self, read: Callable[[EntryFile], T]) -> T:
         """Return the read's result. Raises StoreError, also if too many reads wait already."""
-        self._check_open()
         if self._reads.qsize() >= MAX_WAITING:
             raise StoreError(f"{MAX_WAITING} reads are waiting already")
         reply: Reply[T] = asyncio.get_running_loop().create_future()
@@ -195,9 +266,9 @@ class SqliteStore:
             if reply.done():
                 continue
             try:
-                _settle(reply, read(file))
+                settle(reply, read(file))
             except Exception as error:  # noqa: BLE001 - each caller needs an outcome
-                _settle(reply, _failure(error))
+                settle(reply, failure(error))
         file.close()
 
     def _get(self, key: bytes, file: EntryFile) -> Entry | None:
@@ -219,235 +290,5 @@ class SqliteStore:
         return Page(entries, b"%d" % rows[-1][0] if len(rows) == limit else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    work: Entry | bytes
-    """An entry to store, or a key to forget."""
-    size: int
-    reply: Reply[None] | None
-
-
-class Writer:
-    """The only thread that changes the file; now and then it starts one that syncs the log."""
-
-    def __init__(
-        self,
-        open_file: Callable[[], EntryFile],
-        bounds: Bounds,
-        uses: dict[bytes, int],
-        *,
-        clock: Callable[[], float],
-        upkeep_seconds: float,
-    ) -> None:
-        self._file = open_file()
-        self._open_file = open_file
-        self._syncing: threading.Thread | None = None
-        self._bounds = bounds
-        self._max_entry_bytes = min(bounds.max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
-        self._uses = uses
-        self._clock = clock
-        self._upkeep_seconds = upkeep_seconds
-        # None ends the thread.
-        self._writes: SimpleQueue[_Write | None] = SimpleQueue()
-        # One number for each thread, so that neither needs a lock.
-        self._bytes_submitted = 0
-        self._bytes_taken = 0
-        self._evictions = 0
-        self._unsynced = 0
-        self.stats = StoreStats(entries=0, bytes=0, evictions=0)
-        """As of the latest commit or upkeep; read from any thread."""
-        self.thread = _start("store-writer", self._run)
-
-    def submit(self, work: Entry | bytes, size: int) -> Reply[None]:
-        """Queue a change of about ``size`` bytes. Raises StoreError if too much waits already."""
-        waiting = self._writes.qsize()
-        bytes_waiting = self._bytes_submitted - self._bytes_taken
-        if waiting >= MAX_WAITING or bytes_waiting >= MAX_WAITING_BYTES:
-            raise StoreError(f"{waiting} writes are waiting already")
-        self._bytes_submitted += size
-        reply: Reply[None] = asyncio.get_running_loop().create_future()
-        self._writes.put(_Write(work, size, reply))
-        return reply
-
-    def discard(self, key: bytes, error: DamagedEntryError) -> None:
-        """Forget a damaged entry soon; the readers call this."""
-        # If it was replaced a moment ago, the loss is one miss.
-        _log.warning("a damaged entry is forgotten: %s", error)
-        if self._writes.qsize() < MAX_WAITING:
-            self._writes.put(_Write(key, 0, None))
-
-    def stop(self) -> None:
-        """Let the thread end after the queued changes."""
-        self._writes.put(None)
-
-    def _run(self) -> None:
-        _upkeep(self._trim)
-        next_upkeep = time.monotonic() + self._upkeep_seconds
-        stopped = False
-        while not stopped:
-            writes, stopped = self._collect(next_upkeep - time.monotonic())
-            if writes:
-                self._commit(writes)
-                _upkeep(self._sync_when_due)
-            if stopped or time.monotonic() >= next_upkeep:
-                _upkeep(self._keep_up)
-                next_upkeep = time.monotonic() + self._upkeep_seconds
-        self._wait_for_sync()
-        self._file.close()
-
-    def _collect(self, seconds: float) -> tuple[list[_Write], bool]:
-        """Wait for a change and take all queued ones; also tell whether to stop after them."""
-        writes: list[_Write] = []
-        size = 0
-        try:
-            item = self._writes.get(timeout=max(0.0, seconds))
-            while item is not None:
-                self._bytes_taken += item.size
-                if item.reply is None or not item.reply.done():
-                    writes.append(item)
-                    size += item.size
-                if len(writes) >= GROUP_CHANGES or size >= GROUP_BYTES:
-                    return writes, False
-                item = self._writes.get_nowait()
-        except Empty:
-            return writes, False
-        return writes, True
-
-    def _commit(self, writes: list[_Write]) -> None:
-        # One error each: an exception raised in several tasks would gather all their tracebacks.
-        outcomes: list[StoreError | None] = [None] * len(writes)
-        changes: list[Change] = []
-        for at, write in enumerate(writes):
-            try:
-                changes.append(self._change(write.work))
-            except Exception as error:  # noqa: BLE001 - it is this caller's alone
-                outcomes[at] = _failure(error)
-        try:
-            self._transact(changes)
-        except Exception as error:  # noqa: BLE001 - each caller needs an outcome
-            failure = _failure(error)
-            outcomes = [outcome or StoreError(str(failure)) for outcome in outcomes]
-        for write, outcome in zip(writes, outcomes, strict=True):
-            if write.reply is not None:
-                _settle(write.reply, outcome)
-
-    def _change(self, work: Entry | bytes) -> Change:
-        if isinstance(work, bytes):
-            return Change(work)
-        value = encode_entry(work)
-        if len(value) > self._max_entry_bytes:
-            raise EntryTooLargeError(
-                f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
-            )
-        return Change(work.key, value, work.kept_until)
-
-    def _transact(
-        self, changes: Sequence[Change] = (), written_uses: dict[bytes, int] | None = None
-    ) -> bool:
-        """Commit, and note the figures; tell whether the file is within the bounds."""
-        now = self._clock()
-        stats, within = self._file.run(
-            lambda connection: commit(
-                connection, changes, written_uses, bounds=self._bounds, uses=self._uses, now=now
-            )
-        )
-        self._note(stats)
-        pages = PAGES_A_PUT * len(changes) + stats.evictions + len(written_uses or ())
-        self._unsynced += PAGE_BYTES * pages
-        self._unsynced += sum(len(change.value or b"") for change in changes)
-        return within
-
-    def _trim(self) -> None:
-        """Evict down to the bounds, which may be tighter than at the last use of the file."""
-        done = False
-        while not done:
-            within = self._transact()
-            done = not self._file.run(partial(shrink_file, bounds=self._bounds)) and within
-            self._sync_when_due()
-
-    def _keep_up(self) -> None:
-        """Write down recent uses, or read the totals that other processes have changed."""
-        uses = self._uses.copy()
-        self._uses.clear()
-        if uses:
-            self._transact(written_uses=uses)
-        else:
-            [(entries, size)] = self._file.rows(TOTALS)
-            self._note(StoreStats(entries, size, 0))
-            self._file.run(partial(shrink_file, bounds=self._bounds))
-        self._sync_when_due()
-
-    def _note(self, stats: StoreStats) -> None:
-        self._evictions += stats.evictions
-        self.stats = StoreStats(stats.entries, stats.bytes, self._evictions)
-
-    def _sync_when_due(self) -> None:
-        if self._unsynced < WAL_BYTES:
-            return
-        if self._file.log_bytes() > MAX_LOG_BYTES:
-            # Changes or reads without a gap keep the log from its restart: make them wait.
-            self._wait_for_sync()
-            self._file.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-        elif self._syncing is not None and self._syncing.is_alive():
-            return
-        else:
-            self._syncing = _start("store-syncer", self._sync, self._open_file())
-        self._unsynced = 0
-
-    def _wait_for_sync(self) -> None:
-        # SQLite lets only one connection checkpoint, and refuses the second at once.
-        if self._syncing is not None:
-            self._syncing.join()
-
-    def _sync(self, file: EntryFile) -> None:
-        """Copy the log into the database file: it may take long, and puts go on meanwhile."""
-        _upkeep(partial(_checkpoint, file))
-        file.close()
-
-
-def _start(name: str, run: Callable[..., None], *arguments: object) -> threading.Thread:
-    thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
-    thread.start()
-    return thread
-
-
-def _failure(error: Exception) -> StoreError:
-    """Return what callers get for an error of a thread; log what nobody expects."""
-    if isinstance(error, StoreError):
-        return error
-    _log.error("a thread of the store failed", exc_info=error)
-    return StoreError(f"a thread of the store failed: {type(error).__name__}")
-
-
-def _settle(reply: Reply[T], outcome: T | StoreError) -> None:
-    """Give the loop its answer, from any thread."""
-    # On a closed loop no caller waits.
-    with suppress(RuntimeError):
-        reply.get_loop().call_soon_threadsafe(_set, reply, outcome)
-
-
-def _set(reply: Reply[T], outcome: T | StoreError) -> None:
-    if reply.done():
-        return
-    if isinstance(outcome, StoreError):
-        reply.set_exception(outcome)
-    else:
-        reply.set_result(outcome)
-
-
-def _upkeep(step: Callable[[], object]) -> None:
-    """Run a step without a caller; if its fault stays, the next request gets the fault."""
-    try:
-        step()
-    except StoreError as error:
-        _log.warning("the store's upkeep failed: %s", error)
-    except Exception:  # noqa: BLE001 - the thread must live on
-        _log.exception("the store's upkeep failed")
-
-
-def _checkpoint(file: EntryFile) -> None:
-    # The log restarts only when all of it was copied; a later pass has little to do.
-    for _ in range(_CHECKPOINTS):
-        [(busy, in_log, done)] = file.rows("PRAGMA wal_checkpoint(PASSIVE)")
-        if busy or in_log == done:
-            return
+def _read_keys(after: int, file: EntryFile) -> list[Any]:
+    return file.rows(KEYS, after, KEYS_AT_ONCE)

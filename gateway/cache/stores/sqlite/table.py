@@ -34,6 +34,9 @@ WHERE entry.id > ? ORDER BY entry.id LIMIT ?"""
 A replaced entry gets a new id at the end: a walk may meet it twice, but never misses it.
 """
 
+KEYS = "SELECT id, key FROM entry WHERE id > ? ORDER BY id LIMIT ?"
+"""Id and key of the entries after an id, in the same order."""
+
 TOTALS = "SELECT entries, bytes FROM total"
 
 # ``place`` is the end of the queue, whichever process added an entry last.

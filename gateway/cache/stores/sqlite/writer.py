@@ -1,0 +1,343 @@
+"""The thread that makes all changes of the file.
+
+Changes that wait together share a commit, and their callers get their answers as soon as it is
+made. Changes without a caller wait BEHIND_SECONDS for others, because a commit costs as much as
+several changes. Uses are written down after that. Another thread syncs the log to the disk, and the
+writer waits for it only if the log is too long.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeVar
+
+from gateway.cache.ports import Entry, EntryTooLargeError, StoreError, StoreStats
+from gateway.cache.stores.entry_codec import DamagedEntryError, encode_entry
+from gateway.cache.stores.memory import ENTRY_SHARE
+from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
+from gateway.cache.stores.sqlite.table import TOTALS, Bounds, Change, commit, shrink_file
+
+MAX_ENTRY_BYTES = 64 << 20
+MAX_WAITING = 1024
+"""Reads, and as many writes."""
+
+MAX_WAITING_BYTES = 64 << 20
+BEHIND_SECONDS = 0.1
+GROUP_CHANGES = 128
+GROUP_BYTES = 16 << 20
+MAX_LOG_BYTES = 32 << 20
+PAGES_A_COMMIT = 6
+PAGES_A_CHANGE = 2
+"""The pages that change beside the answers', about: two indexes are not in order of time."""
+
+_CHECKPOINTS = 3
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+Reply = asyncio.Future[T]
+"""A thread's answer, for which the loop waits."""
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """Store the entry, or forget the key; without a key, only wait for the writes before."""
+
+    key: bytes | None
+    entry: Entry | None = None
+    value: bytes | None = None
+    """The entry encoded, where it is already."""
+    size: int = 0
+    """Bytes, about."""
+    reply: Reply[None] | None = None
+
+
+class Settle(Protocol):
+    """What is called, on the loop, with writes without a caller that were made or are lost."""
+
+    def __call__(self, writes: Sequence[Write], *, lost: bool) -> None: ...
+
+
+class Writer:
+    """The only thread that changes the file; now and then it starts one that syncs the log."""
+
+    def __init__(
+        self,
+        open_file: Callable[[], EntryFile],
+        bounds: Bounds,
+        uses: dict[bytes, int],
+        behind: Settle,
+        *,
+        clock: Callable[[], float],
+        upkeep_seconds: float,
+    ) -> None:
+        self._file = open_file()
+        self._open_file = open_file
+        self._syncing: threading.Thread | None = None
+        self._bounds = bounds
+        self._max_entry_bytes = min(bounds.max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
+        self._uses = uses
+        self._behind = behind
+        self._clock = clock
+        self._upkeep_seconds = upkeep_seconds
+        # None ends the thread.
+        self._writes: SimpleQueue[Write | None] = SimpleQueue()
+        self._hurry = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # One number for each thread, so that neither needs a lock.
+        self._bytes_submitted = 0
+        self._bytes_taken = 0
+        self._evictions = 0
+        self._lost = 0
+        self._unsynced = 0
+        self.failing = False
+        """Whether the latest commit failed; read from any thread, as the figures are."""
+        self.stats = StoreStats(entries=0, bytes=0, evictions=0)
+        """As of the latest commit or upkeep."""
+        self.thread = start_thread("store-writer", self._run)
+
+    def submit(self, write: Write) -> Reply[None]:
+        """Queue a change and return its outcome. Raises StoreError if too much waits already."""
+        waiting = self._writes.qsize()
+        bytes_waiting = self._bytes_submitted - self._bytes_taken
+        if waiting >= MAX_WAITING or bytes_waiting >= MAX_WAITING_BYTES:
+            raise StoreError(f"{waiting} writes are waiting already")
+        self._loop = asyncio.get_running_loop()
+        reply = write.reply = self._loop.create_future()
+        self._queue(write)
+        self._hurry.set()
+        return reply
+
+    def submit_behind(self, write: Write) -> None:
+        """Queue a change that has no caller. Raises StoreError if the entry cannot be stored."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        write.value = self._encode(write)
+        self._queue(write)
+        if self._writes.qsize() >= GROUP_CHANGES:
+            self._hurry.set()
+
+    def discard(self, key: bytes, error: DamagedEntryError) -> None:
+        """Forget a damaged entry soon; the readers call this."""
+        # If it was replaced a moment ago, the loss is one miss.
+        _log.warning("a damaged entry is forgotten: %s", error)
+        if self._writes.qsize() < MAX_WAITING:
+            self._writes.put(Write(key))
+
+    def stop(self) -> None:
+        """Let the thread end after the queued changes."""
+        self._writes.put(None)
+        self._hurry.set()
+
+    def _queue(self, write: Write) -> None:
+        self._bytes_submitted += write.size
+        self._writes.put(write)
+
+    def _encode(self, write: Write) -> bytes | None:
+        if write.entry is None:
+            return None
+        value = encode_entry(write.entry)
+        if len(value) > self._max_entry_bytes:
+            raise EntryTooLargeError(
+                f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
+            )
+        return value
+
+    # On the thread.
+
+    def _run(self) -> None:
+        _upkeep(self._trim)
+        next_upkeep = time.monotonic() + self._upkeep_seconds
+        stopped = False
+        while not stopped:
+            writes, stopped = self._collect(next_upkeep - time.monotonic())
+            if writes:
+                self._commit(writes)
+                _upkeep(self._sync_when_due)
+            if stopped or time.monotonic() >= next_upkeep:
+                _upkeep(self._keep_up)
+                next_upkeep = time.monotonic() + self._upkeep_seconds
+        self._wait_for_sync()
+        self._file.close()
+
+    def _collect(self, seconds: float) -> tuple[list[Write], bool]:
+        """Wait for a change and take all queued ones; also tell whether to stop after them."""
+        writes: list[Write] = []
+        size = 0
+        try:
+            item = self._writes.get(timeout=max(0.0, seconds))
+            if item is not None and item.reply is None:
+                self._hurry.wait(BEHIND_SECONDS)
+            # Before the queue is read: whatever is queued from now on sets it again.
+            self._hurry.clear()
+            while item is not None:
+                self._bytes_taken += item.size
+                if item.reply is None or not item.reply.done():
+                    writes.append(item)
+                    size += item.size
+                if len(writes) >= GROUP_CHANGES or size >= GROUP_BYTES:
+                    if not self._writes.empty():
+                        self._hurry.set()
+                    return writes, False
+                item = self._writes.get_nowait()
+        except Empty:
+            return writes, False
+        return writes, True
+
+    def _commit(self, writes: list[Write]) -> None:
+        # One error each: an exception raised in several tasks would gather all their tracebacks.
+        outcomes: list[StoreError | None] = [None] * len(writes)
+        changes: list[Change] = []
+        for at, write in enumerate(writes):
+            try:
+                if write.key is not None:
+                    value = write.value or self._encode(write)
+                    until = 0.0 if write.entry is None else write.entry.kept_until
+                    changes.append(Change(write.key, value, until))
+            except Exception as error:  # noqa: BLE001 - it is this caller's alone
+                outcomes[at] = failure(error)
+        try:
+            self._transact(changes)
+            self.failing = False
+        except Exception as error:  # noqa: BLE001 - each caller needs an outcome
+            self.failing = True
+            fault = failure(error)
+            outcomes = [outcome or StoreError(str(fault)) for outcome in outcomes]
+            lost = sum(write.reply is None and write.entry is not None for write in writes)
+            if lost:
+                self._lost += lost
+                self._note(StoreStats(self.stats.entries, self.stats.bytes, 0))
+                _log.warning("store: %d answers could not be stored: %s", lost, fault)
+        # On a closed loop no caller waits.
+        with suppress(RuntimeError):
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._settle, writes, outcomes, self.failing)
+
+    def _settle(self, writes: list[Write], outcomes: list[StoreError | None], failed: bool) -> None:
+        """Give callers on the loop their answers."""
+        behind = []
+        for write, outcome in zip(writes, outcomes, strict=True):
+            if write.reply is None:
+                behind.append(write)
+            else:
+                _set(write.reply, outcome)
+        if behind:
+            self._behind(behind, lost=failed)
+
+    def _transact(
+        self, changes: Sequence[Change] = (), written_uses: dict[bytes, int] | None = None
+    ) -> bool:
+        """Commit, and note the figures; tell whether the file is within the bounds."""
+        now = self._clock()
+        stats, within = self._file.run(
+            lambda connection: commit(
+                connection, changes, written_uses, bounds=self._bounds, uses=self._uses, now=now
+            )
+        )
+        self._note(stats)
+        pages = PAGES_A_COMMIT + PAGES_A_CHANGE * (len(changes) + stats.evictions)
+        self._unsynced += PAGE_BYTES * (pages + len(written_uses or ()))
+        self._unsynced += sum(len(change.value or b"") for change in changes)
+        return within
+
+    def _trim(self) -> None:
+        """Evict down to the bounds, which may be tighter than at the last use of the file."""
+        done = False
+        while not done:
+            within = self._transact()
+            done = not self._file.run(partial(shrink_file, bounds=self._bounds)) and within
+            self._sync_when_due()
+
+    def _keep_up(self) -> None:
+        """Write down recent uses, or read the totals that other processes have changed."""
+        uses = self._uses.copy()
+        self._uses.clear()
+        if uses:
+            self._transact(written_uses=uses)
+        else:
+            [(entries, size)] = self._file.rows(TOTALS)
+            self._note(StoreStats(entries, size, 0))
+            self._file.run(partial(shrink_file, bounds=self._bounds))
+        self._sync_when_due()
+
+    def _note(self, stats: StoreStats) -> None:
+        self._evictions += stats.evictions
+        self.stats = StoreStats(stats.entries, stats.bytes, self._evictions, self._lost)
+
+    def _sync_when_due(self) -> None:
+        if self._unsynced < WAL_BYTES:
+            return
+        if self._file.log_bytes() > MAX_LOG_BYTES:
+            # Changes or reads without a gap keep the log from its restart: make them wait.
+            self._wait_for_sync()
+            self._file.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        elif self._syncing is not None and self._syncing.is_alive():
+            return
+        else:
+            self._syncing = start_thread("store-syncer", self._sync, self._open_file())
+        self._unsynced = 0
+
+    def _wait_for_sync(self) -> None:
+        # SQLite lets only one connection checkpoint, and refuses the second at once.
+        if self._syncing is not None:
+            self._syncing.join()
+
+    def _sync(self, file: EntryFile) -> None:
+        """Copy the log into the database file: it may take long, and puts go on meanwhile."""
+        _upkeep(partial(_checkpoint, file))
+        file.close()
+
+
+def start_thread(name: str, run: Callable[..., None], *arguments: object) -> threading.Thread:
+    """Start a thread that does not keep the process alive."""
+    thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def failure(error: Exception) -> StoreError:
+    """Return what callers get for an error of a thread; log what nobody expects."""
+    if isinstance(error, StoreError):
+        return error
+    _log.error("a thread of the store failed", exc_info=error)
+    return StoreError(f"a thread of the store failed: {type(error).__name__}")
+
+
+def settle(reply: Reply[T], outcome: T | StoreError) -> None:
+    """Give the loop its answer, from any thread."""
+    # On a closed loop no caller waits.
+    with suppress(RuntimeError):
+        reply.get_loop().call_soon_threadsafe(_set, reply, outcome)
+
+
+def _set(reply: Reply[T], outcome: T | StoreError) -> None:
+    if reply.done():
+        return
+    if isinstance(outcome, StoreError):
+        reply.set_exception(outcome)
+    else:
+        reply.set_result(outcome)
+
+
+def _upkeep(step: Callable[[], object]) -> None:
+    """Run a step without a caller; if its fault stays, the next request gets the fault."""
+    try:
+        step()
+    except StoreError as error:
+        _log.warning("the store's upkeep failed: %s", error)
+    except Exception:  # noqa: BLE001 - the thread must live on
+        _log.exception("the store's upkeep failed")
+
+
+def _checkpoint(file: EntryFile) -> None:
+    # The log restarts only when all of it was copied; a later pass has little to do.
+    for _ in range(_CHECKPOINTS):
+        [(busy, in_log, done)] = file.rows("PRAGMA wal_checkpoint(PASSIVE)")
+        if busy or in_log == done:
+            return
