@@ -276,9 +276,14 @@ DIGEST_BYTES = 8
 
 def field_digests(secret: bytes, scope: bytes, endpoint: Endpoint, body: dict[str, Any]) -> Digests:
     """Return (name, digest) of each field that is part of the key, and of each message."""
-    key = hmac.digest(secret, b"field digests" + scope, "sha256")
+    key = _digest_key(secret, scope)
     named = _named_fields(endpoint, key_fields(endpoint, body))
-    return tuple((name, _digest(key, name, value)) for name, value in named)
+    return tuple([(name, _digest(key, name, value)) for name, value in named])
+
+
+@lru_cache(maxsize=_MAX_TENANTS)
+def _digest_key(secret: bytes, scope: bytes) -> bytes:
+    return hmac.digest(secret, b"field digests" + scope, "sha256")
 
 
 def _named_fields(endpoint: Endpoint, fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -317,6 +322,17 @@ def _digest(key: bytes, name: str, value: Any) -> bytes:
             "utf-8", "surrogatepass"
         )
     data = name.encode("utf-8", "surrogatepass") + b"\0" + encoded
+    if len(data) <= _REPEATED_BYTES:
+        return _digest_again(key, data)
+    return hmac.digest(key, data, "sha256")[:DIGEST_BYTES]
+
+
+_REPEATED_BYTES = 48
+"""Of a field such as a model or a temperature, which many requests have in common."""
+
+
+@lru_cache(maxsize=_MAX_TENANTS)
+def _digest_again(key: bytes, data: bytes) -> bytes:
     return hmac.digest(key, data, "sha256")[:DIGEST_BYTES]
 
 

@@ -47,8 +47,11 @@ class Scans:
         what others ask.
         """
         try:
-            if _is_quick(text):
-                return scanner.scan(text)
+            if len(text) <= INLINE_CHARACTERS:
+                if scanner.is_clean(text):
+                    return None
+                if _is_quick(text):
+                    return scanner.scan(text)
             scan = partial(self._scan_in_thread, scanner, text)
             return await self._together.ask((id(scanner), owner, text), scan)
         except Exception as error:  # noqa: BLE001 - fail closed, whatever it is
@@ -74,9 +77,9 @@ class Scans:
 
 
 def _is_quick(text: str) -> bool:
-    if len(text) > INLINE_CHARACTERS or _digits(text) > INLINE_DIGITS:
+    if _digits(text) > INLINE_DIGITS:
         return False
-    return len(text) <= INLINE_DISGUISED or not may_be_disguised(normalise(text))
+    return len(text) <= INLINE_DISGUISED or not may_be_disguised(normalise(text).encode())
 
 
 def _digits(text: str) -> int:

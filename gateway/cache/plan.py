@@ -20,6 +20,8 @@ from gateway.semantic.eligibility import semantic_query
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
+_NO_FINGERPRINT = bytes(32)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -41,12 +43,17 @@ class Plan:
     """Exact cache key, 32 bytes."""
 
     def __post_init__(self) -> None:
-        # No cached_property: on Python 3.11 that takes a lock, and each hit needs the key.
+        # No cached_property: on Python 3.11 that takes a lock, and each hit needs the key. What is
+        # cached below is asked for only where it is not plain from the decision.
         object.__setattr__(self, "key", self.partition.key_of(self.body))
 
-    @cached_property
+    @property
     def personal(self) -> "Plan | None":
         """Plan of the same request wholly within its end user's scope, where that is another."""
+        return None if self.personal_partition is None else self._personal
+
+    @cached_property
+    def _personal(self) -> "Plan | None":
         if self.personal_partition is None:
             return None
         decision = replace(self.decision, scope=Scope.USER)
@@ -63,11 +70,13 @@ class Plan:
         caller_key = SPECS[self.partition.endpoint].caller_key
         return key if caller_key is None else caller_key(key, self.body)
 
-    @cached_property
+    @property
     def semantic_query(self) -> Question | Reason | None:
         """The question to look up by meaning, or the reason why the request has none."""
-        if not self.decision.semantic:
-            return None
+        return self._semantic_query if self.decision.semantic else None
+
+    @cached_property
+    def _semantic_query(self) -> Question | Reason:
         return semantic_query(self.partition.endpoint, self.body)
 
     @property
@@ -76,24 +85,28 @@ class Plan:
         found = self.semantic_query
         return found.text if isinstance(found, Question) else None
 
-    @cached_property
+    @property
     def fingerprint(self) -> bytes:
         """Identity of everything except the question, 32 bytes; zeros where there is none."""
+        return self._fingerprint if self.decision.semantic else _NO_FINGERPRINT
+
+    @cached_property
+    def _fingerprint(self) -> bytes:
         found = self.semantic_query
         if not isinstance(found, Question):
-            return bytes(32)
+            return _NO_FINGERPRINT
         return self.partition.fingerprint_of(found.rest)
 
     @property
     def scans(self) -> bool:
         """Tell whether prompt and answer must pass the PII scan."""
         match self.decision.pii:
-            case PiiAction.ALLOW:
-                return False
-            case PiiAction.USER:
-                return self.decision.scope is not Scope.USER
             case PiiAction.BYPASS:
                 return True
+            case PiiAction.USER:
+                return self.decision.scope is not Scope.USER
+            case PiiAction.ALLOW:
+                return False
 
     def _belongs(self, entry: Entry) -> bool:
         partition = self.partition

@@ -171,6 +171,9 @@ class Quarantine(Protocol):
 class Scanner(Protocol):
     """PII detection in text."""
 
+    def is_clean(self, text: str) -> bool:
+        """Tell by a quick look that ``scan`` would find nothing; False if that is not sure."""
+
     def scan(self, text: str) -> str | None:
         """Return the first kind found, or None."""
 

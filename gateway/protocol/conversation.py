@@ -22,10 +22,13 @@ _REACH = 40
 """Characters at the borders of texts that may belong together."""
 _TEXT_MEMBERS = ("content", "reasoning_content", "reasoning", "refusal")
 """Members of a message that are shown one after the other."""
+_BESIDE_CONTENT = frozenset(_TEXT_MEMBERS[1:])
 _LONGEST_NAME = 24
 """Letters of a member's name from which it may hold something encoded."""
+_FEWEST_BORDERING = 2
 _FEWEST_DIGITS = 7
 """In texts that follow one another, from which they may be the groups of a number."""
+_SHORTEST_TOKEN = 20
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{20,}")
 _PARTED = re.compile(r"(?:[ +()./\[\]][0-9_-]|[%\\][A-Za-z0-9])[A-Za-z0-9_-]{19,}")
 """A long token that may go on with a number or an escape."""
@@ -35,42 +38,53 @@ _CREDENTIALS = frozenset(
 """Parameters by which some upstreams know their clients: these hold a key in every request."""
 
 
-def readings(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value, depth first, with their other readings.
+def readings(value: Any) -> list[str]:
+    """Return the strings in a parsed JSON value, depth first, with their other readings.
 
     Sealed reasoning is left out: only its author can read it, and it is no client's secret.
     """
+    texts: list[str] = []
     stack = [value]
     while stack:
-        match stack.pop():
-            case str() as text:
-                yield text
-                yield from _unescaped(text)
-            case dict() as members:
-                sealed = members.get("type") == "reasoning"
-                for name in members:
-                    if len(name) > _LONGEST_NAME or not name.replace("_", "").isalpha():
-                        yield name
-                        yield from _unescaped(name)
-                content = members.get("content")
-                if isinstance(content, str):
-                    yield from _message_borders(members)
-                elif isinstance(content, list) and any(isinstance(part, str) for part in content):
-                    yield _text(content) or ""
-                stack.extend(
-                    member
-                    for name, member in reversed(members.items())
-                    if not (sealed and name == "encrypted_content" and isinstance(member, str))
-                )
-            case list() as items:
-                yield from _borders(items)
-                stack.extend(reversed(items))
+        each = stack.pop()
+        kind = type(each)
+        if kind is str:
+            _add(each, texts)
+        elif kind is dict:
+            stack += reversed(_read_object(each, texts).values())
+        elif kind is list:
+            texts += _borders(each)
+            stack += reversed(each)
+    return texts
 
 
-def names(value: Any) -> Iterator[str]:
-    """Yield the strings of fields with names and ids: long ones are random and yet no secret."""
-    for text in readings(value):
-        yield as_names(text)
+def _read_object(members: dict[str, Any], texts: list[str]) -> dict[str, Any]:
+    """Add what only the whole object tells, and return the members to read one by one."""
+    for name in members:
+        # Most names are one word, and isalpha tells it at once.
+        is_word = name.isalpha() or name.replace("_", "").isalpha()
+        if not is_word or len(name) > _LONGEST_NAME:
+            _add(name, texts)
+    content = members.get("content")
+    if type(content) is str:
+        if not _BESIDE_CONTENT.isdisjoint(members):
+            texts += _message_borders(members)
+    elif type(content) is list and any(type(part) is str for part in content):
+        texts.append(_text(content) or "")
+    if members.get("type") == "reasoning" and type(members.get("encrypted_content")) is str:
+        return {name: each for name, each in members.items() if name != "encrypted_content"}
+    return members
+
+
+def _add(text: str, texts: list[str]) -> None:
+    texts.append(text)
+    if "\\" in text:
+        texts += _unescaped(text)
+
+
+def names(value: Any) -> list[str]:
+    """Return the strings of fields with names and ids: long ones are random and yet no secret."""
+    return [as_names(text) for text in readings(value)]
 
 
 def as_names(text: str) -> str:
@@ -79,6 +93,8 @@ def as_names(text: str) -> str:
     Where the mark parts a number or an escape from what stands before it
     (``+14155552671_customer``), a second line has the tokens in lower case instead.
     """
+    if len(text) < _SHORTEST_TOKEN:
+        return text
     marked = _TOKEN.sub(lambda token: f"id-{token.group()}", text)
     if _PARTED.search(text) is None:
         return marked
@@ -95,14 +111,18 @@ def query_readings(query: str) -> Iterator[str]:
             yield text.replace("+", " ")
 
 
-def _borders(items: list[Any]) -> Iterator[str]:
-    """Yield the borders of texts that follow one another, of all and of each role by itself.
+def _borders(items: list[Any]) -> list[str]:
+    """Return the borders of texts that follow one another, of all and of each role by itself.
 
     Not of those that hold nothing a scan looks for but words: most have no other reading.
     """
+    found: list[str] = []
+    objects = _objects(items)
+    if len(objects) < _FEWEST_BORDERING:
+        return found
     texts: list[str] = []
     by_role: dict[str, list[str]] = {}
-    for item in _objects(items):
+    for item in objects:
         text = item.get("text")
         if not isinstance(text, str):
             text = _text(item.get("content"))
@@ -111,20 +131,22 @@ def _borders(items: list[Any]) -> Iterator[str]:
             role = item.get("role")
             by_role.setdefault(role if isinstance(role, str) else "", []).append(texts[-1])
     for each in (texts, *(by_role.values() if len(by_role) > 1 else ())):
-        if len(each) > 1:
-            together = "".join(each)
-            digits = sum(map(together.count, "0123456789"))
-            if digits or not together.isascii() or "@" in together:
-                yield together
-            if digits >= _FEWEST_DIGITS:
-                yield " ".join(each)
+        if len(each) < _FEWEST_BORDERING:
+            continue
+        together = "".join(each)
+        digits = sum(map(together.count, "0123456789"))
+        if digits or not together.isascii() or "@" in together:
+            found.append(together)
+        if digits >= _FEWEST_DIGITS:
+            found.append(" ".join(each))
+    return found
 
 
-def _message_borders(message: dict[str, Any]) -> Iterator[str]:
-    """Yield the borders of a message's texts, in whichever order they are shown."""
+def _message_borders(message: dict[str, Any]) -> list[str]:
+    """Return the borders of a message's texts, in whichever order they are shown."""
     texts = [each for name in _TEXT_MEMBERS if isinstance(each := message.get(name), str) and each]
-    for order in (texts, texts[::-1]) if len(texts) > 1 else ():
-        yield from _borders([{"text": each} for each in order])
+    forth = [{"text": each} for each in texts]
+    return _borders(forth) + _borders(forth[::-1])
 
 
 def _text(content: Any, between: str = "") -> str | None:
@@ -155,6 +177,7 @@ _NAMES = frozenset(
     | {"user", "safety_identifier", "prompt_cache_key", "metadata"}
 )
 """Fields of a result that hold names, which may look random and are no secrets."""
+_SORTED_NAMES = sorted(_NAMES)
 
 
 def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
@@ -206,7 +229,7 @@ def prompt_text(endpoint: Endpoint, body: dict[str, Any], query: str) -> str | N
     spec = SPECS[endpoint]
     if spec.is_readable is not None and not spec.is_readable(body):
         return None
-    unread = spec.neutral | {"model"}
+    unread = spec.unread
     read = {field: value for field, value in body.items() if field not in unread}
     return "\n".join((*readings(read), *names(body.get("model")), *query_readings(query)))
 
@@ -225,4 +248,5 @@ def answer_text(endpoint: Endpoint, result: dict[str, Any]) -> str:
     bare = SPECS[endpoint].without_vectors
     prose = {field: value for field, value in result.items() if field not in _NAMES}
     texts = readings(prose if bare is None else bare(prose))
-    return "\n".join((*texts, *names([result.get(field) for field in sorted(_NAMES)])))
+    texts += names([result[field] for field in _SORTED_NAMES if field in result])
+    return "\n".join(texts)

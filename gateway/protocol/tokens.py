@@ -32,7 +32,7 @@ def refuse_long_prompt(endpoint: Endpoint, body: dict[str, Any], most: int | Non
 def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:
     """Estimate the tokens of all that the upstream may read of a request."""
     spec = SPECS[endpoint]
-    unread = spec.neutral | {"model"}
+    unread = spec.unread
     stack: list[Any] = [value for field, value in body.items() if field not in unread]
     tokens = _count_tokens(body.get(spec.question_field))
     size = 0
@@ -71,6 +71,7 @@ class PromptUsage(NamedTuple):
 
 
 NOTHING_SAID = PromptUsage()
+_MOST_TOKENS = 2**53
 
 
 def prompt_usage(usage: Any) -> PromptUsage:
@@ -97,4 +98,7 @@ def prompt_usage(usage: Any) -> PromptUsage:
 
 def _first(*values: Any) -> int | None:
     """Return the first value that is a count."""
-    return next((each for each in values if type(each) is int and 0 <= each < 2**53), None)
+    for each in values:
+        if type(each) is int and 0 <= each < _MOST_TOKENS:
+            return each
+    return None

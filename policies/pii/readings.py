@@ -294,14 +294,14 @@ def _replace(
     return Reading("".join((*pieces, rest)), [*places, *read.places[behind:]])
 
 
-def may_be_disguised(plain: str) -> bool:
-    """Tell whether a text in normal form may have another reading: one look."""
+def may_be_disguised(plain: bytes) -> bool:
+    """Tell whether a text in normal form, in UTF-8, may have another reading: one look."""
     return _ANY.search(plain) is not None
 
 
 def other_readings(plain: Reading) -> Iterator[Reading]:
     """Yield the other readings of a text in normal form, if any."""
-    if not may_be_disguised(plain.text):
+    if not may_be_disguised(plain.text.encode()):
         return
     read = plain
     for depth in range(_ROUNDS + 1):

@@ -23,7 +23,13 @@ from stdnum import iban
 
 from policies.pii import identifiers, secret
 from policies.pii.phone import Find, PhoneDetector
-from policies.pii.readings import Reading, normalise, normalise_with_offsets, other_readings
+from policies.pii.readings import (
+    Reading,
+    may_be_disguised,
+    normalise,
+    normalise_with_offsets,
+    other_readings,
+)
 
 DETECTOR_VERSION = 5
 """Part of every cache key: raise it whenever a detector finds more than it did."""
@@ -47,6 +53,11 @@ def _search_for(*signs: str) -> Callable[[bytes], object]:
 # Most texts hold none of these; one pattern of all would make RE2 slow.
 _label_or_prefix = _search_for(secret.LABELS_AND_PREFIXES)
 _number_or_token = _search_for(secret.LONG, *identifiers.SIGNS)
+
+
+def _holds_signs(plain: bytes) -> bool:
+    """Tell whether a detector may find anything in a text in normal form."""
+    return _label_or_prefix(plain) is not None or _number_or_token(plain) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,14 @@ class PiiScanner:
         self.identity = _identity(regions, allowed)
         """The identity of the scan: a text clean for one scan may not be clean for another."""
 
+    def is_clean(self, text: str) -> bool:
+        """Tell by three searches that a text holds nothing; most texts do not.
+
+        A text that is not clean in this sense may still be one where ``scan`` finds nothing.
+        """
+        encoded = normalise(text).encode()
+        return not (_holds_signs(encoded) or may_be_disguised(encoded))
+
     def scan(self, text: str) -> str | None:
         """Return the kind of the first detector that finds anything, or None."""
         plain = text if text.isascii() else normalise(text)
@@ -171,8 +190,7 @@ class PiiScanner:
             yield from _separate(allowed, blanked, self._find_all(blanked))[1]
 
     def _find_all(self, plain: str) -> Iterator[tuple[int, int, str]]:
-        encoded = plain.encode()  # once, as RE2 needs it
-        if _label_or_prefix(encoded) is None and _number_or_token(encoded) is None:
+        if not _holds_signs(plain.encode()):
             return
         for kind, find in self._detectors:
             for start, end in find(plain):

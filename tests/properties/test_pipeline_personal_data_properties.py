@@ -43,6 +43,9 @@ SECRET_WORD = "PERSONAL"
 class Scanner:
     """The fake at the scanner's port: one word is personal."""
 
+    def is_clean(self, _text: str) -> bool:
+        return False
+
     def scan(self, text: str) -> str | None:
         return "word" if SECRET_WORD in text else None
 

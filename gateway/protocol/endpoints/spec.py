@@ -150,6 +150,11 @@ class EndpointSpec:
         return frozenset(name for name, each in self.fields.items() if not each.keyed)
 
     @cached_property
+    def unread(self) -> frozenset[str]:
+        """Fields that are no part of the prompt."""
+        return self.neutral | {"model"}
+
+    @cached_property
     def _refusals(self) -> tuple[tuple[str, Refusal, Reason | None], ...]:
         return tuple(
             (name, each.refusal, each.absent)

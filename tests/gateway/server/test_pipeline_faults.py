@@ -159,7 +159,7 @@ async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):
     assert seen.semantic_fault == "timeout"
 
 
-@pytest.mark.parametrize("text", ["short", "long " * 1000])
+@pytest.mark.parametrize("text", ["call 5551234567", "long " * 1000])
 async def test_a_scanner_that_fails_is_a_bypass(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
 ):
