@@ -229,7 +229,7 @@ async def test_faults_of_our_own_tell_nothing_they_tripped_over(
         gateway = await start_gateway()
         own = bearing("gateway")
         with monkeypatch.context() as patched:
-            patched.setattr(PiiScanner, "scan", tripping)
+            patched.setattr(PiiScanner, "is_clean", tripping)
             reply = await gateway.ask(f"{PROMPT} scan", headers=own)
             assert "scan-fault" in reply.cache
         await gateway.ask(PROMPT, headers=own)

@@ -299,6 +299,7 @@ async def test_what_stands_beside_the_inputs_is_scanned_once(gateway, monkeypatc
         texts.append(text)
         return scan(self, text)
 
+    monkeypatch.setattr(PiiScanner, "is_clean", lambda _self, _text: False)
     monkeypatch.setattr(PiiScanner, "scan", recorded)
     given = [f"text {at}" for at in range(200)]
     reply = await ask(gateway, given, task={"note": "beside " * words})

@@ -159,14 +159,21 @@ async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):
     assert seen.semantic_fault == "timeout"
 
 
-@pytest.mark.parametrize("text", ["call 5551234567", "long " * 1000])
+@pytest.mark.parametrize(
+    ("text", "look"),
+    [("call 5551234567", "is_clean"), ("call 5551234567", "scan"), ("long " * 1000, "scan")],
+)
 async def test_a_scanner_that_fails_is_a_bypass(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    look: str,
 ):
-    def scan(_self: object, text: str) -> str | None:
+    def fail(_self: object, text: str) -> None:
         raise ValueError(text)
 
-    monkeypatch.setattr("policies.pii.scan.PiiScanner.scan", scan)
+    monkeypatch.setattr(f"policies.pii.scan.PiiScanner.{look}", fail)
     status, _ = await rig.ask(text)
     assert status == "refrain; fwd=bypass; detail=scan-fault"
     assert text not in caplog.text
