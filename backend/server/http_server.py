@@ -202,7 +202,9 @@ def refusal(request: web.BaseRequest, refuse: Refuse) -> web.Response | None:
         return None
     if "Upgrade" in headers and "websocket" in headers["Upgrade"].lower():
         message = "WebSocket is not served here; send the request over HTTP."
-        return refuse(501, message, "websocket_not_supported")
+        response = refuse(501, message, "websocket_not_supported")
+        response.force_close()  # the parser takes what follows for another protocol
+        return response
     if headers.get("Content-Encoding", "").strip().lower() not in CODINGS:
         return _unknown_coding(refuse)
     return None

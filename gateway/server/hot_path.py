@@ -68,8 +68,11 @@ NEUTRAL = frozenset(
 """Headers that differ between a request and its repetition. Those that a policy rule reads count
 nevertheless."""
 
-_ORDINARY = frozenset({b"cache-control", b"content-encoding", b"expect", b"upgrade"})
+_ORDINARY = frozenset({b"cache-control", b"content-encoding", b"expect"})
 """A request with one of these headers takes the ordinary way."""
+
+_UNSURE = frozenset({b"transfer-encoding", b"upgrade"})
+"""After one of these headers it is not sure what the bytes behind the head are."""
 
 _REQUEST_LINE = re.compile(rb"(GET|POST) /[\x21-\x7e]* HTTP/1\.1")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -110,7 +113,7 @@ def read_head(block: bytes, neutral: frozenset[bytes], generation: bytes) -> Hea
     for line in lines:
         name, colon, value = line.partition(b":")
         name = name.lower()
-        if not colon or name == b"transfer-encoding" or name[:1] in b" \t":
+        if not colon or name in _UNSURE or name[:1] in b" \t":
             return None
         if name == b"content-length" or name in neutral:
             if name in found:

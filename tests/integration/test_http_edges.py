@@ -151,6 +151,17 @@ async def test_what_is_refused_is_refused_in_openai_form(
     assert upstream.calls == 0
 
 
+async def test_a_connection_that_was_to_be_a_websocket_is_closed(place: Place):
+    """The parser would read no further request on it, which would wait for ever."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", place.port)
+    sent, *_ = ODD["a WebSocket"]
+    writer.write(sent + request("GET", "/healthz", body=b""))
+    reply = await asyncio.wait_for(reader.read(), 30)
+    assert reply.startswith(b"HTTP/1.1 501 ")
+    assert reply.count(b"HTTP/1.1 ") == 1
+    writer.close()
+
+
 async def test_a_large_token_and_an_offer_of_http2_are_taken(place: Place):
     model = b'{"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}'
     token = b"Authorization: Bearer " + b"a" * 20_000 + b"\r\n"

@@ -235,6 +235,16 @@ def test_a_request_behind_another_takes_the_ordinary_way():
     assert isinstance(reader.feed(request(), waiting=True), tuple)
 
 
+@pytest.mark.parametrize("line", [b"Upgrade: websocket", b"Transfer-Encoding: identity"])
+def test_a_header_that_makes_the_boundary_unsure_ends_it(line):
+    rig = Rig()
+    rig.taught()
+    reader = rig.reader()
+    unsure = request(*LINES[:-1], line, LINES[-1])
+    assert reader.feed(unsure, waiting=True) == unsure
+    assert reader.feed(request(), waiting=True) == request()
+
+
 def test_a_parser_that_saw_two_requests_ends_it():
     rig = Rig()
     reader = rig.taught()
