@@ -1,35 +1,32 @@
-"""Which processes make up an installation, and how each is started."""
+"""Starts the processes of an installation: the supervisor's own, small part.
+
+Law: nothing is imported here that reads settings or policies; see ``plan``.
+"""
 
 import argparse
 import asyncio
 import contextlib
 import fcntl
-import hashlib
-import importlib.util
+import json
 import logging
 import os
+import secrets
 import socket
+import subprocess
 import tempfile
 import threading
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import replace
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gateway.cli.supervisor import PYTHON, STOP_SECONDS, WORKER_SETTINGS, Child, Supervisor
-from gateway.cli.terminal import CommandError, FailedError, configure_logging, say, unreadable
-from gateway.server.auth import KeyRingError, read_key_ring
-from gateway.server.secrets import SecretSettingError, check_secrets, warn_of_shared_credentials
-from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables
-from gateway.upstream.http_client import VARIABLE, instance
-from policies.format.load import parse_policy
-from policies.format.yaml_document import PolicyError, policy_text
+from gateway.cli.supervisor import INSTANCE, PYTHON, WORKER_SETTINGS, Child, Supervisor
+from gateway.cli.terminal import FailedError, configure_logging
 
 log = logging.getLogger(__name__)
 
-DEMO_MODEL = "refrain-demo"
 _SOCKET = "embeddings.sock"
+_READY_SECONDS = 3.0
+_LOOK_SECONDS = 0.1
 
 _READY = """
 Refrain is ready.  base_url: {url}/v1   model: {model}
@@ -42,166 +39,96 @@ Ask twice and look at the Cache-Status header. Metrics: {url}/metrics   Stop: Ct
 """
 
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""This machine is reached directly, whatever proxy the environment names."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to run, as ``plan`` has worked it out."""
+
+    host: str
+    port: int
+    data_dir: str
+    log_level: str
+    workers: int
+    worker_settings: str
+    """The settings of a worker as JSON."""
+    worker_stop_seconds: float
+    upstreams: list[str]
+    """Their URLs."""
+    engine: list[str] | None
+    """The command line of a demo's engine."""
+    model: str
+    """Its model."""
+    embeddings: list[str] | None
+    """The command line of the embeddings service, without its socket; None if not installed."""
+    embeddings_environment: dict[str, str]
 
 
 def run_gateway(options: argparse.Namespace) -> int:
     """Run gateway and embeddings in front of the upstreams; return the exit code."""
-    settings = _settings(options)
-    if not settings.all_upstreams:
-        hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
-        raise CommandError(f"no upstream: {hint}")
-    configure_logging(settings.log_level)
-    return _run(settings)
+    return _run(options, is_demo=False)
 
 
 def run_demo(options: argparse.Namespace) -> int:
     """Run gateway, embeddings and the bundled engine with its model; return the exit code."""
-    settings = _settings(options)
-    configure_logging(settings.log_level)
-    if importlib.util.find_spec("torch") is None:
-        raise FailedError("the bundled engine needs torch: install refrain[cpu] or refrain[gpu]")
-    if upstreams := settings.all_upstreams:
-        log.warning("the demo serves its own engine: upstream %s is not used", upstreams[0].url)
-    return _run(settings, is_demo=True)
+    return _run(options, is_demo=True)
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    config = options.config
-    if config is None and Path("refrain.yaml").is_file():
-        config = Path("refrain.yaml")
-    for problem in unknown_variables(os.environ):
-        say(f"warning: {problem}")
-    flags = {name: value for name, value in vars(options).items() if name in Settings.model_fields}
-    flags = {name: value for name, value in flags.items() if value is not None}
-    try:
-        return load_settings(flags, os.environ, config)
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
-
-
-def _run(settings: Settings, *, is_demo: bool = False) -> int:
-    _check(settings)
+def _run(options: argparse.Namespace, *, is_demo: bool) -> int:
+    flags = {name: value for name, value in vars(options).items() if value is not None}
+    asked = json.dumps({**flags, "is_demo": is_demo}, default=str).encode()
+    argv = [*PYTHON, "-m", "gateway.cli.plan"]
+    planned = subprocess.run(  # noqa: S603 - our own module
+        argv, input=asked, stdout=subprocess.PIPE, start_new_session=True, check=False
+    )
+    if planned.returncode:
+        return max(planned.returncode, 1)
+    plan = Plan(**json.loads(planned.stdout))
+    configure_logging(plan.log_level)
     with (
-        _lock_data_dir(settings.data_dir),
-        _listen(settings.host, settings.port) as sock,
+        _lock_data_dir(Path(plan.data_dir)),
+        _listen(plan.host, plan.port) as sock,
         # Not in the data directory: a unix socket's path may be no longer than 107 bytes.
         tempfile.TemporaryDirectory(prefix="refrain-", ignore_cleanup_errors=True) as folder,
     ):
-        runtime = Path(folder)
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        url = f"http://{host}:{sock.getsockname()[1]}"
-        children: list[Child] = []
-        if is_demo:
-            settings, engine = _demo_engine(settings)
-            children.append(engine)
+        return _serve(plan, sock, Path(folder))
+
+
+def _serve(plan: Plan, sock: socket.socket, runtime: Path) -> int:
+    host = f"[{plan.host}]" if ":" in plan.host else plan.host
+    url = f"http://{host}:{sock.getsockname()[1]}"
+    children = []
+    if plan.engine is not None:
+        children.append(Child("engine", plan.engine))
+    else:
+        log.info("listening on %s, upstream %s", url, ", ".join(plan.upstreams))
+    if plan.embeddings is not None:
+        argv = [*plan.embeddings, "--socket", str(runtime / _SOCKET)]
+        children.append(Child("embeddings", argv, plan.embeddings_environment, vital=False))
+    children += _workers(plan, sock, runtime)
+    stopped = threading.Event()
+
+    def watch() -> None:
+        while not _is_ready(sock.getsockname()):
+            if stopped.wait(_LOOK_SECONDS):
+                return
+        if plan.engine is not None:
+            print(_READY.format(url=url, model=plan.model), flush=True)
         else:
-            urls = ", ".join(upstream.url for upstream in settings.all_upstreams)
-            log.info("listening on %s, upstream %s", url, urls)
-        embeddings = _embeddings(settings, runtime)
-        children += embeddings
-        children += _workers(settings, sock, runtime, semantic=bool(embeddings), is_demo=is_demo)
-        stopped = threading.Event()
+            log.info("ready: base URL %s/v1", url)
 
-        def watch() -> None:
-            while not _is_ready(url):
-                if stopped.wait(0.1):
-                    return
-            if is_demo:
-                print(_READY.format(url=url, model=DEMO_MODEL), flush=True)
-            else:
-                log.info("ready: base URL %s/v1", url)
-
-        threading.Thread(target=watch, daemon=True).start()
-        # A worker that will not start must not block others: it is refused as soon as all stop.
-        code = asyncio.run(Supervisor(children, stopping=sock.close).run())
-        stopped.set()
-        return code
+    threading.Thread(target=watch, daemon=True).start()
+    # A worker that will not start must not block others: it is refused as soon as all stop.
+    code = asyncio.run(Supervisor(children, stopping=sock.close).run())
+    stopped.set()
+    return code
 
 
-def _demo_engine(settings: Settings) -> tuple[Settings, Child]:
-    """Return the settings of a demo, and the engine that they name."""
-    model = Path(str(files("backend") / "demo" / "model"))
-    weights = model / "model.safetensors"
+def _is_ready(address: tuple[str, int]) -> bool:
     try:
-        digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise FailedError(f"{weights}: {error.strerror or error}") from None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    update = {
-        "upstream": (f"http://127.0.0.1:{port}/v1",),
-        "upstreams": (),
-        # A demo has no load balancer.
-        "drain_delay": 0.0,
-        # The port changes at each start; the answers depend on the weights.
-        "upstream_name": f"{DEMO_MODEL}/{digest}",
-    }
-    argv = [*PYTHON, "-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
-    argv += ["--host", "127.0.0.1", "--port", str(port), "--drain-delay", "0"]
-    return settings.model_copy(update=update), Child("engine", argv)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with _DIRECT.open(f"{url}/readyz", timeout=3) as reply:
-            return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError):
+        with socket.create_connection(address[:2], timeout=_READY_SECONDS) as asking:
+            asking.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            return asking.recv(64).partition(b" ")[2].startswith(b"200 ")
+    except OSError:
         return False
-
-
-def _check(settings: Settings) -> None:
-    """Check once, before any process starts, for faults that would stop every worker."""
-    _make(settings.data_dir)
-    own_keys = settings.gateway_keys is not None
-    upstreams = settings.all_upstreams
-    try:
-        check_secrets(upstreams, os.environ, own_keys=own_keys)
-    except SecretSettingError as error:
-        raise CommandError(str(error)) from None
-    warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
-    checks = (
-        (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
-        (settings.gateway_keys, read_key_ring),
-        (settings.denied_keys, read_key_ring),
-    )
-    for path, check in checks:
-        if path is None:
-            continue
-        try:
-            check(path.read_bytes(), str(path))
-        except OSError as error:
-            raise unreadable(path, error) from None
-        except (PolicyError, KeyRingError) as error:
-            raise CommandError(str(error)) from None
-    for option, path in tls_files(settings.store).items():
-        if not os.access(path, os.R_OK):
-            raise CommandError(f"store: {option}: {path} cannot be read")
-    if settings.decision_log is not None:
-        _check_writable(settings.decision_log)
-
-
-def _check_writable(log: Path) -> None:
-    if log.is_dir():
-        raise CommandError(f"decision_log: {log} is a folder; give a file")
-    if not log.parent.is_dir():
-        raise CommandError(f"decision_log: {log.parent} is no folder; make it, or name another")
-    if not os.access(log if log.exists() else log.parent, os.W_OK):
-        raise CommandError(f"decision_log: {log} cannot be written")
-
-
-def _make(data_dir: Path) -> None:
-    what = f"the data directory {data_dir}"
-    if data_dir.exists() and not data_dir.is_dir():
-        raise CommandError(f"{what} is a file; give a folder with --data-dir")
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FailedError(
-            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir"
-        ) from None
 
 
 @contextlib.contextmanager
@@ -248,34 +175,16 @@ def _listen(host: str, port: int) -> socket.socket:
         raise FailedError(f"cannot listen on {host}:{port}: {why}") from None
 
 
-def _embeddings(settings: Settings, runtime: Path) -> list[Child]:
-    needed = ("faiss", "onnx", "onnxruntime", "sentence_transformers")
-    missing = [name for name in needed if not importlib.util.find_spec(name)]
-    if missing:
-        log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
-        return []
-    argv = [*PYTHON, "-m", "embeddings", "--socket", str(runtime / _SOCKET)]
-    argv += ["--data-dir", str(settings.data_dir), "--device", settings.embeddings_device]
-    if settings.embeddings_model is not None:
-        argv += ["--model", settings.embeddings_model]
-    # Not on its command line, which is public: a URL may tell more than it should.
-    environment = {
-        "REFRAIN_VECTORS": settings.vectors,
-        "REFRAIN_VECTORS_TIMEOUT": str(settings.vectors_timeout),
-    }
-    return [Child("embeddings", argv, environment, vital=False)]
-
-
-def _workers(
-    settings: Settings, sock: socket.socket, runtime: Path, *, semantic: bool, is_demo: bool
-) -> list[Child]:
+def _workers(plan: Plan, sock: socket.socket, runtime: Path) -> list[Child]:
     argv = [*PYTHON, "-m", "gateway.cli.worker", "--socket-fd", str(sock.fileno())]
-    if semantic:
+    if plan.embeddings is not None:
         argv += ["--semantic-socket", str(runtime / _SOCKET)]
+    is_demo = plan.engine is not None
     if is_demo:
         argv += ["--engine-required"]
-    environment = {WORKER_SETTINGS: settings.model_dump_json(), VARIABLE: instance()}
-    if settings.workers > 1:
+    name = os.environ.get(INSTANCE) or secrets.token_hex(6)
+    environment = {WORKER_SETTINGS: plan.worker_settings, INSTANCE: name}
+    if plan.workers > 1:
         metrics = runtime / "metrics"
         metrics.mkdir()
         environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
@@ -285,7 +194,7 @@ def _workers(
         environment,
         (sock.fileno(),),
         front=True,
-        stop_seconds=settings.drain_delay + settings.drain_timeout + STOP_SECONDS,
+        stop_seconds=plan.worker_stop_seconds,
     )
-    others = range(2, settings.workers + 1)
+    others = range(2, plan.workers + 1)
     return [child, *(replace(child, name=f"gateway-{number}", argv=argv) for number in others)]

@@ -1,7 +1,6 @@
 """The `refrain` command: arguments in, an exit code out (0 done, 1 failed, 2 bad usage or file)."""
 
 import argparse
-import importlib.metadata
 import os
 import pkgutil
 import sys
@@ -156,6 +155,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Version(argparse.Action):
+    """Prints the version; reading it takes as long as starting."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: Any, **_option: Any) -> None:
+        """Print it, and end the process."""
+        import importlib.metadata
+
+        print(f"refrain {importlib.metadata.version('refrain')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="refrain",
@@ -163,8 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = importlib.metadata.version("refrain")
-    parser.add_argument("--version", action="version", version=f"refrain {version}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_processes(commands)
     _add_operator(commands)

@@ -26,6 +26,9 @@ PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 WORKER_SETTINGS = "REFRAIN_WORKER_SETTINGS"
 """Carries a worker's settings as JSON: unlike a command line, an environment is private."""
 
+INSTANCE = "REFRAIN_INSTANCE"
+"""Carries the name of the installation; ``upstream.http_client`` reads it."""
+
 STOP_SECONDS = 8.0
 FIRST_BACKOFF_SECONDS = 0.5
 LAST_BACKOFF_SECONDS = 10.0

@@ -24,6 +24,8 @@ class Exchange:
     what: str
     clean: bool = False
     """Whether both servers must be ready for a next request afterwards."""
+    hurried: bool = False
+    """Whether a piece is sent before the servers have done what they can with the one before."""
 
 
 @dataclass(slots=True)
@@ -396,6 +398,11 @@ def exchange(draw: random.Random, lane: int) -> Exchange:
     if kind < 0.25:
         data = plain_request(draw, lane)
         return Exchange(_cut(draw, data, draw.choice((0, 1))), "plain", clean=True)
+    if kind < 0.30:
+        slow = plain(draw, lane)
+        slow.body = slow.body.replace(b"Question", b"%d" % draw.randrange(1 << 40))
+        pieces = (slow.join(), *(plain_request(draw, lane) for _ in range(draw.choice((1, 2)))))
+        return Exchange(pieces, "plain behind a slow one", clean=True, hurried=True)
     if kind < 0.35:
         data = b"".join(plain_request(draw, lane) for _ in range(draw.choice((2, 2, 3))))
         return Exchange(_cut(draw, data, draw.choice((0, 1, 2))), "plain pair", clean=True)

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.cli.main import main
 
+ROOT = Path(__file__).parents[3]
 URL = "http://127.0.0.1:9/v1"
 
 
@@ -31,12 +32,13 @@ Refrain = Callable[..., Done]
 def refrain(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> Refrain:
     """Run the command in this process, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gateway.cli.launch.configure_logging", lambda _level: None)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     caplog.set_level("INFO")
 
     def run(*argv: str) -> Done:
@@ -44,7 +46,7 @@ def refrain(
             code: object = main(argv)
         except SystemExit as ended:
             code = ended.code
-        out, told = capsys.readouterr()
+        out, told = capfd.readouterr()
         logged = "".join(f"{record.getMessage()}\n" for record in caplog.records)
         return Done(code, out, told + logged)
 

@@ -1,0 +1,187 @@
+"""What is to run, worked out before anything runs: settings are read, and faults found.
+
+    python -m gateway.cli.plan < flags as JSON > plan as JSON
+
+A process of its own, since all that reads settings and policies takes memory: it ends, while the
+supervisor stays.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.cli.launch import Plan
+from gateway.cli.supervisor import PYTHON, STOP_SECONDS
+from gateway.cli.terminal import CommandError, FailedError, configure_logging, say, unreadable
+from gateway.server.auth import KeyRingError, read_key_ring
+from gateway.server.secrets import SecretSettingError, check_secrets, warn_of_shared_credentials
+from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables
+from policies.format.load import parse_policy
+from policies.format.yaml_document import PolicyError, policy_text
+
+log = logging.getLogger(__name__)
+
+DEMO_MODEL = "refrain-demo"
+
+
+def main() -> int:
+    """Read flags, write the plan; return the exit code of the command."""
+    flags = orjson.loads(sys.stdin.buffer.read())
+    try:
+        plan = make_plan(flags, is_demo=flags.pop("is_demo"))
+    except CommandError as error:
+        say(str(error))
+        return error.code
+    sys.stdout.buffer.write(orjson.dumps(asdict(plan)))
+    return 0
+
+
+def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
+    """Return what is to run. ``flags`` are those of the command line. Raises CommandError."""
+    settings = _settings(flags)
+    if not is_demo and not settings.all_upstreams:
+        hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
+        raise CommandError(f"no upstream: {hint}")
+    configure_logging(settings.log_level)
+    if is_demo and importlib.util.find_spec("torch") is None:
+        raise FailedError("the bundled engine needs torch: install refrain[cpu] or refrain[gpu]")
+    if is_demo and (upstreams := settings.all_upstreams):
+        log.warning("the demo serves its own engine: upstream %s is not used", upstreams[0].url)
+    _check(settings)
+    engine = None
+    if is_demo:
+        settings, engine = _demo_engine(settings)
+    return Plan(
+        host=settings.host,
+        port=settings.port,
+        data_dir=str(settings.data_dir),
+        log_level=settings.log_level,
+        workers=settings.workers,
+        worker_settings=settings.model_dump_json(),
+        worker_stop_seconds=settings.drain_delay + settings.drain_timeout + STOP_SECONDS,
+        upstreams=[upstream.url for upstream in settings.all_upstreams],
+        engine=engine,
+        model=DEMO_MODEL,
+        embeddings=_embeddings(settings),
+        # Not on its command line, which is public: a URL may tell more than it should.
+        embeddings_environment={
+            "REFRAIN_VECTORS": settings.vectors,
+            "REFRAIN_VECTORS_TIMEOUT": str(settings.vectors_timeout),
+        },
+    )
+
+
+def _settings(given: Mapping[str, Any]) -> Settings:
+    config = given.get("config")
+    if config is None and Path("refrain.yaml").is_file():
+        config = "refrain.yaml"
+    for problem in unknown_variables(os.environ):
+        say(f"warning: {problem}")
+    flags = {name: value for name, value in given.items() if name in Settings.model_fields}
+    try:
+        return load_settings(flags, os.environ, None if config is None else Path(config))
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def _demo_engine(settings: Settings) -> tuple[Settings, list[str]]:
+    """Return the settings of a demo, and the engine that they name."""
+    model = Path(str(files("backend") / "demo" / "model"))
+    weights = model / "model.safetensors"
+    try:
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise FailedError(f"{weights}: {error.strerror or error}") from None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    update = {
+        "upstream": (f"http://127.0.0.1:{port}/v1",),
+        "upstreams": (),
+        # A demo has no load balancer.
+        "drain_delay": 0.0,
+        # The port changes at each start; the answers depend on the weights.
+        "upstream_name": f"{DEMO_MODEL}/{digest}",
+    }
+    argv = [*PYTHON, "-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
+    argv += ["--host", "127.0.0.1", "--port", str(port), "--drain-delay", "0"]
+    return settings.model_copy(update=update), argv
+
+
+def _check(settings: Settings) -> None:
+    """Check once, before any process starts, for faults that would stop every worker."""
+    _make(settings.data_dir)
+    own_keys = settings.gateway_keys is not None
+    upstreams = settings.all_upstreams
+    try:
+        check_secrets(upstreams, os.environ, own_keys=own_keys)
+    except SecretSettingError as error:
+        raise CommandError(str(error)) from None
+    warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
+    checks = (
+        (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
+        (settings.gateway_keys, read_key_ring),
+        (settings.denied_keys, read_key_ring),
+    )
+    for path, check in checks:
+        if path is None:
+            continue
+        try:
+            check(path.read_bytes(), str(path))
+        except OSError as error:
+            raise unreadable(path, error) from None
+        except (PolicyError, KeyRingError) as error:
+            raise CommandError(str(error)) from None
+    for option, path in tls_files(settings.store).items():
+        if not os.access(path, os.R_OK):
+            raise CommandError(f"store: {option}: {path} cannot be read")
+    if settings.decision_log is not None:
+        _check_writable(settings.decision_log)
+
+
+def _check_writable(log: Path) -> None:
+    if log.is_dir():
+        raise CommandError(f"decision_log: {log} is a folder; give a file")
+    if not log.parent.is_dir():
+        raise CommandError(f"decision_log: {log.parent} is no folder; make it, or name another")
+    if not os.access(log if log.exists() else log.parent, os.W_OK):
+        raise CommandError(f"decision_log: {log} cannot be written")
+
+
+def _make(data_dir: Path) -> None:
+    what = f"the data directory {data_dir}"
+    if data_dir.exists() and not data_dir.is_dir():
+        raise CommandError(f"{what} is a file; give a folder with --data-dir")
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FailedError(
+            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir"
+        ) from None
+
+
+def _embeddings(settings: Settings) -> list[str] | None:
+    needed = ("faiss", "onnx", "onnxruntime", "sentence_transformers")
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
+    if missing:
+        log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
+        return None
+    argv = [*PYTHON, "-m", "embeddings", "--data-dir", str(settings.data_dir)]
+    argv += ["--device", settings.embeddings_device]
+    if settings.embeddings_model is not None:
+        argv += ["--model", settings.embeddings_model]
+    return argv
+
+
+if __name__ == "__main__":
+    sys.exit(main())
