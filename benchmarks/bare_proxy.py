@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import orjson
 import uvloop
@@ -23,10 +24,11 @@ def application(upstream: str) -> web.Application:
                 answer = await reply.read()
                 return web.Response(body=answer, content_type="application/json")
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await response.prepare(request)
-            async for chunk in reply.content.iter_any():
-                await response.write(chunk)
-            await response.write_eof()
+            with suppress(ConnectionResetError):  # the client has left
+                await response.prepare(request)
+                async for chunk in reply.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
             return response
 
     async def client(app: web.Application) -> AsyncIterator[None]:

@@ -9,61 +9,19 @@ overhead, with half a second what clients of a busy model see.
 """
 
 import argparse
-import asyncio
 import json
 import statistics
 import sys
-import tempfile
-import time
 import urllib.request
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass
 
 import orjson
-import uvloop
-from load import post
-from servers import await_url, free_port, pin, start
+from load import Arrival, Outcome, percentile, post, run_arrivals
+from servers import CLIENT_CORE, pin, start_bare, start_gateway, start_upstream
 
-_EVENT = b"data: "
-_LAST = b"data: [DONE]\n\n"
-
-
-@dataclass
-class _Client(asyncio.Protocol):
-    """One connection, one request: when its first event came, when the last, and what."""
-
-    done: asyncio.Future[None]
-    sent: float = 0.0
-    first: float = 0.0
-    last: float = 0.0
-    parts: list[bytes] = field(default_factory=list)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-
-    def ask(self, request: bytes) -> None:
-        self.sent = time.perf_counter()
-        self.transport.write(request)
-
-    def data_received(self, data: bytes) -> None:
-        self.parts.append(data)
-        if not self.first and _EVENT in data:
-            self.first = time.perf_counter()
-        if _LAST in b"".join(self.parts[-2:]):
-            self.last = time.perf_counter()
-            self.transport.close()
-            if not self.done.done():
-                self.done.set_result(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(exc or ConnectionResetError())
-
-    def has(self, tokens: int) -> bool:
-        """Tell whether every token came: a hit, for who came last, has them in one event."""
-        raw = b"".join(self.parts)
-        return all(f" token{number}".encode() in raw for number in range(tokens))
+GAP_SECONDS = 0.02
+"""Between tokens of the upstream."""
 
 
 @dataclass(frozen=True)
@@ -73,26 +31,18 @@ class _Round:
     all_over: float
 
 
-async def _round(port: int, request: bytes, clients: int, tokens: int) -> _Round:
-    loop = asyncio.get_running_loop()
-    everybody = []
-    for _ in range(clients):
-        _, client = await loop.create_connection(
-            lambda: _Client(loop.create_future()), "127.0.0.1", port
-        )
-        everybody.append(client)
-    began = time.perf_counter()
-    for client in everybody:
-        client.ask(request)
-    async with asyncio.timeout(20):
-        await asyncio.gather(*(client.done for client in everybody))
-    if not all(client.has(tokens) for client in everybody):
+def _round(port: int, request: bytes, clients: int, tokens: int) -> _Round:
+    outcomes: list[Outcome] = []
+    run_arrivals(port, [Arrival(0, request)] * clients, outcomes.append, ready=clients, patience=20)
+    replies = [each.reply for each in outcomes if each.reply is not None]
+    texts = [f" token{number}".encode() for number in range(tokens)]
+    if len(replies) < clients or not all(t in each.body for each in replies for t in texts):
         raise SystemExit("a client did not get the whole answer")
-    waited = sorted(client.first - client.sent for client in everybody)
+    waited = [each.first - each.sent for each in replies]
     return _Round(
-        waited[clients // 2],
-        waited[int(clients * 0.99)],
-        max(client.last for client in everybody) - began,
+        percentile(waited, 0.5),
+        percentile(waited, 0.99),
+        max(each.last for each in replies) - min(each.sent for each in replies),
     )
 
 
@@ -101,9 +51,9 @@ def _request(prompt: str, think: float, tokens: int) -> bytes:
         "model": "bench",
         "stream": True,
         "messages": [{"role": "user", "content": prompt}],
-        "metadata": {"seconds": str(think), "tokens": str(tokens)},
+        "metadata": {"seconds": str(think), "tokens": str(tokens), "gap": str(GAP_SECONDS)},
     }
-    return post("/v1/chat/completions", orjson.dumps(body))
+    return post(orjson.dumps(body))
 
 
 def _calls(upstream: int) -> int:
@@ -115,25 +65,19 @@ def measure(
     thinks: list[float], rounds: int, clients: int, tokens: int
 ) -> dict[float, dict[str, list[_Round]]]:
     """Run the rounds for each time that the upstream thinks."""
-    bare, gateway, upstream = free_port(), free_port(), free_port()
     results: dict[float, dict[str, list[_Round]]] = {}
     with ExitStack() as stack:
-        data = stack.enter_context(tempfile.TemporaryDirectory())
-        start(stack, ["streaming_upstream.py", str(upstream)], 1)
-        url = f"http://127.0.0.1:{upstream}/v1"
-        options = ["--port", str(gateway), "--data-dir", data, "--log-level", "warning"]
-        start(stack, ["-m", "gateway.cli", "serve", "--upstream", url, *options], 0)
-        start(stack, ["bare_fanout.py", str(bare), url], 0)
-        await_url(f"http://127.0.0.1:{gateway}/readyz")
-        await_url(f"http://127.0.0.1:{bare}/")
-        pin(0, 1)
+        upstream = start_upstream(stack)
+        gateway = start_gateway(stack, upstream).port
+        bare = start_bare(stack, "bare_fanout.py", f"http://127.0.0.1:{upstream}/v1").port
+        pin(0, CLIENT_CORE)
         for think in thinks:
             mine = results[think] = {"gateway": [], "bare": []}
             for number in range(-1, rounds):  # the first of them warms up
                 for name, port in (("gateway", gateway), ("bare", bare)):
                     before = _calls(upstream)
                     request = _request(f"{name} {think} {number}", think, tokens)
-                    got = uvloop.run(_round(port, request, clients, tokens))
+                    got = _round(port, request, clients, tokens)
                     made = _calls(upstream) - before
                     if made != 1 and name == "gateway":  # the floor forgets a call at its end
                         raise SystemExit(f"{name} made {made} calls")

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_replay import percentile
 from engine_sides import EngineSide, bundled_or_random, random_prompts
+from load import percentile
 
 BATCH = 16
 PROMPT_TOKENS = 32

@@ -13,8 +13,10 @@ import json
 import tempfile
 from pathlib import Path
 
-from engine_replay import TRACE, Outcome, StepCost, percentile, read_trace, replay
+from engine_replay import Outcome, StepCost, replay
 from engine_sides import bundled_or_random
+from load import percentile
+from traffic import TRACE, read_trace
 
 from backend.core.block_pool import BlockPool
 from backend.core.scheduler import Scheduler

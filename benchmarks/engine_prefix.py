@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_replay import TRACE, StepCost, read_trace, replay
+from engine_replay import StepCost, replay
 from engine_sides import EngineSide, bundled_or_random, random_prompts
+from traffic import TRACE, read_trace
 
 from backend.core import residents
 from backend.core.block_pool import BLOCK_SIZE, BlockPool

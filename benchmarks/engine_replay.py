@@ -5,15 +5,14 @@ are measured on the machine at hand (``StepCost.measure``). Lengths and arrivals
 Azure trace of 2023, conversations.
 """
 
-import csv
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from engine_sides import random_prompts
+from traffic import TracedRequest
 
 from backend.core.block_pool import BlockPool
 from backend.core.scheduler import Scheduler
@@ -21,41 +20,6 @@ from backend.core.sequence import Sequence as Continuation
 from backend.core.types import GenerationRequest, SamplingParams
 from backend.runtime.loader import load_model
 from backend.runtime.messages import EngineOptions, Submit
-
-TRACE = Path(__file__).parent.parent.parent / "shared" / "data" / "azure_conv_trace.csv"
-
-
-@dataclass(frozen=True, slots=True)
-class TracedRequest:
-    """``at`` is seconds after the first."""
-
-    at: float
-    prompt_tokens: int
-    new_tokens: int
-
-
-def read_trace(path: Path, count: int, *, scale: float = 1.0) -> list[TracedRequest]:
-    """Return the first ``count`` requests, lengths times ``scale``.
-
-    Raises FileNotFoundError where there is no trace.
-    """
-    requests: list[TracedRequest] = []
-    first: datetime | None = None
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            # Seven decimals are one more than Python reads.
-            at = datetime.fromisoformat(row["TIMESTAMP"][:26])
-            first = first or at
-            requests.append(
-                TracedRequest(
-                    (at - first).total_seconds(),
-                    max(round(int(row["ContextTokens"]) * scale), 1),
-                    max(round(int(row["GeneratedTokens"]) * scale), 1),
-                )
-            )
-            if len(requests) == count:
-                break
-    return requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +136,3 @@ def _arrivals(
         at = request.at * stretch
         length = request.prompt_tokens + request.new_tokens
         yield Continuation(number, prompt, length, arrived=at), Outcome(request, at)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the least value that ``share`` of ``values`` do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

@@ -3,7 +3,8 @@
 The server is real, on loopback. First the stores themselves, in this process: what a lookup takes
 alone, and with 32 waiting at any time; the floor is redis-py's own ``get`` of the same bytes on the
 same kind of client, without decoding an entry. Then exact hits through whole gateways, one
-connection and 32, servers on core 0 and load on core 1. Rounds alternate; medians are of rounds.
+connection and 32, servers on core 0 and wrk on the last. They ask in other bytes each time, since
+the same bytes are answered without the store. Rounds alternate; medians are of rounds.
 
     python benchmarks/redis_store.py [--rounds N] [--seconds S]
 """
@@ -11,7 +12,6 @@ connection and 32, servers on core 0 and load on core 1. Rounds alternate; media
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -21,9 +21,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import uvloop
-from exact_hits import question
-from load import post, run_load
-from servers import await_url, free_port, pin, start
+from load import OTHER_BYTES, Client, post, question, run_wrk
+from servers import (
+    CLIENT_CORE,
+    EXACT_ONLY,
+    Server,
+    processor_seconds,
+    start_gateway,
+    start_upstream,
+)
 
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encode_entry
@@ -95,15 +101,8 @@ async def stores(url: str, rounds: int) -> dict[str, float]:
     return found
 
 
-def processor_seconds(process: int) -> float:
-    """Return the processor time of a process so far, which other load on the machine spares."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def gateways(url: str, rounds: int, seconds: float) -> dict[str, float]:
     """Measure exact hits through gateways that differ in their store alone."""
-    request = post("/v1/chat/completions", question(1))
     kinds: dict[str, dict[str, object]] = {
         "memory": {"store": "memory"},
         "disk": {"store": "disk"},
@@ -114,31 +113,32 @@ def gateways(url: str, rounds: int, seconds: float) -> dict[str, float]:
     alone: dict[str, list[float]] = {name: [] for name in kinds}
     work: dict[str, list[float]] = {name: [] for name in kinds}
     with ExitStack() as stack:
-        upstream = free_port()
-        start(stack, ["fake_upstream.py", str(upstream)], 1)
-        ports: dict[str, int] = {}
-        servers: dict[str, int] = {}
+        upstream = start_upstream(stack)
+        servers: dict[str, Server] = {}
         for name, changes in kinds.items():
-            data = stack.enter_context(tempfile.TemporaryDirectory())
-            ports[name] = free_port()
-            settings = {"upstream": f"http://127.0.0.1:{upstream}/v1", "data_dir": data, **changes}
-            argv = ["gateway_alone.py", str(ports[name]), json.dumps(settings)]
-            servers[name] = start(stack, argv, 0)
-            await_url(f"http://127.0.0.1:{ports[name]}/healthz")
-        pin(0, 1)
-        for port in ports.values():
-            run_load(port, request, connections=1, seconds=0.3)
-        for _ in range(rounds):
-            for name, port in ports.items():
-                before = processor_seconds(servers[name])
-                loaded = run_load(port, request, connections=32, seconds=seconds)
-                used = processor_seconds(servers[name]) - before
-                work[name].append(1e6 * used / loaded.requests)
-                single = run_load(port, request, connections=1, seconds=seconds)
-                if b"refrain; hit" not in single.last_reply:
+            servers[name] = start_gateway(stack, upstream, policy=EXACT_ONLY, settings=changes)
+            with Client(servers[name].port) as client:
+                client.ask(post(question()))
+                if "; hit" not in client.ask(post(question())).cache_status:
                     raise SystemExit(f"the gateway with {name} does not hit")
+        for _ in range(rounds):
+            for name, server in servers.items():
+                before = processor_seconds(server.process)
+                loaded, single = (
+                    run_wrk(
+                        server.port,
+                        question(),
+                        core=CLIENT_CORE,
+                        connections=connections,
+                        seconds=seconds,
+                        vary=OTHER_BYTES,
+                    )
+                    for connections in (32, 1)
+                )
+                used = processor_seconds(server.process) - before
+                work[name].append(1e6 * used / (loaded.requests + single.requests))
                 rates[name].append(1e6 / loaded.rate)
-                alone[name].append(1e6 * single.percentile(0.5))
+                alone[name].append(1e6 * single.p50)
     figures = {f"hit_{name}_us": statistics.median(values) for name, values in rates.items()}
     figures |= {f"hit_{name}_alone_us": statistics.median(v) for name, v in alone.items()}
     figures |= {f"hit_{name}_cpu_us": statistics.median(v) for name, v in work.items()}

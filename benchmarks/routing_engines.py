@@ -8,23 +8,17 @@ of the way before; salts keep them apart.
 
 import json
 import random
-import subprocess
-import sys
 import tempfile
-import threading
-import time
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from engine_sides import bundled_or_random
+from load import Reply, post, run_load
 from routing_simulation import Traced
-from servers import await_url, free_port
+from servers import start_engine, start_gateway
 
 TOKENS_A_BLOCK = 32
 TOKEN_BYTES = 4096
@@ -51,6 +45,16 @@ class Replayed:
     @property
     def share(self) -> float:
         return self.cached_tokens / self.prompt_tokens
+
+    def note(self, reply: Reply) -> None:
+        usage = json.loads(reply.body)["usage"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        upstream = reply.header("X-Refrain-Upstream")
+        self.seconds.append(reply.seconds)
+        self.prompt_tokens += usage["prompt_tokens"]
+        self.cached_tokens += cached
+        self.requests[upstream] += 1
+        self.computed[upstream] += usage["prompt_tokens"] - cached
 
 
 def shortened(requests: Sequence[Traced], share: float) -> list[Traced]:
@@ -90,48 +94,26 @@ def replay(
 
 
 def _engines(stack: ExitStack, model: Path, count: int, capacity: int) -> list[int]:
-    ports = [free_port() for _ in range(count)]
-    for port in ports:
-        options = ["--port", str(port), "--threads", "1", "--served-model-name", "m"]
-        options += ["--kv-bytes", str(capacity * TOKENS_A_BLOCK * TOKEN_BYTES)]
-        _start(stack, ["-m", "gateway.cli", "backend", "--model", str(model), *options])
-        await_url(f"http://127.0.0.1:{port}/readyz")
-    return ports
+    options = ["--threads", "1", "--served-model-name", "m"]
+    options += ["--kv-bytes", str(capacity * TOKENS_A_BLOCK * TOKEN_BYTES)]
+    return [start_engine(stack, model, *options).port for _ in range(count)]
 
 
 def _gateway(stack: ExitStack, engines: Sequence[int], routing: str) -> int:
-    port = free_port()
     upstreams = [{"url": f"http://127.0.0.1:{engine}/v1"} for engine in engines]
-    data = stack.enter_context(tempfile.TemporaryDirectory())
-    settings = {"upstreams": upstreams, "upstream_routing": routing, "data_dir": data}
-    _start(stack, ["gateway_alone.py", str(port), json.dumps(settings)])
-    await_url(f"http://127.0.0.1:{port}/readyz")
-    return port
-
-
-def _start(stack: ExitStack, argv: Sequence[str]) -> None:
-    process = subprocess.Popen(
-        [sys.executable, *argv],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parent,
-    )
-    stack.callback(process.wait, 30)
-    stack.callback(process.terminate)
+    settings = {"upstreams": upstreams, "upstream_routing": routing}
+    return start_gateway(stack, None, core=None, settings=settings).port
 
 
 def _run(ports: Sequence[int], requests: Sequence[Traced], salt: str) -> Replayed:
     replayed = Replayed()
-    lock = threading.Lock()
-    drawn = random.Random(2).choices(ports, k=len(requests))
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        ask = partial(_ask, salt=salt, into=replayed, lock=lock)
-        for _ in pool.map(ask, drawn, requests):
-            pass
+    bodies = (_request(each, salt) for each in requests)
+    connections = max(AT_A_TIME, len(ports))
+    run_load(ports, bodies, connections=connections, report=replayed.note)
     return replayed
 
 
-def _ask(port: int, traced: Traced, salt: str, into: Replayed, lock: threading.Lock) -> None:
+def _request(traced: Traced, salt: str) -> bytes:
     body = {
         "model": "m",
         "prompt": "\n".join(map(_text, traced.blocks)),
@@ -139,21 +121,8 @@ def _ask(port: int, traced: Traced, salt: str, into: Replayed, lock: threading.L
         "temperature": 0,
         "cache_salt": salt,
     }
-    headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), headers
-    )
-    began = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        usage = json.load(reply)["usage"]
-        upstream = reply.headers.get("X-Refrain-Upstream", "")
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    with lock:
-        into.seconds.append(time.perf_counter() - began)
-        into.prompt_tokens += usage["prompt_tokens"]
-        into.cached_tokens += cached
-        into.requests[upstream] += 1
-        into.computed[upstream] += usage["prompt_tokens"] - cached
+    data = json.dumps(body).encode()
+    return post(data, "/v1/completions", "Cache-Control: no-store\r\n")
 
 
 def _text(block: int) -> str:

@@ -11,20 +11,20 @@ for), requests that failed, and seconds from recovery to the next hit.
 import argparse
 import asyncio
 import json
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 import uvloop
-from aiohttp import ClientSession
-from fake_upstream import application
+from load import Client, LoadResult, post, run_load
+from servers import start_upstream
 
 from gateway.app import create_app
 from gateway.cache.stores.guarded import GuardedStore
@@ -54,93 +54,77 @@ def record_waits() -> None:
     GuardedStore._call = noted  # type: ignore[method-assign]  # noqa: SLF001
 
 
-@dataclass
-class Phase:
-    """What clients saw while something was the matter."""
-
-    waits: list[float] = field(default_factory=list)
-    failed: int = 0
-    store_wait: float = 0.0
-
-    def figures(self) -> dict[str, float]:
-        return {
-            "requests": len(self.waits),
-            "failed": self.failed,
-            "median_ms": round(1e3 * statistics.median(self.waits), 2),
-            "slowest_ms": round(1e3 * max(self.waits), 2),
-            "slowest_store_wait_ms": round(1e3 * self.store_wait, 2),
-        }
+def figures(result: LoadResult) -> dict[str, float]:
+    """Return what clients saw while something was the matter."""
+    return {
+        "requests": result.requests,
+        "failed": result.failed,
+        "median_ms": round(1e3 * result.percentile(0.5), 2),
+        "slowest_ms": round(1e3 * result.percentile(1), 2),
+        "slowest_store_wait_ms": round(1e3 * max(WAITS, default=0.0), 2),
+    }
 
 
-class Client:
-    """Asks one gateway."""
+def request(text: str) -> bytes:
+    """Return a request."""
+    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    return post(orjson.dumps(body))
 
-    def __init__(self, session: ClientSession, url: str) -> None:
-        self._session = session
-        self._url = f"{url}/v1/chat/completions"
-        self._asked = 0
 
-    async def ask(self, question: str, phase: Phase | None = None) -> bool:
-        """Ask; tell whether it was a hit."""
-        body = {"model": "m", "messages": [{"role": "user", "content": question}]}
-        before = time.perf_counter()
-        async with self._session.post(self._url, data=orjson.dumps(body)) as reply:
-            whole = await reply.read()
-            if phase is not None:
-                phase.waits.append(time.perf_counter() - before)
-                phase.failed += reply.status != 200 or b"answer" not in whole
-            return "; hit" in reply.headers.get("Cache-Status", "")
+NEW = count()
 
-    async def during(self, seconds: float) -> Phase:
-        """Ask what is known and what is new, by turns, from several clients at once."""
-        phase = Phase()
-        WAITS.clear()
-        until = time.perf_counter() + seconds
 
-        async def ask() -> None:
-            while time.perf_counter() < until:
-                self._asked += 1
-                await self.ask("known" if self._asked % 2 else f"new {self._asked}", phase)
+def known_and_new() -> Iterator[bytes]:
+    """Ask what is known and what is new, by turns."""
+    while True:
+        yield request("known")
+        yield request(f"new {next(NEW)}")
 
-        await asyncio.gather(*(ask() for _ in range(CLIENTS)))
-        phase.store_wait = max(WAITS, default=0.0)
-        return phase
 
-    async def until_hit(self, patience: float = 20.0) -> float:
-        """Return the seconds until what was asked before is a hit again."""
-        started = time.perf_counter()
+async def during(port: int, seconds: float) -> dict[str, float]:
+    """Load a gateway of this process from another thread."""
+    WAITS.clear()
+    load = partial(run_load, connections=CLIENTS, seconds=seconds, may_fail=True)
+    return figures(await asyncio.to_thread(load, port, known_and_new()))
+
+
+def until_hit(port: int, patience: float = 20.0) -> float:
+    """Return the seconds until what was asked before is a hit again."""
+    started = time.perf_counter()
+    with Client(port) as client:
         while time.perf_counter() - started < patience:
-            if await self.ask("known"):
+            if "; hit" in client.ask(request("known")).cache_status:
                 return round(time.perf_counter() - started, 3)
-            await asyncio.sleep(0.01)
-        raise SystemExit(f"no hit within {patience:g} s")
+            time.sleep(0.01)
+    raise SystemExit(f"no hit within {patience:g} s")
 
 
-async def measure(redis: RunningRedis, folder: Path, seconds: float) -> dict[str, object]:
+async def measure(
+    redis: RunningRedis, folder: Path, upstream: int, seconds: float
+) -> dict[str, object]:
     """Run the phases."""
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(ClientSession())
-        upstream, upstream_url = await start_app(application(120))
-        stack.push_async_callback(upstream.cleanup)
 
-        async def client(store: str) -> Client:
+        async def gateway(store: str) -> int:
             settings = Settings(
-                upstream=(f"{upstream_url}/v1",), store=store, data_dir=folder / store[:5]
+                upstream=(f"http://127.0.0.1:{upstream}/v1",),
+                store=store,
+                data_dir=folder / store[:5],
             )
             runner, url = await start_app(create_app(settings, semantic_socket=None))
             stack.push_async_callback(runner.cleanup)
-            return Client(session, url)
+            return int(url.rpartition(":")[2])
 
-        floor, ours = await client("memory"), await client(redis.url)
+        floor, ours = await gateway("memory"), await gateway(redis.url)
         found: dict[str, object] = {}
-        found["memory"] = (await floor.during(seconds)).figures()
-        await ours.until_hit()
-        found["redis"] = (await ours.during(seconds)).figures()
+        found["memory"] = await during(floor, seconds)
+        await asyncio.to_thread(until_hit, ours)
+        found["redis"] = await during(ours, seconds)
         for fault, begin, end in faults(redis):
             begin()
-            found[fault] = (await ours.during(seconds)).figures()
+            found[fault] = await during(ours, seconds)
             end()
-            found[f"{fault}_recovery_s"] = await ours.until_hit()
+            found[f"{fault}_recovery_s"] = await asyncio.to_thread(until_hit, ours)
         return found
 
 
@@ -157,11 +141,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each phase")
     options = parser.parse_args()
     record_waits()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        upstream = start_upstream(stack)
         redis = RunningRedis(Path(folder) / "redis")
         redis.start()
         try:
-            found = uvloop.run(measure(redis, Path(folder), options.seconds))
+            found = uvloop.run(measure(redis, Path(folder), upstream, options.seconds))
         finally:
             redis.kill()
     print(

@@ -10,24 +10,20 @@ with one upstream.
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from exact_hits import question
-from load import post, run_load
-from servers import await_url, free_port, pin, start
+from load import question, run_wrk
+from servers import CLIENT_CORE, await_url, free_port, processor_seconds, start, start_upstream
 
 _IN = (
     "import os, sys; os.environ['PYTHONPATH'] = sys.argv[1]; "
-    "os.execv(sys.executable, [sys.executable, '-m', 'gateway', *sys.argv[2:]])"
+    "os.execv(sys.executable, [sys.executable, '-m', 'gateway.cli', *sys.argv[2:]])"
 )
-REQUEST = post("/v1/chat/completions", question(1)).replace(
-    b"\r\n\r\n", b"\r\nCache-Control: no-store\r\n\r\n", 1
-)
+NO_STORE = 'wrk.headers["Cache-Control"] = "no-store"'
 
 
 def measure(
@@ -39,10 +35,9 @@ def measure(
     if against is not None:
         sides["before"] = (against, 1)
     ports = {name: free_port() for name in sides}
-    upstreams, pids = [free_port(), free_port()], {}
+    pids = {}
     with ExitStack() as stack:
-        for port in upstreams:
-            start(stack, ["fake_upstream.py", str(port)], 1)
+        upstreams = [start_upstream(stack), start_upstream(stack)]
         for name, (tree, number) in sides.items():
             data = stack.enter_context(tempfile.TemporaryDirectory())
             argv = ["-c", _IN, str(tree), "serve", "--port", str(ports[name]), "--data-dir", data]
@@ -51,26 +46,24 @@ def measure(
             pids[name] = start(stack, [*argv, "--log-level", "warning"], 0)
         for port in ports.values():
             await_url(f"http://127.0.0.1:{port}/readyz")
-        pin(0, 1)
         loaded: dict[str, list[float]] = {name: [] for name in sides}
         rates: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", file=sys.stderr)
             for name, port in ports.items():
-                before = _processor_seconds(pids[name])
-                got = run_load(port, REQUEST, connections=connections, seconds=seconds)
-                spent = _processor_seconds(pids[name]) - before
+                before = processor_seconds(pids[name])
+                got = run_wrk(
+                    port,
+                    question(),
+                    core=CLIENT_CORE,
+                    connections=connections,
+                    seconds=seconds,
+                    vary=NO_STORE,
+                )
+                spent = processor_seconds(pids[name]) - before
                 loaded[name].append(1e6 * spent / got.requests)
                 rates[name].append(got.rate)
     return _figures(loaded, rates)
-
-
-def _processor_seconds(pid: int) -> float:
-    """Return what a process and its children have taken of the processors so far."""
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    own = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(_processor_seconds(int(child)) for child in children)
 
 
 def _figures(spent: dict[str, list[float]], rates: dict[str, list[float]]) -> dict[str, float]:
@@ -95,7 +88,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout to compare with")
     options = parser.parse_args()
     figures = measure(options.rounds, options.seconds, options.connections, options.against)
-    print(f"forwarded, {options.connections} connections, {len(question(1))} bytes asked, one core")
+    print(f"forwarded, {options.connections} connections, {len(question())} bytes asked, one core")
     print(f"{'':12}{'requests/s':>12}{'us of core':>14}")
     for name in ("one", "two", "before"):
         if f"{name}_per_second" in figures:

@@ -14,8 +14,6 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -25,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from engine_sides import bundled_or_random
-from servers import await_url, free_port
+from load import Client, post
+from servers import start_engine, start_gateway
 
 WORDS = """
     order parcel invoice refund account password delivery customer address payment shipping return
@@ -72,25 +71,27 @@ def main() -> None:
 
 
 def _measured(model: Path, assistants: int, *, warm: bool) -> tuple[First, First]:
-    ports = [free_port(), free_port()]
     with ExitStack() as stack:
-        engines = [_engine(stack, model, port) for port in ports]
-        gateway = _gateway(stack, ports, warm=warm)
+        first, second = (stack.enter_context(ExitStack()) for _ in range(2))
+        options = ("--threads", "1", "--served-model-name", "m")
+        engines = [start_engine(of, model, *options).port for of in (first, second)]
+        upstreams = [{"url": f"http://127.0.0.1:{port}/v1", "name": str(port)} for port in engines]
+        settings = {"upstreams": upstreams, "upstream_warm_up": warm}
+        port = start_gateway(stack, None, core=None, settings=settings).port
+        gateway = stack.enter_context(Client(port))
         for use in range(USES):
             for number in range(assistants):
                 _ask(gateway, number, f"{use}")
-        engines[1].terminate()
-        engines[1].wait(30)
-        _ask_until(gateway, ports[1], {"open"})
-        _engine(stack, model, ports[1])
-        _ask_until(gateway, ports[1], {"trial", "up"})
-        engines[0].terminate()
-        engines[0].wait(30)
+        second.close()
+        _ask_until(port, gateway, engines[1], {"open"})
+        start_engine(stack, model, *options, port=engines[1])
+        _ask_until(port, gateway, engines[1], {"trial", "up"})
+        first.close()
         _ask(gateway, assistants, "one that nobody has asked")  # and finds the first one gone
         return _asked(gateway, assistants, "now"), _asked(gateway, assistants, "then")
 
 
-def _asked(gateway: int, assistants: int, question: str) -> First:
+def _asked(gateway: Client, assistants: int, question: str) -> First:
     first = First()
     for number in range(assistants):
         began = time.perf_counter()
@@ -101,44 +102,12 @@ def _asked(gateway: int, assistants: int, question: str) -> First:
     return first
 
 
-def _engine(stack: ExitStack, model: Path, port: int) -> subprocess.Popen[bytes]:
-    options = ["--port", str(port), "--threads", "1", "--served-model-name", "m"]
-    argv = ["-m", "gateway.cli", "backend", "--model", str(model), *options]
-    process = _start(stack, argv)
-    await_url(f"http://127.0.0.1:{port}/readyz")
-    return process
-
-
-def _gateway(stack: ExitStack, engines: list[int], *, warm: bool) -> int:
-    port = free_port()
-    upstreams = [
-        {"url": f"http://127.0.0.1:{engine}/v1", "name": str(engine)} for engine in engines
-    ]
-    data = stack.enter_context(tempfile.TemporaryDirectory())
-    settings = {"upstreams": upstreams, "upstream_warm_up": warm, "data_dir": data}
-    _start(stack, ["gateway_alone.py", str(port), json.dumps(settings)])
-    await_url(f"http://127.0.0.1:{port}/readyz")
-    return port
-
-
-def _start(stack: ExitStack, argv: list[str]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, *argv],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parent,
-    )
-    stack.callback(process.wait, 30)
-    stack.callback(process.terminate)
-    return process
-
-
-def _ask_until(gateway: int, engine: int, states: set[str]) -> None:
+def _ask_until(port: int, gateway: Client, engine: int, states: set[str]) -> None:
     """Ask what belongs to nobody, until the gateway thinks so of an engine."""
     give_up = time.monotonic() + PATIENCE
     number = 1000
     while time.monotonic() < give_up:
-        with urllib.request.urlopen(f"http://127.0.0.1:{gateway}/readyz", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as reply:
             if json.load(reply)["upstreams"][str(engine)]["state"] in states:
                 return
         if "open" in states:
@@ -148,7 +117,7 @@ def _ask_until(gateway: int, engine: int, states: set[str]) -> None:
     raise SystemExit(f"the gateway never found the engine {' or '.join(sorted(states))}")
 
 
-def _ask(gateway: int, assistant: int, question: str) -> Any:
+def _ask(gateway: Client, assistant: int, question: str) -> Any:
     system = " ".join(random.Random(assistant).choices(WORDS.split(), k=SYSTEM_WORDS))
     body = {
         "model": "m",
@@ -159,12 +128,8 @@ def _ask(gateway: int, assistant: int, question: str) -> Any:
         "max_tokens": 1,
         "temperature": 0,
     }
-    headers = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{gateway}/v1/chat/completions", json.dumps(body).encode(), headers
-    )
-    with urllib.request.urlopen(request, timeout=120) as reply:
-        return json.load(reply)
+    request = post(json.dumps(body).encode(), headers="Cache-Control: no-cache\r\n")
+    return json.loads(gateway.ask(request).body)
 
 
 if __name__ == "__main__":
