@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 from embeddings.training.templates import generate
-from embeddings.verify.agreement import RULES, agree
-from embeddings.verify.calibration import calibrated
+from embeddings.verify.agreement import agree
+from embeddings.verify.calibration import RULES, calibrated
 from embeddings.verify.calibration_file import written_calibration
 
 SEED = 20261121

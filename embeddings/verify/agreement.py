@@ -4,6 +4,7 @@ Law: whatever one text says and the other does not say in the same place is a di
 it is known to make no difference. Similar vectors do not count here: numbers, negations, names and
 roles hardly move a sentence vector, and they are what changes an answer. So the check refuses many
 true paraphrases and accepts the plain ones: another question frame, other spelling, politeness.
+If these rules change, raise ``calibration.RULES``.
 """
 
 from collections import Counter
@@ -13,9 +14,6 @@ from embeddings.verify.lexicon import ANTONYMS, OPPOSING_ENDS, OPPOSING_PREFIXES
 from embeddings.verify.lexing import lex
 from embeddings.verify.reading import Kind, Token, read
 from embeddings.verify.single_letters import letters_differ
-
-RULES = "rules-5"
-"""What these rules are called in calibrations; raise it when they change."""
 
 _ORDER = "order"
 _ANTONYM = "antonym"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Annotated, Any
 
 from cachetools import FIFOCache
@@ -81,7 +82,10 @@ class Comparison:
     until: float
 
 
-_COMPARISON = TypeAdapter(Comparison)
+@cache
+def _reader() -> TypeAdapter[Comparison]:
+    """Return what reads a line; making it takes as long as importing all else here."""
+    return TypeAdapter(Comparison)
 
 
 def make_comparison(
@@ -217,7 +221,7 @@ class ComparisonLedger:
                 self._rule(rule, str(line.get("basis")), budget).off = True
             case _:
                 with suppress(ValidationError):
-                    self._add(_COMPARISON.validate_python(line))
+                    self._add(_reader().validate_python(line))
 
     def to_switch_off(self, rule: str) -> dict[str, Any] | None:
         """Return the line that switches a rule off, if it is to be and is not."""

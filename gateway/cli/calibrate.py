@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.client import EmbeddingsClient
-from embeddings.verify.agreement import RULES
 from embeddings.verify.binomial import upper_bound
-from embeddings.verify.calibration import Calibration, calibrated, least_hits
+from embeddings.verify.calibration import RULES, Calibration, calibrated, least_hits
 from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import previous_file
 from gateway.cache.comparison_journal import CHECKS_FILE

@@ -13,7 +13,7 @@ from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.ports import PolicySource
 from gateway.cache.quarantine import QuarantineFile
 from gateway.semantic.calibrations import Calibrations
-from gateway.semantic.verifier import CalibratedVerifier
+from gateway.semantic.verifier import CalibratedVerifier, load_checks
 from gateway.server.admin.semantic_report import Budgets
 from gateway.server.open_upstreams import Check, in_background
 from gateway.settings import Settings
@@ -51,6 +51,8 @@ class Semantic:
         # This worker may never get a readiness check.
         while await service.not_ready() is not None:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(ENCODER_POLL_SECONDS)
+        if self.budgets.budgets_met():
+            await asyncio.to_thread(load_checks)
         self.budgets.warn()
 
     @property

@@ -9,16 +9,14 @@ import pytest
 
 from embeddings.model_files import VERIFIER_DIRECTORY
 from embeddings.verifier_files import read_verifier
-from embeddings.verify.agreement import RULES, agree
-from embeddings.verify.calibration import calibrated
+from embeddings.verify.calibration import RULES, calibrated
 from embeddings.verify.calibration_file import written_calibration
-from embeddings.verify.guards import guard
 from embeddings.verify.nearness import MIDDLE, WEIGHT, weighed
 from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification
-from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier
+from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier, agree, guard
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS
 
 ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
