@@ -143,7 +143,7 @@ def create_app(
     handlers = Handlers(
         pipeline=pipeline,
         pass_through=PassThrough(upstreams.passing, settings.client_timeout),
-        readiness=Readiness([upstreams.ready, *semantic.checks], details),
+        readiness=Readiness([upstreams.ready, semantic.not_ready], details),
         metrics=metrics.page,
         sinks=telemetry.sinks,
         trace=telemetry.trace,

@@ -15,7 +15,7 @@ from gateway.cache.quarantine import QuarantineFile
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.verifier import CalibratedVerifier, load_checks
 from gateway.server.admin.semantic_report import Budgets
-from gateway.server.open_upstreams import Check, in_background
+from gateway.server.open_upstreams import in_background
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.comparisons import Checks, Judge
@@ -51,13 +51,20 @@ class Semantic:
         # This worker may never get a readiness check.
         while await service.not_ready() is not None:  # noqa: ASYNC110 - of another process
             await asyncio.sleep(ENCODER_POLL_SECONDS)
-        if self.budgets.budgets_met():
+        if self._is_needed():
             await asyncio.to_thread(load_checks)
         self.budgets.warn()
 
-    @property
-    def checks(self) -> tuple[Check, ...]:
-        return () if self.service is None else (self.service.not_ready,)
+    async def not_ready(self) -> str | None:
+        """Return why the encoder is not ready, if a rule of the policy in force needs it."""
+        if self.service is None or not self._is_needed():
+            return None
+        return await self.service.not_ready()
+
+    def _is_needed(self) -> bool:
+        policy = self.budgets.policies.active.policy
+        decisions = (*(rule.decision for rule in policy.rules), policy.default)
+        return any(each.semantic or each.compress.enabled for each in decisions)
 
     def details(self) -> dict[str, Any]:
         """Return the part of ``/readyz`` about semantic lookup."""
