@@ -18,7 +18,8 @@ from gateway.protocol.headers import (
 from gateway.server.http.http_server import next_piece
 from gateway.server.http.middleware import send_stream
 from gateway.telemetry.observation import Observation
-from gateway.upstream.http_client import HttpReply, HttpUpstream
+from gateway.upstream.connection import HttpReply
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import PoolRequests
 from gateway.upstream.request import PRIORITY, with_upstream
 
@@ -80,13 +81,12 @@ class PassThrough:
     async def _copy(
         self, request: web.Request, upstream: HttpReply, seen: Observation
     ) -> web.StreamResponse:
-        reason = upstream.response.reason
-        reason = reason if reason and reason.isprintable() else None
+        reason = upstream.reason if upstream.reason.isprintable() else None
         response = web.StreamResponse(status=upstream.status, reason=reason)
         fields = reply_fields(upstream.headers, "content-length")
         fields = with_cache_status(fields, ForwardStatus(Forwarded.BYPASS).header())
         response.headers.extend(with_upstream(fields, upstream.served))
-        response.content_length = upstream.response.content_length
+        response.content_length = upstream.content_length
         body = upstream.chunks()
         fault = await send_stream(request, response, body, seen, self.client_seconds)
         if fault is not None:

@@ -13,18 +13,19 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import orjson
-from aiohttp import ClientError, web
+from aiohttp import web
 
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import read_whole
-from gateway.upstream.http_client import HttpReply, HttpUpstream
+from gateway.upstream.connection import HttpReply
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.table import Member, PoolTable, StickyIds
 from gateway.upstream.request import Served
@@ -127,7 +128,8 @@ class PoolRequests:
                     found = reply.status < HTTPStatus.BAD_REQUEST
                     if sticky_id and body is None and found:
                         self.sticky_ids.note(sticky_id, upstream.name)
-                    yield replace(reply, served=Served(upstream.name, tuple(tried), several=True))
+                    reply.served = Served(upstream.name, tuple(tried), several=True)
+                    yield reply
                     return
         fault = fault or UpstreamError(502, "There is no upstream.", Reason.UPSTREAM_UNREACHABLE)
         fault.tried = tuple(tried)
@@ -177,7 +179,7 @@ async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Repl
         fault = UpstreamError(502, message, Reason.UPSTREAM_BROKE)
     except UpstreamError as error:
         fault = error
-    except (TimeoutError, ClientError):
+    except TimeoutError:
         message = "The upstream did not answer in time."
         return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
     upstream.failures.note_failure(fault)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 import orjson
-from aiohttp import ClientError, web
+from aiohttp import web
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
@@ -90,14 +90,12 @@ class Prober:
                         self.paths[name] = (path,)
                         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                             return None, False
-                        own_word = b'"reasons"' in await reply.response.content.read(4096)
+                        own_word = b'"reasons"' in await reply.read()
                         return Reason.UPSTREAM_STATUS, own_word
         except UpstreamError as error:
             return error.reason, False
         except TimeoutError:
             return Reason.UPSTREAM_TIMEOUT, False
-        except ClientError:
-            return Reason.UPSTREAM_BROKE, False
         return None, False
 
 
@@ -108,9 +106,7 @@ async def log_upstreams(upstreams: Iterable[HttpUpstream]) -> None:
 
 async def _log_upstream(upstream: HttpUpstream) -> None:
     text, healthy = await _models_answer(upstream)
-    log.log(
-        logging.INFO if healthy else logging.WARNING, "upstream %s %s", upstream.url("/v1"), text
-    )
+    log.log(logging.INFO if healthy else logging.WARNING, "upstream %s %s", upstream.url, text)
 
 
 async def _models_answer(upstream: HttpUpstream) -> tuple[str, bool]:

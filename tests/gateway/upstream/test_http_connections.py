@@ -1,13 +1,15 @@
 """One request gets one reply: what else an upstream sends reaches nobody and is never stored."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 from aiohttp import ClientSession
 from raw_upstream import (
     EVENTS,
-    RawUpstream,
     Says,
     StartRaw,
     answer,
@@ -16,7 +18,9 @@ from raw_upstream import (
     whole,
 )
 
-from gateway.upstream.http_client import OneReplyConnector
+from gateway.protocol.errors import UpstreamError
+from gateway.upstream.connection import OneReply
+from gateway.upstream.http_client import HttpUpstream
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import stream_of
 
@@ -117,31 +121,37 @@ async def test_a_connection_that_holds_nothing_more_is_reused(
     assert len(says.connections) == 1
 
 
-class Fetch:
-    """A session whose connections are under test, and an upstream it asks."""
+class Client:
+    """Asks an upstream, and shows its idle connections."""
 
-    def __init__(self, session: ClientSession, start: StartRaw) -> None:
-        self.session, self._start = session, start
+    def __init__(self, http: HttpUpstream) -> None:
+        self.http = http
 
-    async def upstream(self, says: Says) -> tuple[RawUpstream, Callable[..., Awaitable[bytes]]]:
-        upstream = await self._start(says)
+    async def fetch(self, method: str = "GET") -> bytes:
+        async with self.http.request(method, "/v1", (), None) as reply:
+            return b"".join([piece async for piece in reply.chunks()])
 
-        async def fetch(method: str = "GET") -> bytes:
-            async with self.session.request(method, upstream.url) as reply:
-                return await reply.read()
+    @property
+    def idle(self) -> list[OneReply]:
+        kept = self.http.connector._conns.values()
+        return [each for idle in kept for each, _ in idle if each.is_connected()]
 
-        return upstream, fetch
+
+StartClient = Callable[..., Awaitable[Client]]
 
 
 @pytest.fixture
-async def client(raw: StartRaw) -> AsyncIterator[Fetch]:
-    async with ClientSession(connector=OneReplyConnector(limit=0)) as session:
-        yield Fetch(session, raw)
+async def client_of(raw: StartRaw) -> AsyncIterator[StartClient]:
+    """Start an upstream and a client of it."""
+    async with AsyncExitStack() as stack:
 
+        async def start(says: Says, *, at_once: bool = False) -> Client:
+            http = HttpUpstream((await raw(says, at_once=at_once)).url, read_seconds=5.0)
+            await http.open()
+            stack.push_async_callback(http.close)
+            return Client(http)
 
-def open_connections(session: ClientSession) -> int:
-    kept = session.connector._conns.values()
-    return sum(each.is_connected() for idle in kept for each, _ in idle)
+        yield start
 
 
 @pytest.mark.parametrize(
@@ -155,33 +165,34 @@ def open_connections(session: ClientSession) -> int:
         ("GET", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n\r\n", 0),
     ],
 )
-async def test_replies_without_a_body(client: Fetch, method: str, reply: bytes, kept: int):
-    _, fetch = await client.upstream(sends(reply))
-    assert await fetch(method) == b""
-    assert open_connections(client.session) == kept
+async def test_replies_without_a_body(client_of: StartClient, method: str, reply: bytes, kept: int):
+    client = await client_of(sends(reply))
+    assert await client.fetch(method) == b""
+    assert len(client.idle) == kept
 
 
-async def test_a_body_in_many_reads_is_counted_whole(client: Fetch):
+async def test_a_body_in_many_reads_is_counted_whole(client_of: StartClient):
     body = bytes(range(256)) * 4096
-    _, fetch = await client.upstream(sends(whole(body)))
-    assert await fetch() == body
-    assert open_connections(client.session) == 1
-    _, fetch = await client.upstream(sends(whole(body) + EXTRA))
-    assert await fetch() == body
-    assert open_connections(client.session) == 1
+    client = await client_of(sends(whole(body)))
+    assert await client.fetch() == body
+    assert len(client.idle) == 1
+    client = await client_of(sends(whole(body) + EXTRA))
+    assert await client.fetch() == body
+    assert not client.idle
 
 
-async def test_bytes_still_in_the_socket_are_seen_before_a_connection_is_reused(client: Fetch):
+async def test_bytes_still_in_the_socket_are_seen_before_a_connection_is_reused(
+    client_of: StartClient,
+):
     says = TwoFaced(whole(OWN), EXTRA, at_once=False)
-    _, fetch = await client.upstream(says)
-    assert await fetch() == OWN
-    (idle,) = next(iter(client.session.connector._conns.values()))
-    assert idle[0].is_connected()
+    client = await client_of(says)
+    assert await client.fetch() == OWN
+    (idle,) = client.idle
     # Not reading stands for a loop that had no time to.
-    idle[0].transport.pause_reading()
+    idle.transport.pause_reading()
     await says.desynchronise()
-    assert not idle[0].is_connected()
-    assert await fetch() == OWN
+    assert not idle.is_connected()
+    assert await client.fetch() == OWN
 
 
 async def test_a_reply_of_200_headers_and_one_of_20_kilobytes_are_passed_on(
@@ -202,3 +213,148 @@ async def test_a_reply_of_200_headers_and_one_of_20_kilobytes_are_passed_on(
         assert reply.headers["X-Number-199"] == "199"
         assert len(reply.headers["X-Large"]) == 20_000
         assert await reply.read() == OWN
+
+
+class Leaves:
+    """Closes or resets each connection that has carried ``most`` requests, once one more comes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.counts: dict[asyncio.StreamWriter, int] = {}
+
+    async def __call__(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.counts[writer] = self.counts.get(writer, 0) + 1
+        if self.counts[writer] > self.most:
+            writer.transport.abort()
+        else:
+            writer.write(whole(OWN))
+
+
+async def test_what_may_be_repeated_is_sent_once_more_on_another_connection(client_of: StartClient):
+    says = Leaves(1)
+    client = await client_of(says)
+    assert [await client.fetch() for _ in range(3)] == [OWN] * 3
+    assert list(says.counts.values()) == [2, 2, 1]
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+async def test_what_may_not_be_repeated_is_sent_once(client_of: StartClient, method: str):
+    says = Leaves(1)
+    client = await client_of(says)
+    assert await client.fetch(method) == OWN
+    with pytest.raises(UpstreamError, match="closed the connection"):
+        await client.fetch(method)
+    assert list(says.counts.values()) == [2]
+
+
+async def test_a_request_is_repeated_once_and_no_more(client_of: StartClient):
+    says = Leaves(0)
+    client = await client_of(says)
+    with pytest.raises(UpstreamError, match="closed the connection"):
+        await client.fetch()
+    assert list(says.counts.values()) == [1, 1]
+
+
+@pytest.mark.parametrize("part", ["target", "name", "value"])
+@pytest.mark.parametrize("text", ["a\r\nX-Evil: b", "a\nX-Evil: b", "a\rb", "a\x00b"])
+async def test_no_part_of_a_request_can_end_its_line(client_of: StartClient, part: str, text: str):
+    says = Leaves(1)
+    client = await client_of(says)
+    target = f"/v1/{text}" if part == "target" else "/v1"
+    field = (text if part == "name" else "X-Name", text if part == "value" else "value")
+    with pytest.raises(ValueError, match="control characters"):
+        async with client.http.request("GET", target, (field,), None):
+            pass
+    assert not says.counts
+
+
+async def test_a_body_without_a_length_is_whole_where_it_ends_and_not_where_it_breaks(
+    client_of: StartClient,
+):
+    read = asyncio.Event()
+    breaks = False
+
+    async def says(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + OWN)
+        await read.wait()
+        if breaks:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    client = await client_of(says)
+    for breaks in (False, True):
+        read.clear()
+        async with client.http.request("GET", "/v1", (), None) as reply:
+            assert await reply.read() == OWN
+            read.set()
+            if breaks:
+                with pytest.raises(UpstreamError, match="closed the connection"):
+                    await reply.read()
+            else:
+                assert await reply.read() == b""
+    assert not client.idle
+
+
+async def test_a_reply_that_is_left_closes_its_connection_and_one_that_is_read_gives_it_back(
+    client_of: StartClient,
+):
+    says = TwoFaced(HEAD_ALONE + b"Content-Length: 9\r\n\r\nHalf", b"", at_once=True)
+    client = await client_of(says)
+    async with client.http.request("GET", "/v1", (), None) as reply:
+        assert await reply.read() == b"Half"
+    assert not client.idle
+    says.reply = whole(OWN)
+    async with client.http.request("GET", "/v1", (), None) as reply:
+        assert await reply.read() == OWN
+        assert await reply.read() == b""
+        assert len(client.idle) == 1  # it is free before the reply is left
+        assert await reply.read() == b""
+
+
+async def test_one_timer_serves_later_deadlines_and_nearer_ones(client_of: StartClient):
+    asked = asyncio.Event()
+
+    async def says(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD_ALONE + b"Content-Length: 9\r\n\r\n")
+        while True:
+            await asked.wait()
+            asked.clear()
+            writer.write(b"a")
+
+    client = await client_of(says)
+    async with client.http.request("GET", "/v1", (), None) as reply:
+        client.http.longest_read = 0.5
+        first = asyncio.create_task(reply.read())
+        await asyncio.wait([first], timeout=0)
+        asked.set()
+        assert await first == b"a"
+        client.http.longest_read = 60.0
+        second = asyncio.create_task(reply.read())
+        assert not (await asyncio.wait([second], timeout=0.6))[0]
+        asked.set()
+        assert await second == b"a"
+        client.http.longest_read = 0.1
+        with pytest.raises(UpstreamError, match="did not answer in time"):
+            await reply.read()
+
+
+async def test_an_upload_that_is_answered_early_is_left(client_of: StartClient):
+    taken = asyncio.Event()
+
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"begins")
+        writer.write(whole(b"{}", status=b"413 Content Too Large"))
+        await reader.read()
+        taken.set()
+
+    async def upload() -> AsyncIterator[bytes]:
+        yield b"begins"
+        await asyncio.Event().wait()
+
+    client = await client_of(says, at_once=True)
+    async with client.http.request("POST", "/v1/files", (), upload()) as reply:
+        assert (reply.status, await reply.read(), await reply.read()) == (413, b"{}", b"")
+    assert not client.idle
+    async with asyncio.timeout(60):
+        await taken.wait()

@@ -12,7 +12,8 @@ from raw_upstream import EVENTS, RawUpstream, Says, StartRaw, answer, raw_server
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.http_client import HttpReply, HttpUpstream
+from gateway.upstream.connection import HttpReply
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.request import Outgoing
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import chunk, stream_of

@@ -1,0 +1,573 @@
+"""One request to an upstream and its reply, over HTTP/1.1.
+
+Laws:
+- Order alone tells which reply belongs to which request (RFC 9112, 9.3). Bytes that come too early
+  would become the next request's reply, which may be another client's. So a connection is closed if
+  bytes come while it is idle, after a complete reply, or as a second reply.
+- Leaving a reply closes its connection, unless the reply was read to its end. So the upstream sees
+  that the client has left.
+- A wait has a deadline, and a connection has one timer: it looks at the deadline when it fires.
+"""
+
+import asyncio
+import select
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from aiohttp import (
+    EMPTY_PAYLOAD,
+    ClientConnectionError,
+    ClientError,
+    ClientOSError,
+    ClientPayloadError,
+    ClientTimeout,
+    ConnectionTimeoutError,
+    ServerDisconnectedError,
+    StreamReader,
+    TCPConnector,
+    hdrs,
+)
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.connector import Connection
+from aiohttp.http import HttpProcessingError, HttpResponseParser, RawResponseMessage
+
+from gateway.protocol.cache_status import Reason
+from gateway.protocol.errors import UpstreamError
+from gateway.telemetry import request_id
+from gateway.upstream.pool.retry import FirstToken, FirstTokenDetector
+from gateway.upstream.request import Served
+
+if TYPE_CHECKING:
+    from gateway.upstream.http_client import HttpUpstream
+
+_LARGEST_HEADER = 64 * 1024
+_MOST_HEADERS = 512
+"""Bounds of a reply's head, above what servers send."""
+
+_BUFFERED = 256 * 1024
+"""Bytes of a body that are held before the socket is left unread."""
+
+_NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+
+_END = b"\r\n\r\n"
+"""How a head ends, and a chunked body."""
+
+_RESOLUTION = 0.001
+"""Seconds by which the loop's timer may fire too early."""
+
+
+PIECE = 65_536
+"""Bytes inflated at a time, if an upstream compresses against the request."""
+
+_CODINGS = ("gzip", "x-gzip", "deflate")
+
+_FAULTS = (ClientError, HttpProcessingError, OSError)
+"""What a connection raises; OSError covers TimeoutError."""
+
+_RETRIED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+"""Methods of requests that may be sent again if the connection broke before the reply."""
+
+
+class OneReplyConnector(TCPConnector):
+    """A connection pool of ``OneReply``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = cast("Any", partial(OneReply, self._loop))
+
+
+class OneReply(BaseProtocol):
+    """One connection: ``begin`` sends a request, ``head`` and ``read`` return its reply."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.now = loop.time
+        self.should_close = False
+        """Whether the connection is of no use after this reply."""
+        self._poll: select.poll | None = None
+        self._closed: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._deadline: float | None = None
+        self._fault: Exception | None = None
+        self._awaits_reply = False
+        self._message: RawResponseMessage | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to watch the socket."""
+        super().connection_made(transport)
+        if (opened := transport.get_extra_info("socket")) is not None:
+            self._poll = select.poll()
+            self._poll.register(opened.fileno(), select.POLLIN)
+
+    def begin(self, request: bytes, *, with_body: bool = True) -> None:
+        """Send a request; ``with_body`` tells whether its reply may have a body.
+
+        Raises ServerDisconnectedError if the connection is closed already.
+        """
+        if self.transport is None or self.transport.is_closing():
+            raise ServerDisconnectedError
+        self._awaits_reply = True
+        self._message = None
+        self._body: StreamReader = EMPTY_PAYLOAD
+        self._heads = self._last = b""
+        self._received = self._interim = 0
+        self._parser = HttpResponseParser(
+            self,
+            self._loop,
+            _BUFFERED,
+            response_with_body=with_body,
+            read_until_eof=True,
+            auto_decompress=False,
+            max_line_size=_LARGEST_HEADER,
+            max_field_size=_LARGEST_HEADER,
+            max_headers=_MOST_HEADERS,
+        )
+        if request:
+            self.transport.write(request)
+
+    async def head(self, by: float | None) -> RawResponseMessage:
+        """Return the head of the reply. Raises as ``read`` does."""
+        self._expect_by(by)
+        while self._message is None:
+            await self._wait()
+        self._deadline = None
+        return self._message
+
+    async def read(self, by: float) -> bytes:
+        """Return what has come of the body, and wait for it until ``by``; nothing at its end.
+
+        Raises TimeoutError, ClientConnectionError if the connection broke, ClientPayloadError or
+        HttpProcessingError if the reply is not whole or not valid.
+        """
+        body = self._body
+        while self._fault is None or body.is_eof():
+            if (data := body.read_nowait()) or body.is_eof():
+                self._deadline = None
+                return data
+            self._expect_by(by)
+            await self._wait()
+        raise self._fault
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether the whole reply is there."""
+        return self._message is not None and self._body.is_eof()
+
+    async def send_body(
+        self, head: bytes, body: AsyncIterator[bytes], length: int | None, seconds: float
+    ) -> None:
+        """Send ``head`` and a body of ``length`` bytes, in chunks if that is not known.
+
+        While ``body`` is waited for, nothing is expected of the upstream. It has ``seconds`` to
+        take each piece, and to answer after the last. A fault of ``body`` ends the wait for a head.
+        """
+        try:
+            async for piece in body:
+                if length is None:
+                    data = b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+                else:
+                    data = piece[:length]
+                    length -= len(data)
+                self._write(head + data)
+                head = b""
+                if self.writing_paused:
+                    self._expect_answer(seconds)
+                    await self._drain_helper()
+                    self._expect_answer(None)
+            self._write(head + (b"0\r\n\r\n" if length is None else b""))
+            self._expect_answer(seconds)
+        except Exception as error:  # noqa: BLE001 - the body is another's
+            self.should_close = True
+            if self._message is None:
+                self._fail(ClientConnectionError(f"the body was not sent: {error!r}"))
+
+    def _expect_by(self, by: float | None) -> None:
+        """Set the deadline of the wait, by the loop's clock; None if nothing is expected yet."""
+        self._deadline = by
+        if by is None or (self._timer is not None and self._timer_at <= by):
+            return
+        self._drop_timer()
+        self._timer, self._timer_at = self._loop.call_at(by, self._on_timer), by
+
+    def _fail(self, error: Exception) -> None:
+        """End the wait for the reply with an error; the first one counts."""
+        self.should_close = True
+        self._fault = self._fault or error
+        self._wake()
+
+    def _expect_answer(self, seconds: float | None) -> None:
+        """Set the deadline, unless an upstream has answered before it has read all."""
+        if self._message is None:
+            self._expect_by(None if seconds is None else self.now() + seconds)
+
+    def _write(self, data: bytes) -> None:
+        if self.transport is None or self.transport.is_closing():
+            raise ServerDisconnectedError
+        if data:
+            self.transport.write(data)
+
+    async def _wait(self) -> None:
+        """Wait until something has changed. Raises the fault of the reply, and TimeoutError."""
+        if self._fault is None:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        if self._fault is not None:
+            raise self._fault
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._deadline is None:
+            return
+        if self.now() < self._deadline - _RESOLUTION:
+            self._expect_by(self._deadline)
+        else:
+            self._fail(TimeoutError())
+
+    def data_received(self, data: bytes) -> None:
+        """Read the data; close the connection if some of the data is not part of the reply."""
+        if data:
+            if not self._awaits_reply:
+                self._close_transport()
+                return
+            if self._message is None:
+                self._heads += data
+            else:
+                self._received += len(data)
+            self._last = data if len(data) >= len(_END) else (self._last + data)[-len(_END) :]
+        if self._parser is None:
+            return
+        try:
+            messages, _, _ = self._parser.feed_data(data)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reply cannot be read
+            self._awaits_reply = False
+            self._parser = None
+            self._close_transport()
+            self._fail(error if isinstance(error, HttpProcessingError) else HttpProcessingError())
+            return
+        excess = False
+        for message, body in messages:
+            excess = excess or self._message is not None
+            self._take_head(message, body)
+        if self._message is not None and self._awaits_reply and self._body.is_eof():
+            self._awaits_reply = False
+            self._parser = None
+            if excess or not self._ends_with(self._message):
+                self._close_transport()
+        self._wake()
+
+    def _take_head(self, message: RawResponseMessage, body: StreamReader) -> None:
+        """Note a head. The first final one is the reply's; any after it is of no request."""
+        self.should_close = self.should_close or message.should_close
+        if self._message is not None:
+            return
+        if 100 <= message.code < 200 and message.code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._interim += 1
+            return
+        self._message = message
+        if message.code != HTTPStatus.SWITCHING_PROTOCOLS and message.code not in _NO_BODY:
+            self._body = body
+
+    def _ends_with(self, message: RawResponseMessage) -> bool:
+        """Tell whether the bytes read so far end where the reply ends."""
+        if message.chunked and self._body is not EMPTY_PAYLOAD:
+            return self._last[-len(_END) :] == _END
+        end = 0
+        for _ in range(self._interim + 1):
+            end = self._heads.find(_END, end) + len(_END)
+            if end < len(_END):
+                return False
+        is_empty = self._body is EMPTY_PAYLOAD
+        length = 0 if is_empty else int(message.headers.get("Content-Length", 0))
+        return end + length == len(self._heads) + self._received
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End the reply: a body without a length is whole now, any other one is cut short."""
+        parser, self._parser = self._parser, None
+        super().connection_lost(exc)
+        fault: Exception | None = None
+        if self._awaits_reply:
+            fault = ClientOSError(*exc.args) if isinstance(exc, OSError) else None
+            if self._message is None:
+                fault = fault or ServerDisconnectedError()
+            elif parser is not None:
+                try:
+                    parser.feed_eof()
+                except HttpProcessingError as error:
+                    fault = ClientPayloadError(f"the body is not complete: {error!r}")
+        self._awaits_reply = False
+        if fault is not None:
+            self._fail(fault)
+        self.should_close = True
+        self._wake()
+        self._drop_timer()
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+
+    @property
+    def closed(self) -> asyncio.Future[None] | None:
+        """The future of the connection's end, None if it has ended."""
+        if self._closed is None and self.transport is not None:
+            self._closed = self._loop.create_future()
+        return self._closed
+
+    def is_connected(self) -> bool:
+        """Tell whether the connection can be used: open, and where idle, with nothing to read."""
+        if self.transport is None or self.transport.is_closing():
+            return False
+        # The socket may have bytes, or its end, that the loop has not read yet.
+        if self._awaits_reply or self._poll is None or not self._poll.poll(0):
+            return True
+        self._close_transport()
+        return False
+
+    def close(self) -> None:
+        """Close the connection at once; what the upstream has not taken is dropped."""
+        if self.transport is not None:
+            if self.transport.get_write_buffer_size():
+                self.transport.abort()
+            else:
+                self.transport.close()
+        self._drop_timer()
+
+    def abort(self) -> None:
+        """Close the connection without a farewell."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _close_transport(self) -> None:
+        self.should_close = True
+        if self.transport is not None:
+            self.transport.close()
+
+    def _drop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+@dataclass(eq=False, slots=True)
+class HttpReply:
+    """One request to ``upstream`` and its reply, which is there inside the context; see the port.
+
+    ``request`` is the request as it is sent, or its head if ``content`` comes meanwhile: ``length``
+    bytes, or chunks if that is None. ``decodes`` tells whether a compressed body is inflated,
+    ``logs`` whether a request without a reply leaves a line in the log; if it is None, each fault
+    leaves one, also of the body. ``first_token_by`` is set for a stream whose tokens have bounds.
+    """
+
+    upstream: "HttpUpstream"
+    method: str
+    request: bytes
+    content: AsyncIterator[bytes] | None = None
+    length: int | None = None
+    decodes: bool = True
+    logs: Callable[[], bool] | None = None
+    first_token_by: float | None = None
+    served: Served = field(init=False)
+    status: int = field(init=False)
+    reason: str = field(init=False)
+    headers: Sequence[tuple[str, str]] = field(init=False)
+    content_type: str = field(init=False)
+    content_length: int | None = field(init=False)
+    _connection: Connection | None = None
+    _upload: asyncio.Task[None] | None = None
+    _inflated: AsyncIterator[bytes] | None = None
+    _detector: FirstTokenDetector | None = None
+
+    async def __aenter__(self) -> Self:
+        """Send the request, and wait for the head of the reply. Raises UpstreamError."""
+        try:
+            self._take_head(await self._exchange())
+        except BaseException as error:
+            self._close()
+            if isinstance(error, UpstreamError) and (self.logs is None or self.logs()):
+                self.upstream.failures.note_failure(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Leave the reply; a fault of a call leaves a line in the log."""
+        self._close()
+        if self.logs is None and isinstance(error, UpstreamError):
+            self.upstream.failures.note_failure(error)
+
+    async def read(self) -> bytes:
+        """Return the next piece of the body, none at its end. Raises UpstreamError."""
+        piece = await (self._receive() if self._inflated is None else anext(self._inflated, b""))
+        if piece and self._detector is not None:
+            found = self._detector.add(piece, 0.0)
+            self._detector = self._detector if found is FirstToken.PENDING else None
+        return piece
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as ``read`` returns it. Raises UpstreamError."""
+        while piece := await self.read():
+            yield piece
+
+    async def _receive(self) -> bytes:
+        """Return the next bytes of the body as they were sent, none at its end."""
+        if self._connection is None:
+            return b""
+        upstream, protocol = self.upstream, cast("OneReply", self._connection.protocol)
+        if self.first_token_by is None:
+            by = protocol.now() + upstream.longest_read
+        elif self._detector is None:
+            by = protocol.now() + upstream.between_tokens
+        else:
+            by = self.first_token_by
+        try:
+            data = await protocol.read(by)
+        except _FAULTS as error:
+            raise upstream.fault_of(error) from error
+        if not data:
+            self._close()
+        return data
+
+    async def _encoded(self) -> AsyncIterator[bytes]:
+        while data := await self._receive():
+            yield data
+
+    async def _exchange(self) -> RawResponseMessage:
+        """Send the request; return the head of the reply. Raises UpstreamError."""
+        upstream = self.upstream
+        may_retry = self.content is None and self.method in _RETRIED
+        by = self.first_token_by
+        if by is None:
+            bound = upstream.connect_seconds + upstream.read_seconds
+            by = asyncio.get_running_loop().time() + bound
+        try:
+            while True:
+                self._connection = await self._connect()
+                try:
+                    return await self._ask(cast("OneReply", self._connection.protocol), by)
+                except (ClientOSError, ServerDisconnectedError):
+                    self._close()
+                    if not may_retry:
+                        raise
+                    may_retry = False
+        except _FAULTS as error:
+            raise upstream.fault_of(error) from error
+
+    async def _connect(self) -> Connection:
+        """Return a connection, an idle one if there is one. Raises ClientError, TimeoutError."""
+        upstream, by = self.upstream, self.first_token_by
+        if upstream.connector is None:
+            raise RuntimeError("the upstream is not open")
+        timeout = upstream.timeout
+        if by is not None:
+            left = by - asyncio.get_running_loop().time()
+            if left < upstream.connect_seconds:
+                timeout = ClientTimeout(total=None, connect=max(left, _RESOLUTION))
+        try:
+            return await upstream.connector.connect(upstream.place, [], timeout)
+        except TimeoutError as error:
+            if timeout is upstream.timeout:
+                raise ConnectionTimeoutError from error
+            raise
+
+    async def _ask(self, protocol: OneReply, by: float) -> RawResponseMessage:
+        """Send the request, and its content meanwhile; return the head of the reply."""
+        with_body = self.method != "HEAD"
+        if self.content is None:
+            protocol.begin(self.request, with_body=with_body)
+            return await protocol.head(by)
+        protocol.begin(b"", with_body=with_body)
+        sending = protocol.send_body(
+            self.request, self.content, self.length, self.upstream.read_seconds
+        )
+        self._upload = asyncio.create_task(sending)
+        return await protocol.head(None)
+
+    def _take_head(self, message: RawResponseMessage) -> None:
+        """Note the head of the reply. Raises UpstreamError if it can be no answer."""
+        headers, upstream = message.headers, self.upstream
+        if request_id.HEADER in headers:
+            request_id.adopt(headers)
+        if message.code < HTTPStatus.OK:
+            raise _odd(f"the status {message.code} in place of an answer")
+        for coding in headers.getall(hdrs.TRANSFER_ENCODING, ()):
+            if coding.strip().lower() not in ("chunked", "identity"):
+                raise _odd(f"the unasked Transfer-Encoding {coding[:40]}")
+        encoding = headers.get(hdrs.CONTENT_ENCODING)
+        if encoding and self.decodes and is_coded(encoding):
+            self._inflated = inflate(self._encoded())
+        if self.first_token_by is not None:
+            self._detector = FirstTokenDetector(events=True)
+        self.served = upstream.served
+        self.status, self.reason = message.code, message.reason
+        self.headers = tuple(headers.items())
+        self.content_type = _media_type(headers.get(hdrs.CONTENT_TYPE, ""))
+        length = headers.get(hdrs.CONTENT_LENGTH)
+        self.content_length = None if length is None else int(length)
+        if self.logs is None and (self.status != HTTPStatus.OK or self.content_type == "text/html"):
+            own = upstream.own_credential
+            upstream.failures.note_reply(self.status, self.content_type, own_credential=own)
+
+    def _close(self) -> None:
+        """Give the connection back if the reply is complete, else close it."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._upload is not None and not self._upload.done():
+            self._upload.cancel()
+            connection.close()
+        elif cast("OneReply", connection.protocol).is_complete:
+            connection.release()
+        else:
+            connection.close()
+
+
+def _media_type(content_type: str) -> str:
+    """Return a Content-Type without its parameters, in lower case."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type if media_type.count("/") == 1 else "application/octet-stream"
+
+
+def _odd(what: str) -> UpstreamError:
+    message = f"The upstream sent {what}.".encode("ascii", "replace").decode()
+    return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
+
+
+def is_coded(encoding: str) -> bool:
+    """Tell whether a Content-Encoding names one that is inflated. Raises UpstreamError."""
+    named = [token.strip().lower() for token in encoding.split(",")]
+    codings = [coding for coding in named if coding not in ("", "identity")]
+    if len(codings) > 1 or any(coding not in _CODINGS for coding in codings):
+        raise _odd(f"the unasked Content-Encoding {', '.join(codings)[:40]}")
+    return bool(codings)
+
+
+async def inflate(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield a gzip or deflate body decoded; an incomplete one is an error. Raises UpstreamError."""
+    inflater = None
+    async for chunk in chunks:
+        rest, more = chunk, bool(chunk)
+        while more:
+            if inflater is None or inflater.eof:
+                inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its head
+            try:
+                piece = inflater.decompress(rest, PIECE)
+            except zlib.error:
+                raise _odd("a body that could not be decoded") from None
+            rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+            more = bool(rest) or (len(piece) == PIECE and not inflater.eof)
+            if piece:
+                yield piece
+            if more:
+                await asyncio.sleep(0)  # others come between two pieces
+    if inflater is not None and not inflater.eof:
+        raise _odd("a body that was cut short")
