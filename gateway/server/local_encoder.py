@@ -104,11 +104,17 @@ class LocalReply:
     def __init__(self, status: int, body: dict[str, Any], served: Served) -> None:
         self.status = status
         self.served = served
-        self._body = orjson.dumps(body)
+        self._rest = orjson.dumps(body)
+
+    async def read(self) -> bytes:
+        """Return the whole body once, then nothing."""
+        piece, self._rest = self._rest, b""
+        return piece
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body."""
-        yield self._body
+        while piece := await self.read():
+            yield piece
 
 
 def _refusal(message: str, param: str) -> ClientError:

@@ -275,8 +275,14 @@ class UpstreamReply(Protocol):
     def content_type(self) -> str:
         """Media type without parameters, lower case."""
 
+    async def read(self) -> bytes:
+        """Return the next piece of the body, none at its end.
+
+        Raises UpstreamError when it breaks off or stalls.
+        """
+
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body. Raises UpstreamError when it breaks off or stalls."""
+        """Yield the body as ``read`` returns it."""
 
 
 class Upstream(Protocol):

@@ -95,7 +95,7 @@ class Reply:
     served = Served("upstream")
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._rest = orjson.dumps(completion(text))
 
     async def __aenter__(self) -> Self:
         return self
@@ -103,8 +103,13 @@ class Reply:
     async def __aexit__(self, *_: object) -> None:
         return None
 
+    async def read(self) -> bytes:
+        piece, self._rest = self._rest, b""
+        return piece
+
     async def chunks(self) -> Any:
-        yield orjson.dumps(completion(self._text))
+        while piece := await self.read():
+            yield piece
 
 
 class Upstream:

@@ -1,7 +1,6 @@
 """The fake at the upstream's port: every call waits for the test to say what comes next."""
 
 import asyncio
-import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
@@ -31,6 +30,7 @@ class Call:
         """Set when the caller has left, whether or not the body was read to its end."""
         self.read_to_the_end = False
         self._said: asyncio.Queue[bytes | UpstreamError | None] = asyncio.Queue()
+        self._taken = False
         self._head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -90,19 +90,28 @@ class Call:
         """Note that the caller has left."""
         self.ended.set()
 
+    async def read(self) -> bytes:
+        """Return what the test says next."""
+        if self.read_to_the_end:
+            return b""
+        if self._taken:
+            self._taken = False
+            self._said.task_done()  # who asks for more has passed on what was there
+        said = await self._said.get()
+        self._taken = True
+        match said:
+            case None:
+                self.read_to_the_end = True
+                return b""
+            case bytes() as piece:
+                return piece
+            case UpstreamError() as error:
+                raise error
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield what the test says."""
-        for number in itertools.count():
-            if number:
-                self._said.task_done()  # who asks for more has passed on what was there
-            match await self._said.get():
-                case None:
-                    self.read_to_the_end = True
-                    return
-                case bytes() as piece:
-                    yield piece
-                case UpstreamError() as error:
-                    raise error
+        while piece := await self.read():
+            yield piece
 
 
 class GatedUpstream:

@@ -90,7 +90,7 @@ class NamingReply:
     served = Served("upstream")
 
     def __init__(self, answer: dict[str, Any]) -> None:
-        self._answer = answer
+        self._rest = orjson.dumps(answer)
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,5 +98,10 @@ class NamingReply:
     async def __aexit__(self, *_: object) -> None:
         return None
 
+    async def read(self) -> bytes:
+        piece, self._rest = self._rest, b""
+        return piece
+
     async def chunks(self) -> Any:
-        yield orjson.dumps(self._answer)
+        while piece := await self.read():
+            yield piece

@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from math import ceil
@@ -26,6 +26,7 @@ from gateway.protocol.headers import bears_credential, without
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.retry import (
     NOT_KEPT,
+    NOT_TRIED,
     Budget,
     Failure,
     FirstToken,
@@ -34,6 +35,7 @@ from gateway.upstream.pool.retry import (
     failure_of,
     refusal_of,
 )
+from gateway.upstream.pool.routing import Route
 from gateway.upstream.pool.table import Call, Change, PoolTable, StickyIds, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
@@ -56,6 +58,7 @@ class UpstreamMetrics:
             ("upstream", "route"),
             registry=registry,
         )
+        self._of_route: dict[tuple[str, Route], Counter] = {}
         self.failures = Counter(
             "refrain_upstream_failures_total",
             "Requests that an upstream of a pool failed, by reason.",
@@ -68,6 +71,13 @@ class UpstreamMetrics:
             ("upstream",),
             registry=registry,
         )
+
+    def count_request(self, upstream: str, route: Route) -> None:
+        """Count a request that is sent."""
+        counter = self._of_route.get((upstream, route))
+        if counter is None:
+            counter = self._of_route[upstream, route] = self.requests.labels(upstream, route.value)
+        counter.inc()
 
 
 class UpstreamCollector(Collector):
@@ -112,34 +122,36 @@ class PoolReply:
     """The failure, if there is no reply, or one that broke before its first token."""
     refused = False
     """Whether the answer is that the request is at fault."""
+    _context: AbstractAsyncContextManager[UpstreamReply] | None = None
+    _reply: UpstreamReply | None = None
 
-    def __init__(
-        self, pool: "UpstreamPool", call: Call, context: AbstractAsyncContextManager[UpstreamReply]
-    ) -> None:
+    def __init__(self, pool: "UpstreamPool", call: Call) -> None:
         self.served = Served(call.name, several=True, report=self._report)
-        self._pool, self._call, self._context = pool, call, context
-        self._body: AsyncIterator[bytes] | None = None
+        self._pool, self._call = pool, call
         self._held: list[bytes] = []
 
-    async def open(self, *, personal: bool) -> None:
+    async def open(self, outgoing: Outgoing) -> None:
         """Wait for the first token. Raises UpstreamError, also for an empty answer.
 
         A status, or a stream that begins with an error of the server's own, may be a failure.
-        ``personal`` says that the request bears its client's credential.
         """
-        reply = await self._context.__aenter__()
-        self._body = body = reply.chunks()
+        pool = self._pool
+        context = pool.upstreams[self._call.name].send(outgoing)
+        self._reply = reply = await context.__aenter__()
+        self._context = context
         self.status, self.headers = reply.status, reply.headers
         self.content_type = reply.content_type
-        self.refused = self.status >= HTTPStatus.BAD_REQUEST
-        self.failure = refusal_of(self.status, self.headers, self._pool.wall(), personal=personal)
-        if self.failure is not None:
-            return
+        if self.status != HTTPStatus.OK:
+            self.refused = self.status >= HTTPStatus.BAD_REQUEST
+            personal = pool.passes_credentials and bears_credential(outgoing.fields)
+            self.failure = refusal_of(self.status, self.headers, pool.wall(), personal=personal)
+            if self.failure is not None:
+                return
         detector = FirstTokenDetector(self.content_type == "text/event-stream", self._held)
         found: FirstToken | Failure = FirstToken.PENDING
         while found is FirstToken.PENDING:
-            piece = await anext(body, b"")
-            found = detector.add(piece, self._pool.clock()) if piece else detector.end()
+            piece = await reply.read()
+            found = detector.add(piece, pool.clock()) if piece else detector.end()
         self.refused = self.refused or found is FirstToken.REFUSED
         if isinstance(found, Failure):
             self.failure = found if self.status == HTTPStatus.OK else None
@@ -147,19 +159,24 @@ class PoolReply:
             message = "The upstream ended its answer before it began."
             raise UpstreamError(502, message, Reason.UPSTREAM_BROKE)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body. Raises UpstreamError."""
+    async def read(self) -> bytes:
+        """Return the next piece of the body, none at its end. Raises UpstreamError."""
         if self._held:
-            yield b"".join(self._held)
+            piece = b"".join(self._held)
             self._held.clear()
-        if self._body is None:
-            return
+            return piece
+        if self._reply is None:
+            return b""
         try:
-            async for chunk in self._body:
-                yield chunk
+            return await self._reply.read()
         except UpstreamError as error:
             error.tried = (*self.served.tried, (self._call.name, error.reason))
             raise
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as ``read`` returns it. Raises UpstreamError."""
+        while piece := await self.read():
+            yield piece
 
     async def close(self, error: BaseException | None = None) -> None:
         """Leave the reply and end the call.
@@ -171,11 +188,9 @@ class PoolReply:
         if isinstance(error, UpstreamError) and not counted:
             self._pool.note_failure(self._call, failure_of(error, head=True))
         try:
-            if self._body is not None:
-                kind, traceback = (
-                    (None, None) if error is None else (type(error), error.__traceback__)
-                )
-                await self._context.__aexit__(kind, error, traceback)
+            if self._context is not None:
+                kind = None if error is None else type(error)
+                await self._context.__aexit__(kind, error, None)
         finally:
             self._pool.release(self._call)
 
@@ -184,6 +199,24 @@ class PoolReply:
         if cached_tokens is not None:
             self._pool.table.routing.note_cached(self._call.dispatch, cached_tokens)
         self._pool.sticky_ids.note(sticky_id, self._call.name)
+
+
+class PoolCall:
+    """The context of a request that a pool sends: inside it is the reply."""
+
+    __slots__ = ("_outgoing", "_pool", "_reply")
+
+    def __init__(self, pool: "UpstreamPool", outgoing: Outgoing) -> None:
+        self._pool, self._outgoing = pool, outgoing
+
+    async def __aenter__(self) -> PoolReply:
+        """Return the reply after its first token. Raises UpstreamError if there is none."""
+        self._reply = await self._pool.reply_to(self._outgoing)
+        return self._reply
+
+    async def __aexit__(self, _: object, error: BaseException | None, _traceback: object) -> None:
+        """Leave the reply."""
+        await self._reply.close(error)
 
 
 @dataclass(eq=False)
@@ -216,16 +249,9 @@ class UpstreamPool:
         waited_for = (model, "") in self.queue.waiting.lanes
         return waited_for or self.table.overloaded(model, self.clock())
 
-    @asynccontextmanager
-    async def send(self, outgoing: Outgoing) -> AsyncIterator[PoolReply]:
+    def send(self, outgoing: Outgoing) -> "PoolCall":
         """POST to the best upstream; see the port."""
-        reply = await self._reply(outgoing)
-        try:
-            yield reply
-        except BaseException as error:
-            await reply.close(error)
-            raise
-        await reply.close()
+        return PoolCall(self, outgoing)
 
     def note_failure(self, call: Call, failure: Failure) -> None:
         """Count a failure."""
@@ -238,9 +264,9 @@ class UpstreamPool:
         self.table.release(call)
         self.queue.admit()
 
-    async def _reply(self, outgoing: Outgoing) -> PoolReply:
+    async def reply_to(self, outgoing: Outgoing) -> PoolReply:
         """Return a reply after its first token. Raises UpstreamError if there is none."""
-        retry = RetryState()
+        retry = NOT_TRIED
         if outgoing.sticky_id and not outgoing.pinned:
             outgoing = replace(outgoing, pinned=self.sticky_ids.upstream_of(outgoing.sticky_id))
         call: Call | None = await self.queue.acquire(outgoing)
@@ -273,8 +299,8 @@ class UpstreamPool:
             message = "An upstream that may keep what this request names is not available."
             wait = self._retry_after(outgoing) or 1.0
             raise UpstreamError(503, message, why, tried=retry.failed, retry_after=wait)
-        tried = retry.failed[:-1] if reply.failure else retry.failed
-        reply.served = replace(reply.served, tried=tried)
+        if tried := retry.failed[:-1] if reply.failure else retry.failed:
+            reply.served = replace(reply.served, tried=tried)
         if reply.failure and (seconds := self._retry_after(outgoing)) is not None:
             # Until the first upstream comes back.
             headers = without(reply.headers, "retry-after", "retry-after-ms")
@@ -290,10 +316,10 @@ class UpstreamPool:
     async def _attempt(self, call: Call, outgoing: Outgoing) -> PoolReply:
         """Send to one upstream and wait for the first token."""
         if self.metrics is not None:
-            self.metrics.requests.labels(call.name, call.route.value).inc()
-        reply = PoolReply(self, call, self.upstreams[call.name].send(outgoing))
+            self.metrics.count_request(call.name, call.route)
+        reply = PoolReply(self, call)
         try:
-            await reply.open(personal=self.passes_credentials and bears_credential(outgoing.fields))
+            await reply.open(outgoing)
         except UpstreamError as error:
             reply.error, reply.failure = error, failure_of(error, head=reply.status > 0)
             self.note_failure(call, reply.failure)

@@ -144,6 +144,8 @@ class RetryState:
         return replace(self, same_retries=self.same_retries + 1)
 
 
+NOT_TRIED = RetryState()
+
 A_REQUEST = 0.2
 MOST = 10.0
 
@@ -192,7 +194,7 @@ class FirstTokenDetector:
     held: list[bytes] = field(default_factory=list)
     _size: int = 0
     _since: float | None = None
-    _decoder: Decoder = field(default_factory=Decoder)
+    _decoder: Decoder | None = None
 
     def add(self, piece: bytes, now: float) -> FirstToken | Failure:
         """Take the next piece, and return the new state."""
@@ -209,11 +211,12 @@ class FirstTokenDetector:
 
     def end(self) -> FirstToken | Failure:
         """Return the state of a reply that has ended."""
-        last = self._decoder.end()
+        last = None if self._decoder is None else self._decoder.end()
         found = FirstToken.PENDING if last is None else _judge_event(last.data, whole=False)
         return FirstToken.NONE if found is FirstToken.PENDING else found
 
     def _judge_piece(self, piece: bytes) -> FirstToken | Failure:
+        self._decoder = self._decoder or Decoder()
         for event in self._decoder.feed(piece):
             if (found := _judge_event(event.data)) is not FirstToken.PENDING:
                 return found

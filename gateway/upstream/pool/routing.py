@@ -26,6 +26,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from itertools import islice, takewhile
 from math import ceil, log
+from typing import NamedTuple
 
 
 class Route(StrEnum):
@@ -41,8 +42,7 @@ class Route(StrEnum):
     """It was the only upstream left, or gets the request again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What a replica has to do; ``weight`` is how much it can take beside others."""
 
     name: str
@@ -50,8 +50,7 @@ class Load:
     weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """A replica, how many blocks of the prompt it should hold, and why it comes here."""
 
     name: str

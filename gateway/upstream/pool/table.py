@@ -108,9 +108,12 @@ class UpstreamState:
 
     def can_accept(self, now: float) -> bool:
         """Tell whether it may get a request now."""
-        if now < self.health.paused_until or not self.has_room(now):
+        health, most = self.health, self.member.max_concurrency
+        if now < health.paused_until or (most is not None and self.in_flight >= most):
             return False
-        breaker = self.health.breaker
+        if self.rate is not None and self.rate.free_at(now) > now:
+            return False
+        breaker = health.breaker
         return isinstance(breaker, Up) or (isinstance(breaker, Trial) and not self.trial_under_way)
 
 
@@ -208,7 +211,9 @@ class PoolTable:
         self, outgoing: Outgoing, now: float, excluded: AbstractSet[str] = frozenset()
     ) -> Call | NoRoom:
         """Begin a call to the best upstream that is not excluded, or tell why there is none."""
-        left = [one for one in self._candidates_for(outgoing) if one.member.name not in excluded]
+        left: Sequence[UpstreamState] = self._candidates_for(outgoing)
+        if excluded:
+            left = [one for one in left if one.member.name not in excluded]
         able = [one for one in left if one.can_accept(now)]
         if able:
             loads = [

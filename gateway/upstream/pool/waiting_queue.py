@@ -137,7 +137,7 @@ class PoolQueue:
         """Begin a call once there is room. Raises UpstreamError if there is none in time."""
         now = self.clock()
         result: Call | NoRoom = BEHIND_OTHERS
-        if outgoing.lane not in self.waiting.lanes:
+        if not self.waiting.lanes or outgoing.lane not in self.waiting.lanes:
             result = self.table.acquire(outgoing, now)
         if isinstance(result, Call):
             return result
@@ -160,7 +160,7 @@ class PoolQueue:
 
     def admit(self) -> None:
         """Begin the calls of the waiting requests that have room now."""
-        if not self.waiting:
+        if not self.waiting.lanes:
             return
         started, again = self.waiting.admit(self.table, self.clock())
         for waiter, call in started:

@@ -82,13 +82,19 @@ class PlainUpstream:
         return self
 
     async def __aenter__(self):
+        self._rest = orjson.dumps(completion("Fine."))
         return self
 
     async def __aexit__(self, *_):
         return None
 
+    async def read(self):
+        piece, self._rest = self._rest, b""
+        return piece
+
     async def chunks(self):
-        yield orjson.dumps(completion("Fine."))
+        while piece := await self.read():
+            yield piece
 
 
 class Rig:
