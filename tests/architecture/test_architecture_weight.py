@@ -39,9 +39,53 @@ print("imported")
 """
 
 
-def run(code: str, module: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+SUPERVISOR_LACKS = (
+    *("aiohttp", "email", "embeddings", "gateway.settings", "http", "multidict", "phonenumbers"),
+    *("policies", "prometheus_client", "pydantic", "re2", "sqlite3", "uvloop", "yaml", "yarl"),
+)
+"""What only reads settings and policies, or serves: the supervisor takes memory for as long."""
+
+EXACT_LACKS = (
+    *("cryptography", "opentelemetry", "qdrant_client", "redis", "gateway.cache.stores.redis"),
+    *("embeddings.verify.agreement", "embeddings.verify.guards", "embeddings.verify.vocabulary"),
+)
+"""What exact lookup on this disk does without."""
+
+EXACT = """
+version: 1
+default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}
+"""
+SUPERVISE = """
+import sys
+import gateway.cli.main, gateway.cli.launch
+print(*sorted(name for name in {heavy!r} if name in sys.modules))
+"""
+SERVE_EXACT = """
+import asyncio, sys
+from pathlib import Path
+from gateway.cli import worker
+from gateway.settings import Settings
+
+async def serve():
+    data = Path({module!r})
+    settings = Settings(
+        upstream=("http://127.0.0.1:9/v1",), data_dir=data, policy=data / "policy.yaml"
+    )
+    app = worker.create_app(settings, semantic_socket=data / "nobody.sock")
+    runner = worker.Runner(app, worker.refuse, connection=worker.new_connection(app))
+    await runner.setup()
+    await runner.cleanup()
+
+asyncio.run(serve())
+print(*sorted(name for name in {heavy!r} if name in sys.modules))
+"""
+
+
+def run(
+    code: str, module: str, folder: Path = ROOT, heavy: tuple[str, ...] = HEAVY
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code.format(module=module, heavy=HEAVY)],
+        [sys.executable, "-c", code.format(module=module, heavy=heavy)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -62,6 +106,17 @@ def test_nothing_heavy_is_loaded():
     assert done.returncode == 0, done.stderr
     loaded = dict(zip(MODULES, done.stdout.split("\n"), strict=False))
     assert loaded == dict.fromkeys(MODULES, "")
+
+
+def test_the_supervisor_loads_next_to_nothing():
+    done = run(SUPERVISE, "", heavy=SUPERVISOR_LACKS)
+    assert done.stdout.split() == [], done.stderr
+
+
+def test_a_worker_with_exact_lookup_loads_no_other(tmp_path):
+    (tmp_path / "policy.yaml").write_text(EXACT)
+    done = run(SERVE_EXACT, str(tmp_path), heavy=EXACT_LACKS)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 def test_the_engine_s_server_loads_no_torch():
