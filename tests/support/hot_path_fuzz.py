@@ -45,7 +45,7 @@ from scripted_upstream import DONE, chunk, completion
 PER_PROCESS = re.compile(rb"\r\nDate: [^\r]*|(?<=\r\nx-request-id: )req_[^\r]*|req_[0-9a-f]+-\d+")
 TOKEN = "operator"
 LANES = 8
-PHASE = 200
+PHASE = 150
 """Exchanges of a lane between two changes for all: a reload, a key denied or let in, time."""
 
 HANG_SECONDS = 20.0
@@ -249,7 +249,8 @@ class Rig:
         )
 
     async def change(self, draw: random.Random) -> None:
-        """Let time pass, load another policy, or deny a key or let it in again."""
+        """Let time pass; perhaps load another policy, or deny a key or let it in again."""
+        self._clock.now += draw.choice((0.4, 2.0, 5.0, 19.0))
         match draw.randrange(4):
             case 0:
                 self._numbers["generation"] += 1
@@ -263,8 +264,6 @@ class Rig:
                 (self._folder / "denied").write_text(f"one {key}\n" if self._denied else "")
                 ask = b"GET /v1/none HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer sk-0-0\r\n\r\n"
                 await self._await(ask, b" 401 " if self._denied else b" 200 ")
-            case _:
-                self._clock.now += draw.choice((0.4, 5.0, 5.0, 19.0, 40.0))
 
     async def _await(self, request: bytes, wanted: bytes) -> None:
         for runner in self.runners:
@@ -349,9 +348,10 @@ async def compare(rig: Rig, both: Both, given: Exchange, between: bytes = b"") -
         both.close()
 
 
-async def _lane(rig: Rig, draw: random.Random, lane: int, count: int) -> None:
+async def _lane(
+    rig: Rig, draw: random.Random, lane: int, recent: deque[Exchange], count: int
+) -> None:
     both = Both(rig.runners)
-    recent: deque[Exchange] = deque(maxlen=6)
     for _ in range(count):
         if draw.random() < 0.02:
             both.close()
@@ -384,13 +384,14 @@ async def fuzz(
     Raises DifferenceError where the replies differ, TimeoutError where a server hangs.
     """
     draw = random.Random(seed)
+    recent: list[deque[Exchange]] = [deque(maxlen=6) for _ in range(LANES)]
     async with running(folder, store) as rig:
         while rig.counts["exchanges"] < count:
             each = min(PHASE, -(-(count - rig.counts["exchanges"]) // LANES))
             async with asyncio.TaskGroup() as lanes:
                 for lane in range(LANES):
                     own = random.Random(draw.randrange(1 << 62))
-                    lanes.create_task(_lane(rig, own, lane, each))
+                    lanes.create_task(_lane(rig, own, lane, recent[lane], each))
             await rig.change(draw)
             check_bounds(rig.hot)
             tell(rig.counts)
