@@ -51,6 +51,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/encoder.py
 	$(BIN)/python benchmarks/exact_hits_encoding.py
 	$(BIN)/python benchmarks/memory_bound.py
+	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/redis_store.py
 	$(BIN)/python benchmarks/store_faults.py
 	$(BIN)/python benchmarks/engine.py
