@@ -118,6 +118,8 @@ class _Connection(asyncio.Protocol):
         self._body = -1  # where it begins
         self._end: int | None = None  # where it ends; None: not known yet
         self._chunk = -1  # where the next chunk begins, if the body has chunks
+        self._streams = False
+        self._parts: list[bytes] = []  # what the chunks hold
         self._answer = asyncio.get_running_loop().create_future()
         self._reply = Reply(time.perf_counter())
         self._transport.write(request)
@@ -135,9 +137,9 @@ class _Connection(asyncio.Protocol):
                 return
         if len(self._data) > self._body:
             self._reply.first = self._reply.first or now
+        if self._streams and (events := self._data.count(b"\n\n", seen)):
+            self._reply.pieces.append((now, events))
         if self._chunk >= 0:
-            if events := self._data.count(b"\n\n", seen):
-                self._reply.pieces.append((now, events))
             self._walk_chunks()
         if self._end is not None and len(self._data) >= self._end:
             self._finish(now)
@@ -153,6 +155,7 @@ class _Connection(asyncio.Protocol):
             self._chunk = end + 4
         elif length := lower.partition(b"\r\ncontent-length:")[2]:
             self._end = end + 4 + int(length.partition(b"\r\n")[0])
+        self._streams = b"text/event-stream" in lower
         if b"\r\nconnection: close" in lower:
             self.open = False
         return end + 4
@@ -163,6 +166,7 @@ class _Connection(asyncio.Protocol):
             after = line + 2 + size + 2
             if len(self._data) < after:
                 return
+            self._parts.append(bytes(self._data[line + 2 : after - 2]))
             self._chunk = after
             if not size:
                 self._end = after
@@ -171,7 +175,7 @@ class _Connection(asyncio.Protocol):
     def _finish(self, now: float) -> None:
         answer, self._answer = self._answer, None
         self._reply.last = now
-        self._reply.body = bytes(self._data[self._body :])
+        self._reply.body = b"".join(self._parts) or bytes(self._data[self._body :])
         if answer is not None and not answer.done():
             answer.set_result(self._reply)
 

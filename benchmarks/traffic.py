@@ -1,17 +1,17 @@
 """Chat traffic that benchmarks replay: arrivals and lengths of a trace, questions of our own. Pure.
 
 The trace is Azure's of 2023, conversations. It has no texts, so each new request asks a question
-that nobody asked before, behind a system prompt of as many words as the trace has tokens. Some
-requests repeat an earlier question, in the same words or in others. The script of the upstream's
-answer (``upstream.py``) follows the lengths. The answer begins with the question's name, so a wrong
-answer is seen.
+that nobody asked before. Before it stands the beginning of one of eight system prompts, as many
+words as the trace has tokens. Some requests repeat an earlier question, in the same words or in
+others. The script of the upstream's answer (``upstream.py``) follows the lengths. The answer begins
+with the question's name, so a wrong answer is seen.
 """
 
 import csv
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,9 @@ import orjson
 from load import Arrival, Reply, post
 
 TRACE = Path(__file__).parent.parent.parent / "shared" / "data" / "azure_conv_trace.csv"
+ASSISTANTS = 8
+"""System prompts: each request begins like an eighth of them."""
+MOST_WORDS = 20_000
 _VERBS = (
     *("change", "cancel", "find", "repair", "improve", "describe", "compare", "move"),
     *("sell", "clean", "wrap", "weigh", "measure", "insure", "replace", "label"),
@@ -117,22 +120,21 @@ class Asked:
     name: str
     stream: bool
     first_token: float
-    whole: float
+    gap: float
     text: str
     reworded: str
     system: str
     tokens: int
 
-    def body(self, *, reworded: bool = False) -> dict[str, Any]:
-        """Return the body of the chat request, without a script."""
+    @property
+    def whole(self) -> float:
+        return self.first_token + self.tokens * self.gap
+
+    def body(self, *, reworded: bool) -> dict[str, Any]:
+        """Return the body of the chat request, but for what the upstream needs."""
         text = self.reworded if reworded else self.text
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": text}]
         return {"model": "bench", "messages": messages, "stream": self.stream}
-
-    def script(self, gap: float) -> dict[str, str]:
-        """Return the metadata for the scripted upstream."""
-        script = {"id": self.name, "seconds": f"{self.first_token:.4f}", "gap": f"{gap:g}"}
-        return script | {"tokens": str(self.tokens)}
 
     def beyond(self, reply: Reply, due: float) -> float:
         """Return the seconds of a miss beyond the upstream's: to the first byte, if streamed."""
@@ -141,15 +143,41 @@ class Asked:
         )
 
 
+def script(asked: Asked) -> dict[str, Any]:
+    """Return the fields for the scripted upstream."""
+    script = {"id": asked.name, "tokens": str(asked.tokens), "gap": f"{asked.gap:g}"}
+    return {"metadata": script | {"seconds": f"{asked.first_token:.4f}"}}
+
+
+def for_engine(asked: Asked) -> dict[str, Any]:
+    """Return the fields for an answer of the bundled engine, as long as the trace says."""
+    fields: dict[str, Any] = {"max_tokens": asked.tokens, "ignore_eos": True, "temperature": 0}
+    return fields | ({"stream_options": {"include_usage": True}} if asked.stream else {})
+
+
 class Traffic:
     """Makes the requests of a trace, and knows what each asked."""
 
-    def __init__(self, shares: Shares, pace: Pace, *, wait: float = 20.0, seed: int = 1) -> None:
-        """``wait``: seconds after which a question may be repeated, for its answer is stored."""
-        self._shares, self._pace, self._wait = shares, pace, wait
+    def __init__(
+        self,
+        shares: Shares,
+        pace: Pace,
+        fields: Callable[[Asked], dict[str, Any]] = script,
+        *,
+        wait: float = 20.0,
+        seed: int = 1,
+    ) -> None:
+        """``fields`` are those that the upstream needs.
+
+        ``wait``: seconds after which a question may be repeated, for its answer is stored.
+        """
+        self._shares, self._pace, self._fields, self._wait = shares, pace, fields, wait
         self._random = random.Random(seed)
         self._questions = questions(seed)
         self._numbers = itertools.count()
+        self._assistants = [
+            random.Random(number).choices(_WORDS, k=MOST_WORDS) for number in range(ASSISTANTS)
+        ]
         self._asked: deque[tuple[float, Asked]] = deque(maxlen=500)
         self.by_label: dict[str, Asked] = {}
         """What was asked by the label of an arrival; the caller removes what is done."""
@@ -160,8 +188,7 @@ class Traffic:
             if traced.at >= seconds:
                 return
             kind, asked = self._choose(traced)
-            body = asked.body(reworded=kind == "reworded")
-            body["metadata"] = asked.script(self._pace.gap)
+            body = asked.body(reworded=kind == "reworded") | self._fields(asked)
             label = f"{kind} {asked.name} {next(self._numbers)}"
             self.by_label[label] = asked
             yield Arrival(traced.at, post(orjson.dumps(body)), label)
@@ -179,16 +206,15 @@ class Traffic:
     def new(self, traced: TracedRequest) -> Asked:
         """Return a question that was not asked before, with the lengths of a traced request."""
         text, reworded = next(self._questions)
-        first_token = traced.prompt_tokens * self._pace.prefill
         number = next(self._numbers)
         return Asked(
             name=f"q{number}-",
             stream=self._random.random() < self._shares.streamed,
-            first_token=first_token,
-            whole=first_token + traced.new_tokens * self._pace.gap,
+            first_token=traced.prompt_tokens * self._pace.prefill,
+            gap=self._pace.gap,
             text=text,
             reworded=reworded,
-            system=" ".join(random.Random(number).choices(_WORDS, k=traced.prompt_tokens)),
+            system=" ".join(self._assistants[number % ASSISTANTS][: traced.prompt_tokens]),
             tokens=traced.new_tokens,
         )
 
@@ -199,8 +225,3 @@ def kind_of(reply: Reply) -> str:
     if "; hit" in status:
         return "semantic" if "semantic" in status else "exact"
     return "miss" if "fwd=miss" in status or "fwd=stale" in status else "other"
-
-
-def rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    """Return figures as they are printed."""
-    return {name: round(value, 3) for name, value in figures.items()}

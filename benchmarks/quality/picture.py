@@ -8,13 +8,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from svg import FONT, GRID, INK, MUTED, line, text
+
 from quality.sweeps import Point
 
 _WIDTH, _PANEL, _PLOT_WIDTH, _PLOT_HEIGHT = 960, 480, 372, 190
 _LEFT, _TOP, _STEP = 84, 164, 310
-_INK, _MUTED, _GRID = "#1f2430", "#667085", "#e6e8ee"
 _COSINE, _WHOLE = "#98a0ad", "#1d5fd1"
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _TICKS = 4
 _FEWEST = 20
 """Hits below which a share of them says nothing."""
@@ -57,7 +57,7 @@ def drawn(panels: Sequence[Panel]) -> str:
     ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="{_FONT}" font-size="12" role="img" '
+        f'width="{_WIDTH}" height="{height}" font-family="{FONT}" font-size="12" role="img" '
         'aria-label="Right answers among semantic hits against the share of requests hit">'
     )
     sheet = f'<rect width="{_WIDTH}" height="{height}" rx="6" fill="#ffffff"/>'
@@ -65,12 +65,12 @@ def drawn(panels: Sequence[Panel]) -> str:
 
 
 def _heading() -> Iterator[str]:
-    yield _text(_LEFT, 42, "Right answers among semantic hits", size=20, weight=600)
-    yield _text(
+    yield text(_LEFT, 42, "Right answers among semantic hits", size=20, weight=600)
+    yield text(
         _LEFT,
         64,
         _SUBTITLE,
-        fill=_MUTED,
+        fill=MUTED,
         size=13,
     )
     for x, colour, name in (
@@ -78,15 +78,15 @@ def _heading() -> Iterator[str]:
         (_LEFT + 96, _COSINE, "plain cosine, with its thresholds"),
     ):
         yield f'<line x1="{x}" y1="86" x2="{x + 22}" y2="86" stroke="{colour}" stroke-width="3"/>'
-        yield _text(x + 29, 90, name)
+        yield text(x + 29, 90, name)
 
 
 def _panel(place: int, panel: Panel) -> Iterator[str]:
     points = [*panel.cosine, *panel.whole]
     widest = _nice(max((each.hits.value or 0 for each in points), default=0.0) or 1.0)
     axes = _Axes(_LEFT + _PANEL * (place % 2), _TOP + _STEP * (place // 2), widest, _least(points))
-    yield _text(axes.left, axes.top - 42, panel.title, size=14, weight=600)
-    yield _text(axes.left, axes.top - 25, panel.asked, fill=_MUTED)
+    yield text(axes.left, axes.top - 42, panel.title, size=14, weight=600)
+    yield text(axes.left, axes.top - 25, panel.asked, fill=MUTED)
     yield from _grid(axes)
     for curve, colour in ((panel.cosine, _COSINE), (panel.whole, _WHOLE)):
         yield from _curve(axes, curve, colour)
@@ -113,18 +113,18 @@ def _grid(axes: _Axes) -> Iterator[str]:
     for step in range(_TICKS + 1):
         share = axes.least + (1 - axes.least) * step / _TICKS
         y = axes.y(share)
-        yield _line(axes.left, y, right, y, _GRID)
-        yield _text(axes.left - 8, y + 4, _percent(share), fill=_MUTED, anchor="end")
+        yield line(axes.left, y, right, y, GRID)
+        yield text(axes.left - 8, y + 4, _percent(share), fill=MUTED, anchor="end")
         share = axes.widest * step / _TICKS
         x = axes.x(share)
-        yield _line(x, bottom, x, bottom + 4, _MUTED)
-        yield _text(x, bottom + 18, _percent(share), fill=_MUTED, anchor="middle")
-    yield _line(axes.left, bottom, right, bottom, _MUTED)
-    yield _text(
-        right, bottom + 34, "requests answered by meaning", fill=_MUTED, anchor="end", size=11
+        yield line(x, bottom, x, bottom + 4, MUTED)
+        yield text(x, bottom + 18, _percent(share), fill=MUTED, anchor="middle")
+    yield line(axes.left, bottom, right, bottom, MUTED)
+    yield text(
+        right, bottom + 34, "requests answered by meaning", fill=MUTED, anchor="end", size=11
     )
     turned = f"rotate(-90 {axes.left - 56:.1f} {axes.top:.1f})"
-    told = _text(axes.left - 56, axes.top, "right among them", fill=_MUTED, anchor="end", size=11)
+    told = text(axes.left - 56, axes.top, "right among them", fill=MUTED, anchor="end", size=11)
     yield f'<g transform="{turned}">{told}</g>'
 
 
@@ -154,32 +154,8 @@ def _marks(axes: _Axes, marked: Mapping[str, Point], colour: str, *, below: bool
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" stroke="#ffffff" '
             'stroke-width="1.5"/>'
         )
-        yield _text(x, y + (19 if below else -9), name, fill=_INK, anchor="middle", size=11)
+        yield text(x, y + (19 if below else -9), name, fill=INK, anchor="middle", size=11)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
-    return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
-        'stroke-width="1"/>'
-    )
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    fill: str = _INK,
-    size: int = 12,
-    weight: int = 400,
-    anchor: str = "start",
-) -> str:
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="{fill}" font-size="{size}" font-weight="{weight}" '
-        f'text-anchor="{anchor}">{escaped}</text>'
-    )
