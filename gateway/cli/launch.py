@@ -19,7 +19,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gateway.cli.supervisor import INSTANCE, PYTHON, WORKER_SETTINGS, Child, Supervisor
+from gateway.cli.supervisor import (
+    INSTANCE,
+    PYTHON,
+    SHARED_CHANGES,
+    WORKER_SETTINGS,
+    Child,
+    Supervisor,
+)
 from gateway.cli.terminal import FailedError, configure_logging
 
 log = logging.getLogger(__name__)
@@ -188,6 +195,7 @@ def _workers(plan: Plan, sock: socket.socket, runtime: Path) -> list[Child]:
         metrics = runtime / "metrics"
         metrics.mkdir()
         environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+        environment[SHARED_CHANGES] = str(runtime / "changes")
     child = Child(
         "gateway-1",
         argv if is_demo else [*argv, "--greet-upstreams"],

@@ -3,7 +3,8 @@
     memory tier -> circuit breaker and bounded waits -> encryption -> disk or Redis
 
 Law: a tier in memory must learn of every change of the store behind it. In front of the disk, one
-process makes all changes; in front of Redis, each process receives invalidations.
+process makes all changes, or several tell them through memory that they share; in front of Redis,
+each process receives invalidations.
 """
 
 import logging
@@ -11,11 +12,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway.cache.ports import Claims, ForgetKeys, MemoryTier, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
+from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import Invalidations, TieredStore
 from gateway.server.secrets import master_keys, secret_setting
@@ -29,6 +32,9 @@ DISK_WRITE_SECONDS = 2.0
 
 REDIS_SECONDS = 0.04
 """No call waits more than 50 ms, a busy turn of our own loop included."""
+SHARED_CHANGES = "REFRAIN_SHARED_CHANGES"
+"""Names the file through which the workers of one disk tell their changes."""
+
 SCOPE_KEYS = "scope-keys.sqlite3"
 
 
@@ -71,14 +77,17 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
     if settings.store == "memory":
         return OpenedStore("memory", MemoryStore(max_bytes=settings.memory_bytes))
     if settings.store == "disk":
-        hot = settings.workers == 1
+        alone, shared = settings.workers == 1, environment.get(SHARED_CHANGES)
         file = SqliteStore(
-            settings.data_dir / "entries.sqlite3", max_bytes=settings.store_bytes, alone=hot
+            settings.data_dir / "entries.sqlite3",
+            max_bytes=settings.store_bytes,
+            alone=alone,
+            shared=None if alone or shared is None else SharedChanges(Path(shared)),
         )
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
         cold, forget_keys = _encrypt(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
-        store = _add_memory_tier(settings, disk, file.touch, file, file.lacks) if hot else disk
+        store = _add_memory_tier(settings, disk, file.touch, file, file.lacks)
         return OpenedStore("disk", store, forget_keys, disk)
     return _open_redis(settings, environment)
 

@@ -7,8 +7,8 @@ read share the read, unless a change has begun or ended since.
 
 If other processes change the cold store too, the hot tier needs their ``Invalidations``: a change
 made elsewhere is one that overlaps, and while invalidations may be missing, the hot tier is not
-used. Without them the store is for one process, so with several workers on one disk the composition
-root leaves the hot tier off. An entry that the cold store evicts may stay hot; it is still right.
+used. Without them the cold store is for one process. An entry that Redis evicts may stay hot; it is
+still right.
 """
 
 from collections.abc import Callable
@@ -121,16 +121,15 @@ class TieredStore:
     async def _read(self, key: bytes) -> Entry | None:
         with self._operation(key, changes=False) as read:
             entry = await self._cold.get(key)
-            if entry is not None and read.undisturbed:
-                self._warm(entry)
+            if entry is not None:
+                self._warm(entry, read)
         return entry
 
     async def put(self, entry: Entry) -> None:
         with self._operation(entry.key, changes=True) as change:
             self._hot.forget(entry.key)
             await self._cold.put(entry)
-            if change.undisturbed:
-                self._warm(entry)
+            self._warm(entry, change)
 
     async def delete(self, key: bytes) -> None:
         with self._operation(key, changes=True):
@@ -161,8 +160,11 @@ class TieredStore:
             for operation in operations:
                 operation.undisturbed = False
 
-    def _warm(self, entry: Entry) -> None:
+    def _warm(self, entry: Entry, operation: _Operation) -> None:
+        # First: this may tell of a change that overlapped.
         if self._invalidations is not None and not self._invalidations.current(entry.key):
+            return
+        if not operation.undisturbed:
             return
         # The hot tier is smaller: the cold store serves an entry that is too large for it.
         with suppress(EntryTooLargeError):

@@ -4,13 +4,14 @@ A power loss may cost the latest entries, never the file. Entries take at most `
 the file at most FILE_FACTOR times that; expired entries are evicted first, then those that S3-FIFO
 chooses.
 
-Several processes may share the file; then a put returns when its transaction is in the write-ahead
-log, from which every process reads it. If one process has the file ``alone``, a put returns at
-once: the entry waits in memory, where ``get`` finds it, for a commit soon after. A put waits for
-its commit as before if the entry is large, if much waits already, or since a write has failed. So
-what is not written stays bounded, and a fault of the disk reaches the callers. ``delete`` and
-``walk`` come after all puts before them, so no purge misses an entry that waits. A filter in memory
-tells which keys were never stored, so that a miss reads nothing; it is filled in the background.
+Several processes may share the file. Then a put returns when its transaction is in the write-ahead
+log, from which every process reads it, and ``shared`` names its key to the others. If one process
+has the file ``alone``, a put returns at once: the entry waits in memory, where ``get`` finds it,
+for a commit soon after. A put waits for its commit as before if the entry is large, if much waits
+already, or since a write has failed. So what is not written stays bounded, and a fault of the disk
+reaches the callers. ``delete`` and ``walk`` come after all puts before them, so no purge misses an
+entry that waits. A filter in memory tells which keys were never stored, so that a miss reads
+nothing; it is filled in the background.
 
 Threads read and write, so that the loop never waits for a disk. A point read from the page cache
 takes some 10 us and the hop to a thread ten times that; but a busy disk may take any time. For that
@@ -39,6 +40,7 @@ from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry
 from gateway.cache.stores.memory import MOST_USES
 from gateway.cache.stores.sqlite.file import EntryFile
 from gateway.cache.stores.sqlite.key_filter import KeyFilter
+from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.table import KEYS, VALUE, VALUES, Bounds
 from gateway.cache.stores.sqlite.writer import (
     MAX_WAITING,
@@ -79,6 +81,7 @@ class SqliteStore:
         *,
         max_bytes: int,
         alone: bool = False,
+        shared: SharedChanges | None = None,
         clock: Callable[[], float] = time.time,
         read_seconds: float = 0.5,
         write_seconds: float = 2.0,
@@ -86,11 +89,15 @@ class SqliteStore:
     ) -> None:
         """Start the threads, which open the file; calls raise its faults.
 
+        ``alone`` says that no other process changes the file, ``shared`` is where all processes
+        that do tell their changes. Without either, the file is all that this store knows.
+
         ``read_seconds`` bounds the wait for the file's lock when it is opened, ``write_seconds``
         that for other writers and for a page of a walk. Recent uses are written down every
         ``upkeep_seconds``.
         """
         self._alone = alone
+        self._shared = shared
         self._write_seconds = write_seconds
         self._uses: dict[bytes, int] = {}
         self._closed = False
@@ -99,12 +106,15 @@ class SqliteStore:
         self._keys = KeyFilter(0)
         self._filling: asyncio.Task[None] | None = None
         self._changed: Callable[[bytes], None] = lambda _: None
+        self._lost: Callable[[], None] = lambda: None
         max_file_bytes = max(int(max_bytes * FILE_FACTOR), max_bytes + _FILE_BYTES_AT_LEAST)
         self._writer = Writer(
             partial(EntryFile, path, busy_seconds=write_seconds / 2, clock=clock),
             Bounds(max_bytes, max_file_bytes),
             self._uses,
-            self._settle_waiting,
+            shared,
+            behind=self._settle_waiting,
+            evicted=self._forget_evicted,
             clock=clock,
             upkeep_seconds=upkeep_seconds,
         )
@@ -118,7 +128,7 @@ class SqliteStore:
 
     def lacks(self, key: bytes) -> bool:
         """Tell whether it is sure, without I/O, that no entry has the key."""
-        if not self._alone or self._closed:
+        if self._closed or not (self._alone or self.current(key)):
             return False
         if self._filling is None or (self._keys.is_full and self._filling.done()):
             # Not in the name of a request.
@@ -181,13 +191,19 @@ class SqliteStore:
         if uses < MOST_USES and (uses or len(self._uses) < MOST_TOUCHED):
             self._uses[key] = uses + 1
 
-    def listen(self, changed: Callable[[bytes], None], _: Callable[[], None]) -> None:
-        """Call ``changed`` with the key of each put that returned and could not be written."""
-        self._changed = changed
+    def listen(self, changed: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        """Call ``changed`` for each key that another process changed, or that left the file.
+
+        It left if it was evicted or could not be written. Call ``lost`` when changes may have been
+        missed.
+        """
+        self._changed, self._lost = changed, lost
 
     def current(self, _: bytes) -> bool:
-        """Tell whether all changes of this key are known here."""
-        return True
+        """Learn of all changes so far; tell whether that is possible."""
+        if self._shared is not None and not self._closed:
+            self._shared.take(self._note_changed, self._note_lost)
+        return self._alone or self._shared is not None
 
     def stats(self) -> StoreStats:
         """Return the figures of the latest commit here, or of the latest upkeep.
@@ -209,6 +225,8 @@ class SqliteStore:
         self._writer.stop()
         if not await asyncio.to_thread(self._join):
             raise StoreError(f"the store did not close within {_CLOSE_SECONDS:g} s")
+        if self._shared is not None:
+            self._shared.close()
 
     def _join(self) -> bool:
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -225,6 +243,21 @@ class SqliteStore:
                 del self._waiting[key]
                 if lost:
                     self._changed(key)
+
+    def _forget_evicted(self, keys: Sequence[bytes]) -> None:
+        """Let a purge, which walks over the file, leave nothing behind in memory."""
+        for key in keys:
+            self._changed(key)
+
+    def _note_changed(self, key: bytes) -> None:
+        self._keys.add(key)
+        self._changed(key)
+
+    def _note_lost(self) -> None:
+        if self._filling is not None:
+            self._filling.cancel()
+            self._filling = None
+        self._lost()
 
     async def _fill(self) -> None:
         """Tell a new filter all keys; the puts from now on tell it theirs."""

@@ -45,7 +45,7 @@ VALUES (?, (SELECT coalesce(max(place), 0) + 1 FROM entry WHERE main = ?), 0, ?,
 _ENTER_MAIN = """UPDATE entry SET main = 1, uses = ?,
 place = (SELECT coalesce(max(place), 0) + 1 FROM entry WHERE main = 1) WHERE id = ?"""
 _HEAD = "SELECT id, bytes, main, key, uses FROM entry WHERE main = ? ORDER BY place LIMIT 1"
-_EXPIRED = "SELECT id, bytes, main FROM entry WHERE expires <= ? ORDER BY expires LIMIT 1"
+_EXPIRED = "SELECT id, bytes, main, key FROM entry WHERE expires <= ? ORDER BY expires LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ def commit(
     bounds: Bounds,
     uses: dict[bytes, int],
     now: float,
-) -> tuple[StoreStats, bool]:
+) -> tuple[StoreStats, bool, list[bytes]]:
     """Make all changes in one transaction, or none; evict down to the bounds.
 
     ``uses`` are those that are not written down yet; the transaction takes those of the keys that
     it meets, and writes down ``written_uses``. Returns the totals with the evictions of this
-    commit, and whether the bounds are met. Raises sqlite3.Error.
+    commit, whether the bounds are met, and the keys that were evicted. Raises sqlite3.Error.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -107,7 +107,7 @@ def commit(
         # SQLite has already rolled back after some errors, such as a full disk.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-    return stats, within
+    return stats, within, transaction.evicted
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:
@@ -128,7 +128,7 @@ class _Transaction:
         [(self._entries, self._bytes, self._small_bytes, self._ghost_bytes)] = self._rows(
             "SELECT entries, bytes, small_bytes, ghost_bytes FROM total"
         )
-        self._evicted = 0
+        self.evicted: list[bytes] = []
         # Each round is a write: after ``_ROUNDS`` of them, used entries are evicted too.
         self._rounds_left = _ROUNDS
 
@@ -138,7 +138,7 @@ class _Transaction:
             "UPDATE total SET entries = ?, bytes = ?, small_bytes = ?, ghost_bytes = ?",
             (self._entries, self._bytes, self._small_bytes, self._ghost_bytes),
         )
-        return StoreStats(self._entries, self._bytes, self._evicted)
+        return StoreStats(self._entries, self._bytes, len(self.evicted))
 
     def apply(self, change: Change) -> None:
         """Make the change; evict entries if it needs room."""
@@ -162,8 +162,8 @@ class _Transaction:
     def trim(self) -> bool:
         """Evict down to both bounds, but TRIM_ENTRIES at most; tell whether the bounds are met."""
         page_bytes = _pragma(self._connection, "page_size")
-        limit = self._evicted + TRIM_ENTRIES
-        while self._entries and self._evicted < limit:
+        limit = len(self.evicted) + TRIM_ENTRIES
+        while self._entries and len(self.evicted) < limit:
             if self._bytes <= self._bounds.max_bytes:
                 pages = _pragma(self._connection, "page_count")
                 used = pages - _pragma(self._connection, "freelist_count")
@@ -193,8 +193,9 @@ class _Transaction:
         """
         expired = self._rows(_EXPIRED, self._now)
         if expired:
-            self._drop(*expired[0])
-            self._evicted += 1
+            [(identity, size, main, key)] = expired
+            self._drop(identity, size, main)
+            self.evicted.append(key)
             return
         small_is_due = self._small_bytes * SMALL_SHARE > self._bounds.max_bytes
         head = (not small_is_due and self._rows(_HEAD, True)) or self._rows(_HEAD, False)
@@ -208,7 +209,7 @@ class _Transaction:
             self._small_bytes -= 0 if main else size
             return
         self._drop(identity, size, main)
-        self._evicted += 1
+        self.evicted.append(key)
         if not main:
             self._remember_ghost(key, size)
 

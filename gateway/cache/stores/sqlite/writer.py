@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -21,6 +21,7 @@ from gateway.cache.ports import Entry, EntryTooLargeError, StoreError, StoreStat
 from gateway.cache.stores.entry_codec import DamagedEntryError, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
+from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.table import TOTALS, Bounds, Change, commit, shrink_file
 
 MAX_ENTRY_BYTES = 64 << 20
@@ -72,8 +73,10 @@ class Writer:
         open_file: Callable[[], EntryFile],
         bounds: Bounds,
         uses: dict[bytes, int],
-        behind: Settle,
+        shared: SharedChanges | None = None,
         *,
+        behind: Settle,
+        evicted: Callable[[Sequence[bytes]], None],
         clock: Callable[[], float],
         upkeep_seconds: float,
     ) -> None:
@@ -84,6 +87,8 @@ class Writer:
         self._max_entry_bytes = min(bounds.max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
         self._uses = uses
         self._behind = behind
+        self._evicted = evicted
+        self._shared = shared
         self._clock = clock
         self._upkeep_seconds = upkeep_seconds
         # None ends the thread.
@@ -235,16 +240,25 @@ class Writer:
     ) -> bool:
         """Commit, and note the figures; tell whether the file is within the bounds."""
         now = self._clock()
-        stats, within = self._file.run(
-            lambda connection: commit(
-                connection, changes, written_uses, bounds=self._bounds, uses=self._uses, now=now
+        with self._announced([change.key for change in changes]) as announced:
+            stats, within, evicted = self._file.run(
+                lambda connection: commit(
+                    connection, changes, written_uses, bounds=self._bounds, uses=self._uses, now=now
+                )
             )
-        )
+            announced.extend(evicted)
         self._note(stats)
+        if evicted and self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._evicted, evicted)
         pages = PAGES_A_COMMIT + PAGES_A_CHANGE * (len(changes) + stats.evictions)
         self._unsynced += PAGE_BYTES * (pages + len(written_uses or ()))
         self._unsynced += sum(len(change.value or b"") for change in changes)
         return within
+
+    def _announced(self, keys: Sequence[bytes]) -> AbstractContextManager[list[bytes]]:
+        """Tell other workers of a commit, and of the keys that it evicts."""
+        return nullcontext([]) if self._shared is None else self._shared.commit(keys)
 
     def _trim(self) -> None:
         """Evict down to the bounds, which may be tighter than at the last use of the file."""
@@ -261,13 +275,18 @@ class Writer:
         if uses:
             self._transact(written_uses=uses)
         else:
-            [(entries, size)] = self._file.rows(TOTALS)
+            # This also notices a worker that died in a commit.
+            with self._announced(()):
+                [(entries, size)] = self._file.rows(TOTALS)
             self._note(StoreStats(entries, size, 0))
             self._file.run(partial(shrink_file, bounds=self._bounds))
         self._sync_when_due()
 
     def _note(self, stats: StoreStats) -> None:
-        self._evictions += stats.evictions
+        if self._shared is None:
+            self._evictions += stats.evictions
+        else:
+            self._evictions = self._shared.evicted
         self.stats = StoreStats(stats.entries, stats.bytes, self._evictions, self._lost)
 
     def _sync_when_due(self) -> None:
