@@ -383,6 +383,8 @@ def _after_lookup(plan: Plan, otherwise: Forward, *, clean: bool) -> State:
 def _after_scan(plan: Plan, otherwise: Forward) -> State:
     if plan.directives.no_cache or otherwise.status.forwarded is Forwarded.REQUEST:
         return forward(plan, otherwise)
+    if not plan.decision.semantic:
+        return forward(plan, otherwise)
     if plan.question is None:
         found = plan.semantic_query
         reason = found if isinstance(found, Reason) else None

@@ -31,6 +31,7 @@ from gateway.prompts.outcome import (
     NotRewritten,
     NotRewrittenError,
     PreparedRequest,
+    Rewrite,
     combine,
     decline,
 )
@@ -202,13 +203,16 @@ class Outbox:
 
     async def exchange(self, context: RequestContext, state: Forward) -> Exchange:
         """Return the request to send."""
-        request = context.request
+        request, decision = context.request, context.decision
         original = self._client_exchange(context, state)
         if request.odd is not None:
             return original
-        prepared = self._summarise(context, await self._rewrite(context))
-        if context.decision.compress.enabled:
-            prepared = await self.compressor.compress(request.endpoint, context.decision, prepared)
+        rules = rules_for(request.endpoint, request.body, decision.prefix)
+        if not (rules or decision.compress.enabled) and decision.hints is NO_HINTS:
+            return original
+        prepared = self._summarise(context, await self._rewrite(context, rules))
+        if decision.compress.enabled:
+            prepared = await self.compressor.compress(request.endpoint, decision, prepared)
         body, raw = prepared.body, prepared.raw
         if raw is request.raw:
             body, raw = original.request.body, original.request.raw
@@ -243,10 +247,11 @@ class Outbox:
             client=request.holder or tenant.credential_sha256,
         )
 
-    async def _rewrite(self, context: RequestContext) -> PreparedRequest:
+    async def _rewrite(
+        self, context: RequestContext, rules: tuple[Rewrite, ...]
+    ) -> PreparedRequest:
         request, settings = context.request, context.decision.prefix
         endpoint, body, raw = request.endpoint, request.body, request.raw
-        rules = rules_for(endpoint, body, settings)
         if not rules:
             return PreparedRequest(body, raw)
         memory = NOTHING_KNOWN

@@ -207,12 +207,15 @@ def variants(
     if not may_retry:
         plain = _variant(exchange, frozenset())
         return (as_client_sent(exchange) if plain.moves_values else plain), {}
-    made = {ALL_ADDITIONS: _variant(exchange, ALL_ADDITIONS)}
+    usual = _variant(exchange, ALL_ADDITIONS)
+    if not accepts:
+        return usual, {}
+    made = {ALL_ADDITIONS: usual}
     for accepted in accepts.values():
         if accepted not in made:
             made[accepted] = _variant(exchange, accepted)
     others = {name: made[one] for name, one in accepts.items() if one != ALL_ADDITIONS}
-    return made[ALL_ADDITIONS], others
+    return usual, others
 
 
 def as_client_sent(exchange: Exchange) -> Variant:
@@ -229,7 +232,12 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
             exchange = exchange.unhinted
     raw, usage = exchange.request.raw, exchange.request.wants_usage
     streaming = SPECS[exchange.request.endpoint].streaming
-    if Addition.STREAM_USAGE in accepted and streaming is not None and streaming.usage_option:
+    if (
+        exchange.request.streamed
+        and streaming is not None
+        and streaming.usage_option
+        and Addition.STREAM_USAGE in accepted
+    ):
         raw, asks = ask_for_usage(exchange.request.body, raw)
         if asks:
             added.add(Addition.STREAM_USAGE)

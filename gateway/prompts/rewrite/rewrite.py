@@ -67,10 +67,13 @@ def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
 
 
 def _text_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
+    volatile = settings.volatile or settings.patterns
+    if not (settings.documents or settings.whitespace or volatile):  # the default
+        return ()
     rules = (
         (Rewrite.DOCUMENTS, settings.documents),
         (Rewrite.WHITESPACE, settings.whitespace),
-        (Rewrite.VOLATILE, settings.volatile or settings.patterns),
+        (Rewrite.VOLATILE, volatile),
     )
     return tuple(rule for rule, on in rules if on)
 
