@@ -22,7 +22,7 @@ from gateway.server.auth import Access
 from gateway.server.hot_path import HotPath
 from gateway.server.http import middleware as front
 from gateway.server.http.handlers import Handlers, Readiness, refuse
-from gateway.server.http.hot_connection import HOT_PATH
+from gateway.server.http.hot_connection import HOT_PATH, SERVE
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.local_encoder import local_model
 from gateway.server.open_semantic import open_semantic
@@ -140,6 +140,8 @@ def create_app(
             "hints_never_hit": metrics.prefixes.shares.never_hit(),
         }
 
+    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
+    stopping = app[front.STOPPING].is_set
     handlers = Handlers(
         pipeline=pipeline,
         pass_through=PassThrough(upstreams.passing, settings.client_timeout),
@@ -148,21 +150,21 @@ def create_app(
         sinks=telemetry.sinks,
         trace=telemetry.trace,
         access=access,
+        stopping=stopping,
         client_seconds=settings.client_timeout,
         names=settings.public_names,
     )
-    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
-    hot = None
-    if entries.memory is not None and telemetry.counts_only:
-        hot = app[HOT_PATH] = HotPath(
-            entries.memory,
-            policies,
-            access,
-            metrics,
-            server=SERVER_SOFTWARE,
-            stopping=app[front.STOPPING].is_set,
-            now=time.time,
-        )
+    hot = app[HOT_PATH] = HotPath(
+        entries.memory if telemetry.counts_only else None,
+        policies,
+        access,
+        metrics,
+        server=SERVER_SOFTWARE,
+        stopping=stopping,
+        now=time.time,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    app[SERVE] = handlers.serve
     admin.add_routes(app)
     handlers.add_routes(app)
     app[END_CALLS], app[UPSTREAMS] = pipeline.close, tuple(upstreams.each.values())
@@ -178,10 +180,8 @@ def create_app(
                 await stack.enter_async_context(part.lifespan())
             stack.callback(scans.close)
             stack.push_async_callback(pipeline.close)
-            watches = [policies.watch(POLICY_POLL_SECONDS, on_policy_reload), access.watch()]
-            if hot is not None:
-                watches.append(hot.watch())
-            for watch in watches:
+            on_edit = policies.watch(POLICY_POLL_SECONDS, on_policy_reload)
+            for watch in (on_edit, access.watch(), hot.watch()):
                 await stack.enter_async_context(in_background(watch))
             yield
 

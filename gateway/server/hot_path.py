@@ -1,9 +1,12 @@
-"""Repeated requests, answered by their bytes before a request object is made of them.
+"""Plain requests, read here and not by the server's parser; repeated ones are answered at once.
 
-The ordinary way decides; the hot path only repeats. When the ordinary way has answered a request
-from a fresh exact entry, the answer is kept here under a digest of the request's bytes. If the same
-bytes come again, and nothing has changed that the decision hung on, the answer is written at once.
-Law: in doubt, a request goes the ordinary way, with nothing of it consumed.
+A request is plain if its end is sure and nothing about it is unusual: a POST to a cached endpoint,
+complete within a second. The pipeline gets it whole, without the server's request object. Law: in
+doubt, a request goes through the server's parser, with nothing of it consumed.
+
+The pipeline decides; the hot path only repeats. When the pipeline has answered a request from a
+fresh exact entry, the answer is kept here under a digest of the request's bytes. If the same bytes
+come again, and nothing has changed that the decision hung on, the answer is written at once.
 
 A digest leaves out the headers that differ between equal requests (``NEUTRAL``). All other bytes of
 the head count, credentials and ``Host`` among them.
@@ -13,25 +16,29 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from hashlib import sha256
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gateway.cache.ports import Entry, MemoryTier, PolicySource
 from gateway.protocol.cache_status import HitStatus, Reason, hit_fields
+from gateway.protocol.headers import Fields
 from gateway.protocol.messages import Reply
 from gateway.server.auth import Access
 from gateway.telemetry import request_id
 from gateway.telemetry.metrics import HitBatch, Metrics
+from policies.decision import Endpoint
 from policies.policy import Policy
 
 MAX_HEAD_BYTES = 8_192
 MAX_HEADERS = 100
 MAX_BODY_BYTES = 1 << 20
-"""Larger requests and answers take the ordinary way."""
+"""Of a plain request, and of an answer that is repeated."""
 
 MAX_HEADS = 4_096
+MAX_HEADS_BYTES = 1 << 20
 MAX_ANSWERS = 8_192
 MAX_RENDERED_BYTES = 16 << 20
 """Bounds of the tables. A plain answer belongs to its entry; only rendered answers take room."""
@@ -44,56 +51,74 @@ SWEEP_SECONDS = 1.0
 
 NEUTRAL = frozenset(
     {
-        b"b3",
-        b"baggage",
-        b"sentry-trace",
-        b"traceparent",
-        b"tracestate",
-        b"uber-trace-id",
-        b"x-amzn-trace-id",
-        b"x-b3-parentspanid",
-        b"x-b3-sampled",
-        b"x-b3-spanid",
-        b"x-b3-traceid",
-        b"x-cloud-trace-context",
-        b"x-correlation-id",
-        b"x-datadog-parent-id",
-        b"x-datadog-sampling-priority",
-        b"x-datadog-trace-id",
-        b"x-request-id",
-        b"x-stainless-read-timeout",
-        b"x-stainless-retry-count",
+        "b3",
+        "baggage",
+        "sentry-trace",
+        "traceparent",
+        "tracestate",
+        "uber-trace-id",
+        "x-amzn-trace-id",
+        "x-b3-parentspanid",
+        "x-b3-sampled",
+        "x-b3-spanid",
+        "x-b3-traceid",
+        "x-cloud-trace-context",
+        "x-correlation-id",
+        "x-datadog-parent-id",
+        "x-datadog-sampling-priority",
+        "x-datadog-trace-id",
+        "x-request-id",
+        "x-stainless-read-timeout",
+        "x-stainless-retry-count",
     }
 )
 """Headers that differ between a request and its repetition. Those that a policy rule reads count
 nevertheless."""
 
-_ORDINARY = frozenset({b"cache-control", b"content-encoding", b"expect"})
-"""A request with one of these headers takes the ordinary way."""
+_UNUSUAL = frozenset({"content-encoding", "expect", "via"})
+"""A request with one of these headers is not plain."""
 
-_UNSURE = frozenset({b"transfer-encoding", b"upgrade"})
+_UNSURE = frozenset({"transfer-encoding", "upgrade"})
 """After one of these headers it is not sure what the bytes behind the head are."""
 
-_REQUEST_LINE = re.compile(rb"(GET|POST) /[\x21-\x7e]* HTTP/1\.1")
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_LENGTH = re.compile(rb"[0-9]{1,9}")
+_REQUEST_LINE = re.compile(rb"(GET|POST) (/[\x21-\x7e]*) HTTP/1\.1")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_QUERY = re.compile(r"[A-Za-z0-9_.~=&%+-]*")
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_LENGTH = re.compile(r"[0-9]{1,9}")
 _PLAIN = bytes((*range(0x20, 0x7F), *b"\t\r\n"))
 """The bytes of a head that every parser reads alike."""
 
 _END_OF_HEAD = b"\r\n\r\n"
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
 class Head(NamedTuple):
     """The head of a request whose end is sure. ``length`` is the size of its body in bytes."""
 
     length: int
+    endpoint: Endpoint | None = None
+    """None where the request is not plain."""
+    target: str = ""
+    fields: Fields = ()
+    headers: Mapping[str, str] = MappingProxyType({})
+    """The fields by lower-case name; none is repeated."""
     facts: bytes = b""
-    """Digest of all that counts in it; empty where the request takes the ordinary way."""
+    """Digest of all that counts in it; empty where its answer is not to be repeated."""
     request_id: bytes = b""
     """The client's own, if it sent one."""
 
 
-def read_head(block: bytes, neutral: frozenset[bytes], generation: bytes) -> Head | None:
+class PlainRequest(NamedTuple):
+    """A whole request to ``endpoint``."""
+
+    endpoint: Endpoint
+    head: Head
+    body: bytes
+
+
+def read_head(block: bytes, neutral: frozenset[str], generation: int) -> Head | None:
     """Read a head without its last empty line; None where it is not sure where its request ends.
 
     ``generation`` becomes part of the facts.
@@ -107,33 +132,44 @@ def read_head(block: bytes, neutral: frozenset[bytes], generation: bytes) -> Hea
         or not block.count(b"\r") == block.count(b"\n") == len(lines)
     ):
         return None
-    hot = method[1] == b"POST"
-    identity = [generation, request_line]
-    found: dict[bytes, bytes] = {}
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        name = name.lower()
-        if not colon or name in _UNSURE or name[:1] in b" \t":
-            return None
-        if name == b"content-length" or name in neutral:
-            if name in found:
-                return None
-            found[name] = value.strip()
-        elif name in _ORDINARY or (name == b"connection" and value.strip() != b"keep-alive"):
-            hot = False
-        else:
-            identity.append(name + b":" + value)
-    length = found.get(b"content-length", b"0")
-    if _LENGTH.fullmatch(length) is None:
-        return None
-    given_id = found.get(b"x-request-id", b"")
+    fields = tuple(_field(line) for line in lines)
+    headers = {name.lower(): value for name, value in fields}
+    length = headers.get("content-length", "0")
     if (
-        not hot
-        or int(length) > MAX_BODY_BYTES
+        len(headers) < len(fields)  # some parsers refuse, and others join, repeated fields
+        or not all(map(_NAME.fullmatch, headers))
+        or not _UNSURE.isdisjoint(headers)
+        or not _LENGTH.fullmatch(length)
+    ):
+        return None
+    target = method[2].decode()
+    endpoint = _endpoint_of(target) if method[1] == b"POST" else None
+    given_id = headers.get("x-request-id", "")
+    if (
+        endpoint is None
+        or not _UNUSUAL.isdisjoint(headers)
+        or headers.get("connection", "keep-alive") != "keep-alive"
+        or not _HOST.fullmatch(headers.get("host", ""))
         or (given_id and not _REQUEST_ID.fullmatch(given_id))
     ):
         return Head(int(length))
-    return Head(int(length), sha256(b"\r\n".join(identity)).digest(), given_id)
+    facts = b""
+    if "cache-control" not in headers:
+        kept = [f"{name}:{headers[name]}" for name in headers if name not in neutral]
+        facts = sha256("\r\n".join((str(generation), target, *kept)).encode()).digest()
+    return Head(int(length), endpoint, target, fields, headers, facts, given_id.encode())
+
+
+def _field(line: bytes) -> tuple[str, str]:
+    """Return name and value of a field line; no name where it has no colon."""
+    name, colon, value = line.decode().partition(":")
+    return (name, value.strip(" \t")) if colon else ("", "")
+
+
+def _endpoint_of(target: str) -> Endpoint | None:
+    """Return the cached endpoint that a plain request goes to."""
+    path, _, query = target.partition("?")
+    return _ENDPOINTS.get(path) if _QUERY.fullmatch(query) else None
 
 
 class Answer:
@@ -181,12 +217,13 @@ class Answer:
 class HotPath:
     """The answers that may be repeated, and what they hang on. Used from one event loop.
 
-    ``server`` is the header that names the server. ``stopping`` tells whether clients are to leave.
+    Without ``memory`` no answer is repeated. ``server`` is the header that names the server.
+    ``stopping`` tells whether clients are to leave.
     """
 
     def __init__(
         self,
-        memory: MemoryTier,
+        memory: MemoryTier | None,
         policies: PolicySource,
         access: Access,
         metrics: Metrics,
@@ -194,7 +231,10 @@ class HotPath:
         server: str,
         stopping: Callable[[], bool],
         now: Callable[[], float],
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
+        self.max_body_bytes = min(max_body_bytes, MAX_BODY_BYTES)
+        """Requests with a longer body are not plain."""
         self._memory = memory
         self._policies = policies
         self._access = access
@@ -205,6 +245,7 @@ class HotPath:
         self._second = -1
         self._end = b""
         self._heads: dict[bytes, Head] = {}
+        self._head_bytes = 0
         self._answers: OrderedDict[bytes, Answer] = OrderedDict()
         self._answered: set[bytes] = set()
         self._rendered_bytes = 0
@@ -218,46 +259,58 @@ class HotPath:
         digest = sha256(block).digest()
         found = self._heads.get(digest)
         if found is None:
-            found = read_head(block, self._neutral, b"%d" % self._generation)
+            found = read_head(block, self._neutral, self._generation)
             if found is not None:
-                if len(self._heads) >= MAX_HEADS:
+                if len(self._heads) >= MAX_HEADS or self._head_bytes > MAX_HEADS_BYTES:
                     self._heads.clear()
+                    self._head_bytes = 0
                 self._heads[digest] = found
+                self._head_bytes += len(block)
         return found
 
-    def has_answered(self, head: Head) -> bool:
-        """Tell whether a request with such a head was answered from an entry before."""
-        return head.facts in self._answered
+    def answer(
+        self, head: Head, body: bytes | memoryview, began: float
+    ) -> tuple[bytes, bytes] | None:
+        """Return head and body of the reply to a repeated request, None for any other.
 
-    def answer(self, request: bytes, given_id: bytes, began: float) -> tuple[bytes, bytes] | None:
-        """Return head and body of the reply to a request, None where it takes the ordinary way.
-
-        ``request`` is the digest of its facts and its body. ``began`` is when its head came, by
-        ``perf_counter``.
+        ``began`` is when its head came, by ``perf_counter``.
         """
+        memory = self._memory
+        if memory is None or head.facts not in self._answered:
+            return None
+        request = _digest(head, body)
         known = self._answers.get(request)
         if known is None or self._stopping():
             return None
         now = self._now()
         start = known.head(now)
-        if not start or self._memory.find(known.entry.key) is not known.entry:
+        if not start or memory.find(known.entry.key) is not known.entry:
             self._forget(request)
             return None
         if int(now) != self._second:
             self._second = int(now)
             date = formatdate(now, usegmt=True)
             self._end = f"\r\nDate: {date}\r\nServer: {self._server}\r\n\r\n".encode()
-        own_id = given_id or request_id.new_id().encode()
-        head = b"%b%b\r\nContent-Length: %d%b" % (start, own_id, len(known.body), self._end)
+        own_id = head.request_id or request_id.new_id().encode()
+        lines = b"%b%b\r\nContent-Length: %d%b" % (start, own_id, len(known.body), self._end)
         if known.hits is None:
             known.hits = self._metrics.hits(*known.labels)
         known.hits.add(time.perf_counter() - began)
-        return head, known.body
+        return lines, known.body
 
-    def remember(self, head: Head, request: bytes, answer: Answer) -> None:
-        """Keep the answer that the ordinary path gave to a request with these bytes."""
-        if len(answer.body) > MAX_BODY_BYTES:
+    def remember(self, plain: PlainRequest, rule: str, entry: Entry, reply: Reply) -> None:
+        """Keep the reply to a request, if the same request gets it again."""
+        head, body, until = plain.head, reply.body, reply.fresh_until
+        if (
+            self._memory is None
+            or until is None
+            or not head.facts
+            or not isinstance(body, bytes)
+            or len(body) > MAX_BODY_BYTES
+        ):
             return
+        request = _digest(head, plain.body)
+        answer = Answer((entry.endpoint, rule), entry, reply, body, until)
         self._forget(request)
         while len(self._answers) >= MAX_ANSWERS or self._rendered_bytes > MAX_RENDERED_BYTES:
             self._forget(next(iter(self._answers)))
@@ -269,9 +322,9 @@ class HotPath:
 
     def sweep(self) -> None:
         """Forget the answers of entries that left the memory tier, and flush the hit counts."""
-        find = self._memory.find
         for request, answer in list(self._answers.items()):
-            if find(answer.entry.key, touch=False) is not answer.entry:
+            entry = answer.entry
+            if self._memory is None or self._memory.find(entry.key, touch=False) is not entry:
                 self._forget(request)
         self._metrics.flush()
 
@@ -289,54 +342,64 @@ class HotPath:
     def _begin_generation(self) -> None:
         """Forget all that an earlier policy or an earlier list of keys has decided."""
         self._active, self._rings = self._policies.active, self._access.rings
-        self._neutral = NEUTRAL - _headers_read(self._active.policy)
+        self._neutral = NEUTRAL - _headers_read(self._active.policy) | {"content-length"}
         self._generation += 1
         self._heads.clear()
+        self._head_bytes = 0
         self._answers.clear()
         self._answered.clear()
         self._rendered_bytes = 0
 
 
-def _headers_read(policy: Policy) -> frozenset[bytes]:
+def _digest(head: Head, body: bytes | memoryview) -> bytes:
+    """Return the identity of a request's bytes."""
+    digest = sha256(head.facts)
+    digest.update(body)
+    return digest.digest()
+
+
+def _headers_read(policy: Policy) -> frozenset[str]:
     """Return the headers that rules match, in lower case."""
     keys = (condition.key for rule in policy.rules for condition in rule.conditions)
     return frozenset(
-        key.removeprefix("header.").lower().encode() for key in keys if key.startswith("header.")
+        key.removeprefix("header.").lower() for key in keys if key.startswith("header.")
     )
 
 
 class Reader:
     """Where the requests of one connection begin and end, as far as that is sure. No I/O.
 
-    Once it is not sure, all that comes goes the ordinary way, to the end of the connection.
+    Once it is not sure, all that comes goes through the parser, to the end of the connection.
     """
 
     def __init__(self, hot: HotPath) -> None:
         self._hot = hot
         self._left: int | None = 0
         """Bytes of the present request's body that have not come; None where that is not sure."""
-        self._head: Head | None = None
-        self._digest = sha256()
-        self._began = 0.0
         self._held: list[bytes] = []
+        """The beginning of a plain request, with the head ``_head``."""
+        self._head = Head(0)
+        self._began = 0.0
 
     @property
     def holds(self) -> bool:
         """Tell whether it keeps the beginning of a request back."""
         return bool(self._held)
 
-    def feed(self, data: bytes, *, waiting: bool) -> tuple[bytes, bytes] | bytes:
-        """Return the reply to a repeated request, or the bytes for the parser, if any.
+    def feed(self, data: bytes, *, waiting: bool) -> "tuple[bytes, bytes] | PlainRequest | bytes":
+        """Return the reply to a repeated request, a plain request, or the bytes for the parser.
 
-        ``waiting`` tells that all requests before are answered.
+        No bytes means that the rest of a request is missing. ``waiting`` tells that all requests
+        before are answered.
         """
         if self._left is None:
             return data
         if self._held:
             self._held.append(data)
-            return self._go_on(data)
+            self._count(len(data))
+            return b"" if self._left else self._finish(self.release())
         if self._left:
-            self._count(data)
+            self._count(len(data))
             return data
         return self._begin(data, waiting=waiting)
 
@@ -346,59 +409,36 @@ class Reader:
         self._held.clear()
         return data
 
-    def remember(self, endpoint: str, rule: str, entry: Entry, reply: Reply) -> None:
-        """Keep the reply to the last request, if both are complete."""
-        head, body, until = self._head, reply.body, reply.fresh_until
-        if head is None or self._left != 0 or until is None or not isinstance(body, bytes):
-            return
-        answer = Answer((endpoint, rule), entry, reply, body, until)
-        self._hot.remember(head, self._digest.digest(), answer)
+    def give_up(self) -> None:
+        """Hand all further bytes to the parser."""
+        self._left = None
 
-    def _begin(self, data: bytes, *, waiting: bool) -> tuple[bytes, bytes] | bytes:
+    def _begin(self, data: bytes, *, waiting: bool) -> "tuple[bytes, bytes] | PlainRequest | bytes":
         end = data.find(_END_OF_HEAD, 0, MAX_HEAD_BYTES)
         head = None if end < 0 else self._hot.head(data[:end])
         if head is None:
             self.give_up()
             return data
-        begin = end + len(_END_OF_HEAD)
         self._left = head.length
-        if not (waiting and head.facts):
-            self._head = None
-            self._count(data, begin)
+        self._count(len(data) - end - len(_END_OF_HEAD))
+        if not waiting or head.endpoint is None or head.length > self._hot.max_body_bytes:
             return data
-        self._head = head
-        self._began = time.perf_counter()
-        self._digest = sha256(head.facts)
-        self._count(data, begin)
-        if self._left == 0:
-            return self._answer(head) or data
-        if self._left and self._hot.has_answered(head):
+        self._head, self._began = head, time.perf_counter()
+        if self._left:
             self._held.append(data)
             return b""
-        return data
+        return self._finish(data)
 
-    def _go_on(self, data: bytes) -> tuple[bytes, bytes] | bytes:
-        self._count(data)
-        if self._left:
-            return b""
-        whole = self.release()
-        if self._left is None or self._head is None:
-            return whole
-        return self._answer(self._head) or whole
+    def _finish(self, data: bytes) -> "tuple[bytes, bytes] | PlainRequest | bytes":
+        """Take the bytes of a plain request, unless more than the request has come."""
+        head = self._head
+        if self._left is None or head.endpoint is None:
+            return data
+        body = memoryview(data)[len(data) - head.length :]
+        repeated = self._hot.answer(head, body, self._began)
+        return repeated or PlainRequest(head.endpoint, head, bytes(body))
 
-    def _answer(self, head: Head) -> tuple[bytes, bytes] | None:
-        return self._hot.answer(self._digest.digest(), head.request_id, self._began)
-
-    def _count(self, data: bytes, begin: int = 0) -> None:
+    def _count(self, size: int) -> None:
         """Take a piece of the body; more than the body is left to the parser."""
-        left = (self._left or 0) - (len(data) - begin)
-        if left < 0:
-            self.give_up()
-            return
-        self._left = left
-        if self._head is not None:
-            self._digest.update(memoryview(data)[begin:])
-
-    def give_up(self) -> None:
-        """Hand all further bytes to the parser."""
-        self._left = self._head = None
+        left = (self._left or 0) - size
+        self._left = None if left < 0 else left

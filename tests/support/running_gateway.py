@@ -9,13 +9,14 @@ import orjson
 from aiohttp import ClientSession, web
 
 from gateway.server.http.handlers import refuse
-from gateway.server.http.hot_connection import new_connection
-from gateway.server.http.http_server import Runner
+from gateway.server.http.hot_connection import HOT_PATH, new_connection
+from gateway.server.http.http_server import Connection, Runner
 
 
 async def start_app(app: web.Application) -> tuple[web.AppRunner, str]:
     """Serve on a free port of the loopback interface."""
-    runner = Runner(app, refuse, connection=new_connection(app), shutdown_timeout=1.0)
+    connection = new_connection(app) if HOT_PATH in app else Connection
+    runner = Runner(app, refuse, connection=connection, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -23,11 +23,18 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.headers import fold_fields
 from gateway.protocol.messages import Reply
-from gateway.protocol.request import read_request
+from gateway.protocol.request import CacheRequest, read_request
 from gateway.server.auth import Access
+from gateway.server.hot_path import PlainRequest
 from gateway.server.http.hot_connection import HotConnection
 from gateway.server.http.http_server import read_body
-from gateway.server.http.middleware import METHOD, STOPPING, check_query, send_stream
+from gateway.server.http.middleware import (
+    METHOD,
+    STOPPING,
+    ResponseSink,
+    check_query,
+    send_stream,
+)
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
@@ -63,7 +70,8 @@ class Handlers:
     """HTTP handlers; ``add_routes`` is their table.
 
     ``client_seconds`` bounds the wait for a client: for its whole body, and for it to read what
-    was written. ``names`` are the upstreams' names in errors.
+    was written. ``stopping`` tells whether clients are to leave. ``names`` are the upstreams'
+    names in errors.
     """
 
     pipeline: Pipeline
@@ -73,6 +81,7 @@ class Handlers:
     sinks: tuple[Sink, ...]
     trace: Callable[[Observation, Mapping[str, str]], None] | None
     access: Access
+    stopping: Callable[[], bool]
     client_seconds: float
     names: Mapping[str, str]
 
@@ -98,35 +107,77 @@ class Handlers:
         """Wrap a handler: each outcome is observed, and each error has OpenAI's form."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            seen = Observation(endpoint, perf_counter(), perf_counter, self.sinks)
-            if self.trace is not None:
-                self.trace(seen, request.headers)
+            seen = self._begin(endpoint, request.headers)
             try:
-                self._authenticate(request)
+                if self.access.restricted:
+                    holder = self.access.holder(fold_fields(request.headers.items()))
+                    if holder is not None:
+                        request[HOLDER] = holder
                 return await handle(request, seen)
-            except RequestError as error:
-                return _error_response(error, seen, self.names)
             except asyncio.CancelledError:
                 seen.end("error", Reason.CLIENT_GONE)
                 raise
-            except Exception:
-                # A defect of the gateway: the client still gets an error in OpenAI's form.
-                log.exception("a request failed")
-                seen.end("error", Reason.INTERNAL, 500)
-                message = "The gateway had an internal error while processing your request."
-                body = error_body(message, "server_error", None, Reason.INTERNAL.value)
-                return _json(500, body, refused_header(Reason.INTERNAL))
+            except Exception as error:  # noqa: BLE001 - each becomes a reply
+                return _response(_failure(error, seen, self.names))
             finally:
                 seen.finish()
 
         return handler
 
-    def _authenticate(self, request: web.Request) -> None:
-        """Check the gateway key, if keys are in use. Raises UnauthorizedError."""
-        if self.access.restricted:
-            holder = self.access.holder(fold_fields(request.headers.items()))
-            if holder is not None:
-                request[HOLDER] = holder
+    def _begin(self, endpoint: str, headers: Mapping[str, str]) -> Observation:
+        seen = Observation(endpoint, perf_counter(), perf_counter, self.sinks)
+        if self.trace is not None:
+            self.trace(seen, headers)
+        return seen
+
+    async def serve(self, plain: PlainRequest, connection: HotConnection) -> None:
+        """Answer a plain request on its connection."""
+        head = plain.head
+        request_id.begin(head.headers)
+        seen = self._begin(plain.endpoint.value, head.headers)
+        try:
+            try:
+                restricted = self.access.restricted
+                holder = self.access.holder(head.headers) if restricted else None
+                request = read_request(
+                    plain.endpoint,
+                    plain.body,
+                    headers=head.headers,
+                    fields=head.fields,
+                    target=head.target,
+                    holder=holder,
+                )
+                reply = await self._answer(request, seen)
+            except Exception as error:  # noqa: BLE001 - each becomes a reply
+                reply = _failure(error, seen, self.names)
+            given_id, closes = bool(head.request_id), self.stopping()
+            if isinstance(reply.body, bytes):
+                if seen.hit is not None:
+                    connection.hot.remember(plain, seen.rule, seen.hit.entry, reply)
+                connection.send(reply, reply.body, given_id=given_id, closes=closes)
+                return
+            sink = connection.sink(
+                reply, given_id=given_id, closes=closes, seconds=self.client_seconds
+            )
+            try:
+                await send_stream(sink, reply.body, seen)
+            finally:
+                reply.close()
+        except asyncio.CancelledError:
+            seen.end("error", Reason.CLIENT_GONE)
+            raise
+        finally:
+            seen.finish()
+
+    async def _answer(self, request: CacheRequest, seen: Observation) -> Reply:
+        """Return the reply to a request. Raises RequestError."""
+        seen.request_bytes = len(request.raw)
+        reply = await self.pipeline.answer(request, seen)
+        if isinstance(reply.body, bytes):
+            seen.answer_bytes = len(reply.body)
+            if seen.first_token is None:
+                seen.first_token = seen.clock()
+        return reply
 
     def _endpoint_handler(
         self, endpoint: Endpoint
@@ -135,7 +186,6 @@ class Handlers:
             if request.method == METHOD:
                 check_query(request)
             raw = await self._read(request)
-            seen.request_bytes = len(raw)
             headers = request.headers.items()
             parsed = read_request(
                 endpoint,
@@ -145,21 +195,15 @@ class Handlers:
                 target=request.path_qs,
                 holder=request.get(HOLDER),
             )
-            reply = await self.pipeline.answer(parsed, seen)
+            reply = await self._answer(parsed, seen)
             if isinstance(reply.body, bytes):
-                seen.answer_bytes = len(reply.body)
-                if seen.first_token is None:
-                    seen.first_token = seen.clock()
-                if reply.fresh_until is not None:
-                    _remember(request, reply, seen)
-                return web.Response(
-                    body=reply.body, status=reply.status, headers=CIMultiDict(reply.headers)
-                )
+                return _response(reply)
             try:
                 response = web.StreamResponse(
                     status=reply.status, headers=CIMultiDict(reply.headers)
                 )
-                await send_stream(request, response, reply.body, seen, self.client_seconds)
+                sink = ResponseSink(request, response, self.client_seconds)
+                await send_stream(sink, reply.body, seen)
                 return response
             finally:
                 reply.close()
@@ -188,11 +232,10 @@ class Handlers:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 
-def _remember(request: web.BaseRequest, reply: Reply, seen: Observation) -> None:
-    """Let the connection answer the next request with the same bytes by itself."""
-    connection = request.protocol
-    if isinstance(connection, HotConnection) and seen.hit is not None:
-        connection.reader.remember(seen.endpoint, seen.rule, seen.hit.entry, reply)
+def _response(reply: Reply) -> web.Response:
+    """Return a whole reply in aiohttp's form."""
+    headers = CIMultiDict(reply.headers)
+    return web.Response(body=reply.body, status=reply.status, headers=headers)
 
 
 def _json(status: int, value: dict[str, Any], cache_status: str | None = None) -> web.Response:
@@ -213,27 +256,36 @@ def refuse(status: int, message: str, code: str) -> web.Response:
     return reply
 
 
-def _error_response(
-    error: RequestError, seen: Observation, names: Mapping[str, str]
-) -> web.Response:
+def _failure(error: Exception, seen: Observation, names: Mapping[str, str]) -> Reply:
+    """Note why a request failed, and return the error in OpenAI's form."""
+    if not isinstance(error, RequestError):
+        # A defect of the gateway: the client still gets an error that it understands.
+        log.error("a request failed", exc_info=error)
+        seen.end("error", Reason.INTERNAL, 500)
+        message = "The gateway had an internal error while processing your request."
+        body = error_body(message, "server_error", None, Reason.INTERNAL.value)
+        return _error(500, body, refused_header(Reason.INTERNAL))
     seen.status = error.status
-    if isinstance(error, UpstreamError):
-        forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
-        seen.end("error", error.reason)
-        response = _json(error.status, error.body(), forward.header(declined=error.reason))
-        if error.retry_after is not None:
-            response.headers["Retry-After"] = str(ceil(error.retry_after))
-        seen.tried = error.tried
-        if error.tried:
-            tried = tuple((names.get(name, name), reason) for name, reason in error.tried)
-            response.headers[UPSTREAM] = format_upstream_header("", tried)
-        return response
-    reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
-    seen.end("invalid", reason)
-    response = _json(error.status, error.body(), refused_header(reason))
-    if isinstance(error, UnauthorizedError):
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
+    if not isinstance(error, UpstreamError):
+        reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
+        seen.end("invalid", reason)
+        shown = (("WWW-Authenticate", "Bearer"),) if isinstance(error, UnauthorizedError) else ()
+        return _error(error.status, error.body(), refused_header(reason), *shown)
+    forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
+    seen.end("error", error.reason)
+    fields = []
+    if error.retry_after is not None:
+        fields.append(("Retry-After", str(ceil(error.retry_after))))
+    seen.tried = error.tried
+    if error.tried:
+        tried = tuple((names.get(name, name), reason) for name, reason in error.tried)
+        fields.append((UPSTREAM, format_upstream_header("", tried)))
+    return _error(error.status, error.body(), forward.header(declined=error.reason), *fields)
+
+
+def _error(status: int, body: dict[str, Any], cache_status: str, *fields: tuple[str, str]) -> Reply:
+    headers = (("Cache-Status", cache_status), ("Content-Type", "application/json"), *fields)
+    return Reply(status, headers, orjson.dumps(body))
 
 
 async def _healthz(_request: web.Request) -> web.Response:

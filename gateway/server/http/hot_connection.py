@@ -1,53 +1,82 @@
-"""A client's connection that answers repeated requests by itself; see ``server.hot_path``."""
+"""A client's connection that answers plain requests by itself; see ``server.hot_path``."""
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import Any
 
 from aiohttp import web
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http import SERVER_SOFTWARE
 
-from gateway.server.hot_path import HOLD_SECONDS, HotPath, Reader
+from gateway.protocol.messages import Reply
+from gateway.server.hot_path import HOLD_SECONDS, HotPath, PlainRequest, Reader
 from gateway.server.http.http_server import Connection, NewConnection
-
-if TYPE_CHECKING:
-    from asyncio import TimerHandle
+from gateway.telemetry import request_id
 
 JOINED_BYTES = 16_384
 """Up to here, one buffer is written faster than two."""
 
+Serve = Callable[[PlainRequest, "HotConnection"], Coroutine[Any, Any, None]]
+"""Answers a plain request on its connection."""
+
 HOT_PATH: web.AppKey[HotPath] = web.AppKey("hot_path")
-"""What the connections of an application know in common, if anything."""
+"""What the connections of an application know in common."""
+
+SERVE: web.AppKey[Serve] = web.AppKey("serve")
+
+_NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 
 def new_connection(app: web.Application) -> NewConnection:
     """Return what makes the connections of an application."""
-    return partial(HotConnection, app[HOT_PATH]) if HOT_PATH in app else Connection
+    return partial(HotConnection, app[HOT_PATH], app[SERVE])
 
 
 class HotConnection(Connection):
-    """One client's connection. ``reader`` tells where its requests begin and end."""
+    """One client's connection.
 
-    def __init__(self, hot: HotPath, *given: Any, **options: Any) -> None:
+    While a plain request is served, nothing reaches aiohttp's own loop of requests: further bytes
+    wait until the reply is sent.
+    """
+
+    def __init__(self, hot: HotPath, serve: Serve, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.reader = Reader(hot)
-        self._release_timer: TimerHandle | None = None
+        self.hot = hot
+        self._serve = serve
+        self._reader = Reader(hot)
+        self._release_timer: asyncio.TimerHandle | None = None
+        self._served: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []
+        self._closes = False
+        """Whether the connection is to end after the present reply."""
 
     def data_received(self, data: bytes) -> None:
-        """Answer a repeated request at once; hand all others on."""
+        """Answer a repeated request at once, and serve a plain one; hand all others on."""
         if not data:
             super().data_received(data)  # aiohttp itself calls so, to go on with what it has
             return
         waiter, transport = self._waiter, self.transport
+        if self._served is not None:
+            self._early.append(data)
+            if transport is not None:
+                transport.pause_reading()
+            return
         waiting = (
             waiter is not None
             and not waiter.done()
             and transport is not None
             and transport.get_write_buffer_size() == 0
         )
-        found = self.reader.feed(data, waiting=waiting)
-        if self._release_timer is not None and not self.reader.holds:
+        found = self._reader.feed(data, waiting=waiting)
+        if self._release_timer is not None and not self._reader.holds:
             self._stop_release_timer()
-        if isinstance(found, tuple):
-            self._repeat(*found)
+        if isinstance(found, PlainRequest):
+            self._begin(found)
+        elif isinstance(found, tuple):
+            self.write(*found)
+            self._note_idle()
         elif found:
             self._parse(found)
         elif self._release_timer is None:
@@ -59,22 +88,34 @@ class HotConnection(Connection):
         super().eof_received()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Wait no longer."""
+        """Wait no longer, and cancel the request that is served."""
         self._stop_release_timer()
+        if self._served is not None:
+            self._served.cancel()
         super().connection_lost(exc)
 
     def close(self) -> None:
-        """Take no more requests; one that is held back has begun."""
+        """Take no more requests; one that is held back or served has begun."""
         self._release()
-        super().close()
+        if self._served is None:
+            super().close()
+        self._closes = True
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:  # noqa: ASYNC109 - aiohttp's
+        """Wait for the request that is served, cancel it after ``timeout``, and close."""
+        if self._served is not None:
+            await asyncio.wait([self._served], timeout=timeout)
+        if self._served is not None:
+            self._served.cancel()
+        await super().shutdown(timeout)
 
     @property
     def busy(self) -> bool:
         """Whether a request is under way, or a reply is not sent."""
-        return self.reader.holds or super().busy
+        return self._served is not None or self._reader.holds or super().busy
 
-    def _repeat(self, head: bytes, body: bytes) -> None:
-        """Write a reply. From now on the connection is idle."""
+    def write(self, head: bytes, body: bytes) -> None:
+        """Write head and body, or the beginning of it, of a reply."""
         transport = self.transport
         if transport is None:
             return
@@ -82,23 +123,139 @@ class HotConnection(Connection):
             transport.write(head + body)
         else:
             transport.writelines((head, body))
+
+    def send(self, reply: Reply, body: bytes, *, given_id: bool, closes: bool) -> None:
+        """Write a whole reply. For ``given_id`` and ``closes`` see ``format_head``."""
+        empty = reply.status in _NO_BODY
+        length = () if empty else (("Content-Length", str(len(body))),)
+        self._closes = self._closes or closes
+        self.write(format_head(reply, length, given_id, closes), b"" if empty else body)
+
+    def sink(self, reply: Reply, *, given_id: bool, closes: bool, seconds: float) -> "ChunkSink":
+        """Return where a streamed reply is written; ``seconds`` bounds each wait for the client."""
+        self._closes = self._closes or closes
+        chunked = (("Transfer-Encoding", "chunked"),)
+        return ChunkSink(self, format_head(reply, chunked, given_id, closes), seconds)
+
+    def abort(self) -> None:
+        """End the connection at once: the reply breaks off."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until the client has read enough of what was written. Raises TimeoutError."""
+        if self.transport is None:
+            raise ConnectionResetError("the client has left")
+        if self._paused:
+            async with asyncio.timeout(seconds):
+                await self._drain_helper()
+
+    def _begin(self, plain: PlainRequest) -> None:
+        if self._head_timer is not None:
+            self._stop_timer()
+        self._served = self._loop.create_task(self._serve(plain, self))
+        self._served.add_done_callback(self._end)
+
+    def _end(self, served: asyncio.Task[None]) -> None:
+        """Go on with what came meanwhile. From now on the connection is idle."""
+        self._served = None
+        early, self._early = self._early, []
+        if self.transport is None:
+            return
+        if served.cancelled() or served.exception() is not None:
+            self.force_close()
+            return
+        if self._closes:
+            super().close()
+            return
+        self._note_idle()
+        if early:
+            self.transport.resume_reading()
+            self.data_received(b"".join(early))
+
+    def _note_idle(self) -> None:
         if self._head_timer is not None:
             self._stop_timer()
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+
+    def _process_keepalive(self) -> None:
+        if self._served is not None:
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        super()._process_keepalive()
 
     def _parse(self, data: bytes) -> None:
         read_before = self._request_count
         super().data_received(data)
         if self._request_count > read_before + 1:
-            self.reader.give_up()  # the parser found more requests than the reader
+            self._reader.give_up()  # the parser found more requests than the reader
 
     def _release(self) -> None:
         """Hand on the bytes that were held back of a request with a late body."""
         self._stop_release_timer()
-        if self.reader.holds:
-            self._parse(self.reader.release())
+        if self._reader.holds:
+            self._parse(self._reader.release())
 
     def _stop_release_timer(self) -> None:
         if self._release_timer is not None:
             self._release_timer.cancel()
             self._release_timer = None
+
+
+class ChunkSink:
+    """Writes the body of one reply in chunks (RFC 9112, 7.1); the head goes with the first."""
+
+    def __init__(self, connection: HotConnection, head: bytes, seconds: float) -> None:
+        self._connection, self._head, self._seconds = connection, head, seconds
+
+    async def begin(self) -> None:
+        """Write the head: a client may wait for it alone."""
+        self._connection.write(self._head, b"")
+
+    async def write(self, data: bytes) -> None:
+        """Write a piece. Raises ConnectionResetError and TimeoutError."""
+        if data:
+            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data), b"")
+        await self._connection.drain(self._seconds)
+
+    async def end(self) -> None:
+        """Write the end. Raises ConnectionResetError and TimeoutError."""
+        self._connection.write(b"0\r\n\r\n", b"")
+        await self._connection.drain(self._seconds)
+
+    def abort(self) -> None:
+        """End the connection: only so the client learns that the body is not whole."""
+        self._connection.abort()
+
+
+def format_head(
+    reply: Reply, framing: tuple[tuple[str, str], ...], given_id: bool, closes: bool
+) -> bytes:
+    """Return the bytes of a reply's head.
+
+    ``given_id`` tells whether the client has sent a request id, which then counts and not the
+    upstream's. ``closes`` says that the connection ends with this reply.
+    """
+    status = reply.status
+    names = {name.lower() for name, _ in reply.headers}
+    fields = reply.headers
+    if request_id.HEADER in names and not given_id:
+        request_id.adopt({name.lower(): value for name, value in fields})
+    else:
+        if request_id.HEADER in names:
+            fields = tuple(field for field in fields if field[0].lower() != request_id.HEADER)
+        fields = (*fields, (request_id.HEADER, request_id.CURRENT.get()))
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    lines = [f"HTTP/1.1 {status} {phrase}"]
+    if closes:
+        framing = (("Connection", "close"), *framing)
+    lines += [f"{name}: {value}" for name, value in (*fields, *framing)]
+    if "content-type" not in names and status not in _NO_BODY:
+        lines.append("Content-Type: application/octet-stream")
+    if "date" not in names:
+        lines.append(f"Date: {rfc822_formatted_time()}")
+    if "server" not in names:
+        lines.append(f"Server: {SERVER_SOFTWARE}")
+    return "\r\n".join((*lines, "", "")).encode("utf-8", "surrogateescape")

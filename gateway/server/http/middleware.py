@@ -11,6 +11,8 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -24,9 +26,6 @@ from gateway.upstream.http_client import has_passed_here
 from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
-
-WRITTEN_AT_ONCE = 16_384
-"""Bytes; a transport's buffer takes four times as many before it makes a writer wait."""
 
 METHOD = "QUERY"
 _JSON = "application/json"
@@ -97,33 +96,63 @@ def _middleware(refuse: Refuse) -> Middleware:
     return front
 
 
-async def send_stream(
-    request: web.Request,
-    response: web.StreamResponse,
-    body: AsyncIterator[bytes],
-    seen: Observation,
-    client_seconds: float,
-) -> UpstreamError | None:
-    """Send a reply with a streamed body. Return the fault with which the upstream broke off.
+class Sink(Protocol):
+    """Where a streamed reply is written. ``write`` and ``end`` wait for the client.
 
-    ``client_seconds`` bounds each wait for the client. Once the head is out, only a connection that
-    ends too early tells the client that the body is not whole.
+    These raise ConnectionResetError if the client has left, TimeoutError if it reads too slowly.
     """
+
+    async def begin(self) -> None:
+        """Write the head."""
+
+    async def write(self, data: bytes) -> None:
+        """Write a piece of the body."""
+
+    async def end(self) -> None:
+        """Write the body's end."""
+
+    def abort(self) -> None:
+        """End the connection: only so the client learns that the body is not whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseSink:
+    """Writes by aiohttp's response; ``seconds`` bounds each wait for the client."""
+
+    request: web.Request
+    response: web.StreamResponse
+    seconds: float
+
+    async def begin(self) -> None:
+        _complete_head(self.request, self.response)
+        await self.response.prepare(self.request)
+
+    async def write(self, data: bytes) -> None:
+        async with asyncio.timeout(self.seconds):
+            await self.response.write(data)
+
+    async def end(self) -> None:
+        async with asyncio.timeout(self.seconds):
+            await self.response.write_eof()
+
+    def abort(self) -> None:
+        if self.request.transport is not None:
+            self.request.transport.abort()
+
+
+async def send_stream(
+    sink: Sink, body: AsyncIterator[bytes], seen: Observation
+) -> UpstreamError | None:
+    """Send a streamed reply. Return the fault with which the upstream broke off."""
     fault: UpstreamError | None = None
     try:
-        _complete_head(request, response)
-        await response.prepare(request)
+        await sink.begin()
         async for chunk in body:
             seen.answer_bytes += len(chunk)
             if seen.first_token is None:
                 seen.first_token = seen.clock()
-            if _takes_at_once(request, chunk):
-                await response.write(chunk)
-                continue
-            async with asyncio.timeout(client_seconds):
-                await response.write(chunk)
-        async with asyncio.timeout(client_seconds):
-            await response.write_eof()
+            await sink.write(chunk)
+        await sink.end()
     except ConnectionResetError:
         reason = Reason.CLIENT_GONE
     except TimeoutError:
@@ -136,22 +165,8 @@ async def send_stream(
     else:
         return None
     seen.end("error", reason)
-    if request.transport is not None:
-        request.transport.abort()
+    sink.abort()
     return fault
-
-
-def _takes_at_once(request: web.BaseRequest, chunk: bytes) -> bool:
-    """Tell whether writing cannot wait: all written before has left, and this fits the buffer.
-
-    A timer for each event costs half as much again as sending it.
-    """
-    transport = request.transport
-    return (
-        transport is not None
-        and len(chunk) <= WRITTEN_AT_ONCE
-        and transport.get_write_buffer_size() == 0
-    )
 
 
 def _complete_head(request: web.Request, response: web.StreamResponse) -> None:

@@ -16,7 +16,7 @@ from gateway.protocol.headers import (
     without,
 )
 from gateway.server.http.http_server import next_piece
-from gateway.server.http.middleware import send_stream
+from gateway.server.http.middleware import ResponseSink, send_stream
 from gateway.telemetry.observation import Observation
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
@@ -88,7 +88,8 @@ class PassThrough:
         response.headers.extend(with_upstream(fields, upstream.served))
         response.content_length = upstream.content_length
         body = upstream.chunks()
-        fault = await send_stream(request, response, body, seen, self.client_seconds)
+        sink = ResponseSink(request, response, self.client_seconds)
+        fault = await send_stream(sink, body, seen)
         if fault is not None:
             upstream.upstream.failures.note_failure(fault)
         return response

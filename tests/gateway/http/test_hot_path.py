@@ -12,8 +12,10 @@ import orjson
 import pytest
 from aiohttp import web
 
+import running_gateway
 from gateway.app import create_app
 from gateway.server.hot_path import HotPath
+from gateway.server.http.http_server import Connection
 from gateway.server.http.middleware import STOPPING
 from gateway.settings import Settings
 from running_gateway import start_app
@@ -186,16 +188,20 @@ async def test_both_ways_give_the_same_bytes(  # noqa: PLR0917
     monkeypatch.setattr(HotPath, "answer", counted)
     begin = clock.now
     runs = []
-    for name in ("hot", "ordinary"):
+    for name in ("repeats", "plain", "parser"):
         clock.now = begin
         folder = tmp_path / name
         folder.mkdir()
         draw = random.Random(seed)
         runs.append(await replies_of(draw, clock, start_gateway, folder, upstream))
-        monkeypatch.setattr(HotPath, "answer", lambda *_: None)
+        if name == "repeats":
+            monkeypatch.setattr(HotPath, "answer", lambda *_: None)
+        else:
+            monkeypatch.setattr(running_gateway, "new_connection", lambda _: Connection)
     assert repeated > 10
-    for number, (hot, ordinary) in enumerate(zip(*runs, strict=True)):
-        assert hot == ordinary, number
+    for number, (repeats, plain, parser) in enumerate(zip(*runs, strict=True)):
+        assert repeats == parser, number
+        assert plain == parser, number
 
 
 REQUEST = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "Why?"}]})
