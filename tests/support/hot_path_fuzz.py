@@ -36,7 +36,7 @@ from gateway.app import create_app
 from gateway.server import hot_path
 from gateway.server.hot_path import HotPath
 from gateway.server.http.handlers import refuse
-from gateway.server.http.hot_connection import HOT_PATH, HotConnection
+from gateway.server.http.hot_connection import HOT_PATH, SERVE, HotConnection
 from gateway.server.http.http_server import Connection, Runner
 from gateway.settings import Settings
 from running_gateway import start_app
@@ -124,6 +124,12 @@ class Wire:
             await asyncio.sleep(0)
         self.held.append(isinstance(self._protocol, HotConnection) and self._protocol.reader.holds)
 
+    async def stop_holding(self) -> None:
+        """Let the time pass after which the server hands on the beginning of a request."""
+        if isinstance(self._protocol, HotConnection) and self._protocol.reader.holds:
+            self._protocol._release()
+            await self.send(b"")
+
     def take(self) -> "Reply":
         """Return what came since the last call."""
         out, self._out = PER_PROCESS.sub(b"", bytes(self._out)), bytearray()
@@ -191,6 +197,7 @@ class Both:
                 await other.open()
                 await other.send(between)
                 other.close()
+        await wire.stop_holding()
         return wire.take()
 
     def _as_read(self, pieces: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -242,7 +249,7 @@ class Rig:
         self.counts = {"exchanges": 0, "repeated": 0}
         """Exchanges, and requests that the hot path answered."""
         self.hot = apps[0][HOT_PATH]
-        kinds = (partial(CountedHot, self.hot), Counted)
+        kinds = (partial(CountedHot, self.hot, apps[0][SERVE]), Counted)
         self.runners = tuple(
             Runner(app, refuse, connection=kind, shutdown_timeout=1.0)
             for app, kind in zip(apps, kinds, strict=True)
@@ -401,6 +408,7 @@ async def fuzz(
 def check_bounds(hot: HotPath) -> None:
     """Raise AssertionError if a table of the hot path has outgrown its bound."""
     assert len(hot._heads) <= hot_path.MAX_HEADS
+    assert hot._head_bytes <= hot_path.MAX_HEADS_BYTES + hot_path.MAX_HEAD_BYTES
     assert len(hot._answered) <= hot_path.MAX_HEADS
     assert len(hot._answers) <= hot_path.MAX_ANSWERS
     assert hot._rendered_bytes <= hot_path.MAX_RENDERED_BYTES + hot_path.MAX_BODY_BYTES

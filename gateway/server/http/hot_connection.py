@@ -45,7 +45,7 @@ class HotConnection(Connection):
         super().__init__(*given, **options)
         self.hot = hot
         self._serve = serve
-        self._reader = Reader(hot)
+        self.reader = Reader(hot)
         self._release_timer: asyncio.TimerHandle | None = None
         self._served: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
@@ -69,8 +69,8 @@ class HotConnection(Connection):
             and transport is not None
             and transport.get_write_buffer_size() == 0
         )
-        found = self._reader.feed(data, waiting=waiting)
-        if self._release_timer is not None and not self._reader.holds:
+        found = self.reader.feed(data, waiting=waiting)
+        if self._release_timer is not None and not self.reader.holds:
             self._stop_release_timer()
         if isinstance(found, PlainRequest):
             self._begin(found)
@@ -112,7 +112,7 @@ class HotConnection(Connection):
     @property
     def busy(self) -> bool:
         """Whether a request is under way, or a reply is not sent."""
-        return self._served is not None or self._reader.holds or super().busy
+        return self._served is not None or self.reader.holds or super().busy
 
     def write(self, head: bytes, body: bytes) -> None:
         """Write head and body, or the beginning of it, of a reply."""
@@ -187,13 +187,13 @@ class HotConnection(Connection):
         read_before = self._request_count
         super().data_received(data)
         if self._request_count > read_before + 1:
-            self._reader.give_up()  # the parser found more requests than the reader
+            self.reader.give_up()  # the parser found more requests than the reader
 
     def _release(self) -> None:
         """Hand on the bytes that were held back of a request with a late body."""
         self._stop_release_timer()
-        if self._reader.holds:
-            self._parse(self._reader.release())
+        if self.reader.holds:
+            self._parse(self.reader.release())
 
     def _stop_release_timer(self) -> None:
         if self._release_timer is not None:
