@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine_sides import bundled_or_random
+from engines.sides import bundled_or_random
 from load import Outcome, Reply, percentile, run_arrivals
 from servers import start_engine, start_gateway
 from traffic import TRACE, Asked, Pace, Shares, Traffic, at_rate, for_engine, kind_of, read_trace

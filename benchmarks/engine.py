@@ -1,7 +1,7 @@
 """The engine beside ``transformers``: tokens per second alone and 16 at a time.
 
 Peers are ``generate`` and transformers' continuous batching; the floor is a bare eager loop with
-contiguous KV (``engine_sides.BareLoopSide``). All compute with the same weights in float32 on CPU
+contiguous KV (``engines/sides.py``). All compute with the same weights in float32 on CPU
 with the same threads, warmed up, inference mode on, greedy, and interleaved: other work on the
 machine hits all alike, and ratios are medians over rounds.
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import transformers
-from engine_sides import (
+from engines.sides import (
     BUNDLED,
     BareLoopSide,
     ContinuousTransformersSide,

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_sides import EngineSide, bundled_or_random, random_prompts
+from engines.sides import EngineSide, bundled_or_random, random_prompts
 from load import percentile
 
 BATCH = 16

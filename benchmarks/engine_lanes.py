@@ -2,7 +2,7 @@
 
 Lengths and arrivals of the Azure conversation trace, lengths scaled to the bundled model's context,
 arrivals stretched so that the machine is busy for a given share of the time. The scheduler is
-the real one, time is virtual (``engine_replay``); first come, first served is the same scheduler
+the real one, time is virtual (``engines.replay``); first come, first served is the same scheduler
 with one lane. Long is what the scheduler calls so: more than a quarter of the budget.
 
     python benchmarks/engine_lanes.py [--trace FILE] [--requests N] [--load SHARE]
@@ -13,8 +13,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from engine_replay import Outcome, StepCost, replay
-from engine_sides import bundled_or_random
+from engines.replay import Outcome, StepCost, replay
+from engines.sides import bundled_or_random
 from load import percentile
 from traffic import TRACE, read_trace
 

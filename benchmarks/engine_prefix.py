@@ -4,7 +4,7 @@ Three figures. Time to first token of a prompt whose first 2,048 tokens another 
 one that shares nothing, in turn on the same engine. With no hits at all, the share of step time
 that is spent in the cache (hashing, looking up, publishing), timed call by call. And the KV slots
 that no token fills, over a replay of the Azure trace's lengths in the real scheduler
-(``engine_replay``), beside slots reserved for the longest request of the trace.
+(``engines.replay``), beside slots reserved for the longest request of the trace.
 
     python benchmarks/engine_prefix.py [--trace FILE] [--rounds N] [--threads N]
 """
@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_replay import StepCost, replay
-from engine_sides import EngineSide, bundled_or_random, random_prompts
+from engines.replay import StepCost, replay
+from engines.sides import EngineSide, bundled_or_random, random_prompts
 from traffic import TRACE, read_trace
 
 from backend.core import residents

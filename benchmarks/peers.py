@@ -153,7 +153,10 @@ def start_all(stack: ExitStack, venvs: Path, upstream: int) -> tuple[Ports, Port
     size = str(check_hit(refrain, upstream))
     hits = {"Refrain": refrain}
     hits["bare handler"] = start_bare(stack, "bare_handler.py", size, "parse").port
-    misses = {"Refrain": refrain, "bare proxy": start_bare(stack, "bare_proxy.py", url).port}
+    misses = {
+        "Refrain": refrain,
+        "bare proxy": start_bare(stack, "bare_proxy.py", url).port,
+    }
     if shutil.which("nginx"):
         cached, forwards = start_nginx(stack, upstream)
         check_hit(cached.port, upstream)

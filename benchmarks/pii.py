@@ -1,9 +1,9 @@
 """Recall and precision of the PII scan, kind by kind, and what it costs.
 
 Two sources: labelled sentences (pii_spans.jsonl of the evaluation data, read in place; path by
-REFRAIN_DATA) and cases generated from a seed (``pii_values``, ``pii_lookalikes``), for kinds of
+REFRAIN_DATA) and cases generated from a seed (``personal_data/``), for kinds of
 which the sentences have few: true ones in many forms, and look-alikes that must be left alone.
-Both are tried in disguise, too (``pii_disguises``): marks, entities, encodings.
+Both are tried in disguise, too: marks, entities, encodings.
 Findings are right when they overlap a label of their kind. Times are of CPU; their floor is one
 RE2 search of the same text.
 
@@ -22,11 +22,9 @@ from importlib.resources import files
 from pathlib import Path
 
 import phonenumbers
-import pii_disguises
-import pii_lookalikes
-import pii_values
 import re2
-from pii_values import Maker
+from personal_data import disguises, lookalikes, values
+from personal_data.values import Maker
 
 from policies.pii.scan import PiiScanner
 
@@ -119,8 +117,8 @@ def generated(
     """Yield ``each`` cases of every kind, and as many look-alikes as there are cases."""
     draw = random.Random(seed)
     makers = _makers(regions)
-    sentences = pii_lookalikes.UNSEEN_SENTENCES if unseen else pii_lookalikes.SEEN_SENTENCES
-    others = pii_lookalikes.UNSEEN if unseen else pii_lookalikes.SEEN
+    sentences = lookalikes.UNSEEN_SENTENCES if unseen else lookalikes.SEEN_SENTENCES
+    others = lookalikes.UNSEEN if unseen else lookalikes.SEEN
     for kind, make in makers.items():
         for _ in range(each):
             value = make(draw)
@@ -133,13 +131,13 @@ def generated(
 def _makers(regions: list[str]) -> dict[str, Maker]:
     countries = _bank_countries()
     return {
-        "email": pii_values.email,
-        "card": pii_values.card,
-        "iban": lambda draw: pii_values.bank_account(draw, countries),
-        "ssn": pii_values.social_security,
-        "phone": lambda draw: pii_values.phone(draw, regions),
-        "ip": pii_values.address,
-        "secret": pii_values.secret,
+        "email": values.email,
+        "card": values.card,
+        "iban": lambda draw: values.bank_account(draw, countries),
+        "ssn": values.social_security,
+        "phone": lambda draw: values.phone(draw, regions),
+        "ip": values.address,
+        "secret": values.secret,
     }
 
 
@@ -156,11 +154,11 @@ def disguised(
     return {
         "disguises": {
             name: share([f"It is {disguise(value)} here" for value in values])
-            for name, disguise in pii_disguises.DISGUISES.items()
+            for name, disguise in disguises.DISGUISES.items()
         },
         "look-alikes": {
             name: share([make(draw) for _ in range(10 * each)])
-            for name, make in pii_disguises.LOOKALIKES.items()
+            for name, make in disguises.LOOKALIKES.items()
         },
     }
 

@@ -19,12 +19,8 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_workload import BEGIN, END, MODEL, NUM_TOOLS, Workload, body_of
-from engine_sides import bundled_or_random
-from servers import await_url, free_port
+from engines.sides import bundled_or_random
+from load import Client, post
+from servers import start_engine, start_gateway
 
 from gateway.cli.terminal import Lines
 from gateway.server.admin.recorded_request import read_request
@@ -99,29 +96,9 @@ def write_model(directory: Path) -> None:
 
 def start_pair(stack: ExitStack, directory: Path, policy: str, model: str) -> tuple[int, int]:
     """Start an engine and a gateway before it; return their ports."""
-    engine, gateway = free_port(), free_port()
-    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    (scratch / "policy.yaml").write_text(policy)
-    serve = [
-        "backend",
-        "--model",
-        str(directory),
-        "--served-model-name",
-        model,
-        "--tool-call-parser",
-        "qwen",
-    ]
-    front = ["serve", "--policy", str(scratch / "policy.yaml"), "--data-dir", str(scratch / "data")]
-    front += ["--upstream", f"http://127.0.0.1:{engine}/v1", "--log-level", "warning"]
-    for argv in ([*serve, "--port", str(engine)], [*front, "--port", str(gateway)]):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", *argv], stdout=subprocess.DEVNULL
-        )
-        stack.callback(process.wait, 30)
-        stack.callback(process.terminate)
-    await_url(f"http://127.0.0.1:{engine}/readyz")
-    await_url(f"http://127.0.0.1:{gateway}/readyz")
-    return engine, gateway
+    options = ("--served-model-name", model, "--tool-call-parser", "qwen")
+    engine = start_engine(stack, directory, *options).port
+    return engine, start_gateway(stack, engine, core=None, policy=policy).port
 
 
 STREAMED = {
@@ -132,47 +109,30 @@ STREAMED = {
 }
 
 
-def opened(request: urllib.request.Request) -> Any:
-    """Send a request; an error's body is told."""
-    try:
-        return urllib.request.urlopen(request, timeout=120)
-    except urllib.error.HTTPError as error:
-        raise SystemExit(f"{request.full_url}: {error.code} {error.read().decode()}") from None
-
-
 def ask(port: int, body: bytes, side: Side) -> int:
-    """Ask a request as a stream, take down usage and time to first token; return its tokens."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions",
-        body,
-        {"Content-Type": "application/json", "Authorization": "Bearer bench"},
-    )
-    began, first, usage = time.perf_counter(), None, None
-    with opened(request) as reply:
-        for line in reply:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            if first is None and any(choice["delta"] for choice in event["choices"]):
-                first = time.perf_counter() - began
-            usage = event.get("usage") or usage
-    if first is None or usage is None:
-        raise SystemExit("the gateway's stream had no first token or no usage")
-    side.first_token.append(first)
-    side.prompt_tokens += usage["prompt_tokens"]
-    side.cached_tokens += usage["prompt_tokens_details"]["cached_tokens"]
-    return int(usage["prompt_tokens"])
+    """Ask a request as a stream, note usage and time to first token; return its tokens."""
+    with Client(port) as client:
+        reply = client.ask(post(body))
+    if reply.status != 200:
+        raise SystemExit(f"a request was answered {reply.status}: {reply.body.decode()}")
+    usages = [
+        json.loads(line[6:]).get("usage")
+        for line in reply.body.splitlines()
+        if line.startswith(b"data: {")
+    ]
+    if not usages or usages[-1] is None:
+        raise SystemExit("the gateway's stream had no usage")
+    side.first_token.append(reply.first - reply.sent)
+    side.prompt_tokens += usages[-1]["prompt_tokens"]
+    side.cached_tokens += usages[-1]["prompt_tokens_details"]["cached_tokens"]
+    return int(usages[-1]["prompt_tokens"])
 
 
 def num_tokens(engine: int, text: str) -> int:
     """Return how many tokens the engine makes of a text."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{engine}/tokenize",
-        json.dumps({"model": MODEL, "prompt": text, "add_special_tokens": False}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with opened(request) as reply:
-        return int(json.load(reply)["count"])
+    body = json.dumps({"model": MODEL, "prompt": text, "add_special_tokens": False}).encode()
+    with Client(engine) as client:
+        return int(json.loads(client.ask(post(body, "/tokenize")).body)["count"])
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Misses sent where their prefix lies: what is found, beside blind routing, peers, one big cache.
 
-The Mooncake traces over four simulated replicas (``routing_simulation``) of several capacities.
-Floor: round robin and least loaded. Peers: how four other routers choose (``routing_peers``).
+The Mooncake traces over four simulated replicas (``routing/simulation.py``) of several capacities.
+Floor: round robin and least loaded. Peers: how four other routers choose (``routing/peers.py``).
 Ceiling: one replica with the memory of all. Imbalance is the most that a replica had over the mean:
 prompt tokens computed, and requests. The rate at which replicas compute is such that the ceiling
 would keep them busy for 60 % of the time. Also: several gateways that know nothing of one another;
@@ -10,8 +10,8 @@ what the router takes with a million blocks, and the time of each miss.
     python benchmarks/prefix_routing.py [--data DIR] [--replicas N] [--held-out]
     python benchmarks/prefix_routing.py --only-engines --engines N [--gateways N]
 
-``--held-out`` prints instead what nothing was chosen on (``routing_cases``). ``--engines N``
-replays a shortened trace on so many processes of the engine (``routing_engines``).
+``--held-out`` prints instead what nothing was chosen on (``routing/cases.py``). ``--engines N``
+replays a shortened trace on so many processes of the engine (``routing/engines.py``).
 """
 
 import argparse
@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from routing_cases import Case, case, cases
-from routing_engines import replay, shortened
-from routing_memory import measure
-from routing_peers import Aibrix, BoundedHashing, Dynamo, Sglang
-from routing_simulation import BLOCK_TOKENS, RoundRobin, Traced, imbalance, read_trace, simulate
+from routing.cases import Case, case, cases
+from routing.engines import replay, shortened
+from routing.memory import measure
+from routing.peers import Aibrix, BoundedHashing, Dynamo, Sglang
+from routing.simulation import BLOCK_TOKENS, RoundRobin, Traced, imbalance, read_trace, simulate
 
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware, PrefixIndex
 

@@ -20,7 +20,7 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from engine_sides import bundled_or_random
+from engines.sides import bundled_or_random
 from load import Outcome, percentile, run_arrivals
 from servers import CLIENT_CORE, pin, start_engine, start_gateway, start_upstream
 from svg import FONT, GRID, INK, MUTED, line, text

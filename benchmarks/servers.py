@@ -118,7 +118,7 @@ def start_program(
 def start_upstream(stack: ExitStack, core: int | None = -1) -> int:
     """Start the scripted upstream and return its port."""
     port = free_port()
-    start(stack, ["upstream.py", str(port)], core)
+    start(stack, ["programs/upstream.py", str(port)], core)
     await_url(f"http://127.0.0.1:{port}/calls")
     return port
 
@@ -165,7 +165,7 @@ def start_gateway(
 def start_bare(stack: ExitStack, script: str, *arguments: str) -> Server:
     """Start one of the floors on core 0 and wait until it answers."""
     port = free_port()
-    process = start(stack, [script, str(port), *arguments], 0)
+    process = start(stack, [f"programs/{script}", str(port), *arguments], 0)
     await_url(f"http://127.0.0.1:{port}/")
     return Server(port, process)
 

@@ -70,7 +70,7 @@ def main() -> None:
         for _ in range(options.rounds):
             with ExitStack() as one:
                 port, began = free_port(), time.monotonic()
-                start(one, ["bare_handler.py", str(port), "1000", "parse"], None)
+                start(one, ["programs/bare_handler.py", str(port), "1000", "parse"], None)
                 await_ready(f"http://127.0.0.1:{port}/")
                 bare.append(time.monotonic() - began)
             with ExitStack() as one:

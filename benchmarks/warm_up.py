@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_sides import bundled_or_random
+from engines.sides import bundled_or_random
 from load import Client, post
 from servers import start_engine, start_gateway
 

@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from routing_peers import Aibrix, BoundedHashing, Dynamo, Sglang
-from routing_simulation import Fleet, RoundRobin, Traced, imbalance, one_cache, simulate
+from routing.peers import Aibrix, BoundedHashing, Dynamo, Sglang
+from routing.simulation import Fleet, RoundRobin, Traced, imbalance, one_cache, simulate
 
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware
 

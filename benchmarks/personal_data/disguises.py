@@ -5,7 +5,7 @@ from collections.abc import Callable
 from random import Random
 from urllib.parse import quote
 
-from pii_values import BASE64, HEX, Maker, digits, draw_text
+from personal_data.values import BASE64, HEX, Maker, digits, draw_text
 
 Disguise = Callable[[str], str]
 

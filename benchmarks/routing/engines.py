@@ -15,10 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_sides import bundled_or_random
+from engines.sides import bundled_or_random
 from load import Reply, post, run_load
-from routing_simulation import Traced
 from servers import start_engine, start_gateway
+
+from routing.simulation import Traced
 
 TOKENS_A_BLOCK = 32
 TOKEN_BYTES = 4096

@@ -7,8 +7,9 @@ import base64
 import uuid
 from random import Random
 
-from pii_values import BASE64, HEX, LOWER, UPPER, URL_SAFE, WORD, Maker, digits, draw_text
 from stdnum import ean, isbn, luhn
+
+from personal_data.values import BASE64, HEX, LOWER, UPPER, URL_SAFE, WORD, Maker, digits, draw_text
 
 SEEN_SENTENCES = (
     "{}",

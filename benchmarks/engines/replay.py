@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_sides import random_prompts
 from traffic import TracedRequest
 
 from backend.core.block_pool import BlockPool
@@ -20,6 +19,7 @@ from backend.core.sequence import Sequence as Continuation
 from backend.core.types import GenerationRequest, SamplingParams
 from backend.runtime.loader import load_model
 from backend.runtime.messages import EngineOptions, Submit
+from engines.sides import random_prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from backend.core.types import GenerationRequest, SamplingParams
 from backend.runtime.loader import load_engine
 
-BUNDLED = Path(__file__).parent.parent / "backend" / "demo" / "model"
+BUNDLED = Path(__file__).parents[2] / "backend" / "demo" / "model"
 
 Prompts = Sequence[Sequence[int]]
 

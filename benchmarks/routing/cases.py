@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from routing_simulation import BLOCK_TOKENS, Fleet, Traced, one_cache
+from routing.simulation import BLOCK_TOKENS, Fleet, Traced, one_cache
 
 CAPACITY = 4_000
 BUSY = 0.6

@@ -1,0 +1,1 @@
+"""Texts with and without personal data, for the benchmark of its detectors."""
