@@ -13,6 +13,7 @@ import pytest
 
 from gateway.cli import supervisor as module
 from gateway.cli.supervisor import Child, Supervisor
+from gateway.upstream.http_client import VARIABLE
 
 WAITS = """
 import asyncio, os
@@ -160,3 +161,7 @@ async def test_no_child_outlives_the_supervisor(pids: Pids, number: signal.Signa
 
     assert await asyncio.wait_for(process.wait(), 60) == (-9 if number == signal.SIGKILL else 0)
     await gone(pid)
+
+
+def test_the_name_of_the_installation_is_carried_where_upstream_calls_read_it():
+    assert module.INSTANCE == VARIABLE
