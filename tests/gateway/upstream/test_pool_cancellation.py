@@ -128,3 +128,15 @@ async def test_the_same_is_asked_three_times_at_most_where_nothing_was_sent():
         await task
     assert told.value.tried == (("a", Reason.UPSTREAM_UNREACHABLE),) * 3
     assert (len(rig.ups["a"].calls), rig.in_flight()) == (3, [0])
+
+
+async def test_a_request_that_cannot_be_written_leaves_its_upstream(monkeypatch):
+    rig = Rig("a")
+
+    def send(outgoing: Outgoing) -> None:
+        raise ValueError("control characters")
+
+    monkeypatch.setattr(rig.ups["a"], "send", send)
+    with pytest.raises(ValueError, match="control characters"):
+        await rig.ask()
+    assert rig.in_flight() == [0]
