@@ -14,6 +14,11 @@ from typing import Final, NamedTuple
 from embeddings.verify.letters import AMBIGUOUS, is_label
 from embeddings.verify.lexicon import CONTRACTED, CONTRACTED_ENDS, IS_AFTER
 
+# A question is compared with several others, so what was read last is kept. Long texts are not,
+# for they would take megabytes.
+RECENT: Final = 16
+SHORT: Final = 500
+
 
 class Piece(StrEnum):
     """What a lexeme is."""

@@ -6,8 +6,9 @@ Everything else stays, so that it has to be matched.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from itertools import pairwise, takewhile
 from typing import Final, assert_never
 
@@ -25,7 +26,7 @@ from embeddings.verify.lexicon import (
     RELATIONS,
     UNITS,
 )
-from embeddings.verify.lexing import Lexeme, Piece, lex
+from embeddings.verify.lexing import RECENT, SHORT, Lexeme, Piece, lex
 from embeddings.verify.lists import words
 from embeddings.verify.numbers import NUMBER_WORDS, digits, number_words, ordinal_word
 
@@ -87,12 +88,16 @@ _FUNCTION_WORDS: Final = (
 
 def read(text: str) -> tuple[Token, ...]:
     """Return the tokens of a text in order."""
+    return _read_recent(text) if len(text) <= SHORT else _read_text(text)
+
+
+def _read_text(text: str) -> tuple[Token, ...]:
     cased = text != text.lower()
-    return tuple(
-        replace(token, cased=True) if cased else token
-        for sentence in _sentences(lex(text))
-        for token in _read(sentence)
-    )
+    sentences = _sentences(lex(text))
+    return tuple([token for sentence in sentences for token in _read(sentence, cased=cased)])
+
+
+_read_recent = lru_cache(RECENT)(_read_text)
 
 
 def _sentences(lexemes: Sequence[Lexeme]) -> Iterator[Sequence[Lexeme]]:
@@ -101,10 +106,10 @@ def _sentences(lexemes: Sequence[Lexeme]) -> Iterator[Sequence[Lexeme]]:
         yield lexemes[start:end]
 
 
-def _read(sentence: Sequence[Lexeme]) -> Iterator[Token]:
+def _read(sentence: Sequence[Lexeme], *, cased: bool) -> Iterator[Token]:
     asked = frame(" ".join(x.text if x.piece is Piece.WORD else "#" for x in sentence))
     if asked.question is not None:
-        yield Token(f"{asked.question}?", Kind.QUESTION)
+        yield Token(f"{asked.question}?", Kind.QUESTION, cased=cased)
     place, after_number, gerund, before = asked.words, False, asked.gerund, ""
     while place < len(sentence):
         lexeme = sentence[place]
@@ -114,7 +119,7 @@ def _read(sentence: Sequence[Lexeme]) -> Iterator[Token]:
         if _is_left_out(lexeme, token, mine=asked.mine and place < len(sentence)):
             before = _BEFORE[lexeme.text]
         elif token is not None:
-            yield Token(token.form, token.kind, gerund, before)
+            yield Token(token.form, token.kind, gerund, before, cased)
             gerund, before = False, ""
 
 

@@ -4,9 +4,10 @@ Nothing is judged here. Whatever does not belong to a word list stays what it is
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from embeddings.verify.lexing import Lexeme, Piece, is_formula, lex
+from embeddings.verify.lexing import RECENT, SHORT, Lexeme, Piece, is_formula, lex
 from embeddings.verify.lists.grammar import FUNCTION, MEASURES
 from embeddings.verify.notation import plain
 from embeddings.verify.quantities import OPENERS, Quantity, quantity, symbol_unit
@@ -64,6 +65,10 @@ STRING: Final = '"'
 
 def state(text: str) -> Statement:
     """Read a text."""
+    return _state_recent(text) if len(text) <= SHORT else _state(text)
+
+
+def _state(text: str) -> Statement:
     formula = is_formula(text)
     lexemes = lex(plain(text), formula=formula)
     words: list[str] = []
@@ -119,6 +124,9 @@ def state(text: str) -> Statement:
         _payload(text, others),
         tuple(lexemes),
     )
+
+
+_state_recent = lru_cache(RECENT)(_state)
 
 
 def _phrase(lexemes: Sequence[Lexeme], place: int) -> tuple[str, ...] | None:
