@@ -1,8 +1,9 @@
 """Store an answer: admission, PII scan of the answer, entry, vector."""
 
+import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.cache.pii_scan import ScanFailedError, Scans
@@ -27,13 +28,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CacheWriter:
-    """Admits and stores answers; an entry can be hit once ``store`` has returned."""
+    """Admits and stores answers; an entry can be hit once ``store`` has returned.
+
+    ``adding``: the vectors on their way to the index.
+    """
 
     entries: Store
     semantic: SemanticIndex | None
     scans: Scans
     now: Callable[[], float]
     quarantine: Quarantine
+    adding: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
         """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
@@ -68,14 +73,22 @@ class CacheWriter:
         except StoreError as error:
             log.warning("store: an answer could not be stored: %s", error)
             return Reason.STORE_FAULT
-        await self._index(plan, entry.expires_at)
+        self._index(plan, entry.expires_at)
         return None
 
-    async def _index(self, plan: Plan, expires_at: float) -> None:
+    def _index(self, plan: Plan, expires_at: float) -> None:
         if self.semantic is None or plan.question is None or self.quarantine.holds(plan.key):
             return
-        try:
-            await self.semantic.add(plan.fingerprint, plan.key, plan.question, expires_at)
-        except SemanticUnavailableError as error:
-            # The entry can still be hit exactly.
-            log.info("semantic index: an entry was not added: %s", error.reason)
+        add = self.semantic.add(plan.fingerprint, plan.key, plan.question, expires_at)
+        # No client waits for it: what is sent to the index later finds what was sent before.
+        adding = asyncio.create_task(_logged(add))
+        self.adding.add(adding)
+        adding.add_done_callback(self.adding.discard)
+
+
+async def _logged(add: Awaitable[None]) -> None:
+    try:
+        await add
+    except SemanticUnavailableError as error:
+        # The entry can still be hit exactly.
+        log.info("semantic index: an entry was not added: %s", error.reason)

@@ -1,5 +1,6 @@
 """Faults of store, index and scanner end as a miss or a bypass: never as an error to the client."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +51,8 @@ class Index:
     def __init__(self) -> None:
         self.failing = False
         self.keys: list[bytes] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def search(self, partition: bytes, text: str, k: int) -> Sequence[Match]:
         if self.failing:
@@ -59,6 +62,7 @@ class Index:
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
         if self.failing:
             raise SemanticUnavailableError("timeout")
+        await self.answers.wait()
         self.keys.append(key)
 
     async def remove(self, keys: Sequence[bytes]) -> None:
@@ -156,6 +160,18 @@ async def test_a_vector_whose_entry_is_gone_is_removed(rig: Rig):
     await rig.store.delete(rig.index.keys[0])
     assert "fwd=miss; stored" in (await rig.ask("two"))[0]
     assert len(rig.index.keys) == 1
+
+
+async def test_no_client_waits_until_its_question_is_in_the_index(rig: Rig):
+    rig.index.answers.clear()
+    async with asyncio.timeout(60):
+        assert "stored" in (await rig.ask("one"))[0]
+        assert "exact" in (await rig.ask("one"))[0]
+    assert not rig.index.keys
+    rig.index.answers.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert "semantic" in (await rig.ask("some wording of one"))[0]
 
 
 async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):
