@@ -20,7 +20,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from embeddings.bert_graph import Weight, quantised, sentence_encoder
-from embeddings.encoder import SentenceModel
+from embeddings.encoder import Encoder, SentenceModel
 from embeddings.encoder_onnx import OnnxSentenceModel
 from embeddings.encoder_torch import load_torch_model
 from embeddings.model_files import DEFAULT_MODEL, locate
@@ -49,9 +49,10 @@ WORKLOADS = {
 }
 START = {
     "onnx": "from embeddings.encoder import *; load_encoder(EncoderSettings({!r}, 'cpu', 1))",
-    "torch": "from embeddings.encoder_torch import load_torch_model;"
+    "torch": "from embeddings.encoder import Encoder;"
+    "from embeddings.encoder_torch import load_torch_model;"
     "from embeddings.model_files import locate;"
-    "load_torch_model(locate({!r}).directory, 'cpu', 1).vectors(['warm'])",
+    "Encoder('', '', load_torch_model(locate({!r}).directory, 'cpu', 1)).encode(['warm'])",
 }
 
 
@@ -71,7 +72,7 @@ class Workload:
         return statistics.median(reference / found for reference, found in pairs)
 
 
-def models() -> dict[str, SentenceModel]:
+def models() -> dict[str, Encoder]:
     """Return the reference, what is served, and the same in eight bits."""
     directory = locate(DEFAULT_MODEL).directory
     plain = plain_bert(directory)
@@ -81,11 +82,12 @@ def models() -> dict[str, SentenceModel]:
         if ".layer." in name and weight.ndim == 2:
             weights[name] = quantised(weight)
     eight._session = OnnxSession(sentence_encoder(plain.shape, weights), 1)  # noqa: SLF001
-    return {
+    found: dict[str, SentenceModel] = {
         "torch": load_torch_model(directory, "cpu", 1),
         "onnx": OnnxSentenceModel(plain, 1),
         "eight bits": eight,
     }
+    return {runtime: Encoder(runtime, "", model) for runtime, model in found.items()}
 
 
 def texts(count: int, words: int) -> list[str]:
@@ -100,7 +102,7 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def measure(runtimes: dict[str, SentenceModel], rounds: int) -> dict[str, Workload]:
+def measure(runtimes: dict[str, Encoder], rounds: int) -> dict[str, Workload]:
     """Run the workloads, the runtimes in turn."""
     measured = {}
     for name, (count, words) in WORKLOADS.items():
@@ -108,19 +110,19 @@ def measure(runtimes: dict[str, SentenceModel], rounds: int) -> dict[str, Worklo
         times: dict[str, list[float]] = {runtime: [] for runtime in runtimes}
         for number in range(rounds + 3):
             for runtime, model in runtimes.items():
-                took = seconds(partial(model.vectors, wanted))
+                took = seconds(partial(model.encode, wanted))
                 if number >= 3:
                     times[runtime].append(took)
         measured[name] = Workload(times)
     return measured
 
 
-def least_cosines(runtimes: dict[str, SentenceModel]) -> dict[str, float]:
+def least_cosines(runtimes: dict[str, Encoder]) -> dict[str, float]:
     """Return each runtime's least cosine to the reference over texts of many kinds."""
     wanted = [text for words in (1, 3, 12, 40, 150) for text in texts(8, words)]
-    reference = runtimes["torch"].vectors(wanted)
+    reference = np.array(runtimes["torch"].encode(wanted))
     return {
-        runtime: float(np.min(np.sum(reference * model.vectors(wanted), axis=1)))
+        runtime: float(np.min(np.sum(reference * np.array(model.encode(wanted)), axis=1)))
         for runtime, model in runtimes.items()
     }
 

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     give_large_blocks_back()
     # numpy and faiss come with these: `--help` and bad usage need not wait for them.
-    import asyncio
+    import uvloop
 
     from embeddings.encoder import EncoderSettings
     from embeddings.service import SocketError, serve
@@ -70,7 +70,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     leave_with_parent = os.environ.get("REFRAIN_PARENT_PIPE") == "1"
     os.nice(_NICENESS)
     try:
-        asyncio.run(
+        uvloop.run(
             serve(
                 arguments.socket,
                 settings,

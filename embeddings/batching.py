@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Generic, TypeVar
@@ -52,7 +53,8 @@ class Batcher(Generic[Item, Result]):
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._waiting: deque[_Waiting[Item, Result]] = deque()
-        self._worker: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def submit(self, item: Item) -> Result:
         """Return the result for `item`. Raises OverloadedError, or what `run` raised."""
@@ -60,34 +62,51 @@ class Batcher(Generic[Item, Result]):
             self._waiting = deque(entry for entry in self._waiting if not entry.done.done())
         if len(self._waiting) >= self._max_waiting:
             raise OverloadedError(f"{self._max_waiting} items already wait")
-        done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
         self._waiting.append(_Waiting(item, done))
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
+        if self._idle.is_set():
+            self._idle.clear()
+            # Not at once: what arrived together makes up one batch.
+            loop.call_soon(self._begin, loop)
         return await done
 
     async def drain(self) -> None:
         """Return once nothing waits or runs."""
-        while self._worker is not None:
-            await asyncio.wait([self._worker])
+        await self._idle.wait()
 
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch = self._next_batch()
+        if batch:
+            self._executor.submit(self._run_in_thread, loop, batch)
+        else:
+            self._idle.set()
+
+    def _run_in_thread(
+        self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting[Item, Result]]
+    ) -> None:
+        results: Sequence[Result] | Exception
         try:
-            while batch := self._next_batch():
-                items = [entry.item for entry in batch]
-                try:
-                    results = await loop.run_in_executor(self._executor, self._run, items)
-                except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
-                    for entry in batch:
-                        if not entry.done.done():
-                            entry.done.set_exception(error)
-                else:
-                    for entry, result in zip(batch, results, strict=True):
-                        if not entry.done.done():
-                            entry.done.set_result(result)
-        finally:
-            self._worker = None
+            results = self._run([entry.item for entry in batch])
+        except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
+            results = error
+        with suppress(RuntimeError):  # nobody waits any more: the loop is closed
+            loop.call_soon_threadsafe(self._settle, loop, batch, results)
+
+    def _settle(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        batch: list[_Waiting[Item, Result]],
+        results: Sequence[Result] | Exception,
+    ) -> None:
+        self._begin(loop)
+        for place, entry in enumerate(batch):
+            if entry.done.done():
+                continue
+            if isinstance(results, Exception):
+                entry.done.set_exception(results)
+            else:
+                entry.done.set_result(results[place])
 
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         batch: list[_Waiting[Item, Result]] = []

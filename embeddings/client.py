@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from embeddings.messages import (
     Add,
@@ -48,7 +48,6 @@ _MOST_CHARACTERS: Final = 200_000
 # Two such texts fit a frame together, and no verifier takes ones as long.
 _MOST_CHARACTERS_OF_PAIR: Final = _MOST_CHARACTERS // 2
 _KEYS_A_FRAME: Final = 512
-_READ_BYTES: Final = 1 << 16
 _REQUEST_IDS: Final = 1 << 32
 _MOST_UNSENT_BYTES: Final = 4 * MAX_FRAME_BYTES
 
@@ -59,21 +58,34 @@ class LinkLostError(Exception):
     """The connection ended, or the service broke the protocol."""
 
 
-class Link:
+class Link(asyncio.Protocol):
     """One connection: many requests in flight, told apart by id.
 
     Once lost it stays lost: all that wait get LinkLostError.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self) -> None:
+        self._decoder = FrameDecoder()
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._gone = asyncio.Event()
         self.lost: str | None = None
         """Why no request can be sent any more."""
-        self._reading = asyncio.create_task(self._read())
         self.replies = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for envelope in self._decoder.feed(data):
+                self._take(envelope)
+        except ProtocolError as error:
+            self.abort(f"ProtocolError: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.abort("the embeddings service closed the connection" if exc is None else str(exc))
+        self._gone.set()
 
     async def ask(self, request: Request) -> Reply:
         """Send a request and return its reply.
@@ -83,25 +95,25 @@ class Link:
         """
         if self.lost is not None:
             raise LinkLostError(self.lost)
-        if self._writer.transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
+        if self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
             message = f"over {_MOST_UNSENT_BYTES} bytes wait to be sent"
             raise SemanticUnavailableError(Reason.OVERLOADED, message)
         request_id = next(self._ids) % _REQUEST_IDS
         frame = encode(request_id, request)
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = answered
-        self._writer.write(frame)
+        self._transport.write(frame)
         try:
             return await answered
         finally:
             if self._pending.pop(request_id, None) is not None:
-                self._writer.write(encode(request_id, Cancel()))
+                self._transport.write(encode(request_id, Cancel()))
 
     def abort(self, why: str) -> None:
         """Give the connection up; those who wait get LinkLostError with `why`."""
         if self.lost is None:
             self.lost = why
-            self._writer.transport.abort()
+            self._transport.abort()
             pending, self._pending = self._pending, {}
             for answered in pending.values():
                 if not answered.done():
@@ -110,19 +122,7 @@ class Link:
     async def close(self, why: str) -> None:
         """Abort, and return when nothing of the connection is left running."""
         self.abort(why)
-        await asyncio.wait([self._reading])
-
-    async def _read(self) -> None:
-        decoder = FrameDecoder()
-        why = "the embeddings service closed the connection"
-        try:
-            while data := await self._reader.read(_READ_BYTES):
-                for envelope in decoder.feed(data):
-                    self._take(envelope)
-        except (ProtocolError, ConnectionError) as error:
-            why = f"{type(error).__name__}: {error}"
-        finally:
-            self.abort(why)
+        await self._gone.wait()
 
     def _take(self, envelope: Envelope) -> None:
         if isinstance(envelope.message, Request):
@@ -302,7 +302,8 @@ class EmbeddingsClient:
     async def _connect(self) -> Link | OSError:
         try:
             async with asyncio.timeout(self._timeout):
-                self._link = Link(*await asyncio.open_unix_connection(str(self._socket)))
+                loop = asyncio.get_running_loop()
+                _, self._link = await loop.create_unix_connection(Link, str(self._socket))
         except OSError as error:  # TimeoutError is one
             self._pause(self._link)
             return error

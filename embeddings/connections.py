@@ -1,52 +1,72 @@
 """Server side of the wire: one client's connection, many requests at once.
 
 Laws: every request gets exactly one reply unless its client cancelled it or went away; the requests
-in flight on a connection are bounded; a client that breaks the protocol is told once and cut off.
+in flight on a connection are bounded; a client that breaks the protocol is told once and cut off;
+a client that does not read its replies is not read from.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, cast
 
 from embeddings.messages import Cancel, Reason, Refused, Reply, Request
 from embeddings.protocol import Envelope, FrameDecoder, ProtocolError, encode
 
 MAX_IN_FLIGHT: Final = 1024
-_READ_BYTES: Final = 1 << 16
 
 _log = logging.getLogger(__name__)
 
 Answer = Callable[[Request], Awaitable[Reply]]
 
 
-class Connection:
-    """Serves one client with `answer`, which must not raise."""
+class Connection(asyncio.Protocol):
+    """Serves one client with `answer`, which must not raise; it is in `connections` while open."""
 
-    def __init__(
-        self, answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, answer: Answer, connections: "set[Connection]") -> None:
         self._answer = answer
-        self._reader = reader
-        self._writer = writer
+        self._connections = connections
+        self._decoder = FrameDecoder()
         self._running: dict[int, asyncio.Task[None]] = {}
 
-    async def serve(self) -> None:
-        """Serve until the client leaves; then nothing of it is left running."""
-        decoder = FrameDecoder()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
         try:
-            while data := await self._reader.read(_READ_BYTES):
-                for envelope in decoder.feed(data):
-                    self._take(envelope)
+            for envelope in self._decoder.feed(data):
+                self._take(envelope)
         except ProtocolError as error:
             _log.warning("client cut off: %s", error)
             self._reply(0, Refused(Reason.ERROR, str(error)))
-        except ConnectionError as error:
-            _log.debug("client gone: %s", error)
-        finally:
-            for task in self._running.values():
-                task.cancel()
-            self._writer.close()
+            self._cancel()
+            self._transport.close()
+
+    def pause_writing(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            _log.debug("client gone: %s", exc)
+        self._connections.discard(self)
+        self._cancel()
+
+    async def close(self) -> None:
+        """Cut the client off; then nothing of the connection is left running."""
+        self._transport.abort()
+        self._cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _cancel(self) -> None:
+        for task in self._running.values():
+            task.cancel()
 
     def _take(self, envelope: Envelope) -> None:
         request_id, message = envelope.request_id, envelope.message
@@ -68,14 +88,8 @@ class Connection:
             task.add_done_callback(lambda _: self._running.pop(request_id))
 
     async def _serve_one(self, request_id: int, request: Request) -> None:
-        reply = await self._answer(request)
-        self._reply(request_id, reply)
-        try:
-            # The slot is held until the client has read: one that never reads comes to a stop.
-            await self._writer.drain()
-        except ConnectionError as error:
-            _log.debug("client gone before its reply: %s", error)
+        self._reply(request_id, await self._answer(request))
 
     def _reply(self, request_id: int, reply: Reply) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(encode(request_id, reply))
+        if not self._transport.is_closing():
+            self._transport.write(encode(request_id, reply))

@@ -5,11 +5,11 @@ beginning would get equal vectors, and the cache would answer one with the other
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,12 +48,12 @@ class SentenceModel(Protocol):
     max_tokens: int
     special_tokens: int
 
-    def tokens(self, text: str) -> int:
-        """Return how many tokens the whole text has."""
+    def tokens(self, text: str) -> Sized:
+        """Return the tokens of the whole text, in a form of the model's own."""
         ...
 
-    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one unit-length row for each text; each has tokens, and they fit."""
+    def vectors(self, texts: Sequence[Any]) -> NDArray[np.float32]:
+        """Return one unit-length row for the tokens of each text; there are some, and they fit."""
         ...
 
 
@@ -73,30 +73,23 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> list[Encoded]:
         """Return for each text its vector, shape (dimensions,), or the reason for having none."""
-        encoded: list[Encoded] = [Reason.ERROR] * len(texts)
-        accepted: list[int] = []
-        for place, text in enumerate(texts):
-            reason = self._refusal(text)
-            if reason is None:
-                accepted.append(place)
-            else:
-                encoded[place] = reason
-        if not accepted:
-            return encoded
-        rows = self._model.vectors([texts[place] for place in accepted])
-        for place, row in zip(accepted, rows, strict=True):
-            if np.isfinite(row).all():
-                encoded[place] = row
-        return encoded
+        read = [self._read(text) for text in texts]
+        accepted = [tokens for tokens in read if not isinstance(tokens, Reason)]
+        rows = iter(self._model.vectors(accepted) if accepted else ())
+        return [tokens if isinstance(tokens, Reason) else _finite(next(rows)) for tokens in read]
 
-    def _refusal(self, text: str) -> Reason | None:
+    def _read(self, text: str) -> Sized | Reason:
         if len(text) > self.max_tokens * _MOST_CHARACTERS_A_TOKEN:
             return Reason.TEXT_TOO_LONG
         tokens = self._model.tokens(text)
-        if tokens > self.max_tokens:
+        if len(tokens) > self.max_tokens:
             return Reason.TEXT_TOO_LONG
         # Control characters and the like vanish in the tokenizer: nothing is left to compare.
-        return Reason.EMPTY_TEXT if tokens <= self._model.special_tokens else None
+        return Reason.EMPTY_TEXT if len(tokens) <= self._model.special_tokens else tokens
+
+
+def _finite(row: Vector) -> Encoded:
+    return row if np.isfinite(row).all() else Reason.ERROR
 
 
 def load_encoder(settings: EncoderSettings) -> Encoder:

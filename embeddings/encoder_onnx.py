@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from embeddings.bert_graph import sentence_encoder
 from embeddings.onnx_session import OnnxSession
@@ -36,16 +36,15 @@ class OnnxSentenceModel:
         self.dimensions = weights["embeddings.LayerNorm.weight"].shape[0]
         self.max_tokens = plain.max_tokens
 
-    def tokens(self, text: str) -> int:
-        """Return how many tokens the whole text has."""
-        return len(self._tokenizer.encode(text).ids)
+    def tokens(self, text: str) -> Encoding:
+        """Return the tokens of the whole text."""
+        return self._tokenizer.encode(text)
 
-    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one unit-length row for each text."""
-        read = self._tokenizer.encode_batch(list(texts))
-        rows = np.empty((len(read), self.dimensions), np.float32)
-        for places in _alike([len(one.ids) for one in read]):
-            rows[places] = self._session.run([(read[at].ids, read[at].type_ids) for at in places])
+    def vectors(self, texts: Sequence[Encoding]) -> NDArray[np.float32]:
+        """Return one unit-length row for the tokens of each text."""
+        rows = np.empty((len(texts), self.dimensions), np.float32)
+        for places in _alike([len(tokens) for tokens in texts]):
+            rows[places] = self._session.run([(texts[at].ids, texts[at].type_ids) for at in places])
         return rows
 
 

@@ -4,6 +4,7 @@ The import alone takes seconds, torch's and that of trainers that nobody here ne
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ from transformers.utils.logging import disable_progress_bar
 from embeddings.model_files import ModelError
 
 
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """A text and how many tokens it has: the library reads the text anew."""
+
+    text: str
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+
 class TorchSentenceModel:
     """See encoder.SentenceModel; `model` is a SentenceTransformer."""
 
@@ -25,14 +37,15 @@ class TorchSentenceModel:
         self.max_tokens = int(model.max_seq_length)
         self.special_tokens = int(model.tokenizer.num_special_tokens_to_add())
 
-    def tokens(self, text: str) -> int:
-        """Return how many tokens the whole text has."""
-        return len(self._model.tokenizer(text, truncation=False, verbose=False)["input_ids"])
+    def tokens(self, text: str) -> "_Tokens":
+        """Return the tokens of the whole text."""
+        ids = self._model.tokenizer(text, truncation=False, verbose=False)["input_ids"]
+        return _Tokens(text, len(ids))
 
-    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one unit-length row for each text."""
+    def vectors(self, texts: Sequence["_Tokens"]) -> NDArray[np.float32]:
+        """Return one unit-length row for the tokens of each text."""
         rows: NDArray[np.float32] = self._model.encode(
-            list(texts),
+            [tokens.text for tokens in texts],
             batch_size=len(texts),
             convert_to_numpy=True,
             normalize_embeddings=True,

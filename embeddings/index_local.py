@@ -90,9 +90,7 @@ class LocalIndex:
         return self._building is not None
 
     async def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
-        # Searches of one partition go one at a time.
-        turn = self._turns.setdefault(partition, asyncio.Lock())
-        async with turn:
+        async with self._turn(partition):
             return await _on(
                 self._search_threads, lambda: self._index.search(partition, vector, k, now)
             )
@@ -102,7 +100,9 @@ class LocalIndex:
     ) -> None:
         # Cancelled, it is either in both index and store or in neither.
         del now  # the order of insertion is kept
-        await self._whole(self._add(Put(key, partition, expires_at, vector)))
+        turn = self._turn(partition)
+        await turn.acquire()  # here, not in the task: a search that comes later finds it
+        await self._whole(self._add(Put(key, partition, expires_at, vector), turn))
 
     async def remove(self, keys: Sequence[bytes]) -> None:
         # As a whole even when cancelled.
@@ -131,11 +131,18 @@ class LocalIndex:
         ):
             thread.shutdown(wait=False)
 
-    async def _add(self, put: Put) -> None:
-        evicted = await _on(
-            self._index_thread,
-            lambda: self._index.add(put.partition, put.key, put.vector, put.expires_at),
-        )
+    def _turn(self, partition: bytes) -> asyncio.Lock:
+        """Return the lock that searches and additions of one partition take in order of arrival."""
+        return self._turns.setdefault(partition, asyncio.Lock())
+
+    async def _add(self, put: Put, turn: asyncio.Lock) -> None:
+        try:
+            evicted = await _on(
+                self._index_thread,
+                lambda: self._index.add(put.partition, put.key, put.vector, put.expires_at),
+            )
+        finally:
+            turn.release()
         self.build_if_needed()
         await self._written([put, *map(Delete, evicted)])
 

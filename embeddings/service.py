@@ -193,22 +193,16 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def _listening(path: Path, service: EmbeddingsService) -> AsyncIterator[None]:
-    connections: set[asyncio.Task[None]] = set()
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(Connection(service.answer, reader, writer).serve())
-        connections.add(task)
-        task.add_done_callback(connections.discard)
-
-    server = await asyncio.start_unix_server(connected, sock=_bound(path))
+    connections: set[Connection] = set()
+    server = await asyncio.get_running_loop().create_unix_server(
+        lambda: Connection(service.answer, connections), sock=_bound(path)
+    )
     try:
         yield
     finally:
         server.close()
         path.unlink(missing_ok=True)  # noqa: ASYNC240 - one system call, when all is over
-        for task in connections:
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in connections))
 
 
 def _bound(path: Path) -> socket.socket:

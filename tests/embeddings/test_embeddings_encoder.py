@@ -52,11 +52,11 @@ class BrokenModel:
     dimensions, max_tokens, special_tokens = 2, 16, 2
 
     def tokens(self, text):
-        return 2 + len(text.split())
+        return ["[CLS]", *text.split(), "[SEP]"]
 
     def vectors(self, texts):
         bad = {"nan": np.nan, "inf": np.inf}
-        return np.array([[bad.get(text, 1.0), 0.0] for text in texts], dtype=np.float32)
+        return np.array([[bad.get(tokens[1], 1.0), 0.0] for tokens in texts], dtype=np.float32)
 
 
 def test_a_vector_that_is_not_finite_is_refused_alone():
@@ -64,6 +64,23 @@ def test_a_vector_that_is_not_finite_is_refused_alone():
     nan, good, inf = encoder.encode(["nan", "good", "inf"])
     assert nan is inf is Reason.ERROR
     assert good.tolist() == [1.0, 0.0]
+
+
+class CountingModel(BrokenModel):
+    """Notes which texts it is to cut into tokens."""
+
+    def __init__(self) -> None:
+        self.cut = []
+
+    def tokens(self, text):
+        self.cut.append(text)
+        return super().tokens(text)
+
+
+def test_a_text_is_cut_into_tokens_once():
+    model = CountingModel()
+    Encoder("counting", "00", model).encode(["one", "two words"])
+    assert model.cut == ["one", "two words"]
 
 
 def test_weights_that_are_not_the_pinned_ones_are_named(tmp_path):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from embeddings.client import EmbeddingsClient, SemanticUnavailableError
-from embeddings.connections import MAX_IN_FLIGHT
+from embeddings.connections import MAX_IN_FLIGHT, Connection
 from embeddings.messages import (
     Add,
     AskStatus,
@@ -205,3 +205,38 @@ async def test_a_client_that_goes_away_mid_request_disturbs_nobody(
     writer.transport.abort()
     (match,) = await client.search(partition, RESET, 1)
     assert match.key == b"left"
+
+
+async def test_a_search_sent_after_an_addition_finds_it_without_waiting_for_it(client, partition):
+    await client.search(partition, RESET, 1)  # from now on its vector is remembered
+    adding = asyncio.create_task(client.add(partition, b"sent", RESET, LATER))
+    await asyncio.sleep(0)
+    (match,) = await client.search(partition, RESET, 1)
+    await adding
+    assert match.key == b"sent"
+
+
+class FullTransport(asyncio.Transport):
+    """Tells what is done with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = True
+
+    def is_closing(self):
+        return False
+
+    def pause_reading(self):
+        self.reading = False
+
+    def resume_reading(self):
+        self.reading = True
+
+
+def test_a_client_that_does_not_read_its_replies_is_not_read_from():
+    connection, transport = Connection(EmbeddingsService().answer, set()), FullTransport()
+    connection.connection_made(transport)
+    connection.pause_writing()
+    assert not transport.reading
+    connection.resume_writing()
+    assert transport.reading
