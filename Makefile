@@ -68,6 +68,8 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/prefix_routing.py
 	$(BIN)/python benchmarks/upstream_pool.py
 	$(BIN)/python benchmarks/warm_up.py
+	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/ablation.py
 
 eval: setup ## quality of semantic hits on the evaluation data; EVAL="--only checklist" passes options on
 	$(BIN)/python benchmarks/semantic_quality.py $(EVAL)

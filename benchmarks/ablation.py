@@ -117,7 +117,8 @@ def main() -> None:
     parser.add_argument("--reworded", type=float, default=0.15, help="share in other words")
     options = parser.parse_args()
     if not options.trace.is_file():
-        raise SystemExit(f"skipped: there is no trace at {options.trace} (--trace FILE)")
+        print(f"skipped: no trace at {options.trace}; give one with --trace")
+        return
     told: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         model = bundled_or_random(Path(scratch) / "model")

@@ -352,7 +352,8 @@ async def _open_loop(
     async with asyncio.TaskGroup() as group:
         for arrival in arrivals:
             due = began + arrival.at
-            if (wait := due - time.perf_counter()) > 0:
+            # A timer may end a little early.
+            while (wait := due - time.perf_counter()) > 0:  # noqa: ASYNC110
                 await asyncio.sleep(wait)
             group.create_task(send(arrival, due))
     for connection in idle:

@@ -136,7 +136,7 @@ def measure(options: argparse.Namespace) -> Replayed:
 
 def picture(found: Mapping[str, Figures], title: str) -> str:
     """Return how many requests had their first token, and their end, within how long."""
-    width, height = 960, 400
+    width, height = 960, 370
     inside = [
         f'<rect width="{width}" height="{height}" rx="6" fill="#ffffff"/>',
         text(84, 42, "How long answers take, hits and misses", size=20, weight=600),
@@ -215,7 +215,8 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="an SVG to write")
     options = parser.parse_args()
     if not options.trace.is_file():
-        raise SystemExit(f"skipped: there is no trace at {options.trace} (--trace FILE)")
+        print(f"skipped: no trace at {options.trace}; give one with --trace")
+        return
     replayed = measure(options)
     found, added = replayed.figures(), 1e3 * percentile(replayed.added(), 0.5)
     told: dict[str, float] = {}

@@ -144,7 +144,8 @@ def main() -> None:
     try:
         trace = read_trace(options.trace, 5000, scale=options.scale)
     except FileNotFoundError:
-        raise SystemExit(f"skipped: there is no trace at {options.trace} (--trace FILE)") from None
+        print(f"skipped: no trace at {options.trace}; give one with --trace")
+        return
     shares = Shares(options.exact, options.reworded, options.streamed)
     traffic = Traffic(shares, Pace())
     with ExitStack() as stack:
