@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"}
@@ -48,19 +49,27 @@ def end_to_end(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
 
     Those of ``names``, in lower case, are dropped as well.
     """
-    fields = tuple(fields)
-    named = {
-        token.strip().lower()
-        for name, value in fields
-        if name.lower() == "connection"
-        for token in value.split(",")
-    }
-    dropped = _HOP_BY_HOP.union(named, names)
-    return tuple(
-        field
-        for field in fields
-        if field[0].lower() not in dropped and CONTROL.search(field[1]) is None
-    )
+    dropped = _dropped(names)
+    rest: list[tuple[str, str]] = []
+    connection: list[str] = []
+    for each in fields:
+        name, value = each
+        lower = name.lower()
+        if lower not in dropped:
+            # No control character is printable, and this is quicker to tell.
+            if value.isprintable() or CONTROL.search(value) is None:
+                rest.append(each)
+        elif lower == "connection":
+            connection += value.lower().split(",")
+    if not connection:
+        return tuple(rest)
+    named = frozenset(map(str.strip, connection))
+    return tuple([each for each in rest if each[0].lower() not in named])
+
+
+@lru_cache(maxsize=64)
+def _dropped(names: tuple[str, ...]) -> frozenset[str]:
+    return _HOP_BY_HOP.union(names)
 
 
 def request_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
@@ -77,12 +86,18 @@ def reply_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     Those of ``names``, in lower case, are dropped, and those that only the gateway may send.
     """
     rest = end_to_end(fields, *names)
-    return tuple(field for field in rest if not field[0].lower().startswith(_OWN_PREFIX))
+    return tuple(
+        [
+            each
+            for each in rest
+            if each[0][:1] not in "xX" or not each[0].lower().startswith(_OWN_PREFIX)
+        ]
+    )
 
 
 def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     """Return the headers without the named ones; the names are in lower case."""
-    return tuple(field for field in fields if field[0].lower() not in names)
+    return tuple([each for each in fields if each[0].lower() not in names])
 
 
 def with_cache_status(fields: Iterable[tuple[str, str]], ours: str, *names: str) -> Fields:
@@ -90,9 +105,16 @@ def with_cache_status(fields: Iterable[tuple[str, str]], ours: str, *names: str)
 
     Those of ``names``, in lower case, are dropped.
     """
-    theirs = [value for name, value in fields if value and name.lower() == "cache-status"]
-    rest = without(fields, "cache-status", *names)
-    return (*rest, ("Cache-Status", ", ".join((*theirs, ours))))
+    members: list[str] = []
+    rest: list[tuple[str, str]] = []
+    for each in fields:
+        name, value = each
+        lower = name.lower()
+        if lower == "cache-status":
+            members += [value] if value else []
+        elif lower not in names:
+            rest.append(each)
+    return (*rest, ("Cache-Status", ", ".join((*members, ours))))
 
 
 def shared_fields(fields: Iterable[tuple[str, str]], *, same_tenant: bool) -> Fields:
