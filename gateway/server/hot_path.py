@@ -321,12 +321,11 @@ class HotPath:
         self._rendered_bytes += answer.rendered_bytes
 
     def sweep(self) -> None:
-        """Forget the answers of entries that left the memory tier, and flush the hit counts."""
+        """Forget the answers of entries that left the memory tier."""
         for request, answer in list(self._answers.items()):
             entry = answer.entry
             if self._memory is None or self._memory.find(entry.key, touch=False) is not entry:
                 self._forget(request)
-        self._metrics.flush()
 
     async def watch(self) -> None:
         """Sweep until cancelled."""

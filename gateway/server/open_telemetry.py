@@ -17,6 +17,9 @@ from gateway.telemetry.observation import Observation, Sink
 
 _log = logging.getLogger(__name__)
 
+FLUSH_SECONDS = 1.0
+"""Between two flushes of the metrics: another worker may show them."""
+
 _TRACES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
@@ -60,12 +63,20 @@ class Telemetry:
 
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Flush the sinks at the end."""
+        """Flush the metrics every second, and all sinks at the end."""
+        flushes = asyncio.create_task(self._flush())
         try:
             yield
         finally:
+            flushes.cancel()
+            self.metrics.flush()
             for close in self.close:
                 await asyncio.to_thread(close)
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            self.metrics.flush()
 
 
 def open_telemetry(

@@ -1,6 +1,12 @@
-"""Prometheus metrics of the gateway: one sink for observations, gauges read at scrape time."""
+"""Prometheus metrics of the gateway: one sink for observations, gauges read at scrape time.
+
+What is observed waits here for ``flush``: the library takes a lock for each figure, and in several
+workers it writes to a shared file. Used from one thread.
+"""
 
 import os
+from bisect import bisect_left
+from collections import Counter as Waiting
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -44,7 +50,10 @@ class Metrics:
 
     def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
         self.registry = registry = CollectorRegistry()
-        self._children: dict[tuple[str, ...], _Children] = {}
+        self._waiting: Waiting[tuple[str, ...]] = Waiting()
+        """Counts by the counter's name and labels."""
+        self._times: dict[str, _Times] = {}
+        """By outcome."""
         self._batches: dict[tuple[str, ...], HitBatch] = {}
         self._counters = {
             name: Counter(f"refrain_{name}_total", text, labels.split(), registry=registry)
@@ -65,12 +74,13 @@ class Metrics:
                 ("request", "From the request's head to the end of the answer."),
             )
         )
-        self._upstream = Histogram(
+        upstream = Histogram(
             "refrain_upstream_seconds",
             "From forwarding to the upstream's head.",
             buckets=_SECONDS,
             registry=registry,
         )
+        self._upstream = _Durations(upstream)
         self.prefixes = PrefixMetrics(registry)
         self._collectors: list[Collector] = []
         self.add(self.prefixes)
@@ -79,22 +89,14 @@ class Metrics:
     def observe(self, seen: Observation) -> None:
         """Count one finished request."""
         reason = seen.reason.value if seen.reason is not None else ""
-        labels = (seen.endpoint, seen.rule, seen.outcome, reason)
-        children = self._children.get(labels)
-        if children is None:
-            # Looking a child up by label costs as much as counting: keep it.
-            children = self._children[labels] = _Children(
-                self._counters["requests"].labels(*labels),
-                self._ttft.labels(seen.outcome),
-                self._e2e.labels(seen.outcome),
-            )
-        children.requests.inc()
+        self._waiting["requests", seen.endpoint, seen.rule, seen.outcome, reason] += 1
+        times = self._times_of(seen.outcome)
         if seen.ended is not None:
-            children.e2e.observe(seen.ended - seen.started)
+            times.e2e.add(seen.ended - seen.started)
         if seen.first_token is not None:
-            children.ttft.observe(seen.first_token - seen.started)
+            times.ttft.add(seen.first_token - seen.started)
         if seen.upstream_started is not None and seen.upstream_head is not None:
-            self._upstream.observe(seen.upstream_head - seen.upstream_started)
+            self._upstream.add(seen.upstream_head - seen.upstream_started)
         if seen.fallback_model is not None:
             self._count("model_fallbacks", seen.rule, seen.fallback_model)
         if seen.declined is not None:
@@ -131,22 +133,34 @@ class Metrics:
             self._count("compress_tokens", rule, "saved", by=compression.saved)
 
     def _count(self, name: str, *labels: str, by: int = 1) -> None:
-        self._counters[name].labels(*labels).inc(by)
+        self._waiting[name, *labels] += by
+
+    def _times_of(self, outcome: str) -> "_Times":
+        times = self._times.get(outcome)
+        if times is None:
+            ttft, e2e = self._ttft.labels(outcome), self._e2e.labels(outcome)
+            times = self._times[outcome] = _Times(_Durations(ttft), _Durations(e2e))
+        return times
 
     def hits(self, endpoint: str, rule: str, reason: str) -> "HitBatch":
         """Return a batch for hits that are too many to observe one by one."""
-        labels = (endpoint, rule, "hit", reason)
+        labels = ("requests", endpoint, rule, "hit", reason)
         found = self._batches.get(labels)
         if found is None:
-            requests = self._counters["requests"].labels(*labels)
-            found = HitBatch(requests, self._ttft.labels("hit"), self._e2e.labels("hit"))
-            self._batches[labels] = found
+            found = self._batches[labels] = HitBatch(self._waiting, labels, self._times_of("hit"))
         return found
 
     def flush(self) -> None:
-        """Flush the batches of hits."""
+        """Hand what waits to the library."""
         for batch in self._batches.values():
             batch.flush()
+        for (name, *labels), number in self._waiting.items():
+            self._counters[name].labels(*labels).inc(number)
+        self._waiting.clear()
+        self._upstream.flush()
+        for times in self._times.values():
+            times.ttft.flush()
+            times.e2e.flush()
 
     def count_policy_reload(self, good: bool) -> None:
         """Count an edit of the policy file."""
@@ -177,43 +191,69 @@ class Metrics:
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-class _Children(NamedTuple):
-    requests: Counter
-    ttft: Histogram
-    e2e: Histogram
+class _Durations:
+    """Durations in seconds that wait for a histogram."""
+
+    __slots__ = ("_histogram", "buckets", "seconds")
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self.buckets = [0] * (len(_SECONDS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(_SECONDS, seconds)] += 1
+        self.seconds += seconds
+
+    def flush(self) -> None:
+        if not any(self.buckets):
+            return
+        # The library observes one value a call.
+        for bucket, number in zip(self._histogram._buckets, self.buckets, strict=True):  # noqa: SLF001
+            if number:
+                bucket.inc(number)
+        self._histogram._sum.inc(self.seconds)  # noqa: SLF001
+        self.buckets = [0] * len(self.buckets)
+        self.seconds = 0.0
+
+
+class _Times(NamedTuple):
+    ttft: _Durations
+    e2e: _Durations
 
 
 class HitBatch:
     """Counts hits of one kind until ``flush``: to observe a hit costs more than to serve it."""
 
-    __slots__ = ("_e2e", "_number", "_requests", "_seconds", "_ttft")
+    __slots__ = ("_labels", "_number", "_seconds", "_times", "_waiting")
 
-    def __init__(self, requests: Counter, ttft: Histogram, e2e: Histogram) -> None:
-        self._requests, self._ttft, self._e2e = requests, ttft, e2e
+    def __init__(
+        self, waiting: Waiting[tuple[str, ...]], labels: tuple[str, ...], times: _Times
+    ) -> None:
+        self._waiting, self._labels, self._times = waiting, labels, times
         self._number = 0
         self._seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count a hit and the time that it took; a slow one is observed at once."""
-        if seconds > _SECONDS[0]:
-            self._requests.inc()
-            self._ttft.observe(seconds)
-            self._e2e.observe(seconds)
+        """Count a hit and the time that it took."""
+        if seconds <= _SECONDS[0]:
+            self._number += 1
+            self._seconds += seconds
             return
-        self._number += 1
-        self._seconds += seconds
+        self._waiting[self._labels] += 1
+        for durations in self._times:
+            durations.add(seconds)
 
     def flush(self) -> None:
-        """Move the counts to the histograms: all of them belong to the first bucket."""
+        """Move the counts of quick hits to the others: all of them belong to the first bucket."""
         number, seconds = self._number, self._seconds
         if not number:
             return
         self._number, self._seconds = 0, 0.0
-        self._requests.inc(number)
-        for histogram in (self._ttft, self._e2e):
-            # The library observes one value a call.
-            histogram._sum.inc(seconds)  # noqa: SLF001
-            histogram._buckets[0].inc(number)  # noqa: SLF001
+        self._waiting[self._labels] += number
+        for durations in self._times:
+            durations.buckets[0] += number
+            durations.seconds += seconds
 
 
 class _RuleCollector(Collector):

@@ -111,6 +111,7 @@ class PrefixMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.shares = PrefixShares()
+        self._children: dict[tuple[str, str], list[Counter]] = {}
         self._counters = [
             Counter(f"refrain_prompt_tokens{name}_total", text, _LABELS, registry=registry)
             for name, text in (
@@ -126,8 +127,13 @@ class PrefixMetrics(Collector):
         if prompt is None or cached is None:
             return
         route = self.shares.route(seen.rule, seen.fallback_model or seen.model)
-        for counter, tokens in zip(self._counters, (prompt, cached, written), strict=True):
-            counter.labels(*route).inc(tokens)
+        children = self._children.get(route)
+        if children is None:
+            # To look a child up by its labels costs more than to count.
+            children = [counter.labels(*route) for counter in self._counters]
+            self._children[route] = children
+        for child, tokens in zip(children, (prompt, cached, written), strict=True):
+            child.inc(tokens)
         hinted = not HINTS.isdisjoint(seen.rewrites)
         if self.shares.add(route, prompt=prompt, cached=cached, written=written, hinted=hinted):
             log.warning(

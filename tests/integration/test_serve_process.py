@@ -151,7 +151,7 @@ def test_several_workers_share_entries_and_metrics(upstream: str, tmp_path: Path
             statuses.append(ask(client, "Where is my parcel?")[0])
     with openai.OpenAI(base_url=url.removesuffix("/v1"), api_key="k") as scraper:
         page = counted = ""
-        # A worker writes down the hits that it repeats once a second.
+        # A worker writes down what it counts once a second.
         while counted != "12.0":
             page = scraper.get("/metrics", cast_to=str)
             lines = [line for line in page.splitlines() if line.startswith("refrain_requests_tot")]

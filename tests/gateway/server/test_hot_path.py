@@ -355,13 +355,19 @@ def test_rendered_answers_are_bounded_in_bytes(monkeypatch):
     assert rig.hot._rendered_bytes == 100 * len(rig.hot._answers)
 
 
-def test_a_sweep_forgets_what_left_the_memory_and_tells_the_metrics():
+def test_a_sweep_forgets_what_left_the_memory():
     rig = Rig()
     reader = rig.taught()
     reader.feed(request(), waiting=True)
     rig.memory.forget(KEY)
     rig.hot.sweep()
     assert not rig.hot._answers
+
+
+def test_a_repeated_hit_counts_once_the_metrics_are_flushed():
+    rig = Rig()
+    rig.taught().feed(request(), waiting=True)
+    rig.metrics.flush()
     labels = {
         "endpoint": "/v1/chat/completions",
         "rule": "default",

@@ -1,0 +1,70 @@
+"""Metrics wait in batches: in the end the library has what it would have counted itself."""
+
+import asyncio
+from functools import partial
+
+import pytest
+from prometheus_client import CollectorRegistry, Histogram
+
+from gateway.cache.ports import StoreStats
+from gateway.protocol.tokens import PromptUsage
+from gateway.server.open_telemetry import Telemetry
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.observation import Observation
+
+BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+def new_metrics() -> Metrics:
+    return Metrics(lambda: StoreStats(0, 0, 0))
+
+
+def observe(metrics: Metrics, seconds: float = 0.5) -> None:
+    seen = Observation("/v1/chat/completions", 0.0, lambda: seconds, (metrics.observe,))
+    seen.rule, seen.outcome, seen.first_token = "default", "miss", seconds
+    seen.usage = PromptUsage(8, 1, 4)
+    seen.finish()
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"refrain_{name}", labels)
+
+
+def test_each_duration_is_counted_in_the_bucket_of_the_library():
+    metrics, registry = new_metrics(), CollectorRegistry()
+    expected = Histogram("expected", "", buckets=BOUNDS, registry=registry)
+    for bound in (0, *BOUNDS, 61):
+        for seconds in (bound - 0.0001, bound, bound + 0.0001):
+            observe(metrics, seconds)
+            expected.observe(seconds)
+    metrics.flush()
+    for name in ("request_seconds", "time_to_first_token_seconds"):
+        total = registry.get_sample_value("expected_sum")
+        assert value(metrics, f"{name}_sum", outcome="miss") == pytest.approx(total)
+        for bound in (*map(float, BOUNDS), "+Inf"):
+            count = registry.get_sample_value("expected_bucket", {"le": str(bound)})
+            assert value(metrics, f"{name}_bucket", outcome="miss", le=str(bound)) == count
+
+
+def test_what_was_flushed_is_not_counted_again():
+    metrics = new_metrics()
+    labels = {"endpoint": "/v1/chat/completions", "rule": "default", "outcome": "miss"}
+    for number in (1, 2):
+        observe(metrics)
+        metrics.flush()
+        metrics.flush()
+        assert value(metrics, "requests_total", **labels, reason="") == number
+        assert value(metrics, "request_seconds_count", outcome="miss") == number
+        assert value(metrics, "prompt_tokens_cached_total", rule="default", model="") == 4 * number
+
+
+async def test_other_workers_see_the_counts_soon_and_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.server.open_telemetry.FLUSH_SECONDS", 0)
+    metrics = new_metrics()
+    async with asyncio.timeout(20), Telemetry(metrics, None, (), None, ()).lifespan():
+        observe(metrics)
+        seen = partial(value, metrics, "request_seconds_count", outcome="miss")
+        while seen() != 1:  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(0)
+        observe(metrics)
+    assert value(metrics, "request_seconds_count", outcome="miss") == 2
