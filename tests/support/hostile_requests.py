@@ -265,6 +265,11 @@ def huge(draw: random.Random, one: Request) -> None:
         one.lines += [b"X-%d: 1" % number for number in range(draw.choice((90, 97, 110, 126, 140)))]
 
 
+def large(draw: random.Random, one: Request) -> None:
+    """Send a body that takes several reads, or more than is read before it is parsed."""
+    one.body += b" " * draw.choice((66_000, 150_000, 1 << 20))
+
+
 def drop_line(draw: random.Random, one: Request) -> None:
     """Leave a header out."""
     del one.lines[_line(draw, one)]
@@ -341,7 +346,7 @@ def hide(draw: random.Random, one: Request) -> None:
 MUTATIONS: tuple[Callable[[random.Random, Request], None], ...] = (
     *(repeat_line, repeat_length, odd_length, wrong_length, no_length, change_case, fold),
     *(odd_space, odd_line_end, odd_target, odd_version, odd_method, connection, expect),
-    *(directive, coding, neutral, neutral, odd_name, huge, drop_line, change_body, chunked),
+    *(directive, coding, neutral, neutral, odd_name, huge, large, drop_line, change_body, chunked),
     *(chunked, hide, hide),
 )
 
