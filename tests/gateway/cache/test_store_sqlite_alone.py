@@ -186,3 +186,17 @@ async def test_a_fault_of_the_disk_leaves_the_filter_unused_until_it_has_all(tmp
         path.parent.mkdir()
         await filled(store)
         assert await store.get(b"1") is None
+
+
+async def test_what_is_evicted_leaves_memory_too_so_that_a_purge_leaves_nothing(tmp_path):
+    cold = SqliteStore(tmp_path / "small.sqlite3", max_bytes=20_000, alone=True, **PATIENT)
+    store = TieredStore(MemoryStore(max_bytes=1 << 20), cold, cold.touch, cold, cold.lacks)
+    try:
+        for n in range(60):
+            await store.put(numbered(n))
+        walked = {entry.key for entry in (await store.walk(None, 100)).entries}
+        assert 0 < len(walked) < 60
+        await asyncio.sleep(0)
+        assert {b"%d" % n for n in range(60) if store.find(b"%d" % n)} <= walked
+    finally:
+        await store.close()
