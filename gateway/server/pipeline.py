@@ -175,9 +175,22 @@ class Pipeline:
     async def answer(self, request: CacheRequest, observation: Observation) -> Reply:
         """Return the reply to a request. Raises RequestError for faults to report to the client."""
         context = self._decide(request, observation)
-        end, items = await self._look_up(context)
-        if context.decision.fallback_model is None or not isinstance(end, Forward):
-            return await self._reply(context, end, items)
+        table = context.coalescer.table
+        table.looking += 1
+        observation.looking = True
+        try:
+            end, items = await self._look_up(context)
+            if context.decision.fallback_model is None or not isinstance(end, Forward):
+                return await self._reply(context, end, items)
+            return await self._reply_or_fall_back(context, end, items)
+        finally:
+            if observation.looking:
+                table.looking -= 1
+
+    async def _reply_or_fall_back(
+        self, context: RequestContext, end: Forward, items: Sequence[Hit | Forward]
+    ) -> Reply:
+        """Forward, or let the rule's fallback model answer. Raises RequestError."""
         result: Reply | UpstreamError | None = None
         while (fallback := fallback_for(context, self.overloaded, result)) is None:
             if isinstance(result, UpstreamError):
@@ -190,8 +203,8 @@ class Pipeline:
                 result = error
         if isinstance(result, Reply):
             result.close()
-        end, items = await self._look_up(fallback)
-        return with_model_header(await self._reply(fallback, end, items), fallback)
+        other, items = await self._look_up(fallback)
+        return with_model_header(await self._reply(fallback, other, items), fallback)
 
     async def explain(self, request: CacheRequest, trace: Trace) -> End:
         """Return how a request would end, and note in ``trace`` why. Raises RequestError."""

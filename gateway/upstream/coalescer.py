@@ -73,7 +73,7 @@ class Coalescer(UpstreamCall):
     _forgetting: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._table = FlightTable[SharedResponse](linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES)
+        self.table = FlightTable[SharedResponse](linger=LINGER_SECONDS, linger_bytes=LINGER_BYTES)
 
     async def forward(self, exchange: Exchange) -> Reply:
         """Return the reply of a call that another request made, or of the request's own.
@@ -106,12 +106,12 @@ class Coalescer(UpstreamCall):
         if (
             plan is None
             or self._background[outcome] >= MAX_BACKGROUND_CALLS[outcome]
-            or self._table.under_way(plan.coalescing_key)
+            or self.table.under_way(plan.coalescing_key)
         ):
             return False
         exchange.observation.outcome = outcome
         shared = SharedResponse(
-            self._table, plan.coalescing_key, exchange, self.max_answer_bytes, attended=False
+            self.table, plan.coalescing_key, exchange, self.max_answer_bytes, attended=False
         )
         self._background[outcome] += 1
         self._run(self._refresh(exchange, shared, outcome), shared)
@@ -119,7 +119,7 @@ class Coalescer(UpstreamCall):
 
     def has_missed(self, plan: Plan) -> bool:
         """Tell whether a call of a leader that found no entry is under way and can be joined."""
-        call = self._table.under_way(plan.coalescing_key)
+        call = self.table.under_way(plan.coalescing_key)
         return (
             call is not None
             and call.attended
@@ -139,17 +139,20 @@ class Coalescer(UpstreamCall):
 
     def _follow(self, exchange: Exchange, plan: Plan | None, sharing: Sharing) -> "Follower":
         """Join the call under the request's slot, or make one."""
-        slot = None
+        slot, observation = None, exchange.observation
+        if observation.looking:
+            observation.looking = False
+            self.table.looking -= 1
         if plan is not None and sharing is not Sharing.ALONE:
             key = plan.coalescing_key
             slot = key if sharing is Sharing.ANY_WIRE else (key, exchange.request.streamed)
             # `no-cache` also rules out answers to calls that began earlier.
             if not plan.directives.no_cache:
-                most, since = plan.decision.max_followers, exchange.observation.started
-                shared = self._table.follow(slot, most=most, since=since)
+                most, since = plan.decision.max_followers, observation.started
+                shared = self.table.follow(slot, most=most, since=since)
                 if shared is not None:
                     return Follower(shared, exchange, sharing)
-        shared = SharedResponse(self._table, slot, exchange, self.max_answer_bytes)
+        shared = SharedResponse(self.table, slot, exchange, self.max_answer_bytes)
         follower = Follower(shared, exchange, sharing)
         shared.task = self._run(self._call(exchange, shared), shared)
         return follower
@@ -233,7 +236,7 @@ class Coalescer(UpstreamCall):
         """Drop calls that landed some time ago, and schedule the next such drop."""
         self._forgetting = None
         now = self.clock()
-        if (again := self._table.forget(now)) is not None:
+        if (again := self.table.forget(now)) is not None:
             loop = asyncio.get_running_loop()
             self._forgetting = loop.call_later(again - now, self._forget)
 

@@ -60,12 +60,14 @@ class FlightTable(Generic[F]):
     """All flights that can be joined, by slot.
 
     A flight that landed stays joinable for ``linger`` seconds, but only for requests that came
-    before it landed: they looked for the entry too early to find it. ``linger_bytes`` bounds
-    what such flights hold.
+    before it landed: they looked for the entry too early to find it. Without such requests it
+    ends at once. ``linger_bytes`` bounds what such flights hold.
     """
 
     def __init__(self, *, linger: float, linger_bytes: int) -> None:
         self._linger, self._linger_bytes = linger, linger_bytes
+        self.looking = 0
+        """Number of requests that have come and joined no flight yet."""
         self._joinable: dict[Hashable, F] = {}
         self._landed: OrderedDict[F, None] = OrderedDict()
         self._landed_bytes = 0
@@ -119,6 +121,9 @@ class FlightTable(Generic[F]):
             return
         flight.landed_at = now
         if flight.slot is None or self._joinable.get(flight.slot) is not flight:
+            return
+        if not self.looking:
+            del self._joinable[flight.slot]
             return
         flight.held_bytes = size
         self._landed[flight] = None

@@ -93,6 +93,10 @@ class CoalescingTable(RuleBasedStateMachine):
         self.table.close(flight)
         self.forget_newest(flight)
 
+    @rule(number=st.integers(0, 1))
+    def requests_come_or_join(self, number: int) -> None:
+        self.table.looking = number
+
     @rule(seconds=st.floats(0, 15))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds

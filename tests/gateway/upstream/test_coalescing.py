@@ -180,6 +180,9 @@ async def test_the_last_bytes_wait_for_the_entry_whoever_reads(rig: Rig):
 async def test_who_began_to_ask_before_the_end_is_answered_by_that_call(rig: Rig):
     leader = await rig.ask(stream=True)
     before = rig.exchange(stream=True), rig.exchange()
+    for exchange in before:
+        exchange.observation.looking = True
+        rig.coalescer.table.looking += 1
     call = await rig.upstream.next_call()
     call.head()
     call.say(*ANSWER)
@@ -194,6 +197,7 @@ async def test_who_began_to_ask_before_the_end_is_answered_by_that_call(rig: Rig
     after = await rig.ask()
     (await rig.upstream.next_call()).plain(completion("Anew."))
     assert text((await all_of(after))[0]) == "Anew."
+    assert rig.coalescer.table.looking == 0
 
 
 async def test_a_call_that_cannot_be_made_is_told_to_all(rig: Rig):
