@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import orjson
-from load import WrkResult, post, run_load, run_wrk
+from load import LoadResult, post, run_load
 from load import question as exact_question
 from servers import processes, processor_seconds, role, start_gateway, start_upstream
 
@@ -70,14 +70,14 @@ def embeddings_of(gateway: int) -> int:
 
 def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
     """Run the rounds and return the figures."""
-    results: dict[str, list[WrkResult]] = {"quiet": [], "busy": []}
+    results: dict[str, list[LoadResult]] = {"quiet": [], "busy": []}
     busy_shares = []
     with ExitStack() as stack:
         gateway = start_gateway(stack, start_upstream(stack, core=None), core=None)
-        encoder = embeddings_of(gateway.process)
+        encoder, exact = embeddings_of(gateway.process), post(exact_question())
 
-        def hits() -> WrkResult:
-            return run_wrk(gateway.port, exact_question(), connections=1, seconds=seconds)
+        def hits() -> LoadResult:
+            return run_load(gateway.port, exact, connections=1, seconds=seconds)
 
         hits()
         for number in range(rounds):
@@ -91,13 +91,14 @@ def measure(rounds: int, seconds: float, connections: int) -> dict[str, float]:
                 busy_shares.append((processor_seconds(encoder) - used) / took)
     figures = {
         "p99_ratio": statistics.median(
-            b.p99 / q.p99 for q, b in zip(results["quiet"], results["busy"], strict=True)
+            b.percentile(0.99) / q.percentile(0.99)
+            for q, b in zip(results["quiet"], results["busy"], strict=True)
         ),
         "encoder_cores": statistics.median(busy_shares),
     }
     for name, found in results.items():
-        figures[f"{name}_p50_ms"] = 1e3 * statistics.median(each.p50 for each in found)
-        figures[f"{name}_p99_ms"] = 1e3 * statistics.median(each.p99 for each in found)
+        figures[f"{name}_p50_ms"] = 1e3 * statistics.median(each.percentile(0.5) for each in found)
+        figures[f"{name}_p99_ms"] = 1e3 * statistics.median(each.percentile(0.99) for each in found)
     return figures
 
 

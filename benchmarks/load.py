@@ -372,7 +372,13 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._runner.run(self._close())
         self._runner.close()
+
+    async def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        await asyncio.sleep(0)
 
     def ask(self, request: bytes, patience: float = 120) -> Reply:
         """Return the reply. Raises OSError or TimeoutError if there is none."""
