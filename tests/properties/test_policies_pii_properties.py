@@ -108,6 +108,14 @@ def test_the_first_look_lets_no_finding_pass(text):
     plain = normalise(text)
     if any(any(find(plain)) for find in FINDERS):
         assert SCANNER.scan(plain) is not None
+    if SCANNER.is_clean(text):
+        assert SCANNER.scan(text) is None
+
+
+@given(st.sampled_from(["Where is my parcel?", "你好", "é ü"]), personal)
+def test_words_are_clean_and_personal_data_are_not(words, data):
+    assert SCANNER.is_clean(words)
+    assert not SCANNER.is_clean(f"{words} {data}")
 
 
 @given(st.lists(st.tuples(public, between)), personal, st.lists(st.tuples(between, public)))
