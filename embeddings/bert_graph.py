@@ -60,7 +60,7 @@ class Graph:
     constants: Mapping[str, NDArray[Any]]
 
 
-Weight = NDArray[np.float32] | Quantised
+Weight = NDArray[np.float32] | NDArray[np.float16] | Quantised
 Weights = Mapping[str, Weight]
 
 
@@ -243,7 +243,9 @@ class _Graph:
     def _looked_up(self, name: str, indices: str) -> str:
         table = self._weights[name]
         if not isinstance(table, Quantised):
-            return self.add("Gather", self._array(name, table), indices)
+            rows = self.add("Gather", self._array(name, table), indices)
+            half = table.dtype == np.float16
+            return self.add("Cast", rows, to=TensorProto.FLOAT) if half else rows
         rows = self.add("Gather", self._array(name, table.values), indices)
         scale = self.add("Gather", self._array(f"{name}.scale", table.scale[:, None]), indices)
         return self.add("Mul", self.add("Cast", rows, to=TensorProto.FLOAT), scale)
@@ -275,4 +277,6 @@ def _declared(name: str, values: NDArray[Any]) -> TensorProto:
 
 
 def _floats(weight: Weight) -> NDArray[np.float32]:
-    return weight.floats() if isinstance(weight, Quantised) else weight
+    return (
+        weight.floats() if isinstance(weight, Quantised) else weight.astype(np.float32, copy=False)
+    )

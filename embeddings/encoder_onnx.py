@@ -10,30 +10,32 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
-from embeddings.bert_graph import sentence_encoder
+from embeddings.bert_graph import Weight, sentence_encoder
 from embeddings.onnx_session import OnnxSession
 from embeddings.plain_bert import PlainBert
+from embeddings.tokenizer import read_tokenizer
 
 # Texts of one pass are padded to the longest: it is at most so many times the shortest.
 _MOST_UNEVEN: Final = 1.5
+_WORDS: Final = "embeddings.word_embeddings.weight"
 
 
 class OnnxSentenceModel:
     """See encoder.SentenceModel. Raises what libraries raise for damaged files."""
 
     def __init__(self, plain: PlainBert, threads: int) -> None:
-        weights = {
+        weights: dict[str, Weight] = {
             name.removeprefix("bert."): np.asarray(values, np.float32)
             for name, values in load_file(plain.weights).items()
         }
+        # Half of the model's numbers, of which a text reads some dozen rows: 16 bits are enough.
+        weights[_WORDS] = np.asarray(weights[_WORDS], np.float16)
+        self.dimensions = np.asarray(weights[_WORDS]).shape[1]
         self._session = OnnxSession(sentence_encoder(plain.shape, weights), threads)
-        self._tokenizer = Tokenizer.from_file(str(plain.tokenizer))
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = read_tokenizer(plain.tokenizer.read_text(encoding="utf-8"))
         self.special_tokens: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
-        self.dimensions = weights["embeddings.LayerNorm.weight"].shape[0]
         self.max_tokens = plain.max_tokens
 
     def tokens(self, text: str) -> Encoding:

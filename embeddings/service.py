@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, assert_never
 
+from embeddings.allocation import give_free_memory_back
 from embeddings.batching import OverloadedError
 from embeddings.connections import Connection
 from embeddings.messages import (
@@ -144,6 +145,7 @@ async def serve(
         if not loading.done():
             return
         texts, pairs = loading.result()
+        await asyncio.to_thread(give_free_memory_back)
         service.ready(texts, pairs)
         sweeping = asyncio.create_task(_sweep_for_ever(texts))
         await asyncio.wait({sweeping, stopped}, return_when=asyncio.FIRST_COMPLETED)

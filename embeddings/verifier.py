@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tokenizers import Tokenizer
-
 from embeddings.bert_graph import bert_shape, cross_encoder
 from embeddings.messages import Pair, Reason, Scored
 from embeddings.model_files import ModelError
 from embeddings.onnx_session import OnnxSession
+from embeddings.tokenizer import read_tokenizer
 from embeddings.verifier_files import VerifierFiles, read_verifier
 from embeddings.verify.pair_features import SPECIAL_TOKENS, pair_features
 
@@ -38,9 +37,7 @@ class Verifier:
         self.name = files.name
         self.digest = files.digest
         self.max_tokens = files.max_tokens
-        self._tokenizer = Tokenizer.from_str(files.tokenizer)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = read_tokenizer(files.tokenizer)
         self._cls, self._sep = self._special("[CLS]"), self._special("[SEP]")
         specials = self._tokenizer.get_added_tokens_decoder()
         # A text that spells `[SEP]` would begin another text, and words that the vocabulary lacks

@@ -1,3 +1,4 @@
+import ctypes
 import subprocess
 import sys
 
@@ -27,9 +28,9 @@ print((resident() - before) >> 20)
 """
 
 
-def megabytes_kept(how: str) -> int:
+def megabytes_kept(how: str, script: str = SCRIPT) -> int:
     ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, how], capture_output=True, text=True, check=True
     )
     return int(ran.stdout)
 
@@ -39,3 +40,36 @@ def test_large_blocks_that_were_freed_are_not_kept():
         pytest.skip("this C library has no mallopt")
     assert megabytes_kept("without") > 150  # else the test shows nothing
     assert megabytes_kept("with") < 50
+
+
+TRIMMED = """
+import os, sys, threading
+from embeddings.allocation import give_free_memory_back
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+pins = []
+def work():
+    blocks = []
+    for _ in range(1000):
+        blocks.append(bytearray(60_000))
+        pins.append(bytearray(600))  # in between, so that the thread's memory cannot shrink
+    blocks.clear()
+
+before = resident()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+if sys.argv[1] == "with":
+    give_free_memory_back()
+print((resident() - before) >> 20)
+"""
+
+
+def test_what_a_thread_left_free_is_given_back():
+    if not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("this C library has no malloc_trim")
+    assert megabytes_kept("without", TRIMMED) > 40  # else the test shows nothing
+    assert megabytes_kept("with", TRIMMED) < 15
