@@ -25,15 +25,13 @@ class KeyFilter:
         self._bits = bytearray(bits // 8)
         self._mask = bits - 1
         self._left = max(bits // BITS_A_KEY, 2 * keys)
-
-    @property
-    def is_full(self) -> bool:
+        self.is_full = False
         """Whether it was told more keys than it has room for."""
-        return self._left < 0
 
     def add(self, key: bytes) -> None:
         """Note that the key may be there."""
         self._left -= 1
+        self.is_full = self._left < 0
         # Python's hash of bytes is keyed by process: nobody can choose keys that collide.
         place = hash(key)
         step = place >> 32 | 1
