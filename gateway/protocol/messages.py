@@ -1,27 +1,31 @@
 """Replies as the pipeline sees them, free of any HTTP library."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from gateway.protocol.headers import Fields
 
+Read = Callable[[], Awaitable[bytes]]
+"""Returns the next piece of a body, nothing at its end."""
 
-async def read_up_to(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+
+async def read_up_to(read: Read, limit: int) -> bytes:
     """Read to the end, or until more than ``limit`` bytes have come."""
-    parts = []
-    size = 0
-    async for chunk in chunks:
-        parts.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            break
-    return b"".join(parts)
+    body = await read()
+    if not body:
+        return body
+    parts = [body]
+    size = len(body)
+    while size <= limit and (piece := await read()):
+        parts.append(piece)
+        size += len(piece)
+    return body if len(parts) == 1 else b"".join(parts)
 
 
-async def read_whole(chunks: AsyncIterator[bytes], most: int) -> bytes | None:
+async def read_whole(read: Read, most: int) -> bytes | None:
     """Return a whole body, None where it has more than ``most`` bytes."""
-    body = await read_up_to(chunks, most)
+    body = await read_up_to(read, most)
     return body if len(body) <= most else None
 
 

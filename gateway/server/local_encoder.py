@@ -111,11 +111,6 @@ class LocalReply:
         piece, self._rest = self._rest, b""
         return piece
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body."""
-        while piece := await self.read():
-            yield piece
-
 
 def _refusal(message: str, param: str) -> ClientError:
     return ClientError(400, message, param=param)

@@ -240,7 +240,7 @@ async def _ask_readiness(upstream: HttpUpstream) -> str | None:
         ):
             if reply.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 return None
-            answer = await read_up_to(reply.chunks(), 4096)
+            answer = await read_up_to(reply.read, 4096)
     except (UpstreamError, TimeoutError):
         return UNREACHABLE
     return "engine: loading" if b'"reasons"' in answer else None

@@ -300,7 +300,7 @@ async def _ask_model(upstream: Upstream, fields: Fields, raw: bytes, model: str)
     async with upstream.send(Outgoing(Endpoint.CHAT.value, fields, raw, model)) as reply:
         if reply.status != HTTPStatus.OK:
             return None
-        read = await read_whole(reply.chunks(), MOST_SAID)
+        read = await read_whole(reply.read, MOST_SAID)
     match None if read is None else orjson.loads(read):
         case {"choices": [{"message": {"content": str(content)}, "finish_reason": "stop"}]}:
             return content

@@ -105,11 +105,6 @@ class Observation:
             outcome=outcome,
         )
 
-    def mark_first_token(self) -> None:
-        """Note the time at which the first piece of the answer was on its way to the client."""
-        if self.first_token is None:
-            self.first_token = self.clock()
-
     def finish(self) -> None:
         """Hand over to the sinks; a second call does nothing."""
         if self.ended is None:

@@ -166,8 +166,7 @@ class UpstreamCall:
                 shared.open(Head(status, fields, events=True, usage=variant.usage))
                 await self._relay(upstream, exchange, shared, streaming)
                 return None
-            chunks = upstream.chunks()
-            body = await read_up_to(chunks, self.max_answer_bytes)
+            body = await read_up_to(upstream.read, self.max_answer_bytes)
             is_whole = len(body) <= self.max_answer_bytes
             if before is None and is_whole and variant.may_explain(status):
                 return Refusal(upstream, body, variant)
@@ -177,7 +176,7 @@ class UpstreamCall:
                     shared.decline(Reason.TOO_LARGE)
                 shared.open(Head(status, _fields(upstream, served)))
                 await shared.add(body, body)
-                async for chunk in chunks:
+                while chunk := await upstream.read():
                     await shared.add(chunk, chunk)
                 return None
         await self._end_plain(upstream, body, exchange, shared)
@@ -243,11 +242,17 @@ class UpstreamCall:
         )
         try:
             async with asyncio.timeout(None) as limit:
-                async for chunk in upstream.chunks():
-                    await self._pass_on(stream.feed(chunk), upstream, stream, exchange, shared)
+                more = True
+                while more:
+                    chunk = await upstream.read()
+                    more = bool(chunk)
+                    now, once_stored = stream.feed(chunk) if more else stream.end()
+                    if not shared.add_at_once(*now):
+                        await shared.add(*now)
+                    if once_stored is not None:
+                        await self._end_streamed(once_stored, upstream, stream, exchange, shared)
                     if stream.over and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
-            await self._pass_on(stream.end(), upstream, stream, exchange, shared)
         except (UpstreamError, EventTooLargeError, TimeoutError) as error:
             if not stream.over:
                 raise _broken(str(error)) from error
@@ -260,26 +265,23 @@ class UpstreamCall:
         if not stream.ended:
             raise _broken("The upstream ended the stream before the answer's end.")
 
-    async def _pass_on(
+    async def _end_streamed(
         self,
-        pieces: tuple[Piece, Piece | None],
+        last: Piece,
         upstream: UpstreamReply,
         stream: StreamedAnswer,
         exchange: Exchange,
         shared: SharedResponse,
     ) -> None:
-        """Pass on what one read has brought; the last of it once the entry is stored."""
-        now, once_stored = pieces
-        await shared.add(*now)
-        if once_stored is None:
-            return
+        """Store an answer that is whole, and then pass on the last of it."""
         usage = prompt_usage(stream.usage)
         _report(upstream.served, usage, stream.response_id, exchange.request)
         shared.finish(usage)
         stored = await self._store_streamed(upstream.status, stream, exchange, shared)
         if stream.error is None:
             shared.land(upstream.status, exchange.observation.clock(), stored=stored)
-        await shared.add(*once_stored)
+        if not shared.add_at_once(*last):
+            await shared.add(*last)
 
     async def _end_plain(
         self, upstream: UpstreamReply, body: bytes, exchange: Exchange, shared: SharedResponse

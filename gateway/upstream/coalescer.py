@@ -215,7 +215,7 @@ class Coalescer(UpstreamCall):
                 # The call was cancelled, perhaps before it began: its followers must not wait.
                 message = "The gateway was stopped before the answer was complete."
                 shared.close(UpstreamError(502, message, Reason.UPSTREAM_BROKE))
-            if self._forgetting is None:
+            if self._forgetting is None and self.table.landed:
                 self._forget()
 
         task.add_done_callback(on_end)
@@ -378,7 +378,6 @@ class Follower(AsyncIterator[bytes]):
             except TooSlowError:
                 raise TimeoutError from None
             if piece:
-                self._observation.mark_first_token()
                 return piece
             if shared.over:
                 # A stream's failure has been its last event.

@@ -87,7 +87,7 @@ class Judge:
         try:
             async with asyncio.timeout(JUDGE_SECONDS), self.upstream.send(outgoing) as reply:
                 is_answer = reply.status == HTTPStatus.OK
-                read = await read_whole(reply.chunks(), _MAX_VERDICT_BYTES) if is_answer else None
+                read = await read_whole(reply.read, _MAX_VERDICT_BYTES) if is_answer else None
         except (UpstreamError, TimeoutError) as error:
             log.info("the judge model did not answer: %s", type(error).__name__)
             return None

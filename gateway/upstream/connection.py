@@ -413,11 +413,6 @@ class HttpReply:
             self._detector = self._detector if found is FirstToken.PENDING else None
         return piece
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as ``read`` returns it. Raises UpstreamError."""
-        while piece := await self.read():
-            yield piece
-
     async def _receive(self) -> bytes:
         """Return the next bytes of the body as they were sent, none at its end."""
         if self._connection is None:

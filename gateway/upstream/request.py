@@ -8,7 +8,7 @@ Laws:
   While that budget is empty, nothing is added that could be refused.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -288,9 +288,6 @@ class UpstreamReply(Protocol):
 
         Raises UpstreamError when it breaks off or stalls.
         """
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as ``read`` returns it."""
 
 
 class Upstream(Protocol):

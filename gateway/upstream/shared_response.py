@@ -69,7 +69,7 @@ class FlightTable(Generic[F]):
         self.looking = 0
         """Number of requests that have come and joined no flight yet."""
         self._joinable: dict[Hashable, F] = {}
-        self._landed: OrderedDict[F, None] = OrderedDict()
+        self.landed: OrderedDict[F, None] = OrderedDict()
         self._landed_bytes = 0
 
     def lead(self, flight: F) -> None:
@@ -110,8 +110,8 @@ class FlightTable(Generic[F]):
         """Let no more readers join; those there go on. Doing it again does nothing."""
         if flight.slot is not None and self._joinable.get(flight.slot) is flight:
             del self._joinable[flight.slot]
-        if flight in self._landed:
-            del self._landed[flight]
+        if flight in self.landed:
+            del self.landed[flight]
             self._landed_bytes -= flight.held_bytes
 
     def land(self, flight: F, *, size: int, now: float) -> None:
@@ -126,15 +126,15 @@ class FlightTable(Generic[F]):
             del self._joinable[flight.slot]
             return
         flight.held_bytes = size
-        self._landed[flight] = None
+        self.landed[flight] = None
         self._landed_bytes += size
         while self._landed_bytes > self._linger_bytes:
-            self.close(next(iter(self._landed)))
+            self.close(next(iter(self.landed)))
 
     def forget(self, now: float) -> float | None:
         """Close what landed too long ago; return when to do so again, None if nothing lingers."""
-        while self._landed:
-            flight = next(iter(self._landed))
+        while self.landed:
+            flight = next(iter(self.landed))
             until = (flight.landed_at or 0.0) + self._linger
             if until > now:
                 return until
@@ -296,22 +296,27 @@ class SharedResponse(Flight):
         self.head = head
         _wake(self.news)
 
-    async def add(self, full: bytes, without_usage: bytes) -> None:
-        """Note the next piece of the body, in both its forms.
-
-        A response that outgrew the log goes on at the pace of its fastest follower.
-        """
-        if not (full or without_usage):
-            return
+    def add_at_once(self, full: bytes, without_usage: bytes) -> bool:
+        """Note the next piece of the body, in both its forms; False if it must wait for readers."""
         if not self.log.fits(full, without_usage):
-            self.outgrown = True
-            self._table.close(self)
-            self.settled.set()
-            end = self.log.end
-            while self.followers and all(position < end for position in self.followers.values()):
-                self._waits_for_readers = True
-                await self.news.wait()
-            self._waits_for_readers = False
+            return False
+        if full or without_usage:
+            self.log.append(full, without_usage)
+            _wake(self.news)
+        return True
+
+    async def add(self, full: bytes, without_usage: bytes) -> None:
+        """Note the next piece. A response that outgrew the log waits for its fastest follower."""
+        if self.add_at_once(full, without_usage):
+            return
+        self.outgrown = True
+        self._table.close(self)
+        self.settled.set()
+        end = self.log.end
+        while self.followers and all(position < end for position in self.followers.values()):
+            self._waits_for_readers = True
+            await self.news.wait()
+        self._waits_for_readers = False
         self.log.append(full, without_usage)
         _wake(self.news)
 

@@ -122,7 +122,7 @@ class CoalescingTable(RuleBasedStateMachine):
 
     @invariant()
     def what_lingers_is_bounded(self) -> None:
-        held = [flight for flight in self.reading if flight in self.table._landed]
+        held = [flight for flight in self.reading if flight in self.table.landed]
         assert sum(flight.held_bytes for flight in held) <= LINGER_BYTES
         assert self.table._landed_bytes == sum(flight.held_bytes for flight in held)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.messages import read_up_to
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import PrefixAware
 from gateway.upstream.pool.table import Member, PoolTable
@@ -55,7 +56,7 @@ class Rig:
 
         async def asked() -> bytes:
             async with self.pool.send(outgoing) as reply:
-                return b"".join([chunk async for chunk in reply.chunks()])
+                return await read_up_to(reply.read, 10**9)
 
         self.tasks.append(asyncio.create_task(asked()))
 

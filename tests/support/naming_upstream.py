@@ -101,7 +101,3 @@ class NamingReply:
     async def read(self) -> bytes:
         piece, self._rest = self._rest, b""
         return piece
-
-    async def chunks(self) -> Any:
-        while piece := await self.read():
-            yield piece

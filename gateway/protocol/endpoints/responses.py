@@ -230,7 +230,7 @@ class StreamedResponse(StreamedAnswer):
     _items: dict[int, Any] = field(default_factory=dict)
     _pieces: dict[tuple[Any, Any, str], list[str]] = field(default_factory=dict)
 
-    def _read(self, chunk: dict[str, Any], *, merges: bool) -> None:
+    def _read(self, chunk: dict[str, Any], _data: bytes, *, merges: bool) -> None:
         response, kind = chunk.get("response"), str(chunk.get("type"))
         if isinstance(response, dict) and isinstance(response.get("id"), str):
             self.response_id = response["id"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError
+from gateway.protocol.streaming.decode import Pattern, StreamedAnswer, UnknownShapeError
 from gateway.protocol.streaming.render import ChoiceForm
 
 _CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})
@@ -29,6 +29,9 @@ _CALL_TEXT = frozenset({"arguments"})
 
 MAX_CALLS = 1024
 """Whole tool calls of one answer: each new one is compared with those before it."""
+
+MOST_PATTERNS = 16
+"""Of one answer: servers whose events differ in more than a text are not looked at further."""
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """Values by which servers say that a chunk has nothing to add to a field."""
@@ -50,8 +53,9 @@ class StreamedChoices(StreamedAnswer):
     _top: dict[str, Any] = field(default_factory=dict)
     _choices: dict[int, dict[str, Any]] = field(default_factory=dict)
     _unfinished: set[int] = field(default_factory=set)
+    _patterns_sought: int = 0
 
-    def _read(self, chunk: dict[str, Any], *, merges: bool) -> None:
+    def _read(self, chunk: dict[str, Any], data: bytes, *, merges: bool) -> None:
         usage, choices = chunk.get("usage"), chunk.get("choices")
         if usage is not None:
             self.usage = usage
@@ -65,6 +69,7 @@ class StreamedChoices(StreamedAnswer):
                 self.ended = not self._unfinished or self.error is not None
         if merges:
             self._merge(chunk, choices)
+            self._pattern = self._find_pattern(chunk, data)
 
     def _merge(self, chunk: dict[str, Any], choices: Any) -> None:
         top = self._top
@@ -98,6 +103,39 @@ class StreamedChoices(StreamedAnswer):
                 _merge_lists(_inner(merged, name), value)
             elif name != "index":
                 _set_once(merged, name, value)
+
+    def _find_pattern(self, chunk: dict[str, Any], data: bytes) -> Pattern | None:
+        """Return what the next event may be like, if it may only add to one message's content.
+
+        Merging a second event that differs in the content alone changes nothing else.
+        """
+        if self._patterns_sought >= MOST_PATTERNS:
+            return None
+        match chunk:
+            case {
+                "choices": [{"index": int(index), "delta": {"content": str(text), **more}, **rest}]
+            } if text and chunk.get("usage") is None:
+                pass
+            case _:
+                return None
+        self._patterns_sought += 1
+        message = self._choices.get(index, {}).get("message", {})
+        texts = message.get("content") if isinstance(message, dict) else None
+        others = (value for name, value in more.items() if name != "role")
+        if (
+            b"\\" in data
+            or data.count(b'"content"') != 1
+            or any(value is not None for value in rest.values())
+            or any(value not in _NOTHING for value in others)
+            or not isinstance(texts, _Pieces)
+        ):
+            return None
+        encoded = text.encode("utf-8", "surrogatepass")
+        for name in (b'"content":"', b'"content": "'):
+            before, found, behind = data.partition(name + encoded + b'"')
+            if found:
+                return Pattern(before + name, b'"' + behind, texts, "usage" in chunk)
+        return None
 
     def result(self) -> dict[str, Any] | Reason:
         """Return the reply in its plain form, or the reason why there is none."""

@@ -27,6 +27,8 @@ _ANY_END_OF_EVENT = re.compile(rb"(?>\r\n|\n|\r){2}")
 _LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 _NO_USAGE = b',"usage":null}\n\n'
+_PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
+"""The inside of a JSON string without escapes."""
 
 
 class EventTooLargeError(ValueError):
@@ -42,6 +44,37 @@ class Event(NamedTuple):
 
     data: bytes | None
     raw: bytes
+
+
+class Pattern(NamedTuple):
+    """An event of which only one text changes: the bytes before and behind the text.
+
+    ``texts`` takes the texts of events that are alike. ``null_usage`` says that they have a
+    ``usage`` of null.
+    """
+
+    before: bytes
+    behind: bytes
+    texts: list[str]
+    null_usage: bool
+
+    def text_of(self, event: Event) -> str | None:
+        """Return the text of an event that is alike, None for any other event."""
+        data, raw = event
+        before, behind = self.before, self.behind
+        if (
+            data is None
+            or len(data) < len(before) + len(behind)
+            or not data.startswith(before)
+            or not data.endswith(behind)
+            or (self.null_usage and not raw.endswith(_NO_USAGE))
+        ):
+            return None
+        text = data[len(before) : len(data) - len(behind)]
+        try:
+            return text.decode() if _PLAIN_TEXT.fullmatch(text) else None
+        except UnicodeDecodeError:
+            return None
 
 
 Piece = tuple[bytes, bytes]
@@ -142,6 +175,8 @@ class StreamedAnswer(ABC):
     """Why there is no result to store."""
     _spoke: bool = False
     """Whether anything but usage has come."""
+    _pattern: Pattern | None = None
+    """What the last event that was parsed was like, if the next may be alike."""
     _decoder: Decoder = field(default_factory=Decoder)
 
     def feed(self, data: bytes) -> tuple[Piece, Piece | None]:
@@ -180,6 +215,12 @@ class StreamedAnswer(ABC):
         data, raw = event
         if data is None or self.done:  # nothing that follows the end is part of the answer
             return raw, raw
+        pattern = self._pattern
+        if pattern is not None and (text := pattern.text_of(event)) is not None:
+            if self._takes(raw):
+                pattern.texts.append(text)
+            return raw, (raw[: -len(_NO_USAGE)] + b"}\n\n" if pattern.null_usage else raw)
+        self._pattern = None
         if data == DONE:
             return self._pass_done(raw)
         try:
@@ -194,16 +235,21 @@ class StreamedAnswer(ABC):
         if chunk.get("error") is not None or chunk.get("type") == "error":
             self._unfit, self.error, self.ended = Reason.UNCLEAN, data, True
             return raw, raw
-        merges = self.assemble and self._unfit is None
-        if merges:
-            self.max_bytes -= len(raw)
-            if self.max_bytes < 0:
-                self._unfit, merges = Reason.TOO_LARGE, False
         try:
-            self._read(chunk, merges=merges)
+            self._read(chunk, data, merges=self._takes(raw))
         except (UnknownShapeError, RecursionError):
             self._unfit = Reason.UNKNOWN_SHAPE
         return raw, _without_usage(chunk, raw) if "usage" in chunk else raw
+
+    def _takes(self, raw: bytes) -> bool:
+        """Tell whether an event is to be part of the result, and count its bytes."""
+        if not self.assemble or self._unfit is not None:
+            return False
+        self.max_bytes -= len(raw)
+        if self.max_bytes < 0:
+            self._unfit = Reason.TOO_LARGE
+            return False
+        return True
 
     def _pass_done(self, raw: bytes) -> Piece:
         self.over = True
@@ -214,8 +260,11 @@ class StreamedAnswer(ABC):
         return last, last
 
     @abstractmethod
-    def _read(self, chunk: dict[str, Any], *, merges: bool) -> None:
-        """Merge an event into the result. Raises UnknownShapeError."""
+    def _read(self, chunk: dict[str, Any], data: bytes, *, merges: bool) -> None:
+        """Merge an event into the result; ``data`` is its JSON. Raises UnknownShapeError.
+
+        May set ``_pattern`` to what the next event may be like.
+        """
 
     @abstractmethod
     def result(self) -> dict[str, Any] | Reason:

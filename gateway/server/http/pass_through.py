@@ -15,6 +15,7 @@ from gateway.protocol.headers import (
     with_cache_status,
     without,
 )
+from gateway.protocol.messages import Read
 from gateway.server.http.http_server import next_piece
 from gateway.server.http.middleware import ResponseSink, send_stream
 from gateway.telemetry.observation import Observation
@@ -87,12 +88,17 @@ class PassThrough:
         fields = with_cache_status(fields, ForwardStatus(Forwarded.BYPASS).header())
         response.headers.extend(with_upstream(fields, upstream.served))
         response.content_length = upstream.content_length
-        body = upstream.chunks()
+        body = _pieces(upstream.read)
         sink = ResponseSink(request, response, self.client_seconds)
         fault = await send_stream(sink, body, seen)
         if fault is not None:
             upstream.upstream.failures.note_failure(fault)
         return response
+
+
+async def _pieces(read: Read) -> AsyncIterator[bytes]:
+    while piece := await read():
+        yield piece
 
 
 def _fields(request: web.Request, seen: Observation) -> Fields:

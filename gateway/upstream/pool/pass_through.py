@@ -172,7 +172,7 @@ async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Repl
             asyncio.timeout(SECONDS),
             upstream.request("GET", path_qs, fields, None) as reply,
         ):
-            body = await read_whole(reply.chunks(), _MOST_BYTES)
+            body = await read_whole(reply.read, _MOST_BYTES)
         if body is not None:
             return reply.status, body
         message = "The upstream's list of models is too long."

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
@@ -172,11 +172,6 @@ class PoolReply:
         except UpstreamError as error:
             error.tried = (*self.served.tried, (self._call.name, error.reason))
             raise
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as ``read`` returns it. Raises UpstreamError."""
-        while piece := await self.read():
-            yield piece
 
     async def close(self, error: BaseException | None = None) -> None:
         """Leave the reply and end the call.

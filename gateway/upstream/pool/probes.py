@@ -116,7 +116,7 @@ async def _models_answer(upstream: HttpUpstream) -> tuple[str, bool]:
             asyncio.timeout(STARTUP_SECONDS),
             upstream.request("GET", "/v1/models", (), None) as reply,
         ):
-            body = await read_up_to(reply.chunks(), _MAX_BYTES)
+            body = await read_up_to(reply.read, _MAX_BYTES)
             return _models_verdict(
                 reply.status, reply.content_type, body, own_credential=upstream.own_credential
             )

@@ -203,7 +203,7 @@ class WarmUp:
         outgoing = Outgoing(Endpoint.CHAT.value, _FIELDS, prefix.raw, prefix.model)
         try:
             async with self.upstreams[name].send(outgoing) as reply:
-                async for _ in reply.chunks():
+                while await reply.read():
                     pass
         except UpstreamError as error:
             self.prefixes.drop(prefix.digest)

@@ -96,10 +96,6 @@ class PlainUpstream:
         piece, self._rest = self._rest, b""
         return piece
 
-    async def chunks(self):
-        while piece := await self.read():
-            yield piece
-
 
 class Rig:
     """A pipeline of real parts but for its three ports."""

@@ -19,6 +19,7 @@ from raw_upstream import (
 )
 
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.messages import read_up_to
 from gateway.upstream.connection import OneReply
 from gateway.upstream.http_client import HttpUpstream
 from running_gateway import RunningGateway, StartGateway
@@ -129,7 +130,7 @@ class Client:
 
     async def fetch(self, method: str = "GET") -> bytes:
         async with self.http.request(method, "/v1", (), None) as reply:
-            return b"".join([piece async for piece in reply.chunks()])
+            return await read_up_to(reply.read, 10**9)
 
     @property
     def idle(self) -> list[OneReply]:

@@ -225,7 +225,7 @@ async def fault(sending: AbstractAsyncContextManager[Any]) -> Reason | None:
     try:
         async with sending as reply:
             if isinstance(reply, HttpReply):
-                async for _ in reply.chunks():
+                while await reply.read():
                     pass
     except UpstreamError as error:
         told = error

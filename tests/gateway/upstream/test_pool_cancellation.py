@@ -8,6 +8,7 @@ from gated_upstream import GatedUpstream
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.messages import read_up_to
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.retry import MOST
@@ -35,7 +36,7 @@ class Rig:
 
     async def ask(self) -> bytes:
         async with self.pool.send(OUTGOING) as reply:
-            return b"".join([chunk async for chunk in reply.chunks()])
+            return await read_up_to(reply.read, 10**9)
 
     def in_flight(self) -> list[int]:
         return [one.in_flight for one in self.table.upstreams.values()]
@@ -88,7 +89,7 @@ async def test_a_retry_goes_to_its_upstream_whatever_it_names():
 
     async def retried() -> bytes:
         async with rig.pool.send(replace(OUTGOING, sticky_id="resp_1", pinned="b")) as reply:
-            return b"".join([chunk async for chunk in reply.chunks()])
+            return await read_up_to(reply.read, 10**9)
 
     task = asyncio.create_task(retried())
     (await rig.ups["b"].next_call()).plain({"n": 1})
