@@ -87,7 +87,11 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
         cold, forget_keys = _encrypt(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
-        store = _add_memory_tier(settings, disk, file.touch, file, file.lacks)
+        told = None if alone else file
+        store = _add_memory_tier(settings, disk, file.touch, told, file.lacks)
+        if alone and isinstance(store, TieredStore):
+            # All changes pass through the tier: it need not ask before each hit.
+            file.listen(store.forget, store.forget_all)
         return OpenedStore("disk", store, forget_keys, disk)
     return _open_redis(settings, environment)
 
@@ -120,7 +124,7 @@ def _add_memory_tier(
     settings: Settings,
     cold: Store,
     touch: Callable[[bytes], None],
-    invalidations: Invalidations,
+    invalidations: Invalidations | None,
     lacks: Callable[[bytes], bool] = lambda _: False,
 ) -> Store:
     if settings.memory_bytes == 0:

@@ -97,7 +97,7 @@ class TieredStore:
         self._under_way: dict[bytes, set[_Operation]] = {}
         self._reads: SingleFlight[Entry | None] = SingleFlight()
         if invalidations is not None:
-            invalidations.listen(self._forget, self._forget_all)
+            invalidations.listen(self.forget, self.forget_all)
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """Return the entry, or None. Does not suspend if it is hot, or sure not to be there."""
@@ -147,13 +147,15 @@ class TieredStore:
         await self._hot.close()
         await self._cold.close()
 
-    def _forget(self, key: bytes) -> None:
+    def forget(self, key: bytes) -> None:
+        """Take a key out of memory, which has changed otherwise than through this store."""
         self._hot.forget(key)
         self._reads.part(key)
         for operation in self._under_way.get(key, ()):
             operation.undisturbed = False
 
-    def _forget_all(self) -> None:
+    def forget_all(self) -> None:
+        """Do so for all keys."""
         self._hot.clear()
         self._reads.part_all()
         for operations in self._under_way.values():
