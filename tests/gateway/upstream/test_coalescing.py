@@ -499,7 +499,6 @@ async def test_tokens_are_counted_to_one_request(rig: Rig):
     assert [one.usage.completion for one in seen] == [3, None, None]
     assert [one.stored for one in seen] == [True, False, False]
     assert [one.upstream_head is not None for one in seen] == [True, False, False]
-    assert all(one.first_token is not None for one in seen)
     assert {(one.outcome, one.status) for one in seen} == {("miss", 200)}
 
 
