@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.cache.key import Tenant
-from gateway.cache.lookup import End, State, restrict_storage, storage_plan
+from gateway.cache.lookup import End, restrict_storage, storage_plan
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import ActivePolicy, Scanner
@@ -45,11 +45,6 @@ class RequestContext(NamedTuple):
     batch_scan: list[str | None] | None = None
     trace: "Trace | None" = None
     steps: "list[Step] | None" = None
-
-    def note(self, state: State, result: object = None) -> None:
-        """Add a step to the trace, if there is one."""
-        if self.steps is not None:
-            self.steps.append(Step(state, result))
 
 
 class Verdict(NamedTuple):

@@ -61,6 +61,7 @@ from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Veri
 from gateway.server.batch import end_of, for_each, forward_missing, without_refused
 from gateway.server.context import (
     RequestContext,
+    Step,
     Trace,
     Verdict,
     facts_of,
@@ -123,6 +124,12 @@ def refuse(observation: Observation) -> Reply:
     return Reply(
         504, (("Content-Type", JSON_TYPE), ("Cache-Status", header)), orjson.dumps(error.body())
     )
+
+
+def _note(context: RequestContext, state: State, result: object = None) -> None:
+    """Add a step to the trace of a request that is explained."""
+    if context.steps is not None:
+        context.steps.append(Step(state, result))
 
 
 def fresh_until(context: RequestContext, hit: Hit) -> float | None:
@@ -351,7 +358,7 @@ class Pipeline:
     async def _drive(self, state: State, context: RequestContext) -> End:
         while not isinstance(state, Hit | Forward | Refused):
             state = await self._next(state, context)
-        context.note(state)
+        _note(context, state)
         return state
 
     async def _next(self, state: Unfinished, context: RequestContext) -> State:
@@ -364,7 +371,7 @@ class Pipeline:
             case ScanPrompt():
                 return await self._scan(state, context)
             case SearchSemantic() if self._is_off(state.plan.decision):
-                context.note(state, Reason.SEMANTIC_OFF)
+                _note(context, state, Reason.SEMANTIC_OFF)
                 return state.off()
             case SearchSemantic():
                 return await self._look_up_semantic(state, context)
@@ -378,7 +385,7 @@ class Pipeline:
                 alias = learned is not None and learned.alias(state.plan, entry, self.now())
                 result = verification.result(threshold, alias=alias)
                 context.observation.verified.append((result, verification.known_score))
-                context.note(state, Verdict(verification, threshold, alias))
+                _note(context, state, Verdict(verification, threshold, alias))
                 return state.next(verification, threshold, alias=alias)
             case _:
                 assert_never(state)
@@ -393,7 +400,7 @@ class Pipeline:
         while isinstance(after, FetchCandidate | VerifyCandidate):
             if self.clock() >= until:
                 context.observation.semantic_fault = "timeout"
-                context.note(after, TimeoutError("no time was left"))
+                _note(context, after, TimeoutError("no time was left"))
                 return forward(after.plan, after.otherwise)
             after = await self._next(after, context)
         return after
@@ -441,13 +448,13 @@ class Pipeline:
         try:
             entry = await self.store.get(key, touch=not explained)
         except StoreError as error:
-            context.note(state, error)
+            _note(context, state, error)
             # An outage is logged once, where the breaker opens.
             level = logging.DEBUG if isinstance(error, StoreUnavailableError) else logging.WARNING
             log.log(level, "store: lookup failed, treated as a miss: %s", error)
             return None
         if explained:
-            context.note(state, entry)
+            _note(context, state, entry)
         if entry is None and isinstance(state, FetchCandidate) and not explained:
             # The entry was evicted: its vector would stand before living ones.
             with contextlib.suppress(SemanticUnavailableError):
@@ -459,9 +466,9 @@ class Pipeline:
         try:
             found = await scan_prompt(context, state.plan, self.scans)
         except ScanFailedError as error:
-            context.note(state, error)
+            _note(context, state, error)
             return state.fail()
-        context.note(state, found)
+        _note(context, state, found)
         return state.next(found)
 
     def _is_off(self, decision: Decision) -> bool:
@@ -475,16 +482,16 @@ class Pipeline:
     ) -> list[tuple[bytes, float]]:
         plan = state.plan
         if self.semantic is None or plan.question is None:
-            context.note(state, None)
+            _note(context, state, None)
             return []
         try:
             found = await self.semantic.search(plan.fingerprint, plan.question, NEAREST)
         except SemanticUnavailableError as error:
             context.observation.semantic_fault = error.reason
-            context.note(state, error)
+            _note(context, state, error)
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.
         barred = self.coalescer.writer.quarantine.holds
         near = [(each.key, each.similarity) for each in found if not barred(each.key)]
-        context.note(state, near)
+        _note(context, state, near)
         return near

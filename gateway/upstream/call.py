@@ -157,7 +157,11 @@ class UpstreamCall:
             shared.served, variant = served, others.get(served.upstream, usual)
             exchange, request = variant.exchange, variant.exchange.request
             # A request that may not be stored (no-store, personal data) is not recorded elsewhere.
-            if self.on_answer is not None and status == HTTPStatus.OK and exchange.plan is not None:
+            if (
+                self.on_answer is not None
+                and status == HTTPStatus.OK
+                and exchange.state.store is not None
+            ):
                 self.on_answer(request.endpoint, request.body, request.headers)
             streaming = SPECS[request.endpoint].streaming
             if streaming is not None and upstream.content_type == "text/event-stream":
@@ -172,7 +176,7 @@ class UpstreamCall:
                 return Refusal(upstream, body, variant)
             self._note_variant(exchange, status, shared, before)
             if not is_whole:
-                if exchange.plan is not None:
+                if exchange.state.store is not None:
                     shared.decline(Reason.TOO_LARGE)
                 shared.open(Head(status, _fields(upstream, served)))
                 await shared.add(body, body)
@@ -238,7 +242,7 @@ class UpstreamCall:
     ) -> None:
         """Pass events on as they end, until the upstream's stream does."""
         stream = streaming.follow(
-            assemble=exchange.plan is not None, max_bytes=self.max_answer_bytes
+            assemble=exchange.state.store is not None, max_bytes=self.max_answer_bytes
         )
         try:
             async with asyncio.timeout(None) as limit:
@@ -304,7 +308,7 @@ class UpstreamCall:
     async def _store_streamed(
         self, status: int, stream: StreamedAnswer, exchange: Exchange, shared: SharedResponse
     ) -> bool:
-        if exchange.plan is None:
+        if exchange.state.store is None:
             return False
         result = stream.result()
         if isinstance(result, Reason):
@@ -321,7 +325,7 @@ class UpstreamCall:
         self, status: int, result: Any, plain: bytes, exchange: Exchange, shared: SharedResponse
     ) -> bool:
         """Store an answer if it may be; tell whether an entry is there."""
-        plan = exchange.plan
+        plan = exchange.state.store
         if plan is None:
             return False
         declined: Reason | None = Reason.UPSTREAM_STATUS

@@ -80,7 +80,7 @@ class Coalescer(UpstreamCall):
 
         It is streamed if the upstream streams it. Raises UpstreamError if there is none.
         """
-        plan = exchange.plan
+        plan = exchange.state.store
         alone = plan is None or plan.decision.max_followers <= 0
         sharing = Sharing.ALONE if alone else Sharing.ANY_WIRE
         while True:
@@ -101,7 +101,7 @@ class Coalescer(UpstreamCall):
         Return False if one for the same key is under way, nothing may be stored, or there are too
         many. The exchange's observation is finished here, when the call has ended.
         """
-        plan = exchange.plan
+        plan = exchange.state.store
         outcome = "refresh" if exchange.state.check is None else "sample"
         if (
             plan is None
@@ -162,7 +162,7 @@ class Coalescer(UpstreamCall):
         slot, claims = shared.slot, self.claims
         if claims is None or not isinstance(slot, bytes):
             return self.call(exchange, shared)
-        plan = exchange.plan
+        plan = exchange.state.store
         is_batch = SPECS[exchange.request.endpoint].render is not None
         if plan is None or is_batch or plan.directives.no_cache:
             return self.call(exchange, shared)
@@ -297,7 +297,7 @@ class Follower(AsyncIterator[bytes]):
 
     async def _wait_for_start(self) -> bool:
         """Wait for the response's first piece; tell whether it arrived in time."""
-        shared, plan = self.shared, self._exchange.plan
+        shared, plan = self.shared, self._exchange.state.store
         try:
             async with asyncio.timeout(plan.decision.follow_seconds if plan else None):
                 while not (shared.over or shared.log.end):

@@ -15,7 +15,6 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from gateway.cache.lookup import Forward
-from gateway.cache.plan import Plan
 from gateway.cache.ports import Scanner
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol import exact_json
@@ -136,6 +135,7 @@ class Exchange:
     request: CacheRequest
     """As it is sent."""
     state: Forward
+    """Its ``store`` is the plan under which the answer may be admitted, if it may."""
     scanner: Scanner
     observation: Observation
     priority: Priority = Priority.NORMAL
@@ -150,11 +150,6 @@ class Exchange:
     """The same for upstreams that accept no hints, if it has hints."""
     original: "Exchange | None" = None
     """The request as the client sent it, if this one differs."""
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan under which the answer may be admitted, if it may."""
-        return self.state.store
 
 
 Accepts = Mapping[str, frozenset[Addition]]

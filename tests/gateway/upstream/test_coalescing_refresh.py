@@ -28,7 +28,7 @@ async def test_a_refresh_stores_the_answer(rig: Rig, streamed: bool):
     else:
         call.plain(completion("Fine."))
     seen = await rig.next_finished()
-    assert await rig.store.get(exchange.plan.key) is not None
+    assert await rig.store.get(exchange.state.store.key) is not None
     assert (seen.outcome, seen.stored, seen.declined) == ("refresh", True, None)
 
 
