@@ -61,7 +61,7 @@ async def test_many_ask_and_one_call_answers_all(rig: Rig, streamed: bool):
     assert {got.raw for got in others} == {first.raw}
     assert text(first) == "All is well"
     assert all(got.seen.reason is Reason.COLLAPSED for got in others)
-    assert await rig.store.get(rig.exchange().plan.key) is not None
+    assert await rig.store.get(rig.exchange().state.store.key) is not None
 
 
 async def test_who_comes_late_gets_what_was_streamed_in_one_piece_and_then_follows(rig: Rig):
@@ -100,7 +100,7 @@ async def test_a_leader_that_leaves_does_not_end_the_call(rig: Rig, where: str):
     [got] = await all_of(follower)
 
     assert got.raw == b"".join(ANSWER)
-    assert await rig.store.get(rig.exchange().plan.key) is not None
+    assert await rig.store.get(rig.exchange().state.store.key) is not None
 
 
 @pytest.mark.parametrize("where", ["before the head", "after the head", "in the stream"])
@@ -156,7 +156,7 @@ async def test_what_was_sent_whole_is_stored_though_everybody_left(rig: Rig, str
         rig.store.open.set()
         await call.ended.wait()
         await rig.store.stored.wait()
-    assert await rig.store.get(rig.exchange().plan.key) is not None
+    assert await rig.store.get(rig.exchange().state.store.key) is not None
     assert len(rig.upstream.calls) == 1
 
 
