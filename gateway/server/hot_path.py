@@ -81,15 +81,15 @@ _UNUSUAL = frozenset({"content-encoding", "expect", "via"})
 _UNSURE = frozenset({"transfer-encoding", "upgrade"})
 """After one of these headers it is not sure what the bytes behind the head are."""
 
-_REQUEST_LINE = re.compile(rb"(GET|POST) (/[\x21-\x7e]*) HTTP/1\.1")
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEAD = re.compile(
+    rb"(GET|POST) (/[\x21-\x7e]*) HTTP/1\.1((?:\r\n[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e]*)*)"
+)
+"""A head of which every parser reads all bytes alike, without its last empty line."""
+
 _QUERY = re.compile(r"[A-Za-z0-9_.~=&%+-]*")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _LENGTH = re.compile(r"[0-9]{1,9}")
-_PLAIN = bytes((*range(0x20, 0x7F), *b"\t\r\n"))
-"""The bytes of a head that every parser reads alike."""
-
 _END_OF_HEAD = b"\r\n\r\n"
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
@@ -123,27 +123,24 @@ def read_head(block: bytes, neutral: frozenset[str], generation: int) -> Head | 
 
     ``generation`` becomes part of the facts.
     """
-    request_line, *lines = block.split(b"\r\n")
-    method = _REQUEST_LINE.fullmatch(request_line)
-    if (
-        method is None
-        or len(lines) > MAX_HEADERS
-        or block.translate(None, _PLAIN)
-        or not block.count(b"\r") == block.count(b"\n") == len(lines)
-    ):
+    read = _HEAD.fullmatch(block)
+    if read is None:
         return None
-    fields = tuple(_field(line) for line in lines)
+    _, *lines = block.decode().split("\r\n")
+    if len(lines) > MAX_HEADERS:
+        return None
+    pairs = [line.partition(":") for line in lines]
+    fields = tuple([(name, value.strip(" \t")) for name, _, value in pairs])
     headers = {name.lower(): value for name, value in fields}
     length = headers.get("content-length", "0")
     if (
         len(headers) < len(fields)  # some parsers refuse, and others join, repeated fields
-        or not all(map(_NAME.fullmatch, headers))
         or not _UNSURE.isdisjoint(headers)
         or not _LENGTH.fullmatch(length)
     ):
         return None
-    target = method[2].decode()
-    endpoint = _endpoint_of(target) if method[1] == b"POST" else None
+    method, target = read[1], read[2].decode()
+    endpoint = _endpoint_of(target) if method == b"POST" else None
     given_id = headers.get("x-request-id", "")
     if (
         endpoint is None
@@ -158,12 +155,6 @@ def read_head(block: bytes, neutral: frozenset[str], generation: int) -> Head | 
         kept = [f"{name}:{headers[name]}" for name in headers if name not in neutral]
         facts = sha256("\r\n".join((str(generation), target, *kept)).encode()).digest()
     return Head(int(length), endpoint, target, fields, headers, facts, given_id.encode())
-
-
-def _field(line: bytes) -> tuple[str, str]:
-    """Return name and value of a field line; no name where it has no colon."""
-    name, colon, value = line.decode().partition(":")
-    return (name, value.strip(" \t")) if colon else ("", "")
 
 
 def _endpoint_of(target: str) -> Endpoint | None:
