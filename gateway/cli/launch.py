@@ -111,10 +111,10 @@ def _serve(plan: Plan, sock: socket.socket, runtime: Path) -> int:
         argv = [*plan.embeddings, "--socket", str(runtime / _SOCKET)]
         children.append(Child("embeddings", argv, plan.embeddings_environment, vital=False))
     children += _workers(plan, sock, runtime)
-    stopped = threading.Event()
+    stopped, address = threading.Event(), sock.getsockname()
 
     def watch() -> None:
-        while not _is_ready(sock.getsockname()):
+        while not _is_ready(address):
             if stopped.wait(_LOOK_SECONDS):
                 return
         if plan.engine is not None:

@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from hashlib import sha256
-from types import MappingProxyType
 from typing import NamedTuple
 
 from gateway.cache.ports import Entry, MemoryTier, PolicySource
@@ -38,13 +37,12 @@ MAX_BODY_BYTES = 1 << 20
 """Of a plain request, and of an answer that is repeated."""
 
 MAX_HEADS = 4_096
-MAX_HEADS_BYTES = 1 << 20
 MAX_ANSWERS = 8_192
 MAX_RENDERED_BYTES = 16 << 20
 """Bounds of the tables. A plain answer belongs to its entry; only rendered answers take room."""
 
 HOLD_SECONDS = 1.0
-"""Time for the rest of a body after its head. After that the ordinary path waits for it."""
+"""Time for the rest of a body after its head. After that aiohttp waits for it."""
 
 SWEEP_SECONDS = 1.0
 """Longest time until an answer is forgotten after its entry left the memory tier."""
@@ -86,7 +84,7 @@ _HEAD = re.compile(
 )
 """A head of which every parser reads all bytes alike, without its last empty line."""
 
-_QUERY = re.compile(r"[A-Za-z0-9_.~=&%+-]*")
+_QUERY = re.compile(r"[A-Za-z0-9_.~=&%+-]+")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]+")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _LENGTH = re.compile(r"[0-9]{1,9}")
@@ -95,15 +93,15 @@ _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 
 
 class Head(NamedTuple):
-    """The head of a request whose end is sure. ``length`` is the size of its body in bytes."""
+    """The head of a request whose end is sure. ``length`` is the size of its body in bytes.
+
+    Many are kept, so it has nothing of the client's credential but a digest.
+    """
 
     length: int
     endpoint: Endpoint | None = None
     """None where the request is not plain."""
     target: str = ""
-    fields: Fields = ()
-    headers: Mapping[str, str] = MappingProxyType({})
-    """The fields by lower-case name; none is repeated."""
     facts: bytes = b""
     """Digest of all that counts in it; empty where its answer is not to be repeated."""
     request_id: bytes = b""
@@ -111,11 +109,24 @@ class Head(NamedTuple):
 
 
 class PlainRequest(NamedTuple):
-    """A whole request to ``endpoint``."""
+    """A whole request to ``endpoint``. ``headers`` are by lower-case name; none is repeated."""
 
     endpoint: Endpoint
     head: Head
+    fields: Fields
+    headers: Mapping[str, str]
     body: bytes
+
+    def __repr__(self) -> str:
+        """Show nothing that the client has sent."""
+        return f"PlainRequest({self.endpoint.value}, {len(self.body)} bytes)"
+
+
+def read_fields(block: bytes) -> Fields:
+    """Return the names and values of a head's fields; each line has a colon."""
+    _, *lines = block.decode().split("\r\n")
+    pairs = [line.partition(":") for line in lines]
+    return tuple([(name, value.strip(" \t")) for name, _, value in pairs])
 
 
 def read_head(block: bytes, neutral: frozenset[str], generation: int) -> Head | None:
@@ -126,15 +137,12 @@ def read_head(block: bytes, neutral: frozenset[str], generation: int) -> Head | 
     read = _HEAD.fullmatch(block)
     if read is None:
         return None
-    _, *lines = block.decode().split("\r\n")
-    if len(lines) > MAX_HEADERS:
-        return None
-    pairs = [line.partition(":") for line in lines]
-    fields = tuple([(name, value.strip(" \t")) for name, _, value in pairs])
+    fields = read_fields(block)
     headers = {name.lower(): value for name, value in fields}
     length = headers.get("content-length", "0")
     if (
-        len(headers) < len(fields)  # some parsers refuse, and others join, repeated fields
+        len(fields) > MAX_HEADERS
+        or len(headers) < len(fields)  # some parsers refuse, and others join, repeated fields
         or not _UNSURE.isdisjoint(headers)
         or not _LENGTH.fullmatch(length)
     ):
@@ -154,13 +162,13 @@ def read_head(block: bytes, neutral: frozenset[str], generation: int) -> Head | 
     if "cache-control" not in headers:
         kept = [f"{name}:{headers[name]}" for name in headers if name not in neutral]
         facts = sha256("\r\n".join((str(generation), target, *kept)).encode()).digest()
-    return Head(int(length), endpoint, target, fields, headers, facts, given_id.encode())
+    return Head(int(length), endpoint, target, facts, given_id.encode())
 
 
 def _endpoint_of(target: str) -> Endpoint | None:
     """Return the cached endpoint that a plain request goes to."""
-    path, _, query = target.partition("?")
-    return _ENDPOINTS.get(path) if _QUERY.fullmatch(query) else None
+    path, mark, query = target.partition("?")
+    return _ENDPOINTS.get(path) if not mark or _QUERY.fullmatch(query) else None
 
 
 class Answer:
@@ -236,7 +244,6 @@ class HotPath:
         self._second = -1
         self._end = b""
         self._heads: dict[bytes, Head] = {}
-        self._head_bytes = 0
         self._answers: OrderedDict[bytes, Answer] = OrderedDict()
         self._answered: set[bytes] = set()
         self._rendered_bytes = 0
@@ -252,11 +259,9 @@ class HotPath:
         if found is None:
             found = read_head(block, self._neutral, self._generation)
             if found is not None:
-                if len(self._heads) >= MAX_HEADS or self._head_bytes > MAX_HEADS_BYTES:
+                if len(self._heads) >= MAX_HEADS:
                     self._heads.clear()
-                    self._head_bytes = 0
                 self._heads[digest] = found
-                self._head_bytes += len(block)
         return found
 
     def answer(
@@ -335,7 +340,6 @@ class HotPath:
         self._neutral = NEUTRAL - _headers_read(self._active.policy) | {"content-length"}
         self._generation += 1
         self._heads.clear()
-        self._head_bytes = 0
         self._answers.clear()
         self._answered.clear()
         self._rendered_bytes = 0
@@ -426,7 +430,11 @@ class Reader:
             return data
         body = memoryview(data)[len(data) - head.length :]
         repeated = self._hot.answer(head, body, self._began)
-        return repeated or PlainRequest(head.endpoint, head, bytes(body))
+        if repeated is not None:
+            return repeated
+        fields = read_fields(data[: len(data) - head.length - len(_END_OF_HEAD)])
+        headers = {name.lower(): value for name, value in fields}
+        return PlainRequest(head.endpoint, head, fields, headers, bytes(body))
 
     def _count(self, size: int) -> None:
         """Take a piece of the body; more than the body is left to the parser."""

@@ -210,6 +210,9 @@ class Pipeline:
                 result = error
         if isinstance(result, Reply):
             result.close()
+        if not context.observation.looking:
+            context.observation.looking = True
+            context.coalescer.table.looking += 1
         other, items = await self._look_up(fallback)
         return with_model_header(await self._reply(fallback, other, items), fallback)
 

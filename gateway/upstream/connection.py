@@ -262,7 +262,7 @@ class OneReply(BaseProtocol):
             self._take_head(message, body)
         if self._message is not None and self._awaits_reply and self._body.is_eof():
             self._awaits_reply = False
-            self._parser = None
+            self._parser = self._deadline = None
             if excess or not self._ends_with(self._message):
                 self._close_transport()
         self._wake()
@@ -276,6 +276,8 @@ class OneReply(BaseProtocol):
             self._interim += 1
             return
         self._message = message
+        # After 101 the upstream may take the connection for one of another protocol.
+        self.should_close = self.should_close or message.code < HTTPStatus.OK
         if message.code != HTTPStatus.SWITCHING_PROTOCOLS and message.code not in _NO_BODY:
             self._body = body
 
@@ -357,7 +359,7 @@ class OneReply(BaseProtocol):
             self._timer = None
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class HttpReply:
     """One request to ``upstream`` and its reply, which is there inside the context; see the port.
 
@@ -402,6 +404,7 @@ class HttpReply:
     ) -> None:
         """Leave the reply; a fault of a call leaves a line in the log."""
         self._close()
+        self._inflated = None  # it refers to this reply
         if self.logs is None and isinstance(error, UpstreamError):
             self.upstream.failures.note_failure(error)
 
@@ -440,15 +443,15 @@ class HttpReply:
         """Send the request; return the head of the reply. Raises UpstreamError."""
         upstream = self.upstream
         may_retry = self.content is None and self.method in _RETRIED
-        by = self.first_token_by
-        if by is None:
-            bound = upstream.connect_seconds + upstream.read_seconds
-            by = asyncio.get_running_loop().time() + bound
         try:
             while True:
                 self._connection = await self._connect()
+                protocol = cast("OneReply", self._connection.protocol)
+                by = self.first_token_by
+                if by is None:
+                    by = protocol.now() + upstream.read_seconds
                 try:
-                    return await self._ask(cast("OneReply", self._connection.protocol), by)
+                    return await self._ask(protocol, by)
                 except (ClientOSError, ServerDisconnectedError):
                     self._close()
                     if not may_retry:

@@ -60,14 +60,14 @@ class FlightTable(Generic[F]):
     """All flights that can be joined, by slot.
 
     A flight that landed stays joinable for ``linger`` seconds, but only for requests that came
-    before it landed: they looked for the entry too early to find it. Without such requests it
-    ends at once. ``linger_bytes`` bounds what such flights hold.
+    before it landed: they looked for the entry too early to find it. If no request is looking for
+    an entry, the flight ends at once. ``linger_bytes`` bounds what such flights hold.
     """
 
     def __init__(self, *, linger: float, linger_bytes: int) -> None:
         self._linger, self._linger_bytes = linger, linger_bytes
         self.looking = 0
-        """Number of requests that have come and joined no flight yet."""
+        """Number of requests that are looked up, and have joined no flight yet."""
         self._joinable: dict[Hashable, F] = {}
         self.landed: OrderedDict[F, None] = OrderedDict()
         self._landed_bytes = 0
@@ -298,11 +298,12 @@ class SharedResponse(Flight):
 
     def add_at_once(self, full: bytes, without_usage: bytes) -> bool:
         """Note the next piece of the body, in both its forms; False if it must wait for readers."""
+        if not (full or without_usage):
+            return True
         if not self.log.fits(full, without_usage):
             return False
-        if full or without_usage:
-            self.log.append(full, without_usage)
-            _wake(self.news)
+        self.log.append(full, without_usage)
+        _wake(self.news)
         return True
 
     async def add(self, full: bytes, without_usage: bytes) -> None:

@@ -408,7 +408,6 @@ async def fuzz(
 def check_bounds(hot: HotPath) -> None:
     """Raise AssertionError if a table of the hot path has outgrown its bound."""
     assert len(hot._heads) <= hot_path.MAX_HEADS
-    assert hot._head_bytes <= hot_path.MAX_HEADS_BYTES + hot_path.MAX_HEAD_BYTES
     assert len(hot._answered) <= hot_path.MAX_HEADS
     assert len(hot._answers) <= hot_path.MAX_ANSWERS
     assert hot._rendered_bytes <= hot_path.MAX_RENDERED_BYTES + hot_path.MAX_BODY_BYTES

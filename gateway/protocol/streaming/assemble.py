@@ -121,12 +121,15 @@ class StreamedChoices(StreamedAnswer):
         self._patterns_sought += 1
         message = self._choices.get(index, {}).get("message", {})
         texts = message.get("content") if isinstance(message, dict) else None
-        others = (value for name, value in more.items() if name != "role")
+        others = [value for name, value in more.items() if name != "role"]
+        role = more.get("role")
         if (
             b"\\" in data
             or data.count(b'"content"') != 1
             or any(value is not None for value in rest.values())
             or any(value not in _NOTHING for value in others)
+            or not isinstance(role, str | None)
+            or any(isinstance(chunk[name], dict | list) for name in chunk if name != "choices")
             or not isinstance(texts, _Pieces)
         ):
             return None

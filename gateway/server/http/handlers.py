@@ -26,7 +26,7 @@ from gateway.protocol.messages import Reply
 from gateway.protocol.request import CacheRequest, read_request
 from gateway.server.auth import Access
 from gateway.server.hot_path import PlainRequest
-from gateway.server.http.hot_connection import HotConnection
+from gateway.server.http.hot_connection import NO_BODY, HotConnection
 from gateway.server.http.http_server import read_body
 from gateway.server.http.middleware import (
     METHOD,
@@ -132,29 +132,32 @@ class Handlers:
 
     async def serve(self, plain: PlainRequest, connection: HotConnection) -> None:
         """Answer a plain request on its connection."""
-        head = plain.head
-        request_id.begin(head.headers)
-        seen = self._begin(plain.endpoint.value, head.headers)
+        headers = plain.headers
+        request_id.begin(headers)
+        seen = self._begin(plain.endpoint.value, headers)
+        seen.request_bytes = len(plain.body)
         try:
             try:
-                restricted = self.access.restricted
-                holder = self.access.holder(head.headers) if restricted else None
                 request = read_request(
                     plain.endpoint,
                     plain.body,
-                    headers=head.headers,
-                    fields=head.fields,
-                    target=head.target,
-                    holder=holder,
+                    headers=headers,
+                    fields=plain.fields,
+                    target=plain.head.target,
+                    holder=self.access.holder(headers) if self.access.restricted else None,
                 )
                 reply = await self._answer(request, seen)
-            except Exception as error:  # noqa: BLE001 - each becomes a reply
-                reply = _failure(error, seen, self.names)
-            given_id, closes = bool(head.request_id), self.stopping()
-            if isinstance(reply.body, bytes):
                 if seen.hit is not None:
                     connection.hot.remember(plain, seen.rule, seen.hit.entry, reply)
+            except Exception as error:  # noqa: BLE001 - each becomes a reply
+                reply = _failure(error, seen, self.names)
+            given_id, closes = request_id.HEADER in headers, self.stopping()
+            if isinstance(reply.body, bytes):
                 connection.send(reply, reply.body, given_id=given_id, closes=closes)
+                return
+            if reply.status in NO_BODY:  # whatever follows is no part of the reply
+                reply.close()
+                connection.send(reply, b"", given_id=given_id, closes=True)
                 return
             sink = connection.sink(
                 reply, given_id=given_id, closes=closes, seconds=self.client_seconds
@@ -171,7 +174,6 @@ class Handlers:
 
     async def _answer(self, request: CacheRequest, seen: Observation) -> Reply:
         """Return the reply to a request. Raises RequestError."""
-        seen.request_bytes = len(request.raw)
         reply = await self.pipeline.answer(request, seen)
         if isinstance(reply.body, bytes):
             seen.answer_bytes = len(reply.body)
@@ -186,6 +188,7 @@ class Handlers:
             if request.method == METHOD:
                 check_query(request)
             raw = await self._read(request)
+            seen.request_bytes = len(raw)
             headers = request.headers.items()
             parsed = read_request(
                 endpoint,

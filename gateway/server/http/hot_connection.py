@@ -1,6 +1,7 @@
 """A client's connection that answers plain requests by itself; see ``server.hot_path``."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 from http import HTTPStatus
@@ -10,6 +11,7 @@ from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
 
+from gateway.protocol.headers import Fields
 from gateway.protocol.messages import Reply
 from gateway.server.hot_path import HOLD_SECONDS, HotPath, PlainRequest, Reader
 from gateway.server.http.http_server import Connection, NewConnection
@@ -17,6 +19,11 @@ from gateway.telemetry import request_id
 
 JOINED_BYTES = 16_384
 """Up to here, one buffer is written faster than two."""
+
+MAX_EARLY_BYTES = 65_536
+"""Of the next requests, while one is served. Above it nothing is read, so no hang-up is seen."""
+
+log = logging.getLogger(__name__)
 
 Serve = Callable[[PlainRequest, "HotConnection"], Coroutine[Any, Any, None]]
 """Answers a plain request on its connection."""
@@ -26,7 +33,11 @@ HOT_PATH: web.AppKey[HotPath] = web.AppKey("hot_path")
 
 SERVE: web.AppKey[Serve] = web.AppKey("serve")
 
-_NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
+"""Replies with such a status end with their head (RFC 9112, 6.3)."""
+
+DEFAULT_TYPE = ("Content-Type", "application/octet-stream")
+"""Of a body without a type (RFC 9110, 8.3)."""
 
 
 def new_connection(app: web.Application) -> NewConnection:
@@ -48,7 +59,7 @@ class HotConnection(Connection):
         self.reader = Reader(hot)
         self._release_timer: asyncio.TimerHandle | None = None
         self._served: asyncio.Task[None] | None = None
-        self._early: list[bytes] = []
+        self._early = bytearray()
         self._closes = False
         """Whether the connection is to end after the present reply."""
 
@@ -59,8 +70,8 @@ class HotConnection(Connection):
             return
         waiter, transport = self._waiter, self.transport
         if self._served is not None:
-            self._early.append(data)
-            if transport is not None:
+            self._early += data
+            if len(self._early) > MAX_EARLY_BYTES and transport is not None:
                 transport.pause_reading()
             return
         waiting = (
@@ -126,16 +137,22 @@ class HotConnection(Connection):
 
     def send(self, reply: Reply, body: bytes, *, given_id: bool, closes: bool) -> None:
         """Write a whole reply. For ``given_id`` and ``closes`` see ``format_head``."""
-        empty = reply.status in _NO_BODY
-        length = () if empty else (("Content-Length", str(len(body))),)
+        framing: tuple[tuple[str, str], ...] = ()
+        if reply.status not in NO_BODY:
+            framing = (("Content-Length", str(len(body))),)
+            if body:
+                framing = (*framing, DEFAULT_TYPE)
         self._closes = self._closes or closes
-        self.write(format_head(reply, length, given_id, closes), b"" if empty else body)
+        head = format_head(reply, framing, given_id=given_id, closes=closes)
+        self.write(head, body if framing else b"")
 
     def sink(self, reply: Reply, *, given_id: bool, closes: bool, seconds: float) -> "ChunkSink":
         """Return where a streamed reply is written; ``seconds`` bounds each wait for the client."""
         self._closes = self._closes or closes
-        chunked = (("Transfer-Encoding", "chunked"),)
-        return ChunkSink(self, format_head(reply, chunked, given_id, closes), seconds)
+        chunked = (("Transfer-Encoding", "chunked"), DEFAULT_TYPE)
+        return ChunkSink(
+            self, format_head(reply, chunked, given_id=given_id, closes=closes), seconds
+        )
 
     def abort(self) -> None:
         """End the connection at once: the reply breaks off."""
@@ -159,19 +176,24 @@ class HotConnection(Connection):
     def _end(self, served: asyncio.Task[None]) -> None:
         """Go on with what came meanwhile. From now on the connection is idle."""
         self._served = None
-        early, self._early = self._early, []
+        early, self._early = bytes(self._early), bytearray()
+        error = None if served.cancelled() else served.exception()
+        if error is not None:
+            log.error("a request failed", exc_info=error)
         if self.transport is None:
             return
-        if served.cancelled() or served.exception() is not None:
+        if served.cancelled() or error is not None:
             self.force_close()
-            return
-        if self._closes:
-            super().close()
-            return
-        self._note_idle()
-        if early:
-            self.transport.resume_reading()
-            self.data_received(b"".join(early))
+        elif self._closes:
+            # The transport stays known: until all is written, the connection is busy.
+            web.RequestHandler.close(self)
+            self.transport.close()
+        else:
+            self._note_idle()
+            if len(early) > MAX_EARLY_BYTES:
+                self.transport.resume_reading()
+            if early:
+                self.data_received(early)
 
     def _note_idle(self) -> None:
         if self._head_timer is not None:
@@ -202,7 +224,7 @@ class HotConnection(Connection):
 
 
 class ChunkSink:
-    """Writes the body of one reply in chunks (RFC 9112, 7.1); the head goes with the first."""
+    """Writes the head of one reply, and then its body in chunks (RFC 9112, 7.1)."""
 
     def __init__(self, connection: HotConnection, head: bytes, seconds: float) -> None:
         self._connection, self._head, self._seconds = connection, head, seconds
@@ -227,17 +249,16 @@ class ChunkSink:
         self._connection.abort()
 
 
-def format_head(
-    reply: Reply, framing: tuple[tuple[str, str], ...], given_id: bool, closes: bool
-) -> bytes:
-    """Return the bytes of a reply's head.
+def format_head(reply: Reply, framing: Fields, *, given_id: bool, closes: bool) -> bytes:
+    """Return the bytes of a reply's head, as ``middleware`` completes those of other requests.
 
-    ``given_id`` tells whether the client has sent a request id, which then counts and not the
-    upstream's. ``closes`` says that the connection ends with this reply.
+    ``framing`` are the headers that the body needs. ``given_id`` tells whether the client has sent
+    a request id, which then counts and not the upstream's. ``closes`` says that the connection ends
+    with this reply.
     """
     status = reply.status
     names = {name.lower() for name, _ in reply.headers}
-    fields = reply.headers
+    fields = (*reply.headers, ("Connection", "close")) if closes else reply.headers
     if request_id.HEADER in names and not given_id:
         request_id.adopt({name.lower(): value for name, value in fields})
     else:
@@ -249,11 +270,9 @@ def format_head(
     except ValueError:
         phrase = ""
     lines = [f"HTTP/1.1 {status} {phrase}"]
-    if closes:
-        framing = (("Connection", "close"), *framing)
+    if "content-type" in names:
+        framing = tuple(field for field in framing if field is not DEFAULT_TYPE)
     lines += [f"{name}: {value}" for name, value in (*fields, *framing)]
-    if "content-type" not in names and status not in _NO_BODY:
-        lines.append("Content-Type: application/octet-stream")
     if "date" not in names:
         lines.append(f"Date: {rfc822_formatted_time()}")
     if "server" not in names:

@@ -175,10 +175,17 @@ def test_a_plain_request_has_its_head_as_it_came():
     plain = Rig().reader().feed(request(*lines), waiting=True)
     head = plain.head
     assert (plain.endpoint, head.target, plain.body) == (Endpoint.CHAT, Endpoint.CHAT, BODY)
-    assert head.fields[0] == ("Host", "127.0.0.1:8080")
-    assert head.fields[-2:] == (("X-Two", "a"), ("Cache-Control", "no-cache"))
-    assert head.headers["x-two"] == "a"
-    assert head.headers["authorization"] == "Bearer sk-one"
+    assert plain.fields[0] == ("Host", "127.0.0.1:8080")
+    assert plain.fields[-2:] == (("X-Two", "a"), ("Cache-Control", "no-cache"))
+    assert plain.headers["x-two"] == "a"
+    assert plain.headers["authorization"] == "Bearer sk-one"
+
+
+def test_nothing_of_a_credential_stays_in_the_tables_or_is_shown():
+    rig = Rig()
+    plain = rig.reader().feed(request(), waiting=True)
+    assert "sk-one" not in repr(plain)
+    assert "sk-one" not in repr(rig.hot._heads)
 
 
 def test_a_body_over_the_limit_is_left_to_the_parser():
@@ -336,12 +343,6 @@ def test_the_tables_are_bounded(monkeypatch):
     assert len(rig.hot._answers) == 10
     assert len(rig.hot._heads) <= 10
     assert len(rig.hot._answered) <= 10
-    monkeypatch.setattr(hot_path, "MAX_HEADS", 10_000)
-    monkeypatch.setattr(hot_path, "MAX_HEADS_BYTES", 1_000)
-    for number in range(100):
-        rig.taught(request(*(line.replace(b"sk-one", b"sk-%d" % number) for line in LINES)))
-    assert rig.hot._head_bytes <= 1_300
-    assert len(rig.hot._heads) <= 10
 
 
 def test_rendered_answers_are_bounded_in_bytes(monkeypatch):
@@ -384,9 +385,7 @@ def test_head_and_neutral_headers_are_read_in_any_case():
     )
     lower = b"\r\n".join((LINES[0], *(line.lower() for line in LINES[4:])))
     assert head.length == len(BODY)
-    upper, lower = read_head(upper, NEUTRAL, 1), read_head(lower, NEUTRAL, 1)
-    assert upper._replace(fields=(), headers={}) == lower._replace(fields=(), headers={})
-    assert upper.headers.keys() == lower.headers.keys()
+    assert read_head(upper, NEUTRAL, 1) == read_head(lower, NEUTRAL, 1)
     assert read_head(b"\r\n".join(LINES), NEUTRAL, 2).facts != head.facts
 
 
@@ -482,8 +481,8 @@ def test_no_mutation_gets_an_answer_that_the_parser_would_not_have_led_to():
                     plain += 1
                     assert (message.method, message.path) == ("POST", got.head.target)
                     fields = [(name.lower(), value) for name, value in message.headers.items()]
-                    assert fields == [(name.lower(), value) for name, value in got.head.fields]
-                    assert dict(fields) == got.head.headers
+                    assert fields == [(name.lower(), value) for name, value in got.fields]
+                    assert dict(fields) == got.headers
                     assert body == got.body
                     break
                 answered += 1
