@@ -4,7 +4,7 @@ import json
 from unittest import mock
 
 import orjson
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.protocol.endpoints.registry import SPECS
@@ -14,6 +14,30 @@ from policies.decision import Endpoint
 TEXTS = st.one_of(
     st.text(max_size=5), st.sampled_from(["a", "", '"', "\\", "ü", "\x07", "content", "漢字"])
 )
+
+
+def plain(value):
+    """Change nothing."""
+
+
+def role_list(value):
+    value["choices"][0]["delta"].update(role=["assistant"])
+
+
+def role_object(value):
+    value["choices"][0]["delta"].update(role={"name": ["assistant"]})
+
+
+def part_number(value):
+    value.update(more={"number": 2})
+
+
+def part_list(value):
+    value.update(more={"list": [1]})
+
+
+def top_list(value):
+    value.update(more=[1])
 
 
 ODD = (
@@ -27,10 +51,23 @@ ODD = (
         tool_calls=[{"index": 0, "function": {"arguments": "x"}}]
     ),
     lambda value: value["choices"][0].update(logprobs={"content": [1]}),
-    lambda value: None,
+    role_list,
+    role_object,
+    part_number,
+    part_list,
+    top_list,
+    plain,
 )
 
 
+def repeats(*changes):
+    events = [("a", change) for change in changes]
+    return example(events=events, usage=False, spaced=False, max_bytes=10_000)
+
+
+@repeats(role_list, role_list)
+@repeats(role_object, role_object)
+@repeats(part_number, part_list, part_list)
 @given(
     events=st.lists(st.tuples(TEXTS, st.sampled_from(ODD)), max_size=12),
     usage=st.booleans(),

@@ -1,6 +1,9 @@
 """One request gets one reply: what else an upstream sends reaches nobody and is never stored."""
 
 import asyncio
+import gc
+import gzip
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,8 +23,9 @@ from raw_upstream import (
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
-from gateway.upstream.connection import OneReply
+from gateway.upstream.connection import HttpReply, OneReply
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.request import Outgoing
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import stream_of
 
@@ -146,8 +150,11 @@ async def client_of(raw: StartRaw) -> AsyncIterator[StartClient]:
     """Start an upstream and a client of it."""
     async with AsyncExitStack() as stack:
 
-        async def start(says: Says, *, at_once: bool = False) -> Client:
-            http = HttpUpstream((await raw(says, at_once=at_once)).url, read_seconds=5.0)
+        async def start(
+            says: Says, *, at_once: bool = False, connect: float = 10.0, read: float = 5.0
+        ) -> Client:
+            url = (await raw(says, at_once=at_once)).url
+            http = HttpUpstream(url, connect_seconds=connect, read_seconds=read)
             await http.open()
             stack.push_async_callback(http.close)
             return Client(http)
@@ -359,3 +366,102 @@ async def test_an_upload_that_is_answered_early_is_left(client_of: StartClient):
     assert not client.idle
     async with asyncio.timeout(60):
         await taken.wait()
+
+
+async def test_a_reply_that_is_complete_as_it_is_cancelled_leaves_no_deadline(
+    client_of: StartClient, monkeypatch: pytest.MonkeyPatch
+):
+    reads = asyncio.Event()
+    connections = set()
+    receive = OneReply.data_received
+
+    async def says(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(writer)
+        writer.write(HEAD_ALONE + b"Content-Length: 4\r\n\r\n")
+        await reads.wait()
+        writer.write(b"Body")
+
+    async def leave() -> None:
+        async with client.http.request("GET", "/v1", (), None) as reply:
+            reads.set()
+            await reply.read()
+
+    def receive_and_cancel(connection: OneReply, data: bytes) -> None:
+        receive(connection, data)
+        if data == b"Body":
+            leaving.cancel()
+
+    client = await client_of(says)
+    client.http.longest_read = 0.3
+    monkeypatch.setattr(OneReply, "data_received", receive_and_cancel)
+    leaving = asyncio.create_task(leave())
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    monkeypatch.undo()
+    assert len(client.idle) == 1
+    # The loop calls this after all timers that were set before, and that are due by then.
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(client.http.longest_read, passed.set)
+    await passed.wait()
+    client.http.longest_read = 5.0
+    assert await client.fetch() == b"Body"
+    assert len(connections) == 1
+
+
+async def test_the_wait_for_a_head_has_the_bound_for_reads_and_none_for_the_connection(
+    client_of: StartClient,
+):
+    client = await client_of(sends(b""), connect=3600.0, read=0.05)
+    async with asyncio.timeout(60):
+        with pytest.raises(UpstreamError, match="did not answer in time"):
+            await client.fetch()
+
+
+@pytest.mark.parametrize("fields", [b"", b"Upgrade: websocket\r\nConnection: upgrade\r\n"])
+async def test_a_connection_that_changed_its_protocol_is_not_used_again(
+    client_of: StartClient, fields: bytes
+):
+    says = TwoFaced(b"HTTP/1.1 101 Switching Protocols\r\n" + fields + b"\r\n", b"", at_once=True)
+    client = await client_of(says)
+    with pytest.raises(UpstreamError, match="status 101 in place of an answer"):
+        await client.fetch()
+    assert not client.idle
+    says.reply = whole(OWN)
+    assert await client.fetch() == OWN
+    assert len(says.connections) == 2
+
+
+async def test_a_reply_in_a_log_shows_neither_credential_nor_prompt(client_of: StartClient):
+    client = await client_of(sends(whole(OWN)))
+    fields = (("Authorization", "Bearer sk-secret"),)
+    reply = client.http.send(Outgoing("/v1/chat/completions", fields, b'{"p": "a prompt"}', "m"))
+    shown = repr(reply)
+    async with reply:
+        shown += repr(reply)
+    assert "HttpReply" in shown
+    assert "sk-secret" not in shown
+    assert "a prompt" not in shown
+
+
+def replies_held() -> int:
+    return sum(isinstance(each, HttpReply) for each in gc.get_objects())
+
+
+async def test_a_compressed_reply_that_is_left_early_is_freed_without_the_collector(
+    client_of: StartClient,
+):
+    packed = whole(gzip.compress(os.urandom(300_000)), b"Content-Encoding: gzip\r\n")
+    client = await client_of(sends(packed))
+    gc.collect()
+    before = replies_held()
+    gc.disable()
+    try:
+        async with client.http.request("GET", "/v1", (), None) as reply:
+            assert await reply.read()
+        assert replies_held() == before + 1
+        del reply
+        for _ in range(20):
+            await asyncio.sleep(0)  # the loop closes the iterators of the body
+        assert replies_held() == before
+    finally:
+        gc.enable()

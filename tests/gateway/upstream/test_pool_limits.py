@@ -9,6 +9,8 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import Answers, StartServer, pool, says, servers, status
 
+from gateway.server.context import RequestContext
+from gateway.server.pipeline import Pipeline
 from running_gateway import Asked, RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 
@@ -268,6 +270,37 @@ async def test_a_refusal_itself_makes_the_smaller_model_answer(
     assert (reply.status, reply.headers["X-Refrain-Model"]) == (200, "small")
     assert (await gateway.ask("two", model="big")).headers["X-Refrain-Model"] == "small"
     assert first.calls == 1
+
+
+async def test_a_miss_of_the_smaller_model_that_ends_meanwhile_is_joined(
+    start_gateway: StartGateway,
+    server: StartServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    look_up = Pipeline._look_up
+    looked, resumed = asyncio.Event(), asyncio.Event()
+
+    async def look_up_slowly(pipeline: Pipeline, context: RequestContext) -> Any:
+        found = await look_up(pipeline, context)
+        if context.observation.fallback_model is not None:
+            looked.set()
+            await resumed.wait()
+        return found
+
+    monkeypatch.setattr(Pipeline, "_look_up", look_up_slowly)
+    refuses = status(429, Retry_After="30")
+    gateway, _, second = await small_before(start_gateway, server, tmp_path, refuses)
+    falling_back = asyncio.create_task(gateway.ask("one", model="big"))
+    async with asyncio.timeout(60):
+        await looked.wait()
+    direct = await gateway.ask("one", model="small")
+    assert "fwd=miss" in direct.cache
+    resumed.set()
+    reply = await falling_back
+    assert (reply.text, reply.headers["X-Refrain-Model"]) == ("From the small one.", "small")
+    assert "collapsed" in reply.cache
+    assert second.calls == 1
 
 
 async def test_without_the_policys_word_nobody_gets_another_model(

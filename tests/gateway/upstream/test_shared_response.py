@@ -1,6 +1,10 @@
 """The log of an answer while it arrives is bounded, whoever reads it."""
 
-from gateway.upstream.shared_response import AnswerLog
+from pathlib import Path
+
+from coalescer_rig import Rig
+
+from gateway.upstream.shared_response import PIECE_BYTES, AnswerLog, SharedResponse
 
 
 def log_of(*pieces, max_bytes=10_000):
@@ -28,3 +32,16 @@ def test_memory_stays_bounded():
     for _ in range(10_000):
         log.append(b"piece", b"p")
         assert log.size <= 1000
+
+
+async def test_an_empty_piece_is_not_logged_and_leaves_a_full_log_to_those_who_join(tmp_path: Path):
+    rig = Rig(tmp_path)
+    table, max_bytes = rig.coalescer.table, 1000
+    shared = SharedResponse(table, "slot", rig.exchange(), max_bytes)
+    piece = b"x" * (max_bytes - PIECE_BYTES)
+    assert shared.add_at_once(piece, piece)
+    assert shared.add_at_once(b"", b"")
+    await shared.add(b"", b"")
+    assert (shared.log.end, shared.log.size) == (1, max_bytes)
+    assert not shared.outgrown
+    assert table.follow("slot", most=1, since=0.0) is shared
