@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,20 @@ rules:
 default:
   {{exact: on, semantic: off, freshness: {freshness}s, scope: tenant, pii: bypass, grace: 10s}}
 """
+
+
+STATUSES = (400, 429, 500, 204)
+"""Of an upstream's replies, one in 32 each; all others are 200."""
+ODD = 16
+"""Of 256 replies, how many have no body, no type, or the upstream's own id."""
+
+
+class Untyped(web.Response):
+    """A reply without a Content-Type."""
+
+    async def _prepare_headers(self) -> None:
+        await super()._prepare_headers()
+        self.headers.pop("Content-Type", None)
 
 
 class Counted(Connection):
@@ -179,11 +194,11 @@ class Both:
             for wire in self._wires:
                 await wire.open()
         hot = await self._send(0, given.pieces, given, between)
-        # Where bytes were held back, the ordinary way gets them as the parser did: in one read.
-        ordinary = await self._send(1, self._as_read(given.pieces), given, between)
+        # Where bytes were held back, the parser got them in one read: so does the other gateway.
+        parsed = await self._send(1, self._as_read(given.pieces), given, between)
         if any(wire.closed for wire in self._wires):
             self.close()
-        return hot, ordinary
+        return hot, parsed
 
     async def _send(
         self, which: int, pieces: tuple[bytes, ...], given: Exchange, between: bytes
@@ -227,15 +242,30 @@ class Clock:
 
 
 async def _answer(request: web.Request) -> web.StreamResponse:
-    """Answer with a text that follows from the request alone."""
+    """Answer with a text, and in a way, that follow from the request alone."""
     raw = await request.read()
-    text = hashlib.sha256(raw).hexdigest()
+    digest = hashlib.sha256(raw)
+    text = digest.hexdigest()
     if request.method != "POST" or not request.path.endswith("completions"):
         return web.Response(body=f"{request.method} {request.path} {text}".encode())
-    if b'"stream":true' not in raw.replace(b" ", b""):
-        return web.json_response(completion(text))
-    events = [chunk(delta={"content": text}), chunk(finish_reason="stop"), DONE]
-    return web.Response(body=b"".join(events), headers={"Content-Type": "text/event-stream"})
+    way = digest.digest()
+    if b'"stream":true' in raw.replace(b" ", b""):
+        events = [chunk(delta={"content": text}), chunk(finish_reason="stop"), DONE]
+        body, kind = b"".join(events), "text/event-stream"
+    else:
+        body, kind = orjson.dumps(completion(text)), "application/json"
+    headers = {"x-request-id": f"theirs-{way[0]}"} if way[0] < ODD else {}
+    status = STATUSES[way[1] % 32] if way[1] % 32 < len(STATUSES) else 200
+    if status == HTTPStatus.NO_CONTENT and kind == "text/event-stream":
+        status = 200  # behind such a head aiohttp would send an event, which is no part of a reply
+    reply = web.Response(
+        status=status,
+        body=b"" if way[2] < ODD else body,
+        headers={"Content-Type": kind, **headers},
+    )
+    if way[3] < ODD:
+        reply = Untyped(status=reply.status, body=reply.body, headers=headers)
+    return reply
 
 
 class Rig:
@@ -318,7 +348,7 @@ async def running(folder: Path, store: str) -> AsyncIterator[Rig]:
             create_app(
                 Settings(data_dir=folder / name, store=store, **settings), semantic_socket=None
             )
-            for name in ("hot", "ordinary")
+            for name in ("hot", "parser")
         ]
         rig = Rig(folder, clock, apps)
         answer = rig.hot.answer
@@ -341,15 +371,15 @@ async def running(folder: Path, store: str) -> AsyncIterator[Rig]:
 async def compare(rig: Rig, both: Both, given: Exchange, between: bytes = b"") -> None:
     """Send an exchange to both gateways. Raises DifferenceError or TimeoutError."""
     rig.counts["exchanges"] += 1
-    hot, ordinary = await both.send(given, between)
+    hot, parsed = await both.send(given, between)
     for _ in range(HURRIED_TRIES if given.hurried else 0):
-        if hot == ordinary:
+        if hot == parsed:
             break
         both.close()  # what is read together is a matter of luck
-        hot, ordinary = await both.send(given)
-    if hot != ordinary:
+        hot, parsed = await both.send(given)
+    if hot != parsed:
         raise DifferenceError(
-            f"{given.what}\n sent {given.pieces!r}\n  hot {hot!r}\n  ord {ordinary!r}"
+            f"{given.what}\n sent {given.pieces!r}\n  hot    {hot!r}\n  parser {parsed!r}"
         )
     if not given.clean:
         both.close()

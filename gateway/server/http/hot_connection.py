@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
+from multidict import CIMultiDict
 
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import Reply
 from gateway.server.hot_path import HOLD_SECONDS, HotPath, PlainRequest, Reader
-from gateway.server.http.http_server import Connection, NewConnection
+from gateway.server.http.http_server import Connection, NewConnection, format_refusal
 from gateway.telemetry import request_id
 
 JOINED_BYTES = 16_384
@@ -62,6 +64,10 @@ class HotConnection(Connection):
         self._early = bytearray()
         self._closes = False
         """Whether the connection is to end after the present reply."""
+        self._context = Context()
+        """Where the present request runs: it has the request's id."""
+        self._replied = False
+        """Whether something of the present reply is written."""
 
     def data_received(self, data: bytes) -> None:
         """Answer a repeated request at once, and serve a plain one; hand all others on."""
@@ -130,6 +136,7 @@ class HotConnection(Connection):
         transport = self.transport
         if transport is None:
             return
+        self._replied = True
         if len(body) <= JOINED_BYTES:
             transport.write(head + body)
         else:
@@ -170,7 +177,8 @@ class HotConnection(Connection):
     def _begin(self, plain: PlainRequest) -> None:
         if self._head_timer is not None:
             self._stop_timer()
-        self._served = self._loop.create_task(self._serve(plain, self))
+        self._replied, self._context = False, copy_context()
+        self._served = self._loop.create_task(self._serve(plain, self), context=self._context)
         self._served.add_done_callback(self._end)
 
     def _end(self, served: asyncio.Task[None]) -> None:
@@ -179,7 +187,7 @@ class HotConnection(Connection):
         early, self._early = bytes(self._early), bytearray()
         error = None if served.cancelled() else served.exception()
         if error is not None:
-            log.error("a request failed", exc_info=error)
+            self._context.run(self._fail, error)
         if self.transport is None:
             return
         if served.cancelled() or error is not None:
@@ -194,6 +202,13 @@ class HotConnection(Connection):
                 self.transport.resume_reading()
             if early:
                 self.data_received(early)
+
+    def _fail(self, error: BaseException) -> None:
+        """Log a defect, and tell the client of it where its reply has not begun."""
+        log.error("a request failed", exc_info=error)
+        if not self._replied:
+            why = HTTPStatus.INTERNAL_SERVER_ERROR, "The server had an internal error."
+            self.write(format_refusal(self._refuse(*why, "internal_error")), b"")
 
     def _note_idle(self) -> None:
         if self._head_timer is not None:
@@ -259,12 +274,14 @@ def format_head(reply: Reply, framing: Fields, *, given_id: bool, closes: bool) 
     status = reply.status
     names = {name.lower() for name, _ in reply.headers}
     fields = (*reply.headers, ("Connection", "close")) if closes else reply.headers
-    if request_id.HEADER in names and not given_id:
-        request_id.adopt({name.lower(): value for name, value in fields})
-    else:
-        if request_id.HEADER in names:
-            fields = tuple(field for field in fields if field[0].lower() != request_id.HEADER)
+    if request_id.HEADER not in names:
         fields = (*fields, (request_id.HEADER, request_id.CURRENT.get()))
+    elif given_id:
+        instead = CIMultiDict(fields)
+        instead[request_id.HEADER] = request_id.CURRENT.get()
+        fields = tuple(instead.items())
+    else:
+        request_id.adopt({name.lower(): value for name, value in fields})
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:

@@ -118,7 +118,7 @@ class Connection(web.RequestHandler):
         # Without any bytes no client waits for a reply.
         if self.transport is not None and self._head_begun:
             reply = self._refuse(408, "The head of your request did not come in time.", "timeout")
-            self.transport.write(_raw(reply))
+            self.transport.write(format_refusal(reply))
         self.force_close()
 
 
@@ -239,7 +239,7 @@ def _describe(status: int, error: BaseException | None) -> tuple[int, str, str]:
             return status, "The server had an internal error.", "internal_error"
 
 
-def _raw(response: web.Response) -> bytes:
+def format_refusal(response: web.Response) -> bytes:
     """Return a reply's bytes, for a connection that has no request."""
     body = bytes(response.body) if isinstance(response.body, bytes) else b""
     fields = {**response.headers, "Content-Length": str(len(body)), "Connection": "close"}

@@ -1,4 +1,4 @@
-"""The hot path over real connections: byte for byte what the ordinary way answers."""
+"""The hot path over real connections: byte for byte what follows through the parser."""
 
 import asyncio
 import hashlib
@@ -245,7 +245,7 @@ async def test_every_repetition_is_counted(gateway):
     client.close()
 
 
-async def test_a_body_that_does_not_come_is_waited_for_in_the_ordinary_way(gateway, monkeypatch):
+async def test_a_body_that_does_not_come_is_waited_for_by_the_parser(gateway, monkeypatch):
     monkeypatch.setattr("gateway.server.http.hot_connection.HOLD_SECONDS", 0.0)
     client = await warmed(gateway)
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(gateway.url).port)

@@ -293,7 +293,7 @@ def test_a_reader_that_lost_the_boundary_never_answers_again():
     assert reader.feed(request(), waiting=True) == request()
 
 
-def test_a_request_behind_another_takes_the_ordinary_way():
+def test_a_request_behind_another_goes_through_the_parser():
     rig = Rig()
     reader = rig.taught()
     assert reader.feed(request(), waiting=False) == request()

@@ -1,0 +1,56 @@
+"""What starts the processes: a stop before anything is ready is no fault."""
+
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.cli import launch
+
+PLAN = launch.Plan(
+    host="127.0.0.1",
+    port=0,
+    data_dir="",
+    log_level="info",
+    workers=1,
+    worker_settings="{}",
+    worker_stop_seconds=1.0,
+    upstreams=["http://127.0.0.1:9/v1"],
+    engine=None,
+    model="",
+    embeddings=None,
+    embeddings_environment={},
+)
+
+
+def test_a_stop_before_it_is_ready_ends_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    looks, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+    faults: list[Any] = []
+
+    def look(_address: Any) -> bool:
+        looks.release()
+        return not may_go_on.acquire(timeout=30)
+
+    def fault(given: Any) -> None:
+        faults.append(given.exc_value)
+        looks.release()
+
+    def supervise(_children: Any, *, stopping: Any) -> Any:
+        async def run() -> int:
+            assert looks.acquire(timeout=30)
+            stopping()
+            may_go_on.release()
+            assert looks.acquire(timeout=30)  # it has looked once more, with the socket closed
+            may_go_on.release(2)
+            return 0
+
+        return SimpleNamespace(run=run)
+
+    monkeypatch.setattr(launch, "_is_ready", look)
+    monkeypatch.setattr(launch, "Supervisor", supervise)
+    monkeypatch.setattr(threading, "excepthook", fault)
+    assert launch._serve(PLAN, socket.create_server(("127.0.0.1", 0)), tmp_path) == 0
+    assert faults == []
