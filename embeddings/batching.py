@@ -36,8 +36,9 @@ class _Waiting(Generic[Item, Result]):
 class Batcher(Generic[Item, Result]):
     """Runs `run(items) -> results` in `executor`, one batch at a time, for many awaiting callers.
 
-    `run` returns one result for each item, in order; what it raises, every caller of that batch
-    gets. A cancelled caller's item is left out if its batch has not started. Belongs to one loop.
+    `run` returns one result for each item, in order. What it raises, every caller of that batch
+    gets, and so it is with any other number of results and with an executor that takes no work.
+    A cancelled caller's item is left out if its batch has not started. Belongs to one loop.
     """
 
     def __init__(
@@ -76,11 +77,14 @@ class Batcher(Generic[Item, Result]):
         await self._idle.wait()
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        batch = self._next_batch()
-        if batch:
-            self._executor.submit(self._run_in_thread, loop, batch)
-        else:
-            self._idle.set()
+        while batch := self._next_batch():
+            try:
+                self._executor.submit(self._run_in_thread, loop, batch)
+            except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
+                _hand_out(batch, error)
+            else:
+                return
+        self._idle.set()
 
     def _run_in_thread(
         self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting[Item, Result]]
@@ -88,6 +92,8 @@ class Batcher(Generic[Item, Result]):
         results: Sequence[Result] | Exception
         try:
             results = self._run([entry.item for entry in batch])
+            if len(results) != len(batch):
+                results = ValueError(f"{len(results)} results for {len(batch)} items")
         except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
             results = error
         with suppress(RuntimeError):  # nobody waits any more: the loop is closed
@@ -99,14 +105,8 @@ class Batcher(Generic[Item, Result]):
         batch: list[_Waiting[Item, Result]],
         results: Sequence[Result] | Exception,
     ) -> None:
+        _hand_out(batch, results)
         self._begin(loop)
-        for place, entry in enumerate(batch):
-            if entry.done.done():
-                continue
-            if isinstance(results, Exception):
-                entry.done.set_exception(results)
-            else:
-                entry.done.set_result(results[place])
 
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         batch: list[_Waiting[Item, Result]] = []
@@ -115,6 +115,18 @@ class Batcher(Generic[Item, Result]):
             if not entry.done.done():
                 batch.append(entry)
         return batch
+
+
+def _hand_out(
+    batch: Sequence[_Waiting[Item, Result]], results: Sequence[Result] | Exception
+) -> None:
+    for place, entry in enumerate(batch):
+        if entry.done.done():
+            continue
+        if isinstance(results, Exception):
+            entry.done.set_exception(results)
+        else:
+            entry.done.set_result(results[place])
 
 
 _Owned = tuple[Hashable, str]

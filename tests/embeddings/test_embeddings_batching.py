@@ -83,6 +83,42 @@ async def test_a_failing_batch_fails_its_own_callers_only(executor):
     assert await batcher.submit("good") == "GOOD"
 
 
+async def test_an_executor_that_takes_no_work_fails_all_who_wait():
+    executor = ThreadPoolExecutor(1)
+    batcher = Batcher(Gate(), executor, max_batch=1, max_waiting=8)
+    executor.shutdown()
+    async with asyncio.timeout(60):
+        calls = [batcher.submit(item) for item in "ab"]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        await batcher.drain()
+    assert [type(failure) for failure in failures] == [RuntimeError] * 2
+
+
+async def test_an_executor_that_ends_during_a_batch_still_gives_its_results():
+    run = Gate()
+    run.may_run.clear()
+    executor = ThreadPoolExecutor(1)
+    batcher = Batcher(run, executor, max_batch=1, max_waiting=8)
+    calls = [asyncio.create_task(batcher.submit(item)) for item in "ab"]
+    await until(lambda: run.batches)
+    executor.shutdown(wait=False)
+    run.may_run.set()
+    async with asyncio.timeout(60):
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        await batcher.drain()
+    assert results[0] == "A"
+    assert isinstance(results[1], RuntimeError)
+
+
+async def test_too_few_results_fail_their_batch(executor):
+    batcher = Batcher(lambda items: items[:1], executor, max_batch=8, max_waiting=8)
+    async with asyncio.timeout(60):
+        calls = [batcher.submit(item) for item in "ab"]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        assert await batcher.submit("c") == "c"
+    assert [type(failure) for failure in failures] == [ValueError] * 2
+
+
 async def test_as_many_wait_as_may_and_cancelled_ones_make_room(executor):
     run = Gate()
     run.may_run.clear()
