@@ -64,19 +64,26 @@ class Telemetry:
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Flush the metrics every second, and all sinks at the end."""
-        flushes = asyncio.create_task(self._flush())
+        flushes = asyncio.create_task(self._flush_often())
         try:
             yield
         finally:
             flushes.cancel()
-            self.metrics.flush()
+            self._flush()
             for close in self.close:
                 await asyncio.to_thread(close)
 
-    async def _flush(self) -> None:
+    async def _flush_often(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
             self.metrics.flush()
+        except Exception:  # noqa: BLE001 - the figures to come must still be counted
+            # Such as a full disk: several workers keep their figures in files.
+            _log.exception("metrics: some figures could not be counted")
 
 
 def open_telemetry(

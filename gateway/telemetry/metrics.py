@@ -151,12 +151,13 @@ class Metrics:
         return found
 
     def flush(self) -> None:
-        """Hand what waits to the library."""
+        """Hand what waits to the library, and never twice: what cannot be counted is lost."""
         for batch in self._batches.values():
             batch.flush()
-        for (name, *labels), number in self._waiting.items():
+        for counted in tuple(self._waiting):
+            number = self._waiting.pop(counted)
+            name, *labels = counted
             self._counters[name].labels(*labels).inc(number)
-        self._waiting.clear()
         self._upstream.flush()
         for times in self._times.values():
             times.ttft.flush()
@@ -206,15 +207,15 @@ class _Durations:
         self.seconds += seconds
 
     def flush(self) -> None:
-        if not any(self.buckets):
+        numbers, seconds = self.buckets, self.seconds
+        if not any(numbers):
             return
+        self.buckets, self.seconds = [0] * len(numbers), 0.0
         # The library observes one value a call.
-        for bucket, number in zip(self._histogram._buckets, self.buckets, strict=True):  # noqa: SLF001
+        for bucket, number in zip(self._histogram._buckets, numbers, strict=True):  # noqa: SLF001
             if number:
                 bucket.inc(number)
-        self._histogram._sum.inc(self.seconds)  # noqa: SLF001
-        self.buckets = [0] * len(self.buckets)
-        self.seconds = 0.0
+        self._histogram._sum.inc(seconds)  # noqa: SLF001
 
 
 class _Times(NamedTuple):

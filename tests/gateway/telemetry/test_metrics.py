@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.cache.ports import StoreStats
 from gateway.protocol.tokens import PromptUsage
@@ -68,3 +68,32 @@ async def test_other_workers_see_the_counts_soon_and_at_the_end(monkeypatch: pyt
             await asyncio.sleep(0)
         observe(metrics)
     assert value(metrics, "request_seconds_count", outcome="miss") == 2
+
+
+async def test_a_flush_that_fails_counts_nothing_twice_and_ends_no_later_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("gateway.server.open_telemetry.FLUSH_SECONDS", 0)
+    metrics, closed = new_metrics(), []
+    inc, full = Counter.inc, True
+
+    def fail_for_reloads(self: Counter, amount: float) -> None:
+        if full and "policy_reloads" in repr(self):
+            raise OSError("No space left on device")
+        inc(self, amount)
+
+    monkeypatch.setattr(Counter, "inc", fail_for_reloads)
+    labels = {"endpoint": "/v1/chat/completions", "rule": "default", "outcome": "miss"}
+    seen = partial(value, metrics, "requests_total", **labels, reason="")
+    close = partial(closed.append, "closed")
+    async with asyncio.timeout(20), Telemetry(metrics, None, (), None, (close,)).lifespan():
+        observe(metrics)
+        metrics.count_policy_reload(good=True)
+        while "could not be counted" not in caplog.text:  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(0)
+        observe(metrics)
+        while seen() != 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        metrics.count_policy_reload(good=True)
+    assert seen() == 2
+    assert closed
