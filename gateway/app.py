@@ -77,15 +77,16 @@ def create_app(
         metrics=metrics,
     )
     scans = Scans()
+    writer = CacheWriter(
+        entries=entries.store,
+        semantic=semantic.service,
+        scans=scans,
+        now=time.time,
+        quarantine=semantic.quarantine,
+    )
     make_coalescer = partial(
         Coalescer,
-        writer=CacheWriter(
-            entries=entries.store,
-            semantic=semantic.service,
-            scans=scans,
-            now=time.time,
-            quarantine=semantic.quarantine,
-        ),
+        writer=writer,
         max_answer_bytes=settings.max_answer_bytes,
         claims=entries.claims,
         checks=semantic.comparisons,
@@ -179,6 +180,7 @@ def create_app(
             for part in (telemetry, entries, upstreams, semantic):
                 await stack.enter_async_context(part.lifespan())
             stack.callback(scans.close)
+            stack.push_async_callback(writer.settle)
             stack.push_async_callback(pipeline.close)
             on_edit = policies.watch(POLICY_POLL_SECONDS, on_policy_reload)
             for watch in (on_edit, access.watch(), hot.watch()):

@@ -81,6 +81,7 @@ BOUNDS = (
     "gateway.server.open_store.REDIS_SECONDS",
     "gateway.cache.stores.redis.claims.CALL_SECONDS",
     "gateway.cache.pii_scan.SCAN_SECONDS",
+    "gateway.cache.writer.SETTLE_SECONDS",
     "gateway.semantic.verifier.GUARD_SECONDS",
 )
 """Whatever takes longer becomes a miss, which on a busy machine anything may."""

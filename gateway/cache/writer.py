@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gateway.cache.pii_scan import ScanFailedError, Scans
@@ -25,12 +27,17 @@ from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 
 log = logging.getLogger(__name__)
 
+MAX_ADDING = 32
+"""Vectors sent to the index at a time: more would run into its timeout and keep searches out."""
+SETTLE_SECONDS = 3.0
+"""The longest wait for vectors under way; a stopped worker is killed some seconds later."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheWriter:
-    """Admits and stores answers; an entry can be hit once ``store`` has returned.
+    """Admits, stores and removes answers; an entry can be hit once ``store`` has returned.
 
-    ``adding``: the vectors on their way to the index.
+    ``adding``: the vectors that wait for a place or are on their way to the index.
     """
 
     entries: Store
@@ -39,6 +46,7 @@ class CacheWriter:
     now: Callable[[], float]
     quarantine: Quarantine
     adding: set[asyncio.Task[None]] = field(default_factory=set)
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ADDING))
 
     async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
         """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
@@ -73,22 +81,42 @@ class CacheWriter:
         except StoreError as error:
             log.warning("store: an answer could not be stored: %s", error)
             return Reason.STORE_FAULT
-        self._index(plan, entry.expires_at)
+        await self._index(plan, entry.expires_at)
         return None
 
-    def _index(self, plan: Plan, expires_at: float) -> None:
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        """Take entries out of store and index. Raises StoreError."""
+        for key in keys:
+            await self.entries.delete(key)
+        if self.semantic is not None and keys:
+            # Else a vector that is still under way would arrive after this removal.
+            await self.settle()
+            # An index that is down keeps a vector whose entry is gone: never a hit.
+            with suppress(SemanticUnavailableError):
+                await self.semantic.remove(keys)
+
+    async def settle(self) -> None:
+        """Wait up to ``SETTLE_SECONDS`` for the vectors that are under way now."""
+        if self.adding:
+            await asyncio.wait(self.adding, timeout=SETTLE_SECONDS)
+
+    async def _index(self, plan: Plan, expires_at: float) -> None:
         if self.semantic is None or plan.question is None or self.quarantine.holds(plan.key):
             return
-        add = self.semantic.add(plan.fingerprint, plan.key, plan.question, expires_at)
-        # No client waits for it: what is sent to the index later finds what was sent before.
-        adding = asyncio.create_task(_logged(add))
+        must_wait = len(self.adding) >= MAX_ADDING
+        key, question = plan.key, plan.question
+        add = partial(self.semantic.add, plan.fingerprint, key, question, expires_at)
+        adding = asyncio.create_task(self._add(add))
         self.adding.add(adding)
         adding.add_done_callback(self.adding.discard)
+        # Else no client waits: what is sent to the index later finds what was sent before.
+        if must_wait:
+            await asyncio.wait([adding])
 
-
-async def _logged(add: Awaitable[None]) -> None:
-    try:
-        await add
-    except SemanticUnavailableError as error:
-        # The entry can still be hit exactly.
-        log.info("semantic index: an entry was not added: %s", error.reason)
+    async def _add(self, add: Callable[[], Awaitable[None]]) -> None:
+        async with self.places:
+            try:
+                await add()
+            except SemanticUnavailableError as error:
+                # The entry can still be hit exactly.
+                log.info("semantic index: an entry was not added: %s", error.reason)

@@ -30,10 +30,10 @@ from gateway.cache.key import identify, scope_ids
 from gateway.cache.pii_scan import ScanFailedError
 from gateway.cache.ports import Entry, ForgetKeys, Quarantine, Store, UnfinishedError
 from gateway.cache.stores.entry_codec import encoded_size
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.conversation import answer_text, as_names
 from gateway.protocol.errors import RequestError, UnauthorizedError
 from gateway.protocol.request import read_request
-from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 from gateway.server.admin.recorded_request import InvalidFieldError, read_endpoint, read_headers
 from gateway.server.local_encoder import LocalReply
 from gateway.server.pipeline import Pipeline
@@ -117,9 +117,7 @@ def refuse_other_fields(fields: Iterable[str], *known: str) -> None:
             raise InvalidFieldError(name, f"one of the fields {', '.join(known)}")
 
 
-async def forget_scope(
-    scope: bytes, *, store: Store, semantic: SemanticIndex | None, forget_keys: ForgetKeys | None
-) -> int:
+async def forget_scope(scope: bytes, *, writer: CacheWriter, forget_keys: ForgetKeys | None) -> int:
     """Forget the scope; return how many entries it had. Raises StoreError.
 
     ``forget_keys`` is None where entries are not encrypted. An index that is down keeps vectors
@@ -128,9 +126,9 @@ async def forget_scope(
     forgotten = 0
     for _ in range(PASSES):
         before = forgotten
-        async for page in walk(store):
+        async for page in walk(writer.entries):
             keys = [entry.key for entry in page if entry.scope == scope]
-            await remove(keys, store=store, semantic=semantic)
+            await writer.remove(keys)
             forgotten += len(keys)
         if forgotten == before:
             break
@@ -148,16 +146,6 @@ async def walk(store: Store) -> AsyncIterator[Sequence[Entry]]:
         yield page.entries
         if (after := page.after) is None:
             return
-
-
-async def remove(keys: Sequence[bytes], *, store: Store, semantic: SemanticIndex | None) -> None:
-    """Take entries out of store and index. Raises StoreError."""
-    for key in keys:
-        await store.delete(key)
-    if semantic is not None and keys:
-        # An index that is down keeps a vector whose entry is gone: never a hit.
-        with suppress(SemanticUnavailableError):
-            await semantic.remove(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +276,8 @@ class Operations:
         scope = read_hash("scope", fields.get("scope"))
         counts = await self._purge(Selection(scope=scope), dry_run=True)
         if not dry_run:
-            store, semantic = self.pipeline.store, self.pipeline.semantic
-            await forget_scope(scope, store=store, semantic=semantic, forget_keys=self.forget_keys)
+            writer = self.pipeline.coalescer.writer
+            await forget_scope(scope, writer=writer, forget_keys=self.forget_keys)
         return {**counts, "dry_run": dry_run}
 
     async def audit(self, fields: Fields) -> Fields:
@@ -364,6 +352,8 @@ class Operations:
             )
             reply = await pipeline.answer(request, observation)
             reply.close()
+            # A bulk load goes no faster than the index.
+            await coalescer.writer.settle()
         except RequestError as error:
             raise InvalidFieldError("request", f"a request that can be made ({error})") from None
         finally:
@@ -403,4 +393,4 @@ class Operations:
                     yield entry
 
     async def _remove(self, keys: Sequence[bytes]) -> None:
-        await remove(keys, store=self.pipeline.store, semantic=self.pipeline.semantic)
+        await self.pipeline.coalescer.writer.remove(keys)

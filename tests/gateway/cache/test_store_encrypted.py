@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import StoreError
+from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.encrypted import (
     KNOWN_SECONDS,
@@ -23,6 +25,7 @@ from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
+from gateway.cache.writer import CacheWriter
 from gateway.server.admin.operations import forget_scope
 
 NOW = 1_800_000_000.0
@@ -249,7 +252,9 @@ def sealed_memory(inner, clock, keys=None, masters=NEW):
     return SealedStore(inner, parse_master_keys(masters), keys or RamKeys(), clock=clock)
 
 
-async def test_forgetting_a_scope_forgets_it_in_hot_tier_files_and_other_processes(opened, clock):
+async def test_forgetting_a_scope_forgets_it_in_hot_tier_files_and_other_processes(
+    opened, clock, tmp_path
+):
     class Removed:
         keys: tuple[bytes, ...] = ()
 
@@ -264,9 +269,8 @@ async def test_forgetting_a_scope_forgets_it_in_hot_tier_files_and_other_process
         assert await elsewhere.get(b"7") is not None
         copy = list((await disk.walk(None, 1000)).entries)
         index = Removed()
-        count = await forget_scope(
-            b"gone" * 8, store=store, semantic=index, forget_keys=sealed.forget
-        )
+        writer = CacheWriter(store, index, Scans(), clock, QuarantineFile(tmp_path / "q"))
+        count = await forget_scope(b"gone" * 8, writer=writer, forget_keys=sealed.forget)
         assert count == 300
         assert sorted(index.keys) == sorted(b"%d" % n for n in range(300))
         assert [await store.get(b"%d" % n) for n in range(300)] == [None] * 300

@@ -5,11 +5,14 @@ import math
 
 import pytest
 
+from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import StoreUnavailableError
+from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.encrypted import SealedStore, parse_master_keys
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore
+from gateway.cache.writer import CacheWriter
 from gateway.server.admin.operations import forget_scope
 from running_redis import RunningRedis
 
@@ -66,7 +69,7 @@ async def test_a_key_is_kept_as_long_as_any_of_its_entries(make_keys, redis):
 
 
 async def test_encrypted_entries_in_redis_show_no_word_and_can_be_forgotten(
-    server, redis, make_keys
+    server, redis, make_keys, tmp_path
 ):
     store = SealedStore(
         RedisStore(server.url, max_bytes=1 << 20, seconds=10),
@@ -84,10 +87,8 @@ async def test_encrypted_entries_in_redis_show_no_word_and_can_be_forgotten(
             everything += name + (await redis.dump(name) or b"")
         for word in (b"canary", b"reset my password", b"example", b"s" * 32):
             assert word not in everything
-        assert (
-            await forget_scope(entry.scope, store=store, semantic=None, forget_keys=store.forget)
-            == 1
-        )
+        writer = CacheWriter(store, None, Scans(), lambda: NOW, QuarantineFile(tmp_path / "q"))
+        assert await forget_scope(entry.scope, writer=writer, forget_keys=store.forget) == 1
         assert await store.get(entry.key) is None
         assert await redis.keys("refrain:1:scope:*") == []
     finally:

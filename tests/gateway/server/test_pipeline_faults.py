@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
@@ -14,11 +14,12 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import ActivePolicy, Entry, StoreError
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import CacheWriter
+from gateway.cache.writer import MAX_ADDING, CacheWriter
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError
+from gateway.server.admin.operations import forget_scope
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
@@ -51,6 +52,7 @@ class Index:
     def __init__(self) -> None:
         self.failing = False
         self.keys: list[bytes] = []
+        self.adding = 0
         self.answers = asyncio.Event()
         self.answers.set()
 
@@ -62,7 +64,9 @@ class Index:
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
         if self.failing:
             raise SemanticUnavailableError("timeout")
+        self.adding += 1
         await self.answers.wait()
+        self.adding -= 1
         self.keys.append(key)
 
     async def remove(self, keys: Sequence[bytes]) -> None:
@@ -107,16 +111,13 @@ class Rig:
         self.upstream = PlainUpstream()
         self.verifier = SaidVerifier()
         scans = Scans()
+        self.writer = CacheWriter(self.store, self.index, scans, time.time, self.quarantine)
         self.pipeline = Pipeline(
             store=self.store,
             semantic=self.index,
             verifier=self.verifier,
             policies=PolicyFile(default_policy()),
-            coalescer=Coalescer(
-                self.upstream,
-                CacheWriter(self.store, self.index, scans, time.time, self.quarantine),
-                2**20,
-            ),
+            coalescer=Coalescer(self.upstream, self.writer, 2**20),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),
@@ -168,6 +169,47 @@ async def test_no_client_waits_until_its_question_is_in_the_index(rig: Rig):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert "semantic" in (await rig.ask("some wording of one"))[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(0)
+
+
+async def test_a_burst_waits_for_the_index_and_loses_no_vector(rig: Rig):
+    rig.index.answers.clear()
+    asking = [asyncio.create_task(rig.ask(f"question {n}")) for n in range(MAX_ADDING + 8)]
+    await until(lambda: len(rig.writer.adding) == len(asking))
+    await until(lambda: sum(task.done() for task in asking) == MAX_ADDING)
+    assert rig.index.adding == MAX_ADDING
+    rig.index.answers.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*asking)
+        await rig.writer.settle()
+    assert len(rig.index.keys) == len(asking)
+
+
+async def test_a_removal_waits_for_the_vectors_under_way(rig: Rig):
+    rig.index.answers.clear()
+    for n in range(3):
+        await rig.ask(f"question {n}")
+    scope = (await rig.store.walk(None, 1)).entries[0].scope
+    forgetting = asyncio.create_task(forget_scope(scope, writer=rig.writer, forget_keys=None))
+    await until(lambda: not rig.store.stats().entries)
+    rig.index.answers.set()
+    async with asyncio.timeout(60):
+        assert await forgetting == 3
+    assert rig.index.keys == []
+
+
+async def test_a_removal_does_not_wait_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.cache.writer.SETTLE_SECONDS", 0)
+    rig.index.answers.clear()
+    await rig.ask("one")
+    async with asyncio.timeout(60):
+        await rig.writer.remove([(await rig.store.walk(None, 1)).entries[0].key])
+    assert rig.store.stats().entries == 0
 
 
 async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):
