@@ -119,6 +119,8 @@ def test_a_killed_encoder_is_a_miss_and_comes_back(
 ):
     process, _ = served
     ask(client, "How do I change my plan?")
+    # A vector follows the reply; once it is found, it is on disk.
+    assert "semantic" in ask(client, "How can I change my plan?")[0]
     os.kill(child_running(process, "embeddings"), signal.SIGKILL)
     process.wait_for_line("starting it again")
     status, _ = ask(
