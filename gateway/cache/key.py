@@ -307,11 +307,17 @@ def _items(name: str, items: list[Any]) -> Iterator[tuple[str, Any]]:
     if first > MAX_ITEMS:
         first, last = FIRST_ITEMS, MAX_ITEMS - FIRST_ITEMS - 1
     for index in range(first):
-        yield f"{name}[{index}]", items[index]
+        yield _item_name(name, index), items[index]
     if last:
-        yield f"{name}[{first}:-{last}]", items[first:-last]
+        yield _item_name(name, f"{first}:-{last}"), items[first:-last]
     for index in range(-last, 0):
-        yield f"{name}[{index}]", items[index]
+        yield _item_name(name, index), items[index]
+
+
+@lru_cache(maxsize=512)
+def _item_name(name: str, place: int | str) -> str:
+    """Return the name of a message; there are few, and all entries in memory share them."""
+    return f"{name}[{place}]"
 
 
 def _digest(key: bytes, name: str, value: Any) -> bytes:

@@ -101,7 +101,8 @@ class Store(Protocol):
     async def put(self, entry: Entry) -> None:
         """Store or replace; once this returns, ``get`` of any worker finds it.
 
-        It may be written later. If that fails, the entry is not found any more.
+        It may be written later. If that fails, ``get`` finds what the store had before: nothing, or
+        the older entry, which is served within its own freshness.
         """
 
     async def delete(self, key: bytes) -> None:

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gateway.cache.stores.sqlite import SHARED_CHANGES
 from gateway.cli.supervisor import (
     INSTANCE,
     PYTHON,
-    SHARED_CHANGES,
     WORKER_SETTINGS,
     Child,
     Supervisor,

@@ -23,10 +23,6 @@ PYTHON = (sys.executable, "-P")
 PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 """Set to 1 where stdin is a pipe that the parent holds: its end means that the parent is gone."""
 
-SHARED_CHANGES = "REFRAIN_SHARED_CHANGES"
-"""Names the file through which workers tell one another of changes on the disk; see ``open_store``,
-which is too much to import here."""
-
 WORKER_SETTINGS = "REFRAIN_WORKER_SETTINGS"
 """Carries a worker's settings as JSON: unlike a command line, an environment is private."""
 

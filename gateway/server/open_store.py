@@ -17,6 +17,7 @@ from pathlib import Path
 from gateway.cache.ports import Claims, ForgetKeys, MemoryTier, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
+from gateway.cache.stores.sqlite import SHARED_CHANGES
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.store import SqliteStore
@@ -32,8 +33,6 @@ DISK_WRITE_SECONDS = 2.0
 
 REDIS_SECONDS = 0.04
 """No call waits more than 50 ms, a busy turn of our own loop included."""
-SHARED_CHANGES = "REFRAIN_SHARED_CHANGES"
-"""Names the file through which the workers of one disk tell their changes."""
 
 SCOPE_KEYS = "scope-keys.sqlite3"
 
@@ -72,7 +71,7 @@ class OpenedStore:
 def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
     """Open the store that the settings name; a fault of the store shows at its first use.
 
-    Raises SecretSettingError.
+    Raises SecretSettingError, and OSError if the workers' shared memory cannot be opened.
     """
     if settings.store == "memory":
         return OpenedStore("memory", MemoryStore(max_bytes=settings.memory_bytes))
@@ -88,7 +87,12 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
         cold, forget_keys = _encrypt(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
         told = None if alone else file
-        store = _add_memory_tier(settings, disk, file.touch, told, file.lacks)
+
+        def lacks(key: bytes) -> bool:
+            # While the disk is not used, each miss has to show its fault.
+            return disk.fault is None and file.lacks(key)
+
+        store = _add_memory_tier(settings, disk, file.touch, told, lacks)
         if alone and isinstance(store, TieredStore):
             # All changes pass through the tier: it need not ask before each hit.
             file.listen(store.forget, store.forget_all)

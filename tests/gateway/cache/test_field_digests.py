@@ -35,6 +35,13 @@ def test_only_what_differs_is_told():
     assert told(chat("a", seed=1), chat("a", seed=2)) == {"seed": "differs"}
 
 
+def test_entries_share_the_names_of_their_messages():
+    def names(prefix):
+        return [name for name, _ in digests(chat(*(f"{prefix}{index}" for index in range(40))))]
+
+    assert all(one is other for one, other in zip(names("a"), names("b"), strict=True))
+
+
 def test_what_is_no_part_of_the_key_has_none():
     assert told(chat("a", stream=True, user="u", metadata={"a": "b"}), chat("a")) == {}
 

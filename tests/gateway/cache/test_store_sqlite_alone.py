@@ -12,6 +12,7 @@ from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite import store as sqlite_store
+from gateway.cache.stores.sqlite.key_filter import KeyFilter
 from gateway.cache.stores.sqlite.store import BEHIND_BYTES, MAX_BEHIND, SqliteStore
 from gateway.cache.stores.tiered import TieredStore
 
@@ -186,6 +187,74 @@ async def test_a_fault_of_the_disk_leaves_the_filter_unused_until_it_has_all(tmp
         path.parent.mkdir()
         await filled(store)
         assert await store.get(b"1") is None
+
+
+async def test_a_filter_that_could_not_be_filled_hides_nothing(path, monkeypatch, caplog):
+    async with opened(path) as store:
+        await store.put(numbered(1))
+    monkeypatch.setattr(sqlite_store, "FILL_AGAIN_SECONDS", 0)
+    attempts = []
+
+    def no_memory(keys):
+        attempts.append(keys)
+        if len(attempts) < 3:
+            raise MemoryError
+        return KeyFilter(keys)
+
+    async with opened(path) as store:
+        monkeypatch.setattr(sqlite_store, "KeyFilter", no_memory)
+        assert not store.lacks(b"1")
+        while len(attempts) < 3:
+            await asyncio.sleep(0)
+            assert not store.lacks(b"1")
+        await filled(store)
+        assert await store.get(b"1") == numbered(1)
+    assert caplog.text.count("no filter of keys") == 1
+
+
+async def test_a_file_that_took_the_place_of_another_is_asked_for_all_its_keys(path):
+    other = path.with_name("other")
+    async with opened(other) as store:
+        await store.put(numbered(1))
+    async with opened(path) as store:
+        await store.put(numbered(2))
+        await filled(store)
+        assert store.lacks(b"1")
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink()
+        other.rename(path)
+        assert [entry.key for entry in (await store.walk(None, 10)).entries] == [b"1"]
+        assert not store.lacks(b"never stored")
+        await filled(store)
+        assert not store.lacks(b"1")
+        assert await store.get(b"1") == numbered(1)
+
+
+async def test_a_commit_tells_at_once_what_it_stored_and_evicted(tmp_path):
+    """A lookup in between would keep in memory what is not in the file."""
+    told, found = [], []
+    cold = SqliteStore(tmp_path / "small.sqlite3", max_bytes=20_000, alone=True, **PATIENT)
+    store = TieredStore(MemoryStore(max_bytes=1 << 20), cold, cold.touch, None, cold.lacks)
+
+    def forget(key):
+        store.forget(key)
+        lookup = cold.get(key)
+        try:
+            lookup.send(None)
+        except StopIteration as stopped:
+            found.append(stopped.value)
+        lookup.close()
+        told.append(key)
+
+    cold.listen(forget, store.forget_all)
+    try:
+        for n in range(60):
+            await store.put(numbered(n))
+        walked = {entry.key for entry in (await store.walk(None, 100)).entries}
+        assert len(told) == 60 - len(walked)
+        assert found == []
+    finally:
+        await store.close()
 
 
 async def test_what_is_evicted_leaves_memory_too_so_that_a_purge_leaves_nothing(tmp_path):

@@ -2,9 +2,14 @@
 
 import asyncio
 import logging
+import sqlite3
 
 import pytest
 
+from gateway.cache.ports import StoreUnavailableError
+from gateway.cache.stores.conformance import example_entry
+from gateway.cache.stores.sqlite.store import BEHIND_BYTES
+from gateway.server.open_store import open_store
 from gateway.server.secrets import SecretError, shared_secret
 from gateway.settings import Settings, SettingsError, load_settings
 from running_redis import RunningRedis
@@ -114,6 +119,35 @@ async def test_with_a_wrong_password_every_request_is_a_miss_and_says_nothing_of
     }
     assert "Redis wants a password, or refused the one" in caplog.text
     assert "hush" not in caplog.text
+
+
+def answers_at_once(coroutine):
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return True
+    coroutine.close()
+    return False
+
+
+async def test_a_disk_that_does_not_answer_is_not_taken_for_one_that_lacks_a_key(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("gateway.server.open_store.DISK_READ_SECONDS", 30)
+    monkeypatch.setattr("gateway.server.open_store.DISK_WRITE_SECONDS", 0.05)
+    store = open_store(Settings(data_dir=tmp_path), {}).store
+    try:
+        while not answers_at_once(store.get(b"never stored", touch=False)):
+            await store.get(b"nor this", touch=False)
+        other = sqlite3.connect(tmp_path / "entries.sqlite3", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailableError):
+            await store.put(example_entry(b"large", b"x" * (BEHIND_BYTES + 1)))
+        with pytest.raises(StoreUnavailableError):
+            await store.get(b"never stored")
+        other.close()
+    finally:
+        await store.close()
 
 
 async def test_in_memory_nothing_is_written(start_gateway, upstream, tmp_path):

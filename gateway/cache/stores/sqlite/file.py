@@ -65,6 +65,9 @@ _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+Inode = tuple[int, int] | None
+"""The device and number of a file, or None where there is none."""
+
 
 class CorruptFileError(sqlite3.DatabaseError):
     """SQLite can read the file, but it is not ours, of another version, or contradicts itself."""
@@ -73,12 +76,21 @@ class CorruptFileError(sqlite3.DatabaseError):
 class EntryFile:
     """One thread's connection to the database at ``path``, replaced when the file is."""
 
-    def __init__(self, path: Path, *, busy_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        busy_seconds: float,
+        clock: Callable[[], float],
+        opened: Callable[[Inode], None] = lambda _: None,
+    ) -> None:
+        """Tell ``opened`` which file is open, each time; it runs on the thread that opens it."""
         self._path = path
+        self._opened = opened
         self._busy_seconds = busy_seconds
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
-        self._inode: tuple[int, int] | None = None
+        self._inode: Inode = None
 
     def run(self, action: Callable[[sqlite3.Connection], T]) -> T:
         """Return ``action(connection)``, of which the effect is in the file now at the path.
@@ -145,6 +157,7 @@ class EntryFile:
                     self._rename(str(error))
                     self._connection = self._connect()
                 self._inode = self._inode_at_path()
+                self._opened(self._inode)
         return self._connection
 
     def _is_current(self) -> bool:
@@ -154,7 +167,7 @@ class EntryFile:
     def _beside(self, suffix: str) -> Path:
         return self._path.with_name(self._path.name + suffix)
 
-    def _inode_at_path(self) -> tuple[int, int] | None:
+    def _inode_at_path(self) -> Inode:
         try:
             status = self._path.stat()
         except FileNotFoundError:

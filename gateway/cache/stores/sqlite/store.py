@@ -20,6 +20,7 @@ thread no work.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -38,7 +39,7 @@ from gateway.cache.ports import (
 )
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry
 from gateway.cache.stores.memory import MOST_USES
-from gateway.cache.stores.sqlite.file import EntryFile
+from gateway.cache.stores.sqlite.file import EntryFile, Inode
 from gateway.cache.stores.sqlite.key_filter import KeyFilter
 from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.table import KEYS, VALUE, VALUES, Bounds
@@ -69,6 +70,7 @@ _FILE_BYTES_AT_LEAST = 1 << 20
 _READERS = 2
 _CLOSE_SECONDS = 10.0
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -105,31 +107,40 @@ class SqliteStore:
         """The puts that have returned and are not committed."""
         self._keys = KeyFilter(0)
         self._filling: asyncio.Task[None] | None = None
+        self._inode: Inode = None
+        self._file_replaced = False
+        """Whether a thread has found a file that the filter was not filled from."""
         self._changed: Callable[[bytes], None] = lambda _: None
         self._lost: Callable[[], None] = lambda: None
         max_file_bytes = max(int(max_bytes * FILE_FACTOR), max_bytes + _FILE_BYTES_AT_LEAST)
+        open_file = partial(EntryFile, path, clock=clock, opened=self._note_opened)
         self._writer = Writer(
-            partial(EntryFile, path, busy_seconds=write_seconds / 2, clock=clock),
+            partial(open_file, busy_seconds=write_seconds / 2),
             Bounds(max_bytes, max_file_bytes),
             self._uses,
             shared,
-            behind=self._settle_waiting,
-            evicted=self._forget_evicted,
+            settled=self._settle,
             clock=clock,
             upkeep_seconds=upkeep_seconds,
         )
         # None ends a thread.
         self._reads: SimpleQueue[tuple[Callable[[EntryFile], Any], Reply[Any]] | None]
         self._reads = SimpleQueue()
-        open_file = partial(EntryFile, path, busy_seconds=read_seconds, clock=clock)
         self._readers = [
-            start_thread("store-reader", self._serve, open_file()) for _ in range(_READERS)
+            start_thread("store-reader", self._serve, open_file(busy_seconds=read_seconds))
+            for _ in range(_READERS)
         ]
 
     def lacks(self, key: bytes) -> bool:
-        """Tell whether it is sure, without I/O, that no entry has the key."""
+        """Tell whether it is sure, without I/O, that no entry has the key.
+
+        A file that took the place of another is noticed at the next read, commit or upkeep.
+        """
         if self._closed or not (self._alone or self.current(key)):
             return False
+        if self._file_replaced:
+            self._file_replaced = False
+            self._drop_filter()
         if self._filling is None or (self._keys.is_full and self._filling.done()):
             # Not in the name of a request.
             self._filling = asyncio.create_task(self._fill(), context=Context())
@@ -235,18 +246,16 @@ class SqliteStore:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _settle_waiting(self, writes: Sequence[Write], *, lost: bool) -> None:
-        """Look in the file from now on for what is written or ``lost``."""
+    def _settle(self, writes: Sequence[Write], evicted: Sequence[bytes], *, lost: bool) -> None:
+        """Look in the file from now on for what is written, ``lost`` or evicted."""
         for write in writes:
             key = write.key
             if key is not None and self._waiting.get(key) is write:
                 del self._waiting[key]
                 if lost:
                     self._changed(key)
-
-    def _forget_evicted(self, keys: Sequence[bytes]) -> None:
-        """Let a purge, which walks over the file, leave nothing behind in memory."""
-        for key in keys:
+        # A purge, which walks over the file, must leave nothing behind in memory.
+        for key in evicted:
             self._changed(key)
 
     def _note_changed(self, key: bytes) -> None:
@@ -254,25 +263,38 @@ class SqliteStore:
         self._changed(key)
 
     def _note_lost(self) -> None:
+        self._drop_filter()
+        self._lost()
+
+    def _drop_filter(self) -> None:
         if self._filling is not None:
             self._filling.cancel()
             self._filling = None
-        self._lost()
 
     async def _fill(self) -> None:
-        """Tell a new filter all keys; the puts from now on tell it theirs."""
-        self._keys = KeyFilter(self.stats().entries)
-        after: int | None = None
+        """Fill a new filter, and try again after a fault: only this task's good end counts."""
+        is_told = False
         while True:
             try:
-                if after is None:
-                    # The puts that told the filter before.
-                    await self._writer.submit(Write(None))
-                    after = 0
-                rows = await self._read(partial(_read_keys, after))
+                await self._read_all_keys()
             except StoreError:
-                await asyncio.sleep(FILL_AGAIN_SECONDS)
-                continue
+                pass
+            except Exception:  # noqa: BLE001 - a filter that lacks keys would hide entries
+                if not is_told:
+                    _log.exception("store: misses are read from the disk: no filter of keys")
+                is_told = True
+            else:
+                return
+            await asyncio.sleep(FILL_AGAIN_SECONDS)
+
+    async def _read_all_keys(self) -> None:
+        """Tell a new filter all keys; the puts from now on tell it theirs. Raises StoreError."""
+        self._keys = KeyFilter(self.stats().entries)
+        # The puts that told the filter before.
+        await self._writer.submit(Write(None))
+        after = 0
+        while True:
+            rows = await self._read(partial(_read_keys, after))
             for _, key in rows:
                 self._keys.add(key)
             if len(rows) < KEYS_AT_ONCE:
@@ -290,6 +312,13 @@ class SqliteStore:
         reply: Reply[T] = asyncio.get_running_loop().create_future()
         self._reads.put((read, reply))
         return await reply
+
+    # On the threads.
+
+    def _note_opened(self, inode: Inode) -> None:
+        if self._inode not in (None, inode):
+            self._file_replaced = True
+        self._inode = inode or self._inode
 
     # On the readers' threads, each with its own connection; they never wait for the writer.
 

@@ -60,9 +60,15 @@ class Write:
 
 
 class Settle(Protocol):
-    """What is called, on the loop, with writes without a caller that were made or are lost."""
+    """What is called, on the loop, after a commit.
 
-    def __call__(self, writes: Sequence[Write], *, lost: bool) -> None: ...
+    It gets the writes without a caller, which were made or are ``lost``, and the evicted keys. They
+    come together: a lookup between them could find a write that its own commit evicted.
+    """
+
+    def __call__(
+        self, writes: Sequence[Write], evicted: Sequence[bytes], *, lost: bool
+    ) -> None: ...
 
 
 class Writer:
@@ -75,8 +81,7 @@ class Writer:
         uses: dict[bytes, int],
         shared: SharedChanges | None = None,
         *,
-        behind: Settle,
-        evicted: Callable[[Sequence[bytes]], None],
+        settled: Settle,
         clock: Callable[[], float],
         upkeep_seconds: float,
     ) -> None:
@@ -86,8 +91,7 @@ class Writer:
         self._bounds = bounds
         self._max_entry_bytes = min(bounds.max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
         self._uses = uses
-        self._behind = behind
-        self._evicted = evicted
+        self._settled = settled
         self._shared = shared
         self._clock = clock
         self._upkeep_seconds = upkeep_seconds
@@ -207,8 +211,9 @@ class Writer:
                     changes.append(Change(write.key, value, until))
             except Exception as error:  # noqa: BLE001 - it is this caller's alone
                 outcomes[at] = failure(error)
+        evicted: Sequence[bytes] = ()
         try:
-            self._transact(changes)
+            _, evicted = self._transact(changes)
             self.failing = False
         except Exception as error:  # noqa: BLE001 - each caller needs an outcome
             self.failing = True
@@ -219,12 +224,28 @@ class Writer:
                 self._lost += lost
                 self._note(StoreStats(self.stats.entries, self.stats.bytes, 0))
                 _log.warning("store: %d answers could not be stored: %s", lost, fault)
+        self._tell(evicted, writes, outcomes)
+
+    def _tell(
+        self,
+        evicted: Sequence[bytes],
+        writes: Sequence[Write] = (),
+        outcomes: Sequence[StoreError | None] = (),
+    ) -> None:
         # On a closed loop no caller waits.
         with suppress(RuntimeError):
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._settle, writes, outcomes, self.failing)
+                self._loop.call_soon_threadsafe(
+                    self._settle, evicted, writes, outcomes, self.failing
+                )
 
-    def _settle(self, writes: list[Write], outcomes: list[StoreError | None], failed: bool) -> None:
+    def _settle(
+        self,
+        evicted: Sequence[bytes],
+        writes: Sequence[Write],
+        outcomes: Sequence[StoreError | None],
+        failed: bool,
+    ) -> None:
         """Give callers on the loop their answers."""
         behind = []
         for write, outcome in zip(writes, outcomes, strict=True):
@@ -232,13 +253,16 @@ class Writer:
                 behind.append(write)
             else:
                 _set(write.reply, outcome)
-        if behind:
-            self._behind(behind, lost=failed)
+        if behind or evicted:
+            self._settled(behind, evicted, lost=failed)
 
     def _transact(
         self, changes: Sequence[Change] = (), written_uses: dict[bytes, int] | None = None
-    ) -> bool:
-        """Commit, and note the figures; tell whether the file is within the bounds."""
+    ) -> tuple[bool, list[bytes]]:
+        """Commit, and note the figures.
+
+        Tell whether the file is within the bounds, and which keys were evicted.
+        """
         now = self._clock()
         with self._announced([change.key for change in changes]) as announced:
             stats, within, evicted = self._file.run(
@@ -248,13 +272,10 @@ class Writer:
             )
             announced.extend(evicted)
         self._note(stats)
-        if evicted and self._loop is not None:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._evicted, evicted)
         pages = PAGES_A_COMMIT + PAGES_A_CHANGE * (len(changes) + stats.evictions)
         self._unsynced += PAGE_BYTES * (pages + len(written_uses or ()))
         self._unsynced += sum(len(change.value or b"") for change in changes)
-        return within
+        return within, evicted
 
     def _announced(self, keys: Sequence[bytes]) -> AbstractContextManager[list[bytes]]:
         """Tell other workers of a commit, and of the keys that it evicts."""
@@ -264,7 +285,8 @@ class Writer:
         """Evict down to the bounds, which may be tighter than at the last use of the file."""
         done = False
         while not done:
-            within = self._transact()
+            within, evicted = self._transact()
+            self._tell(evicted)
             done = not self._file.run(partial(shrink_file, bounds=self._bounds)) and within
             self._sync_when_due()
 
@@ -273,7 +295,8 @@ class Writer:
         uses = self._uses.copy()
         self._uses.clear()
         if uses:
-            self._transact(written_uses=uses)
+            _, evicted = self._transact(written_uses=uses)
+            self._tell(evicted)
         else:
             # This also notices a worker that died in a commit.
             with self._announced(()):
