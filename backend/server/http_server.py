@@ -12,11 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import (
-    BadHttpMessage,
-    ContentEncodingError,
-    LineTooLong,
-)
+from aiohttp.http_exceptions import BadHttpMessage, ContentEncodingError, LineTooLong
 
 MAX_TARGET_BYTES = 8190
 MAX_HEADER_BYTES = 32 * 1024
@@ -119,10 +115,10 @@ class Connection(web.RequestHandler):
             self._head_timer = None
 
     def _head_is_late(self) -> None:
-        # Where nothing came at all, nobody waits for a reply.
+        # Without any bytes no client waits for a reply.
         if self.transport is not None and self._head_begun:
             reply = self._refuse(408, "The head of your request did not come in time.", "timeout")
-            self.transport.write(_raw(reply))
+            self.transport.write(format_refusal(reply))
         self.force_close()
 
 
@@ -243,7 +239,7 @@ def _describe(status: int, error: BaseException | None) -> tuple[int, str, str]:
             return status, "The server had an internal error.", "internal_error"
 
 
-def _raw(response: web.Response) -> bytes:
+def format_refusal(response: web.Response) -> bytes:
     """Return a reply's bytes, for a connection that has no request."""
     body = bytes(response.body) if isinstance(response.body, bytes) else b""
     fields = {**response.headers, "Content-Length": str(len(body)), "Connection": "close"}
