@@ -156,7 +156,7 @@ class _Connection(asyncio.Protocol):
         elif length := lower.partition(b"\r\ncontent-length:")[2]:
             self._end = end + 4 + int(length.partition(b"\r\n")[0])
         self._streams = b"text/event-stream" in lower
-        if b"\r\nconnection: close" in lower:
+        if b"\r\nconnection: close" in lower or lower.startswith(b"http/1.0"):
             self.open = False
         return end + 4
 
