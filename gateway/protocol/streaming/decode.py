@@ -219,7 +219,7 @@ class StreamedAnswer(ABC):
         if pattern is not None and (text := pattern.text_of(event)) is not None:
             if self._takes(raw):
                 pattern.texts.append(text)
-            return raw, (raw[: -len(_NO_USAGE)] + b"}\n\n" if pattern.null_usage else raw)
+            return raw, _cut_null_usage(raw) if pattern.null_usage else raw
         self._pattern = None
         if data == DONE:
             return self._pass_done(raw)
@@ -289,12 +289,17 @@ def _without_usage(chunk: dict[str, Any], raw: bytes) -> bytes:
     if chunk["usage"] is not None:
         return raw if chunk.get("choices") else b""
     if raw.endswith(_NO_USAGE):  # the last member of the chunk itself, since the brace ends it
-        return raw[: -len(_NO_USAGE)] + b"}\n\n"
+        return _cut_null_usage(raw)
     rest = {name: value for name, value in chunk.items() if name != "usage"}
     try:
         return encode(dumps(rest))
     except TypeError:  # nested deeper than orjson prints
         return raw
+
+
+def _cut_null_usage(raw: bytes) -> bytes:
+    """Return an event that ends with ``_NO_USAGE`` without that member."""
+    return raw[: -len(_NO_USAGE)] + b"}\n\n"
 
 
 def failure_event(fault: Exception) -> bytes:
