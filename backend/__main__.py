@@ -179,8 +179,8 @@ def _run(settings: Settings) -> int:
     import uvloop
 
     from backend.app import create_app
+    from backend.engine.background import is_left_behind
     from backend.models.errors import ModelLoadError
-    from backend.runtime.background import is_left_behind
     from backend.server.serving import StartError, serve
 
     app = create_app(settings)

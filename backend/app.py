@@ -7,13 +7,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from backend.core.types import SamplingParams
-from backend.runtime.background import in_background
-from backend.runtime.engine_host import EngineHost
-from backend.runtime.generation_config import recommended_sampling
-from backend.runtime.messages import EngineOptions
-from backend.runtime.model_files import is_embedding_model, resolve_model
-from backend.runtime.tokenizer import Tokenizer
+from backend.engine.background import in_background
+from backend.engine.generation_config import recommended_sampling
+from backend.engine.host import EngineHost
+from backend.engine.messages import EngineOptions
+from backend.engine.model_files import is_embedding_model, resolve_model
+from backend.scheduler.types import SamplingParams
 from backend.server import reasoning
 from backend.server.application import build_application
 from backend.server.kv_events import KvEvents
@@ -21,6 +20,7 @@ from backend.server.reasoning import ReasoningFormat
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
 from backend.server.tools.formats import FORMATS, ToolFormat, format_of
 from backend.settings import Settings
+from backend.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def _reasoning_format(settings: Settings) -> ReasoningFormat | None:
 
 def _load_embedder(directory: Path, settings: Settings) -> LoadedEmbedder:
     # torch takes seconds to import, and the socket answers before that.
-    from backend.runtime.embedding_engine import start_embedding_engine  # noqa: PLC0415
+    from backend.engine.embedding_engine import start_embedding_engine  # noqa: PLC0415
 
     engine, tokenizer = start_embedding_engine(
         directory,

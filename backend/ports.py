@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backend.core.types import EngineStats, GenerationRequest, TextDelta
+from backend.scheduler.types import EngineStats, GenerationRequest, TextDelta
 
 
 class EngineError(Exception):

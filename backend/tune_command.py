@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any
 
 from backend.arguments import above_zero, add_engine_arguments, numbers, positive, seconds
-from backend.core.tuning import KNEE_SHARE, Targets, Trial, recommend
-from backend.runtime.messages import EngineOptions
+from backend.engine.messages import EngineOptions
+from backend.scheduler.tuning import KNEE_SHARE, Targets, Trial, recommend
 
 _EPILOG = """\
 examples:
@@ -56,9 +56,9 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else 2
     # torch takes seconds to import, and --help does not need it.
+    from backend.engine.tune_engine import device_of, engine_to_tune  # noqa: PLC0415
     from backend.models.errors import ModelLoadError  # noqa: PLC0415
     from backend.ports import EngineError, RequestRejectedError  # noqa: PLC0415
-    from backend.runtime.tune_engine import device_of, engine_to_tune  # noqa: PLC0415
 
     plan = _plan(options, device_of(options.device))
     try:

@@ -18,8 +18,8 @@ from engines.sides import bundled_or_random
 from load import percentile
 from traffic import TRACE, read_trace
 
-from backend.core.block_pool import BlockPool
-from backend.core.scheduler import Scheduler
+from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.scheduler import Scheduler
 
 BUDGET = 512
 BATCH = 16

@@ -22,14 +22,14 @@ from engines.replay import StepCost, replay
 from engines.sides import EngineSide, bundled_or_random, random_prompts
 from traffic import TRACE, read_trace
 
-from backend.core import residents
-from backend.core.block_pool import BLOCK_SIZE, BlockPool
-from backend.core.prefix_cache import PrefixCache
-from backend.core.scheduler import Scheduler
-from backend.core.sequence import Sequence as Continuation
-from backend.core.types import GenerationRequest, SamplingParams
-from backend.runtime.loader import load_model
-from backend.runtime.messages import EngineOptions, Submit
+from backend.engine.messages import EngineOptions, Submit
+from backend.executor.model_loader import load_model
+from backend.scheduler import running as residents
+from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool
+from backend.scheduler.prefix_cache import PrefixCache
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence as Continuation
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 SHARED = 2048
 OWN = 32

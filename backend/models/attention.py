@@ -3,7 +3,7 @@
 A layer's cache is [blocks, 2 * kv_heads, block, head_dim], the heads of the keys before those of
 the values. What one head keeps in one block is contiguous, so gathering by block table yields
 keys and values that batched products read without another copy. Of sequences that decode a
-contiguous copy is kept where there is room (``runtime.kv_mirror``), so that nothing is gathered
+contiguous copy is kept where there is room (``executor.kv_mirror``), so that nothing is gathered
 twice. Kernels that read blocks in place are another ``Attention``.
 """
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from backend.core.types import GrammarKind
+from backend.scheduler.types import GrammarKind
 from backend.server.constraints import Constraint
 from backend.server.reasoning import PromptEnd, ReasoningFormat
 from backend.server.tools.events import ToolCallParser

@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from backend.core.types import TextDelta
 from backend.ports import (
     EngineError,
     Generator,
@@ -19,6 +18,7 @@ from backend.ports import (
     RequestRejectedError,
     UnavailableError,
 )
+from backend.scheduler.types import TextDelta
 from backend.server.constraints import Constraint
 from backend.server.errors import ApiError, engine_failed, internal_error, overloaded, unavailable
 from backend.server.event_stream import EventStream

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from backend.core.types import Grammar, GrammarKind
+from backend.scheduler.types import Grammar, GrammarKind
 from backend.server.errors import ApiError
 from backend.server.json_schema import SchemaError, enforceable
 from backend.server.prompts import off_loop

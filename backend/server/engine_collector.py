@@ -14,8 +14,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from backend.core.figures import Distribution, Recording
-from backend.core.types import EngineStats
+from backend.scheduler.figures import Distribution, Recording
+from backend.scheduler.types import EngineStats
 
 PREFIX = "refrain_engine_"
 

@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from backend.core.types import (
+from backend.ports import EngineError, Generator
+from backend.scheduler.types import (
     FinishReason,
     GenerationRequest,
     Priority,
@@ -17,7 +18,6 @@ from backend.core.types import (
     TextDelta,
     TokenLogprobs,
 )
-from backend.ports import EngineError, Generator
 from backend.server.replies import FinishedChoice, Usage
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 import orjson
 from aiohttp import web
 
-from backend.core.block_pool import BLOCK_SIZE
-from backend.core.cache_events import BlockRemoved, BlocksStored, EventBatch
-from backend.core.cache_feed import CacheFeed, Change, Cleared, Numbered, Snapshot, parts
+from backend.scheduler.block_pool import BLOCK_SIZE
+from backend.scheduler.cache_events import BlockRemoved, BlocksStored, EventBatch
+from backend.scheduler.cache_feed import CacheFeed, Change, Cleared, Numbered, Snapshot, parts
 from backend.server.errors import RATE_LIMIT, ApiError
 from backend.server.event_stream import EventStream
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backend.core.types import TokenLogprobs
 from backend.ports import EngineError
+from backend.scheduler.types import TokenLogprobs
 
 Spell = Callable[[int], bytes]
 """A token's text; special tokens by their names."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from backend.core.stopping import longest_open_prefix
+from backend.scheduler.stopping import longest_open_prefix
 from backend.server.tools.events import Content, Event, Reasoning, ToolCallParser
 
 OPEN_TAG = "<think>"

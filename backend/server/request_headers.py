@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 
-from backend.core.types import Priority
+from backend.scheduler.types import Priority
 from backend.server.errors import ApiError
 
 QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from backend.core.types import EngineStats, GenerationRequest, SamplingParams
 from backend.ports import Embedder, Generator, PromptEncoder
+from backend.scheduler.types import EngineStats, GenerationRequest, SamplingParams
 from backend.server.errors import cannot_embed, cannot_generate, unavailable, unknown_model
 from backend.server.reasoning import ReasoningFormat
 from backend.server.tools.formats import ToolFormat

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from traffic import TracedRequest
 
-from backend.core.block_pool import BlockPool
-from backend.core.scheduler import Scheduler
-from backend.core.sequence import Sequence as Continuation
-from backend.core.types import GenerationRequest, SamplingParams
-from backend.runtime.loader import load_model
-from backend.runtime.messages import EngineOptions, Submit
+from backend.engine.messages import EngineOptions, Submit
+from backend.executor.model_loader import load_model
+from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence as Continuation
+from backend.scheduler.types import GenerationRequest, SamplingParams
 from engines.sides import random_prompts
 
 

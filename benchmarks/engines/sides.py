@@ -15,8 +15,8 @@ import transformers
 from torch import Tensor
 from torch.nn import functional
 
-from backend.core.types import GenerationRequest, SamplingParams
-from backend.runtime.loader import load_engine
+from backend.executor.model_loader import load_engine
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 BUNDLED = Path(__file__).parents[2] / "backend" / "demo" / "model"
 

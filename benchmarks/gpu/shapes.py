@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backend.core.types import GenerationRequest, SamplingParams
+from backend.engine.core import EngineCore, EngineLimits
+from backend.engine.messages import Submit
+from backend.executor.cuda_engine import make_cuda_runner
+from backend.executor.kv_cache import KVCache
+from backend.executor.networks import Network
+from backend.executor.weights import random_weights
+from backend.grammar.compiler import GrammarCompiler
 from backend.models.config import DecoderConfig, parse_config
 from backend.models.decoder import Decoder
 from backend.models.decoder_weights import DecoderWeights
 from backend.models.model import Model
 from backend.models.operations import Operations
 from backend.models.rotary import rotation_table
-from backend.runtime.cuda_engine import make_cuda_runner
-from backend.runtime.engine_core import EngineCore, EngineLimits
-from backend.runtime.grammar_compiler import GrammarCompiler
-from backend.runtime.kv_cache import KVCache
-from backend.runtime.messages import Submit
-from backend.runtime.networks import Network
-from backend.runtime.weights import random_weights
+from backend.scheduler.types import GenerationRequest, SamplingParams
 from gpu.machine import Machine
 
 LLAMA_8B: dict[str, Any] = {

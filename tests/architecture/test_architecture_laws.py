@@ -16,7 +16,12 @@ def test_our_tree_keeps_the_law(law):
 
 def test_all_four_packages_are_looked_at():
     names = {module.name for module in modules(ROOT)}
-    assert {"policies.decision", "gateway.cache.key", "embeddings.client", "backend.core"} <= names
+    assert {
+        "policies.decision",
+        "gateway.cache.key",
+        "embeddings.client",
+        "backend.scheduler",
+    } <= names
     assert len(names) > 100
 
 
@@ -43,9 +48,9 @@ GOOD = {
     "gateway/cli/worker.py": "import uvloop\nfrom gateway.app import create_app",
     "embeddings/client.py": "import asyncio\nfrom embeddings import link",
     "embeddings/verify/agreement.py": "import re",
-    "backend/core/scheduler.py": "from backend.core.types import Sequence",
-    "backend/runtime/engine.py": "import torch, os, time\nfrom backend.core import scheduler",
-    "backend/ports.py": "from backend.core.types import TextDelta",
+    "backend/scheduler/scheduler.py": "from backend.scheduler.types import Sequence",
+    "backend/engine/engine.py": "import torch, os, time\nfrom backend.scheduler import scheduler",
+    "backend/ports.py": "from backend.scheduler.types import TextDelta",
 }
 
 BAD = {
@@ -60,8 +65,8 @@ BAD = {
         ("gateway/cache/key.py", "data = open('x').read()"),
         ("gateway/cache/key.py", "def f():\n    return __import__('time')"),
         ("gateway/server/admin/recorded_request.py", "import time"),
-        ("backend/core/scheduler.py", "try:\n    import torch\nexcept ImportError:\n    pass"),
-        ("backend/core/scheduler.py", "import collections, logging as log"),
+        ("backend/scheduler/scheduler.py", "try:\n    import torch\nexcept ImportError:\n    pass"),
+        ("backend/scheduler/scheduler.py", "import collections, logging as log"),
         ("embeddings/verify/agreement.py", "from pathlib import Path"),
     ],
     "pure_modules_import_pure_modules": [
@@ -72,8 +77,8 @@ BAD = {
     "cores_are_leaves": [
         ("policies/decision.py", "from gateway.cache.ports import Entry"),
         ("policies/decision.py", "import backend"),
-        ("backend/core/scheduler.py", "from backend.runtime import engine"),
-        ("backend/core/scheduler.py", "from policies.decision import Scope"),
+        ("backend/scheduler/scheduler.py", "from backend.engine import engine"),
+        ("backend/scheduler/scheduler.py", "from policies.decision import Scope"),
         ("embeddings/verify/agreement.py", "from embeddings.protocol import Match"),
     ],
     "imports_run_one_way": [
@@ -105,7 +110,7 @@ BAD = {
     "ports_import_only_values": [
         ("gateway/cache/ports.py", "from aiohttp import web"),
         ("gateway/cache/ports.py", "import gateway.cache.key, asyncio"),
-        ("backend/ports.py", "from backend.runtime.engine import Engine"),
+        ("backend/ports.py", "from backend.engine.engine import Engine"),
         ("backend/ports.py", "import torch"),
     ],
     "few_modules_know_http_libraries": [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.embedding_queue import EmbeddingQueue, Place, QueueBoundError
+from backend.scheduler.embedding_queue import EmbeddingQueue, Place, QueueBoundError
 
 
 def queue(per_pass=100, waiting=1000):

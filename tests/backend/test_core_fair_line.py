@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.fair_line import FairLine
+from backend.scheduler.fair_line import FairLine
 
 
 def filled(jobs, most=100):

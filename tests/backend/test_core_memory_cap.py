@@ -1,5 +1,5 @@
-from backend.core.memory_cap import MemoryCap
-from backend.core.pacing import Allowance, FixedPacing
+from backend.scheduler.memory_cap import MemoryCap
+from backend.scheduler.pacing import Allowance, FixedPacing
 
 MOST = Allowance(512, 16)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.tuning import Targets, Trial, percentile, recommend
+from backend.scheduler.tuning import Targets, Trial, percentile, recommend
 
 
 def trial(cap, throughput, itl=0.01, ttft=0.1):

@@ -1,6 +1,6 @@
 """Whether silence is a hang: by turns, and only of who owes an answer."""
 
-from backend.core.watchdog import Verdict, Watchdog
+from backend.scheduler.watchdog import Verdict, Watchdog
 
 WAIT, ASK, HUNG = Verdict.WAIT, Verdict.ASK, Verdict.HUNG
 

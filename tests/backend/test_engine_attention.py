@@ -9,12 +9,12 @@ import random
 import pytest
 import torch
 
-from backend.core.block_pool import BLOCK_SIZE, blocks_for
-from backend.core.scheduler import ScheduledSequence
-from backend.core.sequence import Sequence
+from backend.executor.input_batch import InputBatchBuilder
+from backend.executor.kv_mirror import MIRROR_BYTES
 from backend.models.attention import PagedAttention
-from backend.runtime.input_batch import InputBatchBuilder
-from backend.runtime.kv_mirror import MIRROR_BYTES
+from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
+from backend.scheduler.scheduler import ScheduledSequence
+from backend.scheduler.sequence import Sequence
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4, 2, 8, 2
 MAX_LEN = 160
@@ -131,7 +131,7 @@ def attend(queries, keys_values, window):
 @torch.inference_mode()
 def test_blocks_do_not_show(mirror_bytes, window, monkeypatch):
     # So that the few and small ones here are cut into groups too.
-    monkeypatch.setattr("backend.runtime.kv_mirror._LEAST_WASTE", 4096)
+    monkeypatch.setattr("backend.executor.kv_mirror._LEAST_WASTE", 4096)
     world = World(mirror_bytes, mirror_bytes)
     for _ in range(60):
         action = world.random.random()

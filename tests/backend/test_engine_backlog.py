@@ -6,12 +6,12 @@ import socket
 import pytest
 from host_requests import Letters, request
 
-from backend.core.types import GenerationRequest, SamplingParams
+from backend.engine import link as engine_link
+from backend.engine.client import EngineClient
+from backend.engine.link import Link
+from backend.engine.messages import Abort, AbortCause, EngineDescription, Submit
 from backend.ports import OverloadedError
-from backend.runtime import engine_link
-from backend.runtime.engine_client import EngineClient
-from backend.runtime.engine_link import Link
-from backend.runtime.messages import Abort, AbortCause, EngineDescription, Submit
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 
 async def test_an_engine_that_leaves_much_lying_is_sent_no_more_requests(monkeypatch):

@@ -1,6 +1,11 @@
 import pytest
 
-from backend.core.block_pool import BlockPool, BlockPoolCorruptError, OutOfBlocksError, blocks_for
+from backend.scheduler.block_pool import (
+    BlockPool,
+    BlockPoolCorruptError,
+    OutOfBlocksError,
+    blocks_for,
+)
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from backend.core.types import FinishReason, TokenDelta, TokenLogprobs
+from backend.engine.delivery import Stream, deliver
+from backend.engine.messages import Report
 from backend.ports import EngineError
-from backend.runtime.delivery import Stream, deliver
-from backend.runtime.messages import Report
+from backend.scheduler.types import FinishReason, TokenDelta, TokenLogprobs
 
 
 async def send(*items):

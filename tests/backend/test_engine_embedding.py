@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from backend.engine.embedding_engine import EmbeddingEngine
 from backend.models.errors import ModelLoadError
 from backend.models.threads import ThreadsWorth
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
-from backend.runtime.embedding_engine import EmbeddingEngine
 
 pytest_plugins = ["running_backend", "running_embedder"]
 
@@ -170,7 +170,7 @@ async def test_a_pass_that_does_not_end_is_reported(engine, model):
 
 
 def load(directory, **changes):
-    from backend.runtime.embedding_model import load_embedding_model
+    from backend.engine.embedding_model import load_embedding_model
 
     settings = {"device": "cpu", "dtype": "auto", "max_model_len": None, "threads": None}
     return load_embedding_model(directory, **settings | changes)
@@ -236,7 +236,7 @@ class FewThreads:
 
 
 def test_a_thread_that_begins_while_another_engine_takes_few_has_its_own():
-    from backend.runtime.embedding_model import EmbeddingModel
+    from backend.engine.embedding_model import EmbeddingModel
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)

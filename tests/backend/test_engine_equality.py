@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
-from backend.core.types import GenerationRequest, SamplingParams
-from backend.runtime.engine import Engine
-from backend.runtime.kv_cache import block_bytes
-from backend.runtime.loader import load_engine
-from backend.runtime.weights import load_config
+from backend.engine.engine import Engine
+from backend.executor.kv_cache import block_bytes
+from backend.executor.model_loader import load_engine
+from backend.executor.weights import load_config
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

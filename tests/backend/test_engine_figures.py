@@ -7,12 +7,12 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from backend.core.cache_events import NOTHING_CACHED, EventBatch
-from backend.core.recorder import Recorder
-from backend.core.sequence import Sequence
-from backend.core.types import EngineStats
-from backend.runtime.engine_client import EngineClient
-from backend.runtime.messages import EngineDescription, Report
+from backend.engine.client import EngineClient
+from backend.engine.messages import EngineDescription, Report
+from backend.scheduler.cache_events import NOTHING_CACHED, EventBatch
+from backend.scheduler.recorder import Recorder
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.types import EngineStats
 
 pytest_plugins = ["running_backend"]
 

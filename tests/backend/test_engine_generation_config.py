@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from backend.core.types import SamplingParams
+from backend.engine.generation_config import recommended_sampling
 from backend.models.errors import ModelLoadError
-from backend.runtime.generation_config import recommended_sampling
+from backend.scheduler.types import SamplingParams
 
 
 def write(directory: Path, config: Any) -> Path:

@@ -7,12 +7,12 @@ import random
 import pytest
 import torch
 
-from backend.core.types import GenerationRequest, SamplingParams
+from backend.executor.checkpoint import read_json
+from backend.executor.model_loader import load_engine
 from backend.models.errors import ModelLoadError
 from backend.models.generic import GenericModel, load_generic
 from backend.models.generic_check import verify
-from backend.runtime.checkpoint import read_json
-from backend.runtime.loader import load_engine
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -11,13 +11,19 @@ import jsonschema
 import pytest
 from grammar_walks import BYTES, HeldTrials, NoTrials, Walks, next_tokens
 
-from backend.core.types import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
+from backend.engine import core as engine_core
+from backend.executor.model_loader import load_engine
+from backend.grammar.compiler import GrammarCompiler
+from backend.grammar.jobs import Tried
+from backend.grammar.library import Vocabulary
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
-from backend.runtime import engine_core
-from backend.runtime.grammar_compiler import GrammarCompiler
-from backend.runtime.grammar_jobs import Tried
-from backend.runtime.grammar_library import Vocabulary
-from backend.runtime.loader import load_engine
+from backend.scheduler.types import (
+    FinishReason,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+)
 from backend.server.json_schema import enforceable
 
 pytest_plugins = ["running_backend"]
@@ -193,7 +199,7 @@ async def test_the_bundled_model_answers_in_json():
 def test_a_vocabulary_of_sentencepiece_spells_what_its_decoder_writes():
     import tokenizers
 
-    from backend.runtime.tokenizer import Tokenizer
+    from backend.tokenizer.tokenizer import Tokenizer
 
     pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["\u2581", "\u2581the", "{", "}", '"', "a", ":", "\u25811", "true", "é"]
@@ -248,7 +254,7 @@ async def test_preemption_and_overlap_change_nothing(chat_model):
 
 
 async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatch):
-    from backend.runtime.grammar import GrammarMatcher
+    from backend.grammar.matcher import GrammarMatcher
 
     fill, calls = GrammarMatcher.fill, []
 

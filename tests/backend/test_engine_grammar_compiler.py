@@ -6,13 +6,13 @@ from concurrent.futures import Future
 import pytest
 from grammar_walks import BYTES, END, HeldTrials, NoTrials, Walks, next_tokens
 
-from backend.core.types import Grammar, GrammarKind
+from backend.grammar.compiler import CompilerLimits, GrammarCompiler
+from backend.grammar.jobs import Job, Refused, Tried
+from backend.grammar.library import SharedLibrary, Vocabulary
+from backend.grammar.matcher import GrammarError
+from backend.grammar.trials import NoTrialsError, ProcessTrials
 from backend.ports import OverloadedError
-from backend.runtime.grammar import GrammarError
-from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler
-from backend.runtime.grammar_jobs import Job, Refused, Tried
-from backend.runtime.grammar_library import SharedLibrary, Vocabulary
-from backend.runtime.grammar_trials import NoTrialsError, ProcessTrials
+from backend.scheduler.types import Grammar, GrammarKind
 
 
 def regex(text):
@@ -209,7 +209,7 @@ def test_a_child_says_what_is_quick_and_sends_what_is_not(trials):
     tried = trials.begin(job(regex("(ab|c){2}"), quick=0.0)).result()
     library = SharedLibrary(lambda: BYTES, 2**26)
     restored = library.make(regex("(ab|c){2}"), tried.serialised)
-    from backend.runtime.grammar import GrammarMatcher
+    from backend.grammar.matcher import GrammarMatcher
 
     matcher = GrammarMatcher(restored)
     assert next_tokens(matcher, list(b"ab")) == [ord("a"), ord("c")]

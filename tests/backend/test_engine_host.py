@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from host_requests import LIMIT, ask, children, request, until
 
-from backend.core.types import FinishReason
+from backend.engine import host as engine_host
+from backend.engine.host import EngineHost
+from backend.engine.messages import EngineDescription, EngineOptions
 from backend.models.errors import ModelLoadError
 from backend.ports import EngineError, RequestRejectedError, UnavailableError
-from backend.runtime import engine_host
-from backend.runtime.engine_host import EngineHost
-from backend.runtime.messages import EngineDescription, EngineOptions
+from backend.scheduler.types import FinishReason
 
 pytest_plugins = ["running_host"]
 

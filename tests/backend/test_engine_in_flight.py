@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 
-from backend.core.types import FinishReason, GenerationRequest, SamplingParams
+from backend.executor.kv_cache import block_bytes
+from backend.executor.model_loader import load_engine
+from backend.executor.weights import load_config
 from backend.ports import EngineError
-from backend.runtime.kv_cache import block_bytes
-from backend.runtime.loader import load_engine
-from backend.runtime.weights import load_config
+from backend.scheduler.types import FinishReason, GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

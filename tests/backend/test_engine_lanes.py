@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from backend.core.block_pool import BlockPool
-from backend.core.scheduler import QueueFullError, Scheduler
-from backend.core.sequence import Sequence, SequenceStatus
-from backend.core.types import Priority
+from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.scheduler import QueueFullError, Scheduler
+from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.types import Priority
 
 
 def scheduler(blocks=400, **options):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backend.core.types import GenerationRequest, SamplingParams
+from backend.executor.kv_cache import block_bytes
+from backend.executor.model_loader import load_engine
+from backend.executor.weights import load_config, load_weights
 from backend.models.errors import ModelLoadError
-from backend.runtime.kv_cache import block_bytes
-from backend.runtime.loader import load_engine
-from backend.runtime.weights import load_config, load_weights
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

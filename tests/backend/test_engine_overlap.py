@@ -3,10 +3,10 @@ are free."""
 
 import pytest
 
-from backend.core.block_pool import BlockPool
-from backend.core.scheduler import Scheduler
-from backend.core.sequence import Sequence, SequenceStatus
-from backend.core.types import SamplingParams
+from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.types import SamplingParams
 
 
 def scheduler(blocks=20, **options):

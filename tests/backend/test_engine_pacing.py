@@ -2,11 +2,11 @@ import random
 
 import pytest
 
-from backend.core.block_pool import BlockPool
-from backend.core.pacing import AdaptivePacing, Allowance, FixedPacing, pacing_for
-from backend.core.scheduler import Scheduler
-from backend.core.sequence import Sequence
-from backend.core.step_time import StepTimeModel
+from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.pacing import AdaptivePacing, Allowance, FixedPacing, pacing_for
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.step_time import StepTimeModel
 
 MOST = Allowance(max_tokens=8192, max_num_seqs=256)
 

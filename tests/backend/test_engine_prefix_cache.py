@@ -1,8 +1,8 @@
 import pytest
 
-from backend.core.block_pool import BLOCK_SIZE, BlockPool, BlockPoolCorruptError
-from backend.core.cache_events import BlockRemoved, BlocksStored, EventBatch, EventLog
-from backend.core.prefix_cache import OTHER_TENANTS, PrefixCache, root_digest, tenant_of
+from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, BlockPoolCorruptError
+from backend.scheduler.cache_events import BlockRemoved, BlocksStored, EventBatch, EventLog
+from backend.scheduler.prefix_cache import OTHER_TENANTS, PrefixCache, root_digest, tenant_of
 
 PROMPT = list(range(100))
 

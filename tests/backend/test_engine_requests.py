@@ -7,9 +7,9 @@ from collections import defaultdict
 import pytest
 import torch
 
-from backend.core.types import FinishReason, GenerationRequest, SamplingParams
+from backend.executor.model_loader import load_engine
 from backend.ports import EngineError, RequestRejectedError
-from backend.runtime.loader import load_engine
+from backend.scheduler.types import FinishReason, GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

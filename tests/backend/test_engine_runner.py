@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from backend.core.scheduler import ScheduledSequence
-from backend.core.sequence import Sequence
-from backend.core.types import SamplingParams
-from backend.runtime.loader import load_model
-from backend.runtime.messages import EngineOptions
+from backend.engine.messages import EngineOptions
+from backend.executor.model_loader import load_model
+from backend.scheduler.scheduler import ScheduledSequence
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.types import SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sampling_rows import draw, row, sample
 
-from backend.core.types import SamplingParams
-from backend.runtime.sampler import Sampler
+from backend.executor.sampler import Sampler
+from backend.scheduler.types import SamplingParams
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0, -torch.inf])
 

@@ -1,9 +1,9 @@
 import pytest
 
-from backend.core.block_pool import BlockPool
-from backend.core.scheduler import NeverFitsError, Scheduler
-from backend.core.sequence import Sequence, SequenceStatus
-from backend.core.types import Priority
+from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.scheduler import NeverFitsError, Scheduler
+from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.types import Priority
 
 
 def scheduler(blocks=100, max_num_seqs=8, budget=64):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from backend.executor.sizing import MemoryReading, Sizing, size_cache
 from backend.models.errors import ModelLoadError
-from backend.runtime.sizing import MemoryReading, Sizing, size_cache
 
 GIB = 2**30
 

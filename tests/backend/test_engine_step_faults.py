@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend.runtime.step_faults import Fault, fault_of
+from backend.engine.step_faults import Fault, fault_of
 
 
 @pytest.mark.parametrize(

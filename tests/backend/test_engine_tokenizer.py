@@ -6,10 +6,10 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from backend.core.detokenizer import ByteLevelDetokenizer
 from backend.models.errors import ModelLoadError
-from backend.runtime.chat_template import ChatTemplateError
-from backend.runtime.tokenizer import Tokenizer
+from backend.scheduler.detokenizer import ByteLevelDetokenizer
+from backend.tokenizer.chat_template import ChatTemplateError
+from backend.tokenizer.tokenizer import Tokenizer
 
 CHATML = (
     "{%- for message in messages %}\n"

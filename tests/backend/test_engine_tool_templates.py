@@ -4,10 +4,10 @@ import pytest
 from tool_templates import TEMPLATES, with_template
 from transformers import PreTrainedTokenizerFast
 
-from backend.runtime.chat_template import ChatTemplateError
-from backend.runtime.tokenizer import Tokenizer
 from backend.server.tools.events import Call, gather
 from backend.server.tools.formats import FORMATS, format_of
+from backend.tokenizer.chat_template import ChatTemplateError
+from backend.tokenizer.tokenizer import Tokenizer
 
 pytest_plugins = ["running_backend"]
 

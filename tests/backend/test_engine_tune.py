@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from backend.__main__ import main
-from backend.core.tuning import Targets, Trial
-from backend.core.types import FinishReason, TextDelta
+from backend.engine.tune import Load, measure
 from backend.ports import EngineError
-from backend.runtime.tune import Load, measure
+from backend.scheduler.tuning import Targets, Trial
+from backend.scheduler.types import FinishReason, TextDelta
 from backend.tune_command import Plan, run
 
 pytest_plugins = ["running_backend"]

@@ -5,9 +5,9 @@ from itertools import count
 
 import pytest
 
-from backend.core.stopping import Choice
-from backend.core.types import FinishReason, TokenDelta, TokenLogprobs
-from backend.runtime import turns
+from backend.engine import turns
+from backend.scheduler.stopping import Choice
+from backend.scheduler.types import FinishReason, TokenDelta, TokenLogprobs
 
 
 class Letters:

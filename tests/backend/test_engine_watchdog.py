@@ -14,16 +14,17 @@ import pytest
 from fake_engine import STUCK
 from host_requests import LIMIT, ask, children, request, until
 
-from backend.core.types import FinishReason, GenerationRequest, SamplingParams
+from backend.engine import engine
+from backend.engine import link as engine_link
+from backend.engine.host import EngineHost
+from backend.engine.link import TURNS, Link
+from backend.engine.messages import EngineDescription, EngineOptions, Loaded, Loading, Ping
+from backend.engine.wire import frame
+from backend.executor.model_loader import load_engine
 from backend.models.errors import ModelLoadError
 from backend.ports import EngineError, UnavailableError
-from backend.runtime import engine, engine_link
-from backend.runtime.engine_host import EngineHost
-from backend.runtime.engine_link import TURNS, Link
-from backend.runtime.loader import load_engine
-from backend.runtime.messages import EngineDescription, EngineOptions, Loaded, Loading, Ping
-from backend.runtime.tokenizer import Tokenizer
-from backend.runtime.wire import frame
+from backend.scheduler.types import FinishReason, GenerationRequest, SamplingParams
+from backend.tokenizer.tokenizer import Tokenizer
 
 pytest_plugins = ["running_host", "running_backend"]
 
@@ -235,7 +236,7 @@ async def test_a_stop_while_a_hung_engine_is_ended_leaves_no_process(start, turn
 
 
 async def test_a_stopped_process_is_stopped_for_good_with_its_server(start, monkeypatch, caplog):
-    monkeypatch.setattr("backend.runtime.engine_host.STOP_SECONDS", 0.01)
+    monkeypatch.setattr("backend.engine.host.STOP_SECONDS", 0.01)
     host = await start()
     stop(pid())
     await asyncio.wait_for(host.stop(), LIMIT)

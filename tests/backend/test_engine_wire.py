@@ -3,16 +3,16 @@ import socket
 
 import pytest
 
-from backend.core.types import (
+from backend.engine.messages import Abort, AbortCause, Report, Stop, Submit
+from backend.engine.wire import FrameReader, PeerGoneError, SocketEndpoint, frame
+from backend.ports import EngineError, QueueFullError, QueueTimeoutError, RequestRejectedError
+from backend.scheduler.types import (
     EngineStats,
     FinishReason,
     GenerationRequest,
     TokenDelta,
     TokenLogprobs,
 )
-from backend.ports import EngineError, QueueFullError, QueueTimeoutError, RequestRejectedError
-from backend.runtime.messages import Abort, AbortCause, Report, Stop, Submit
-from backend.runtime.wire import FrameReader, PeerGoneError, SocketEndpoint, frame
 
 STATS = EngineStats(1, 2, 3, 4, 5, 6, 7)
 DELTA = TokenDelta(

@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from backend.core.scheduler import ScheduledSequence
-from backend.core.sequence import Sequence
-from backend.runtime.cuda_batch import BatchLimits, KernelBatchBuilder
-from backend.runtime.cuda_graphs import graph_sizes, size_for
+from backend.executor.cuda_batch import BatchLimits, KernelBatchBuilder
+from backend.executor.cuda_graphs import graph_sizes, size_for
+from backend.scheduler.scheduler import ScheduledSequence
+from backend.scheduler.sequence import Sequence
 
 LIMITS = BatchLimits(max_num_seqs=4, max_tokens_per_step=64, max_model_len=256, processors=8)
 

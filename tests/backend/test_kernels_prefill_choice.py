@@ -7,15 +7,15 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from backend.kernels import reference
-from backend.kernels.prefill_attention import Span, query_tiles
-from backend.runtime.cuda_prefill import (
+from backend.executor.cuda_prefill import (
     KernelPrefill,
     PrefillSpans,
     TorchPrefill,
     choose_backend,
     make_prefill,
 )
+from backend.kernels import reference
+from backend.kernels.prefill_attention import Span, query_tiles
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from backend.core.types import FinishReason, SamplingParams, TextDelta
 from backend.ports import EngineError
+from backend.scheduler.types import FinishReason, SamplingParams, TextDelta
 from backend.server.generation import Generation
 
 pytest_plugins = ["running_backend"]

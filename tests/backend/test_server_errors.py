@@ -6,8 +6,8 @@ import gzip
 import orjson
 import pytest
 
-from backend.core.types import FinishReason, TextDelta
 from backend.ports import EngineError, RequestRejectedError
+from backend.scheduler.types import FinishReason, TextDelta
 
 pytest_plugins = ["running_backend"]
 

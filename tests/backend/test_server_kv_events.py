@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from backend.app import create_app
-from backend.core.cache_events import NOTHING_CACHED, BlockRemoved, BlocksStored, EventBatch
+from backend.scheduler.cache_events import NOTHING_CACHED, BlockRemoved, BlocksStored, EventBatch
 from backend.server import kv_events as module
 from backend.server.application import build_application
 from backend.server.kv_events import KvEvents

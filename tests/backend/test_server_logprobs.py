@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from backend.core.types import FinishReason, TextDelta, TokenLogprobs
+from backend.scheduler.types import FinishReason, TextDelta, TokenLogprobs
 from backend.server.logprob_replies import EchoedPrompt
 
 pytest_plugins = ["running_backend"]

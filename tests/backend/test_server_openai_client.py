@@ -168,7 +168,7 @@ async def test_an_answer_is_as_long_as_asked_at_least(client):
 async def test_completions_of_text_and_tokens(client, chat_model):
     plain = await client.completions.create(model="tiny", prompt="Once", temperature=0)
     assert plain.usage.completion_tokens <= 16
-    from backend.runtime.tokenizer import Tokenizer
+    from backend.tokenizer.tokenizer import Tokenizer
 
     tokens = Tokenizer.load(chat_model).encode("Once")
     both = await client.completions.create(model="tiny", prompt=[tokens, tokens], temperature=0)

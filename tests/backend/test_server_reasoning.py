@@ -4,7 +4,7 @@ import pytest
 from tool_templates import with_template
 
 from backend.app import create_app
-from backend.core.types import FinishReason, TextDelta, TokenLogprobs
+from backend.scheduler.types import FinishReason, TextDelta, TokenLogprobs
 from backend.server.reasoning import FORMATS, PromptEnd, format_of, prompt_end
 from backend.server.tools import formats
 from backend.settings import Settings

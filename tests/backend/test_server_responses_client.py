@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 from pydantic import BaseModel, Field
 
-from backend.core.types import TextDelta
 from backend.ports import EngineError
+from backend.scheduler.types import TextDelta
 
 pytest_plugins = ["tool_client"]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from backend.core.types import FinishReason, TextDelta
 from backend.ports import EngineError, QueueFullError
+from backend.scheduler.types import FinishReason, TextDelta
 
 pytest_plugins = ["running_backend"]
 

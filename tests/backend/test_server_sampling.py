@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend.core.types import SamplingParams
+from backend.scheduler.types import SamplingParams
 
 pytest_plugins = ["running_backend"]
 

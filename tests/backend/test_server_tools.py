@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from backend.core.types import FinishReason, GrammarKind, TextDelta, TokenLogprobs
 from backend.ports import GrammarRejectedError
+from backend.scheduler.types import FinishReason, GrammarKind, TextDelta, TokenLogprobs
 from backend.server import constraints
 from backend.server.json_schema import enforceable
 from backend.server.tools.formats import FORMATS

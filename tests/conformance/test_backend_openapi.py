@@ -9,8 +9,8 @@ import jsonschema
 import orjson
 import pytest
 
-from backend.core.types import FinishReason, TextDelta
 from backend.ports import EngineError
+from backend.scheduler.types import FinishReason, TextDelta
 from backend.server import reasoning
 from backend.server.tools.formats import FORMATS
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import torch
 
-from backend.core.types import GenerationRequest, SamplingParams
-from backend.runtime.loader import load_engine
+from backend.executor.model_loader import load_engine
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -14,7 +14,7 @@ pytest_plugins = ["tiny_checkpoints"]
 
 from interpreted_engine import generate
 
-from backend.runtime.cuda_graphs import DecodeGraphs
+from backend.executor.cuda_graphs import DecodeGraphs
 
 NEW_TOKENS = 20
 

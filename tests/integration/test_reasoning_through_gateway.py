@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from backend.core.types import FinishReason, TextDelta
+from backend.scheduler.types import FinishReason, TextDelta
 from backend.server.reasoning import FORMATS
 
 pytest_plugins = ["running_backend"]

@@ -3,8 +3,8 @@
 import openai
 import pytest
 
-from backend.core.types import TextDelta
 from backend.ports import EngineError
+from backend.scheduler.types import TextDelta
 
 pytest_plugins = ["running_backend"]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from backend.core.block_pool import BlockPool, OutOfBlocksError
+from backend.scheduler.block_pool import BlockPool, OutOfBlocksError
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.cache_events import NOTHING_CACHED, BlockRemoved, BlocksStored, EventBatch
-from backend.core.cache_feed import CacheFeed, Cleared, parts
+from backend.scheduler.cache_events import NOTHING_CACHED, BlockRemoved, BlocksStored, EventBatch
+from backend.scheduler.cache_feed import CacheFeed, Cleared, parts
 
 ROOT = b"root"
 

@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sampling_rows import draw, row, sample
 
-from backend.core.seeding import choice_seed
-from backend.core.types import SamplingParams
+from backend.scheduler.seeding import choice_seed
+from backend.scheduler.types import SamplingParams
 
 VOCAB = 40
 _WORD = 0xFFFFFFFF
@@ -150,7 +150,7 @@ def test_penalties_change_only_the_tokens_that_were_said(logits, prompt, generat
 @settings(deadline=None, max_examples=60)
 @given(logits_rows, params)
 def test_what_is_reported_is_the_models_own_distribution(logits, each):
-    from backend.runtime.sampler import Sampler
+    from backend.executor.sampler import Sampler
 
     each = replace(each, logprobs=5)
     (sampled,) = Sampler().sample(torch.tensor([logits]), [row(each)]).fetch()

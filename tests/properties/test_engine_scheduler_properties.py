@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated_device import SimulatedDevice
 
-from backend.core.block_pool import BlockPool, blocks_for
-from backend.core.cache_events import BlockRemoved, EventLog
-from backend.core.prefix_cache import PrefixCache
-from backend.core.scheduler import NeverFitsError, QueueFullError, Scheduler
-from backend.core.sequence import Sequence, SequenceStatus
-from backend.core.types import Priority, SamplingParams
+from backend.scheduler.block_pool import BlockPool, blocks_for
+from backend.scheduler.cache_events import BlockRemoved, EventLog
+from backend.scheduler.prefix_cache import PrefixCache
+from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
+from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.types import Priority, SamplingParams
 
 MAX_WAIT = 25.0
 MAX_WAITING = 12

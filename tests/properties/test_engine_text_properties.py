@@ -4,11 +4,11 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
-from backend.core.sequence import Sequence
-from backend.core.stopping import Choice, StopStringScanner, finish_reason
-from backend.core.types import FinishReason, TokenDelta, TokenLogprobs
-from backend.runtime.tokenizer import Tokenizer
+from backend.scheduler.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.stopping import Choice, StopStringScanner, finish_reason
+from backend.scheduler.types import FinishReason, TokenDelta, TokenLogprobs
+from backend.tokenizer.tokenizer import Tokenizer
 
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 CORPUS = ["naïve café 東京 👩‍👩‍👧‍👦 e\u0301 สวัสดี 🇩🇪", "reset the password", "東京都 é 🙂🙃"] * 4

@@ -7,8 +7,8 @@ from grammar_walks import Walks
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from backend.core.types import Grammar, GrammarKind
-from backend.runtime.grammar import GrammarError
+from backend.grammar.matcher import GrammarError
+from backend.scheduler.types import Grammar, GrammarKind
 from backend.server.json_schema import SchemaError, enforceable
 
 WALKS = Walks()

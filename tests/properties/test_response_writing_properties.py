@@ -4,7 +4,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.types import FinishReason
+from backend.scheduler.types import FinishReason
 from backend.server.reasoning import ReasoningParser
 from backend.server.replies import Usage
 from backend.server.responses.writing import ResponseWriter

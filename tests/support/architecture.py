@@ -185,8 +185,8 @@ def in_any(name: str, parts: Iterable[str]) -> bool:
 
 
 def core_of(name: str) -> str | None:
-    """Return the pure core that a module is part of: ``policies``, ``backend.core`` …"""
-    for core in ("policies", "backend.core", "embeddings.core", "embeddings.verify"):
+    """Return the pure core that a module is part of: ``policies``, ``backend.scheduler`` …"""
+    for core in ("policies", "backend.scheduler", "embeddings.core", "embeddings.verify"):
         if within(name, core):
             return core
     return None
@@ -292,7 +292,9 @@ def ports_import_only_values(root: Path) -> list[str]:
         package, _, last = module.name.rpartition(".")
         if last != "ports":
             continue
-        leaves = ("gateway", "policies") if within(package, "gateway") else (f"{package}.core",)
+        leaves = (
+            ("gateway", "policies") if within(package, "gateway") else (f"{package}.scheduler",)
+        )
         broken += [
             f"{module.name}:{used.line}: imports {used.target}"
             for used in module.imports

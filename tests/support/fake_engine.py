@@ -13,8 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from backend.core.types import FinishReason, TokenDelta
-from backend.runtime.messages import (
+from backend.engine.messages import (
     Abort,
     EngineDescription,
     EngineOptions,
@@ -26,7 +25,8 @@ from backend.runtime.messages import (
     Stop,
     Submit,
 )
-from backend.runtime.wire import PeerGoneError, SocketEndpoint
+from backend.engine.wire import PeerGoneError, SocketEndpoint
+from backend.scheduler.types import FinishReason, TokenDelta
 
 STUCK = 26
 

@@ -6,11 +6,11 @@ import threading
 
 import torch
 
-from backend.core.types import Grammar
-from backend.runtime.grammar import GrammarError, GrammarMatcher
-from backend.runtime.grammar_compiler import CompilerLimits, GrammarCompiler
-from backend.runtime.grammar_jobs import Tried
-from backend.runtime.grammar_library import Vocabulary
+from backend.grammar.compiler import CompilerLimits, GrammarCompiler
+from backend.grammar.jobs import Tried
+from backend.grammar.library import Vocabulary
+from backend.grammar.matcher import GrammarError, GrammarMatcher
+from backend.scheduler.types import Grammar
 
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, frozenset({END}))

@@ -4,8 +4,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from backend.core.detokenizer import ByteLevelDetokenizer
-from backend.core.types import GenerationRequest, SamplingParams
+from backend.scheduler.detokenizer import ByteLevelDetokenizer
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 LIMIT = 30.0
 

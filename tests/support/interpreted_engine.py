@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from backend.core.block_pool import blocks_for
-from backend.core.scheduler import ScheduledSequence
-from backend.core.sequence import Sequence
-from backend.core.types import GenerationRequest, SamplingParams
-from backend.runtime.cuda_engine import make_cuda_runner
-from backend.runtime.engine_core import EngineCore, EngineLimits
-from backend.runtime.grammar_compiler import GrammarCompiler
-from backend.runtime.kv_cache import KVCache
-from backend.runtime.messages import Submit
-from backend.runtime.networks import load_network
+from backend.engine.core import EngineCore, EngineLimits
+from backend.engine.messages import Submit
+from backend.executor.cuda_engine import make_cuda_runner
+from backend.executor.kv_cache import KVCache
+from backend.executor.networks import load_network
+from backend.grammar.compiler import GrammarCompiler
+from backend.scheduler.block_pool import blocks_for
+from backend.scheduler.scheduler import ScheduledSequence
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.types import GenerationRequest, SamplingParams
 
 MAX_LENGTH = 256
 

@@ -2,8 +2,8 @@
 
 from sampling_rows import row, sample
 
-from backend.runtime.cuda_sampling import draw_on_device
-from backend.runtime.sampler import Sampler
+from backend.executor.cuda_sampling import draw_on_device
+from backend.executor.sampler import Sampler
 
 
 def sample_by_kernel(logits, batch):

@@ -11,14 +11,14 @@ import pytest
 from aiohttp import ClientSession, web
 from fake_models import at_once, nothing_to_close
 
-from backend.core.types import (
+from backend.ports import EngineError, RequestRejectedError
+from backend.scheduler.types import (
     EngineStats,
     FinishReason,
     GenerationRequest,
     SamplingParams,
     TextDelta,
 )
-from backend.ports import EngineError, RequestRejectedError
 
 MODEL = "scripted"
 
@@ -280,8 +280,8 @@ async def start_real_server(
     ``refrain backend`` has its engine in a process, which takes seconds to start: see
     ``test_engine_process``.
     """
-    from backend.runtime.generation_config import recommended_sampling
-    from backend.runtime.loader import load_engine
+    from backend.engine.generation_config import recommended_sampling
+    from backend.executor.model_loader import load_engine
     from backend.server.application import build_application
     from backend.server.served_model import LoadedModel, ServedModel
 

@@ -25,7 +25,7 @@ def minilm() -> Path:
 @pytest.fixture(scope="module")
 def embedding_engine(minilm):
     """An engine with the real model, and its tokenizer."""
-    from backend.runtime.embedding_engine import start_embedding_engine
+    from backend.engine.embedding_engine import start_embedding_engine
 
     engine, tokenizer = start_embedding_engine(
         minilm, device="cpu", dtype="auto", max_model_len=None, threads=None

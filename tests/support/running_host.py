@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from host_requests import Letters, children
 
-from backend.runtime import engine_host, engine_link
-from backend.runtime.engine_host import EngineHost
-from backend.runtime.messages import EngineOptions
+from backend.engine import host as engine_host
+from backend.engine import link as engine_link
+from backend.engine.host import EngineHost
+from backend.engine.messages import EngineOptions
 
 ROOT = Path(__file__).parents[2]
 

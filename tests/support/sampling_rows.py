@@ -2,11 +2,11 @@
 
 import torch
 
-from backend.core.scheduler import ScheduledSequence
-from backend.core.seeding import choice_seed
-from backend.core.sequence import Sequence
-from backend.core.types import SamplingParams
-from backend.runtime.sampler import Sampler
+from backend.executor.sampler import Sampler
+from backend.scheduler.scheduler import ScheduledSequence
+from backend.scheduler.seeding import choice_seed
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.types import SamplingParams
 
 PROMPT = (1, 2)
 

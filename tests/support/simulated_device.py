@@ -7,7 +7,7 @@ steps in order, and by others once the step was collected. Reading anything else
 
 from collections import deque
 
-from backend.core.block_pool import BLOCK_SIZE
+from backend.scheduler.block_pool import BLOCK_SIZE
 
 GARBAGE = object()
 

@@ -12,9 +12,9 @@ import openai
 import pytest
 from tool_templates import with_template
 
-from backend.core.types import SamplingParams
-from backend.runtime.delivery import Stream
-from backend.runtime.loader import load_engine
+from backend.engine.delivery import Stream
+from backend.executor.model_loader import load_engine
+from backend.scheduler.types import SamplingParams
 from backend.server.application import build_application
 from backend.server.served_model import LoadedModel, ServedModel
 from backend.server.tools.formats import format_of

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backend.core.types import FinishReason, TokenLogprobs
+from backend.scheduler.types import FinishReason, TokenLogprobs
 from backend.server.answer_reading import AnswerReading
 from backend.server.replies import ChatForm, FinishedChoice, Logprobs
 from backend.server.tools.events import (

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import Answers, StartServer, pool, resets, says, servers, status
 
-from backend.runtime.chat_template import ChatTemplate, ChatTemplateError
+from backend.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from gateway.upstream.pool.retry import A_REQUEST, MOST
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream

@@ -1,1 +1,0 @@
-"""Torch-free decisions of the engine: sequences, blocks, scheduling, stopping."""

@@ -1,0 +1,214 @@
+"""The client's half of an engine: requests out, tokens in, and text made of them.
+
+Law: whoever was let in gets an end. A request is in the table from before its message is sent until
+its generator is closed; ``close`` fails all that are in it and lets nobody else in. Tokens become
+text in the task that reads them, never in the engine.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Protocol
+
+from backend.engine.delivery import Stream, deliver
+from backend.engine.messages import (
+    Abort,
+    AbortCause,
+    EngineDescription,
+    Report,
+    Submit,
+    ToEngine,
+)
+from backend.engine.turns import text_of
+from backend.ports import (
+    EngineError,
+    OverloadedError,
+    RequestRejectedError,
+    UnavailableError,
+)
+from backend.scheduler.cache_events import NOTHING_CACHED, EventBatch
+from backend.scheduler.detokenizer import IncrementalDetokenizer
+from backend.scheduler.stopping import Choice
+from backend.scheduler.types import EngineStats, GenerationRequest, TextDelta
+
+_NO_STATS = EngineStats(
+    running=0,
+    waiting=0,
+    kv_blocks_used=0,
+    kv_blocks_total=0,
+    preemptions=0,
+    prompt_tokens=0,
+    generated_tokens=0,
+)
+
+
+class TextSource(Protocol):
+    """What a client needs of a tokenizer."""
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """Return fresh state for one choice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What there is while the client is open."""
+
+    description: EngineDescription
+    text: TextSource
+
+
+class EngineClient:
+    """Implements ``backend.ports.Generator`` in front of an engine that can be replaced."""
+
+    def __init__(self, send: Callable[[ToEngine], None]) -> None:
+        """``send`` hands a message to the engine of the time, from any thread, and never waits.
+
+        It may raise OverloadedError for a request.
+        """
+        self._send = send
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._refusal = "the engine was not started"
+        self._engine: _Engine | None = None
+        self._last: _Engine | None = None
+        self._streams: dict[int, Stream] = {}
+        self._tell_cache: Callable[[list[EventBatch]], None] = lambda _: None
+        self._before = _NO_STATS
+        self._stats = _NO_STATS
+
+    def open(self, description: EngineDescription, text: TextSource) -> None:
+        """Let requests in."""
+        with self._lock:
+            if self._last is not None:
+                # Another engine begins to count; what is told goes on.
+                self._before = replace(self._stats, restarts=self._stats.restarts + 1)
+                self._stats = self._before
+            self._engine = self._last = _Engine(description, text)
+
+    def close(self, reason: str) -> None:
+        """Let nobody in, and fail whoever is; a second call changes the reason."""
+        with self._lock:
+            was_open, self._engine = self._engine is not None, None
+            self._refusal = reason
+            self._stats = replace(self._stats, running=0, waiting=0, kv_blocks_used=0)
+            streams, self._streams = self._streams, {}
+        if was_open:
+            self._tell_cache([NOTHING_CACHED])
+        deliver((stream, EngineError(reason)) for stream in streams.values())
+
+    def receive(self, report: Report) -> None:
+        """Pass a report on to those it concerns; from any thread, one at a time."""
+        if report.stats is not None:
+            first = self._before is _NO_STATS
+            self._stats = report.stats if first else report.stats.following(self._before)
+        if report.cache_events:
+            self._tell_cache(report.cache_events)
+        numbers = {}
+        items = []
+        for number, item in report.items:
+            # Whoever left in the meantime is not in the table, and misses nothing.
+            if (stream := self._streams.get(number)) is not None:
+                numbers[stream] = number
+                items.append((stream, item))
+        for stream in deliver(items):
+            self._leave(numbers[stream], AbortCause.LEFT)
+
+    def follow_cache(self, listener: Callable[[list[EventBatch]], None]) -> None:
+        """Call ``listener`` with news of the prefix cache, from any thread, one at a time."""
+        self._tell_cache = listener
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What tells the model's KV from others'; empty before there was an engine."""
+        return b"" if self._last is None else self._last.description.fingerprint
+
+    @property
+    def ready(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anybody is let in and not gone."""
+        return bool(self._streams)
+
+    @property
+    def unready_reason(self) -> str:
+        return self._refusal
+
+    @property
+    def max_model_len(self) -> int:
+        # Raises UnavailableError before there was an engine.
+        if self._last is None:
+            raise UnavailableError(self._refusal)
+        return self._last.description.max_model_len
+
+    def stats(self) -> EngineStats:
+        # As of the last report that had figures.
+        return self._stats
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
+        number, stream, engine = self._enter(request)
+        choices = {
+            index: Choice(index, request.sampling.stop, engine.text.detokenizer())
+            for index in range(request.n)
+        }
+        over = False
+        try:
+            arrived = time.monotonic() if request.arrived is None else request.arrived
+            self._send(Submit(number, request, arrived))
+            while choices:
+                for tokens in await stream.receive():
+                    choice = choices.get(tokens.index)
+                    # The engine learns of a stop string later than this.
+                    delta = None if choice is None else await text_of(choice, tokens)
+                    if delta is None:
+                        continue
+                    if delta.finish_reason is not None:
+                        del choices[delta.index]
+                        over = not choices
+                        if tokens.finish_reason is None:
+                            self._abort(number, delta.index, AbortCause.STOP_STRING)
+                    yield delta
+        except (EngineError, RequestRejectedError, OverloadedError):
+            over = True  # nothing is left to abort
+            raise
+        finally:
+            self._leave(number, None if over else AbortCause.LEFT)
+
+    def _enter(self, request: GenerationRequest) -> tuple[int, Stream, _Engine]:
+        stream = Stream(asyncio.get_running_loop())
+        with self._lock:
+            engine = self._engine
+            if engine is None:
+                raise UnavailableError(self._refusal)
+            _validate(request, engine.description)
+            number = next(self._numbers)
+            self._streams[number] = stream
+        return number, stream, engine
+
+    def _leave(self, number: int, cause: AbortCause | None) -> None:
+        if self._streams.pop(number, None) is not None and cause is not None:
+            self._abort(number, None, cause)
+
+    def _abort(self, number: int, index: int | None, cause: AbortCause) -> None:
+        self._send(Abort(number, index, cause, time.monotonic()))
+
+
+def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
+    num_prompt_tokens = len(request.prompt_tokens)
+    if num_prompt_tokens == 0:
+        raise RequestRejectedError("the prompt has no tokens")
+    if num_prompt_tokens >= engine.max_model_len:
+        raise RequestRejectedError(
+            f"the prompt has {num_prompt_tokens} tokens; the context of {engine.max_model_len} "
+            "leaves no room for an answer"
+        )
+    if not 0 <= min(request.prompt_tokens) <= max(request.prompt_tokens) < engine.vocab_size:
+        raise RequestRejectedError(f"prompt tokens must lie in 0 to {engine.vocab_size - 1}")
+    max_tokens = request.sampling.max_tokens
+    if request.n < 1 or (max_tokens is not None and max_tokens < 1):
+        raise RequestRejectedError("n and max_tokens must be at least 1")

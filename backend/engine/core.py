@@ -1,0 +1,396 @@
+"""The requests of an engine: what is open, what came of it, and how it ends.
+
+Belongs to the engine's loop; ``stepper`` computes. Every request gets one end, whatever happens.
+Sequences end in ``_end`` alone, which frees what they hold.
+"""
+
+import secrets
+from dataclasses import dataclass, field
+from itertools import count
+from time import monotonic
+
+from backend.engine.messages import Abort, AbortCause, Item, Submit
+from backend.engine.stepper import Stepper
+from backend.executor.memory_use import MemoryMeter
+from backend.executor.model_runner import Runner
+from backend.executor.sampled import SampledToken
+from backend.grammar.compiler import GrammarCompiler
+from backend.grammar.matcher import GrammarError
+from backend.grammar.pending import PendingGrammar
+from backend.ports import (
+    EngineError,
+    GrammarRejectedError,
+    OverloadedError,
+    QueueTimeoutError,
+    RequestRejectedError,
+)
+from backend.ports import QueueFullError as QueueIsFullError
+from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.cache_events import EventBatch, EventLog
+from backend.scheduler.memory_cap import MemoryCap
+from backend.scheduler.pacing import Allowance, pacing_for
+from backend.scheduler.prefix_cache import PrefixCache, PrefixCacheStats
+from backend.scheduler.recorder import Recorder
+from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler, Step
+from backend.scheduler.seeding import choice_seed
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.stopping import finish_reason
+from backend.scheduler.types import (
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    TokenDelta,
+    TokenLogprobs,
+)
+
+_CACHE_EVENTS = 1 << 17
+"""Many times what one step stores and removes."""
+
+_REASON_OF = {AbortCause.LEFT: FinishReason.ABORT, AbortCause.STOP_STRING: FinishReason.STOP}
+
+_MOST_COMPILING = 1_024
+"""Requests that wait for their grammar; they are in no queue yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """``max_tokens_per_step`` is the token budget; ``max_model_len`` the context in tokens.
+
+    ``max_waiting`` sequences may wait, ``queue_seconds`` each, where its request says nothing else.
+    Targets are in seconds. ``overlap`` launches a step before the last one's tokens are known.
+    """
+
+    num_blocks: int
+    max_num_seqs: int
+    max_model_len: int
+    max_tokens_per_step: int
+    max_waiting: int = 1024
+    queue_seconds: float | None = None
+    target_ttft: float | None = None
+    target_itl: float | None = None
+    overlap: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request and its choices that have not ended, by index."""
+
+    number: int
+    streams: bool
+    open_sequences: dict[int, Sequence] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    job: _Job
+    index: int
+    held: list[TokenLogprobs] = field(default_factory=list)
+    """Log probabilities of tokens that are not sent yet."""
+    held_of_prompt: list[TokenLogprobs] = field(default_factory=list)
+
+
+class EngineCore:
+    """Scheduler, model runner and every request that has not ended."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        eos_token_ids: frozenset[int],
+        limits: EngineLimits,
+        grammars: GrammarCompiler,
+        *,
+        fingerprint: bytes = b"",
+        cache_events: bool = False,
+    ) -> None:
+        """``eos_token_ids`` end an answer of the model, ``fingerprint`` tells it from others.
+
+        ``cache_events`` keeps news of the prefix cache, which must be taken after each step.
+        """
+        self.grammars = grammars
+        self._compiling: dict[int, tuple[Submit, PendingGrammar]] = {}
+        self.limits = limits
+        self._fingerprint = fingerprint
+        self._cache_log = EventLog(_CACHE_EVENTS) if cache_events else None
+        self.num_restarts = 0
+        """Times that the loop had to start over."""
+        self._memory = MemoryMeter(runner.device)
+        self.runner = runner
+        self._eos_token_ids = eos_token_ids
+        self._sequence_ids = count()
+        self._jobs: dict[int, _Job] = {}
+        self._continuations: dict[Sequence, _Continuation] = {}
+        self._items: list[tuple[int, Item]] = []
+        self._recorder = Recorder()
+        self._past_preemptions = 0
+        self._past_prefix = PrefixCacheStats(0, 0)
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._num_in_order = 0
+        self._stepper = self._new_stepper()
+
+    def limited(self, limits: EngineLimits) -> "EngineCore":
+        """Return another core on the same runner; only one of them may step."""
+        return EngineCore(
+            self.runner,
+            self._eos_token_ids,
+            limits,
+            self.grammars,
+            fingerprint=self._fingerprint,
+        )
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of the time."""
+        return self._stepper.scheduler
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return self.scheduler.has_work
+
+    def warm_up(self) -> None:
+        """Take a first step, for nobody."""
+        self.runner.warm_up()
+
+    def submit(self, message: Submit) -> None:
+        """Queue the choices of a request, once its grammar is compiled, or say why it cannot be."""
+        grammar = message.request.sampling.grammar
+        if grammar is None:
+            self._queue(message, None)
+            return
+        if len(self._compiling) >= _MOST_COMPILING:
+            error = OverloadedError("too many requests wait for their grammars", 1.0)
+            self._items.append((message.number, error))
+            return
+        pending = self.grammars.compile(grammar, message.request.cache_salt)
+        self._compiling[message.number] = message, pending
+        self.admit_compiled()
+
+    def admit_compiled(self) -> None:
+        """Queue the requests whose grammar has been compiled in the meantime."""
+        if not self._compiling:
+            return
+        for number, (message, pending) in list(self._compiling.items()):
+            if pending.done:
+                del self._compiling[number]
+                self._queue(message, pending)
+
+    def _queue(self, message: Submit, grammar: PendingGrammar | None) -> None:
+        request = message.request
+        # Who looks for stop strings sees every token; otherwise a plain reply needs the last only.
+        job = _Job(message.number, request.stream or bool(request.sampling.stop))
+        try:
+            sequences = self._sequences(request, message.arrived, grammar)
+            self.scheduler.add_all(sequences, monotonic(), among=request.among)
+        except GrammarError as error:
+            self._put(job, GrammarRejectedError(str(error)))
+            return
+        except OverloadedError as error:
+            self._put(job, error)
+            return
+        except NeverFitsError as error:
+            self._put(job, RequestRejectedError(str(error)))
+            return
+        except QueueFullError as error:
+            self._put(job, QueueIsFullError(str(error), error.retry_after))
+            return
+        for index, sequence in enumerate(sequences):
+            job.open_sequences[index] = sequence
+            self._continuations[sequence] = _Continuation(job, index)
+            self._num_in_order += sequence.needs_history
+        self._recorder.arrived(sequences, message.arrived)
+        self._jobs[message.number] = job
+        self._prompt_tokens += len(request.prompt_tokens)
+
+    def abort(self, message: Abort) -> None:
+        """End a choice, or what is left of a request, without a word: nobody listens any more."""
+        if message.number in self._compiling:
+            _, pending = self._compiling.pop(message.number)
+            self.grammars.forget(pending)
+        job = self._jobs.get(message.number)
+        if job is None:
+            return  # it ended while the message was on its way
+        for index, sequence in list(job.open_sequences.items()):
+            if message.index in (None, index):
+                if message.cause is AbortCause.LEFT:
+                    self._recorder.left(sequence, message.at)
+                self._end(sequence, _REASON_OF[message.cause])
+
+    def step(self) -> None:
+        """Advance what can be advanced. Raises DeviceLostError; after others, ``start_over``."""
+        for sequence in self.scheduler.expire(monotonic()):
+            self._expire(sequence)
+        self._stepper.turn(in_order=self._num_in_order > 0)
+
+    def completed(self, step: Step, began: float, now: float) -> None:
+        """See StepListener."""
+        self._recorder.completed(step, began, now)
+
+    def advanced(self, sequence: Sequence, sampled: SampledToken | None) -> None:
+        """See StepListener."""
+        continuation = self._continuations.get(sequence)
+        if continuation is None:
+            return  # it ended while the step was on its way
+        if sampled is None:
+            self._fail(continuation.job, "the model's output is not finite for this request")
+            return
+        if sequence.matcher is not None and (failure := sequence.matcher.failure) is not None:
+            # Its KV is as good as any, and may stay in the prefix cache; only its last token is
+            # not.
+            self._fail(continuation.job, f"constrained decoding cannot go on: {failure}")
+            return
+        self._generated_tokens += 1
+        self._tell(sequence, continuation, sampled)
+
+    def failed(self, sequences: tuple[Sequence, ...], reason: str) -> None:
+        """See StepListener."""
+        for sequence in sequences:
+            if (continuation := self._continuations.get(sequence)) is not None:
+                self._fail(continuation.job, reason)
+
+    def start_over(self, reason: str) -> None:
+        """Fail every request and begin with an empty scheduler."""
+        jobs, self._jobs = self._jobs, {}
+        self._continuations.clear()
+        self._num_in_order = 0
+        for job in jobs.values():
+            self._put(job, EngineError(reason))
+        self._stepper.abandon()
+        self._recorder.all_ended("error")
+        self._past_preemptions += self.scheduler.num_preemptions
+        self._past_prefix = self._prefix_stats()
+        if self._cache_log is not None:
+            self._cache_log.start_over()
+        self._stepper = self._new_stepper()
+
+    def take_items(self) -> list[tuple[int, Item]]:
+        """Return what was said since the last call."""
+        items, self._items = self._items, []
+        return items
+
+    def take_cache_events(self) -> list[EventBatch]:
+        """Return what the prefix cache stored and removed since the last call."""
+        return [] if self._cache_log is None else self._cache_log.take_batches()
+
+    def stats(self) -> EngineStats:
+        """Return the figures as of now."""
+        prefix = self._prefix_stats()
+        return EngineStats(
+            running=self.scheduler.num_running,
+            waiting=self.scheduler.num_waiting,
+            kv_blocks_used=self.scheduler.pool.num_used,
+            kv_blocks_total=self.scheduler.pool.num_blocks,
+            preemptions=self._past_preemptions + self.scheduler.num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            prefix_queries=prefix.queries,
+            prefix_hits=prefix.hits,
+            tokens_after_disconnect=self._recorder.num_tokens_after_disconnect,
+            restarts=self.num_restarts,
+            recording=self._recorder.read(),
+            tenants=tuple(self.scheduler.cache.blocks_by_tenant().items()),
+            memory=self._memory.read(monotonic()),
+        )
+
+    def _prefix_stats(self) -> PrefixCacheStats:
+        past, now = self._past_prefix, self.scheduler.cache.stats
+        return PrefixCacheStats(past.queries + now.queries, past.hits + now.hits)
+
+    def _new_stepper(self) -> Stepper:
+        limits = self.limits
+        most = Allowance(limits.max_tokens_per_step, limits.max_num_seqs)
+        cap = MemoryCap(
+            pacing_for(most, target_ttft=limits.target_ttft, target_itl=limits.target_itl)
+        )
+        pool = BlockPool(limits.num_blocks)
+        scheduler = Scheduler(
+            pool,
+            cache=PrefixCache(pool, fingerprint=self._fingerprint, events=self._cache_log),
+            max_num_seqs=limits.max_num_seqs,
+            max_tokens_per_step=limits.max_tokens_per_step,
+            pacing=cap,
+            max_waiting=limits.max_waiting,
+        )
+        return Stepper(self.runner, scheduler, cap, self, overlap=limits.overlap)
+
+    def _sequences(
+        self, request: GenerationRequest, arrived: float, grammar: PendingGrammar | None
+    ) -> list[Sequence]:
+        sampling = request.sampling
+        room = self.limits.max_model_len - len(request.prompt_tokens)
+        max_new_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        queue_seconds = request.queue_seconds
+        if queue_seconds is None:
+            queue_seconds = self.limits.queue_seconds
+        end_token_ids = sampling.stop_token_ids
+        if not sampling.ignore_eos or grammar is not None:  # nothing goes on behind a grammar's end
+            end_token_ids |= self._eos_token_ids
+        return [
+            Sequence(
+                next(self._sequence_ids),
+                list(request.prompt_tokens),
+                len(request.prompt_tokens) + max_new_tokens,
+                request.priority,
+                sampling,
+                choice_seed(seed, index),
+                end_token_ids,
+                arrived=arrived,
+                # Choices wait for the first one's prompt, and count as begun when it does.
+                deadline=None if index or queue_seconds is None else arrived + queue_seconds,
+                cache_salt=request.cache_salt,
+                matcher=None if grammar is None else grammar.matcher(),
+                reads_cache=sampling.prompt_logprobs is None,
+            )
+            for index in range(request.n)
+        ]
+
+    def _tell(self, sequence: Sequence, continuation: _Continuation, sampled: SampledToken) -> None:
+        if sampled.logprobs is not None:
+            continuation.held.append(sampled.logprobs)
+        continuation.held_of_prompt.extend(sampled.prompt_logprobs)
+        reason = finish_reason(sequence)
+        job = continuation.job
+        if job.streams or reason is not None:
+            first = len(sequence.tokens) - 1 if job.streams else sequence.num_prompt_tokens
+            tokens = tuple(sequence.tokens[first:])
+            held, prompt = tuple(continuation.held), tuple(continuation.held_of_prompt)
+            continuation.held.clear()
+            continuation.held_of_prompt.clear()
+            cached = sequence.num_cached_tokens
+            self._put(job, TokenDelta(continuation.index, tokens, held, reason, cached, prompt))
+        if reason is not None:
+            self._end(sequence, reason)
+
+    def _expire(self, sequence: Sequence) -> None:
+        continuation = self._continuations.get(sequence)
+        if continuation is not None:
+            waited = monotonic() - sequence.arrived
+            error = QueueTimeoutError(
+                f"the request waited {waited:.1f} s, and nothing could be computed for it",
+                self.scheduler.drain_seconds(monotonic()),
+            )
+            self._fail_with(continuation.job, error, "queue_timeout")
+
+    def _fail(self, job: _Job, reason: str) -> None:
+        self._fail_with(job, EngineError(reason), "error")
+
+    def _fail_with(self, job: _Job, error: Exception, why: str) -> None:
+        for sequence in list(job.open_sequences.values()):
+            self._end(sequence, why)
+        self._put(job, error)
+
+    def _put(self, job: _Job, item: Item) -> None:
+        self._items.append((job.number, item))
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        self._recorder.ended(sequence, reason)
+        continuation = self._continuations.pop(sequence, None)
+        if continuation is None:
+            return
+        self._num_in_order -= sequence.needs_history
+        job = continuation.job
+        del job.open_sequences[continuation.index]
+        if not job.open_sequences:
+            self._jobs.pop(job.number, None)
+        self.scheduler.finish(sequence)

@@ -1,0 +1,168 @@
+"""What a client and the engine's loop tell one another; they may be of two processes.
+
+Everything is a value. A request is known by its ``number``, which its client chose and uses once.
+Whoever was told ``Submit`` answers with deltas that end in a finish reason for each choice, or with
+one exception.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from backend.scheduler.cache_events import EventBatch
+from backend.scheduler.types import EngineStats, GenerationRequest, TokenDelta
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine is made of; None leaves a choice to the loader.
+
+    ``model`` is a directory or a hub id; ``device`` auto, cpu or cuda; ``dtype`` auto, float32,
+    bfloat16 or float16, where auto is the checkpoint's on CUDA and float32 on CPU.
+    ``max_tokens_per_step`` bounds how much of a long prompt one step computes, ``kv_bytes`` the KV
+    pool. ``threads`` are torch's, for the whole process. ``max_waiting`` sequences may wait,
+    ``queue_seconds`` each, where its request says nothing else. Targets are in seconds. ``overlap``
+    launches a step before the last one's tokens are known; None: on CUDA.
+    ``cache_events`` asks for news of what the prefix cache stores and removes.
+    """
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    max_num_seqs: int = 16
+    max_tokens_per_step: int | None = None
+    max_model_len: int | None = None
+    kv_bytes: int | None = None
+    threads: int | None = None
+    max_waiting: int = 1024
+    queue_seconds: float | None = None
+    target_ttft: float | None = None
+    target_itl: float | None = None
+    overlap: bool | None = None
+    cache_events: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """What a client needs to know of an engine; ``directory`` is where its model lies."""
+
+    directory: str
+    max_model_len: int
+    vocab_size: int
+    fingerprint: bytes = b""
+
+
+class AbortCause(Enum):
+    """Why nobody wants the rest of a choice."""
+
+    LEFT = auto()
+    """Whoever asked is gone."""
+    STOP_STRING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Generate; ``arrived`` is on the clock of ``time.monotonic``, one for all processes."""
+
+    number: int
+    request: GenerationRequest
+    arrived: float
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End choice ``index`` of a request, None: all of it, without a word.
+
+    ``at`` is when the cause came about, on the clock of ``Submit.arrived``.
+    """
+
+    number: int
+    index: int | None
+    cause: AbortCause
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the loop; what is open fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Report in this turn of the loop, whether or not there is news."""
+
+
+ToEngine = Submit | Abort | Stop | Ping
+
+Item = TokenDelta | Exception
+"""An exception ends its request."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of a step: items by request, in order, and figures where there are new ones.
+
+    ``cache_events`` is empty unless they were asked for.
+    """
+
+    items: list[tuple[int, Item]] = field(default_factory=list)
+    stats: EngineStats | None = None
+    cache_events: list[EventBatch] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.items or self.cache_events) or self.stats is not None
+
+    def add(self, later: "Report") -> None:
+        """Append what came later."""
+        self.items += later.items
+        self.stats = later.stats or self.stats
+        self.cache_events += later.cache_events
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Plain tuples: pickling a dataclass takes ten times as long, and this goes out each step.
+        rows = [
+            (number, item)
+            if isinstance(item, Exception)
+            else (
+                number,
+                item.index,
+                item.tokens,
+                item.logprobs,
+                item.finish_reason,
+                item.cached_tokens,
+                item.prompt_logprobs,
+            )
+            for number, item in self.items
+        ]
+        return _report_of, (rows, self.stats, self.cache_events)
+
+
+def _report_of(
+    rows: list[tuple[Any, ...]], stats: EngineStats | None, cache_events: list[EventBatch]
+) -> Report:
+    items = [(row[0], row[1] if len(row) == 2 else TokenDelta(*row[1:])) for row in rows]
+    return Report(items, stats, cache_events)
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far loading is, for people: "reading the weights"."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The engine is warm and takes requests."""
+
+    description: EngineDescription
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """There will be no engine, and why."""
+
+    text: str
+
+
+FromEngine = Loading | Loaded | LoadFailed | Report

@@ -1,0 +1,160 @@
+"""Messages between two processes of ours: a length, then a pickle, over a socket pair.
+
+Law: the engine never waits for its reader. What the socket does not take is kept and grows into the
+next message, so a reader that falls behind gets fewer and larger ones.
+"""
+
+import pickle
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
+from typing import Any, TypeVar
+
+from backend.engine.messages import FromEngine, Report, ToEngine
+
+LENGTH = struct.Struct("!I")
+_CHUNK = 1 << 16
+
+MessageT = TypeVar("MessageT")
+
+
+class PeerGoneError(Exception):
+    """The process at the other end has closed, or is no more."""
+
+
+def frame(message: object) -> bytes:
+    """Return a message as it is sent."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Add ``data`` and yield the messages that are whole."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= LENGTH.size:
+                (size,) = LENGTH.unpack_from(self._buffer, start)
+                stop = start + LENGTH.size + size
+                if len(self._buffer) < stop:
+                    return
+                body = bytes(memoryview(self._buffer)[start + LENGTH.size : stop])
+                start = stop
+                # Both ends are processes that we started ourselves.
+                yield pickle.loads(body)  # noqa: S301
+        finally:
+            del self._buffer[:start]
+
+
+class SocketEndpoint:
+    """The engine's end; see ``Endpoint``. Messages to it come in lists.
+
+    Every method raises PeerGoneError when nobody is at the other end.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over a connected stream socket."""
+        sock.setblocking(False)
+        self._socket = sock
+        self._frames = FrameReader()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._poller = select.poll()
+        self._poller.register(self._socket, select.POLLIN)
+        self._poller.register(self._woken, select.POLLIN)
+        self._unsent = b""
+        self._held: Report | None = None
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """See Endpoint."""
+        while True:
+            self._flush()
+            if not self._has_news(wait=wait):
+                return []
+            woken = self._take_wakes()
+            messages = list(chain.from_iterable(self._read()))
+            if woken or messages or not wait:
+                return messages
+
+    def close(self) -> None:
+        """Close all its sockets."""
+        for each in (self._socket, self._woken, self._waker):
+            each.close()
+
+    def wake(self) -> None:
+        """See Endpoint."""
+        with suppress(BlockingIOError):  # full of wakes already
+            self._waker.send(b"w")
+
+    def _take_wakes(self) -> bool:
+        try:
+            return bool(self._woken.recv(4096))
+        except BlockingIOError:
+            return False
+
+    def send(self, report: Report) -> None:
+        """See Endpoint."""
+        if self._held is not None:
+            self._held.add(report)
+        elif self._unsent:
+            self._held = report
+        else:
+            self._unsent = frame(report)
+        self._flush()
+
+    def await_message(self, kind: type[MessageT]) -> MessageT:
+        """Wait for the one message that comes before the loop. Raises TypeError for another."""
+        while True:
+            self._has_news(wait=True)
+            for message in chain.from_iterable(self._read()):
+                if not isinstance(message, kind):
+                    raise TypeError(f"expected {kind.__name__}, got {type(message).__name__}")
+                return message
+
+    def tell(self, message: FromEngine) -> None:
+        """Send outside of the loop, and wait until it is sent."""
+        self._unsent += frame(message)
+        while self._unsent:
+            select.select((), (self._socket,), ())
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise PeerGoneError from error
+            self._unsent = self._unsent[sent:]
+            if not self._unsent and self._held is not None:
+                self._unsent, self._held = frame(self._held), None
+
+    def _has_news(self, *, wait: bool) -> bool:
+        writes = select.POLLOUT if wait and self._unsent else 0
+        self._poller.modify(self._socket, select.POLLIN | writes)
+        return bool(self._poller.poll(None if wait else 0))
+
+    def _read(self) -> Iterator[list[Any]]:
+        while True:
+            try:
+                data = self._socket.recv(_CHUNK)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise PeerGoneError from error
+            if not data:
+                raise PeerGoneError
+            yield from self._frames.feed(data)
+            if len(data) < _CHUNK:
+                return

@@ -1,0 +1,1 @@
+"""Computes steps: model runner, attention, sampler, KV cache, weights."""

@@ -1,0 +1,194 @@
+"""Builds an engine from a model's name: the composition of everything in this package."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from backend.engine.core import EngineCore, EngineLimits
+from backend.engine.engine import Engine
+from backend.engine.messages import EngineDescription, EngineOptions
+from backend.engine.model_files import resolve_model
+from backend.executor.fingerprint import model_fingerprint
+from backend.executor.input_batch import InputBatchBuilder
+from backend.executor.kv_cache import KVCache, block_bytes
+from backend.executor.model_runner import ModelRunner, Runner
+from backend.executor.networks import Network, load_network
+from backend.executor.sizing import MemoryReading, context_length, size_cache
+from backend.grammar.compiler import GrammarCompiler
+from backend.grammar.library import Vocabulary
+from backend.models.errors import ModelLoadError
+from backend.models.operations import TorchOperations
+from backend.scheduler.block_pool import BLOCK_SIZE
+from backend.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+# A chunk of prefill delays everybody's next token by the time that it takes to compute.
+_TOKENS_PER_STEP_CPU = 512
+_TOKENS_PER_STEP_CUDA = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, and everything that is needed to run it."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    description: EngineDescription
+
+
+def load_engine(model: str, **options: Any) -> tuple[Engine, Tokenizer]:
+    """Load ``model`` and return an engine in this process that is yet to be started.
+
+    ``options`` are those of EngineOptions. Raises ModelLoadError, whose text names what is wrong.
+    """
+    loaded = load_model(EngineOptions(model, **options))
+    return Engine(loaded.core, loaded.tokenizer, loaded.description), loaded.tokenizer
+
+
+def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debug) -> LoadedModel:
+    """Load what ``options`` name; ``tell`` is called with what is being done, for people.
+
+    Raises ModelLoadError, whose text names what is wrong.
+    """
+    if options.max_num_seqs < 1:
+        raise ModelLoadError(f"max-num-seqs must be at least 1, got {options.max_num_seqs}")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    directory = resolve_model(options.model)
+    tokenizer = Tokenizer.load(directory)
+    torch_device = _device(options.device)
+    tell(f"reading the weights of {directory}")
+    network = load_network(directory, device=torch_device, dtype=options.dtype, tell=tell)
+    shape, torch_dtype = network.shape, network.dtype
+    max_tokens_per_step = options.max_tokens_per_step
+    if max_tokens_per_step is None:
+        on_cuda = torch_device.type == "cuda"
+        max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
+    max_tokens_per_step = max(max_tokens_per_step, options.max_num_seqs)
+    has_kernels = (
+        torch_device.type == "cuda"
+        and find_spec("triton") is not None
+        and not network.needs_rules  # which no kernel here knows
+    )
+    reading = None
+    if has_kernels and options.kv_bytes is None:
+        tell("measuring the memory of the largest step")
+        reading = _read_memory(network, torch_device, options, max_tokens_per_step)
+    sizing = size_cache(
+        shape,
+        device=torch_device,
+        dtype=torch_dtype,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        kv_bytes=options.kv_bytes,
+        reading=reading,
+    )
+    tell("making the KV pool")
+    try:
+        cache = KVCache(shape, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(f"{directory}: out of device memory for the KV pool") from error
+    except RuntimeError as error:
+        # On CPU, torch has no type of its own for memory that it does not get.
+        if "allocate memory" not in str(error):
+            raise
+        raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
+    per_block = block_bytes(shape, torch_dtype)
+    logger.info(
+        "%s on %s in %s: context %d tokens; KV pool %d blocks of %d tokens x %d bytes = %.0f MiB",
+        directory,
+        torch_device,
+        torch_dtype,
+        sizing.max_model_len,
+        sizing.num_blocks,
+        BLOCK_SIZE,
+        per_block,
+        sizing.num_blocks * per_block / 2**20,
+    )
+    limits = EngineLimits(
+        num_blocks=sizing.num_blocks,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=sizing.max_model_len,
+        max_tokens_per_step=max_tokens_per_step,
+        max_waiting=options.max_waiting,
+        queue_seconds=options.queue_seconds,
+        target_ttft=options.target_ttft,
+        target_itl=options.target_itl,
+        overlap=torch_device.type == "cuda" if options.overlap is None else options.overlap,
+    )
+    runner = (
+        _kernel_runner(network, cache, limits) if has_kernels else _runner(network, cache, limits)
+    )
+    grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
+    fingerprint = model_fingerprint(directory, str(torch_dtype))
+    description = EngineDescription(
+        str(directory), sizing.max_model_len, shape.vocab_size, fingerprint
+    )
+    core = EngineCore(
+        runner,
+        tokenizer.eos_token_ids,
+        limits,
+        grammars,
+        fingerprint=fingerprint,
+        cache_events=options.cache_events,
+    )
+    return LoadedModel(core, tokenizer, description)
+
+
+def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    tokens = tuple(tokenizer.visible_bytes(token) for token in range(size))
+    return Vocabulary(
+        tokens, size, frozenset(each for each in tokenizer.eos_token_ids if each < size)
+    )
+
+
+def _runner(network: Network, cache: KVCache, limits: EngineLimits) -> Runner:
+    model = network.with_context(limits.max_model_len, TorchOperations())
+    return ModelRunner(model, cache, InputBatchBuilder(cache.layers, limits.max_model_len))
+
+
+def _kernel_runner(network: Network, cache: KVCache, limits: EngineLimits) -> Runner:
+    # Triton is not everywhere.
+    from backend.executor.cuda_engine import make_cuda_runner  # noqa: PLC0415
+
+    return make_cuda_runner(
+        network,
+        cache,
+        max_num_seqs=limits.max_num_seqs,
+        max_tokens_per_step=limits.max_tokens_per_step,
+        max_model_len=limits.max_model_len,
+    )
+
+
+def _read_memory(
+    network: Network, device: torch.device, options: EngineOptions, max_tokens_per_step: int
+) -> MemoryReading:
+    from backend.executor.cuda_engine import read_memory  # noqa: PLC0415
+
+    try:
+        return read_memory(
+            network,
+            device,
+            max_num_seqs=options.max_num_seqs,
+            max_tokens_per_step=max_tokens_per_step,
+            max_model_len=context_length(network.shape, options.max_model_len),
+        )
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(
+            f"a step of {max_tokens_per_step} tokens does not fit into device memory; "
+            "take less with max-tokens-per-step or max-num-seqs"
+        ) from error
+
+
+def _device(name: str) -> torch.device:
+    if name not in {"auto", "cpu", "cuda"}:
+        raise ModelLoadError(f"device {name}: expected auto, cpu or cuda")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ModelLoadError("device cuda: torch finds no CUDA device")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")

@@ -1,0 +1,155 @@
+"""From a model's directory to a network that computes: natively, or through transformers."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backend.executor.checkpoint import Checkpoint, read_json
+from backend.executor.weights import load_weights
+from backend.models.config import DecoderConfig, native_family, parse_config, refuse_quantised
+from backend.models.decoder import Decoder
+from backend.models.errors import ModelLoadError
+from backend.models.model import Model, ModelShape
+from backend.models.operations import Operations
+from backend.models.rotary import rotation_table
+from backend.models.rotary_config import LongRopeScaling
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Weights on their device.
+
+    ``with_context`` makes the model for a context of that length; one that brings code of its own
+    does not use the operations.
+    """
+
+    shape: ModelShape
+    dtype: torch.dtype
+    with_context: Callable[[int, Operations], Model]
+    has_static_steps: bool
+    """Whether the host learns nothing within a step, so that a graph can hold one."""
+    needs_rules: bool = False
+    """Whether its attention has to be a ``RuledAttention``."""
+
+
+def load_network(
+    directory: Path,
+    *,
+    device: torch.device,
+    dtype: str,
+    tell: Callable[[str], None] = logger.debug,
+) -> Network:
+    """Load what ``directory`` holds. ``dtype`` is auto or a name. Raises ModelLoadError.
+
+    ``tell`` is called with how far that is.
+    """
+    source = directory / "config.json"
+    values = read_json(source)
+    refuse_quantised(values, str(source))
+    try:
+        if native_family(values) is None:
+            return _generic(directory, values, device, dtype, tell)
+        return _native(directory, values, device, dtype, tell)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ModelLoadError(f"{directory}: out of memory on {device} while loading") from error
+    except RuntimeError as error:
+        # On CPU, torch has no type of its own for memory that it does not get.
+        if "allocate memory" not in str(error):
+            raise
+        raise ModelLoadError(f"{directory}: out of memory while loading") from error
+
+
+def _native(
+    directory: Path,
+    values: Mapping[str, Any],
+    device: torch.device,
+    dtype: str,
+    tell: Callable[[str], None],
+) -> Network:
+    config = parse_config(values, str(directory / "config.json"))
+    chosen = _dtype(dtype, config.checkpoint_dtype, device)
+    weights = load_weights(directory, config, device=device, dtype=chosen, tell=tell)
+
+    def with_context(length: int, operations: Operations) -> Model:
+        _tell_of_long_factors(config, length)
+        rotations = rotation_table(config.rotary, config.head_dim, length, device=device)
+        return Decoder(config, weights, rotations, operations)
+
+    # The sizes of experts' groups are counted on the host.
+    return Network(config, chosen, with_context, has_static_steps=config.experts is None)
+
+
+def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:
+    scaling = config.rotary.scaling
+    if isinstance(scaling, LongRopeScaling) and context > scaling.original_max_positions:
+        logger.warning(
+            "LongRoPE: all texts take the factors of a context of %d tokens; with --max-model-len "
+            "%d they take those of short texts",
+            context,
+            scaling.original_max_positions,
+        )
+
+
+def _generic(
+    directory: Path,
+    values: Mapping[str, Any],
+    device: torch.device,
+    dtype: str,
+    tell: Callable[[str], None],
+) -> Network:
+    text = values.get("text_config")
+    named = next(
+        (
+            each[key]
+            for each in (values, text if isinstance(text, dict) else {})
+            for key in ("dtype", "torch_dtype")
+            if isinstance(each.get(key), str)
+        ),
+        "float32",
+    )
+    chosen = _dtype(dtype, named, device)
+    checkpoint = Checkpoint(directory)
+    checkpoint.check_files()
+    checkpoint.check_room(device, chosen)
+    # Imported here because transformers takes seconds to import and most models do without.
+    try:
+        from backend.models.generic import load_generic  # noqa: PLC0415
+        from backend.models.generic_check import verify  # noqa: PLC0415
+    except ImportError as error:
+        raise ModelLoadError(
+            f"{directory / 'config.json'}: architectures: {values.get('architectures') or []} "
+            f"needs the package transformers: {error}"
+        ) from error
+    model = load_generic(directory, values, device=device, dtype=chosen)
+    tell(f"comparing {directory} with transformers")
+    shape = verify(model, named)
+    return Network(
+        shape,
+        chosen,
+        lambda _length, _operations: model,
+        has_static_steps=False,
+        needs_rules=model.has_rules,
+    )
+
+
+def _dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        # CPUs without fast half-precision arithmetic are the common case.
+        name = checkpoint_dtype if device.type == "cuda" else "float32"
+        if name not in _DTYPES:
+            raise ModelLoadError(f"config.json: dtype: {name} is none of {', '.join(_DTYPES)}")
+    if name not in _DTYPES:
+        raise ModelLoadError(f"dtype {name}: expected auto or one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]

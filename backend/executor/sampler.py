@@ -1,0 +1,191 @@
+"""From logits to tokens, on the device and without waiting for it.
+
+In vLLM's order: end tokens that come too early, bias, penalties, grammar, temperature, min_p,
+top_k, top_p.
+Each row is drawn from its own logits, its seed and its token's number alone (``gumbel``), so what
+else is in the batch changes nothing.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from backend.executor.gumbel import Uint64s, log_exponential, vocabulary
+from backend.executor.sampled import SampledTokens, raw_logprobs
+from backend.executor.sampling_batch import DrawGroup, SamplingBatch, build_batch
+from backend.executor.token_counts import penalise_
+from backend.grammar.matcher import mask_
+from backend.models.threads import ThreadsWorth
+from backend.scheduler.scheduler import ScheduledSequence
+
+# Nearly all of the probability is mostly in as many tokens; where it is not, all are sorted.
+_NUCLEI = (128, 512, 4096)
+
+
+Draw = Callable[[Tensor, DrawGroup, Tensor], Tensor]
+"""From the logits [rows, vocab] of a group and its noise's keys to its tokens."""
+
+
+class Sampler:
+    """Chooses tokens; remembers the last batch, because most are like the one before."""
+
+    def __init__(self, draw: Draw | None = None) -> None:
+        """``draw`` draws all rows that are not greedy, None: torch does."""
+        self._batch: SamplingBatch | None = None
+        self._draw = _draw_in_torch if draw is None else draw
+
+    def sample(self, logits: Tensor, step: SequenceOf[ScheduledSequence]) -> SampledTokens:
+        """Choose the next token of each of ``step``, whose rows ``logits`` [rows, vocab] are.
+
+        Sequences that need history must have all their tokens known.
+        """
+        sequences = tuple(scheduled.sequence for scheduled in step)
+        if self._batch is None or self._batch.sequences != sequences:
+            self._batch = build_batch(sequences, self._batch, logits)
+        with ThreadsWorth(logits.nbytes):
+            return _sample(logits, self._batch, step, self._draw)
+
+
+def _sample(
+    logits: Tensor, batch: SamplingBatch, step: SequenceOf[ScheduledSequence], draw: Draw
+) -> SampledTokens:
+    tokens, finite = _largest(logits)
+    lengths = _lengths(step) if batch.bounded or batch.groups else np.zeros(0, np.uint64)
+    adjusted = _adjust(logits, batch, lengths)
+    if batch.constrained:
+        # Masks are made on the host while the device is still at work.
+        mask_(adjusted, batch.constrained)
+    if adjusted is not logits:
+        tokens, _ = _largest(adjusted)
+    for group in batch.groups:
+        own = adjusted if group.index is None else adjusted.index_select(0, group.index)
+        keys = group.keys(lengths, logits)
+        drawn = draw(own, group, keys)
+        tokens = drawn if group.index is None else tokens.index_copy_(0, group.index, drawn)
+    logprobs = None
+    if batch.reported:
+        logprobs = raw_logprobs(logits, batch.reported_index, batch.reported, tokens)
+    return SampledTokens(tokens, finite, logprobs)
+
+
+def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the token with the largest logit of each row, and whether the row is finite.
+
+    NaN is larger than all, and an overflow shows as inf. -inf elsewhere in a row is legitimate.
+    """
+    if logits.device.type == "cpu" and logits.dtype is torch.float32:
+        # A fifth of the time of torch's max, which does not use vector instructions there.
+        rows = logits.numpy()
+        tokens = rows.argmax(axis=-1)
+        top = rows[np.arange(len(rows)), tokens]
+        return torch.from_numpy(tokens), torch.from_numpy(np.isfinite(top))
+    best, places = logits.max(dim=-1)
+    return places, best.abs() < torch.inf
+
+
+def _draw_in_torch(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+    draw = _draw_best if group.filters else _draw
+    return draw(logits, group, keys)
+
+
+def _lengths(step: SequenceOf[ScheduledSequence]) -> Uint64s:
+    """Return how many tokens each sequence has generated: the number of the one to come."""
+    return np.array(
+        [each.start + each.num_tokens - each.sequence.num_prompt_tokens for each in step],
+        np.uint64,
+    )
+
+
+def _adjust(logits: Tensor, batch: SamplingBatch, lengths: Uint64s) -> Tensor:
+    """Return what tokens are chosen from: ``logits`` itself when nothing changes them."""
+    early = [(row, ids) for row, least, ids in batch.bounded if lengths[row] < least]
+    if not (early or batch.biased or batch.penalised or batch.constrained):
+        return logits
+    # Row after row: products on CPU come out otherwise, and what follows goes by places.
+    adjusted = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    for row, ids in early:
+        adjusted[row].index_fill_(0, ids, -torch.inf)
+    if batch.biased is not None:
+        places, bias = batch.biased
+        adjusted.view(-1).index_add_(0, places, bias)
+    if batch.penalised:
+        for row, counts in batch.penalised:
+            counts.follow(batch.sequences[row].tokens)
+        penalise_(adjusted, batch.penalised)
+    return adjusted
+
+
+def _scaled(logits: Tensor, group: DrawGroup) -> Tensor:
+    """Apply temperature and min_p."""
+    scaled = (logits.float() / group.temperature).contiguous()
+    if group.log_min_p is not None:
+        least = scaled.amax(dim=-1, keepdim=True) + group.log_min_p
+        scaled.masked_fill_(scaled < least, -torch.inf)
+    return scaled
+
+
+def _draw(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+    noise = log_exponential(keys, vocabulary(logits.shape[-1], logits.device))
+    return (_scaled(logits, group) - noise).argmax(dim=-1)
+
+
+def _draw_best(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+    """Draw where only the best tokens count, by number (top_k) or by probability (top_p)."""
+    scaled = _scaled(logits, group)
+    if group.most:
+        best, ids = _best(scaled, group.most)
+        ranks = torch.arange(group.most, device=logits.device)
+        best = best.masked_fill(ranks >= group.top_k, -torch.inf)
+        normaliser = best.logsumexp(dim=-1, keepdim=True)
+    else:
+        normaliser = scaled.logsumexp(dim=-1, keepdim=True)
+        best, ids = _likely(scaled, group, normaliser)
+    before = _mass_before(best, normaliser)
+    dropped = before >= group.top_p
+    dropped[:, 0] = False
+    noise = log_exponential(keys, ids.int())
+    place = (best.masked_fill(dropped, -torch.inf) - noise).argmax(dim=-1, keepdim=True)
+    return ids.gather(1, place).squeeze(1)
+
+
+def _mass_before(best: Tensor, normaliser: Tensor) -> Tensor:
+    """Return the probability of all that are better; a token stays while that is below top_p."""
+    # float64: with a large vocabulary a float32 running sum loses the small probabilities.
+    probabilities = (best - normaliser).double().exp()
+    return probabilities.cumsum(dim=-1) - probabilities
+
+
+def _likely(scaled: Tensor, group: DrawGroup, normaliser: Tensor) -> tuple[Tensor, Tensor]:
+    """Return enough of the best tokens to hold top_p of every row's probability."""
+    vocab = scaled.shape[-1]
+    # Looking whether few are enough is free on CPU alone: elsewhere it would wait for the device.
+    nuclei = _NUCLEI if scaled.device.type == "cpu" else ()
+    for count in nuclei:
+        if count < vocab:
+            best, ids = _best(scaled, count)
+            if bool((_mass_before(best, normaliser)[:, -1:] >= group.top_p).all()):
+                return best, ids
+    return scaled.sort(dim=-1, descending=True, stable=True)
+
+
+def _best(scaled: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` largest of each row, in order; of equal ones the lower ids."""
+    vocab = scaled.shape[-1]
+    # Integers in the order of the floats, the ids in their lower halves: no two are equal. Adding
+    # 0 makes one of the two zeros.
+    bits = (scaled + 0.0).view(torch.int32)
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    order = bits.long()
+    order <<= 32
+    order |= _descending(vocab, scaled.device)
+    ids = vocab - 1 - order.topk(count, dim=-1).values.bitwise_and_(0xFFFFFFFF)
+    return scaled.gather(1, ids), ids
+
+
+@cache
+def _descending(vocab: int, device: torch.device) -> Tensor:
+    return torch.arange(vocab - 1, -1, -1, device=device)

@@ -1,0 +1,98 @@
+"""How many KV blocks and how long a context: the arithmetic between a model and a machine."""
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+
+from backend.executor.kv_cache import block_bytes
+from backend.models.errors import ModelLoadError
+from backend.models.model import ModelShape
+from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
+
+logger = logging.getLogger(__name__)
+
+_CPU_SHARE = 0.25
+_CUDA_SHARE = 0.85
+# Of all memory: for graphs, libraries' workspaces and what fragmentation wastes.
+_CUDA_RESERVE = 0.05
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReading:
+    """A device's memory in bytes, weights loaded; ``step`` is what the largest step takes."""
+
+    total: int
+    free: int
+    step: int
+
+    @property
+    def spare(self) -> int:
+        """What is left for the KV pool."""
+        return self.free - self.step - int(self.total * _CUDA_RESERVE)
+
+    def __str__(self) -> str:
+        reserve = int(self.total * _CUDA_RESERVE)
+        return (
+            f"{self.free // _MIB} MiB free of {self.total // _MIB}, "
+            f"less {self.step // _MIB} for the largest step, "
+            f"less {reserve // _MIB} in reserve = {self.spare // _MIB} MiB"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """``num_blocks`` of KV, and the context, never longer than these blocks hold."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+def size_cache(
+    config: ModelShape,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_num_seqs: int,
+    max_model_len: int | None,
+    kv_bytes: int | None,
+    reading: MemoryReading | None = None,
+) -> Sizing:
+    """Decide the size of the pool, weights already loaded.
+
+    Without ``kv_bytes`` the pool takes what a ``reading`` leaves, else a share of the memory, and
+    no more than ``max_num_seqs`` full contexts need. Raises ModelLoadError when the wishes
+    contradict model or memory.
+    """
+    wanted_len = context_length(config, max_model_len)
+    per_block = block_bytes(config, dtype)
+    if kv_bytes is None:
+        spare = _spare_bytes(device) if reading is None else reading.spare
+        if reading is not None:
+            logger.info("memory for the KV pool on %s: %s", device, reading)
+        num_blocks = min(spare // per_block, max_num_seqs * blocks_for(wanted_len))
+    else:
+        num_blocks = kv_bytes // per_block
+    if num_blocks < 1:
+        raise ModelLoadError(f"no memory for one KV block of {per_block} bytes")
+    return Sizing(num_blocks, min(wanted_len, num_blocks * BLOCK_SIZE))
+
+
+def context_length(config: ModelShape, max_model_len: int | None) -> int:
+    """Return the context that is wanted. Raises ModelLoadError when the model has none as long."""
+    wanted_len = config.max_positions if max_model_len is None else max_model_len
+    if not 1 < wanted_len <= config.max_positions:
+        raise ModelLoadError(
+            f"max-model-len {wanted_len}: the model's context is {config.max_positions} tokens"
+        )
+    return wanted_len
+
+
+def _spare_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _CUDA_SHARE)
+    # Pages of the pool that are never written cost nothing, so a share of the total is safe.
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _CPU_SHARE)

@@ -1,0 +1,1 @@
+"""Keeps generated text to a grammar."""

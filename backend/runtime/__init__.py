@@ -1,1 +1,0 @@
-"""The torch side of the engine: weights, KV cache, model runner, loop."""

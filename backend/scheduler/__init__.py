@@ -1,0 +1,1 @@
+"""The scheduler: pure decisions about steps, blocks and the prefix cache."""

@@ -1,0 +1,200 @@
+"""The running side of the scheduler: the sequences that hold blocks, from admission to release.
+
+Laws:
+- Blocks that a launched step writes are freed when it was completed, and their digests published
+  then: nobody else reads or writes them before.
+- Blocks are released in one place, ``_release``, once for each stay.
+- A newcomer leaves a free block for each sequence that decodes. Only growth can run the pool dry.
+  Then the running sequence of the worst standing is preempted: its blocks are freed, its tokens
+  kept, its KV recomputed later. The one of the best standing never is, and standing is by age among
+  the overdue, else by priority, then by the work done so far.
+"""
+
+from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
+from backend.scheduler.prefix_cache import PrefixCache, extend_chain
+from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.step import ScheduledSequence
+from backend.scheduler.waiting import Waiting
+
+
+class Residents:
+    """Sequences with blocks; RUNNING ones are in one of the first three, in order of admission."""
+
+    def __init__(self, pool: BlockPool, cache: PrefixCache, waiting: Waiting) -> None:
+        """Put preempted sequences, and those who waited for shared work, into ``waiting``."""
+        self.pool = pool
+        self.cache = cache
+        self.num_preemptions = 0
+        self.decoding: dict[Sequence, None] = {}
+        self.short: dict[Sequence, None] = {}
+        self.long: dict[Sequence, None] = {}
+        self.draining: dict[Sequence, None] = {}  # PREEMPTING and ENDING
+        self._came_long: set[Sequence] = set()
+        self._waiting = waiting
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that advance."""
+        return len(self.decoding) + len(self.short) + len(self.long)
+
+    @property
+    def hosts_long(self) -> bool:
+        """Whether anybody holds blocks who was long when admitted, decoding by now or not."""
+        return bool(self._came_long)
+
+    def running(self) -> tuple[Sequence, ...]:
+        """Return the sequences that advance."""
+        return (*self.decoding, *self.short, *self.long)
+
+    def admit(self, sequence: Sequence, found: list[int], now: float) -> bool:
+        """Give ``sequence`` the blocks that were found for it and new ones, if enough are free."""
+        missing = blocks_for(sequence.length) - len(found)
+        taken = missing + sum(map(self.pool.is_free, found))
+        # Without a block for each to grow by, it would soon be preempted, and computed twice.
+        if taken + len(self.decoding) > self.pool.num_free:
+            return False
+        self._waiting.leave(sequence)
+        self.pool.share(found)
+        sequence.block_table = found + self.cache.allocate(missing)
+        sequence.num_computed_tokens = len(found) * BLOCK_SIZE
+        sequence.num_settled_blocks = len(found)
+        sequence.status = SequenceStatus.RUNNING
+        is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
+        (self.long if is_long else self.short)[sequence] = None
+        if is_long:
+            self._came_long.add(sequence)
+        self._waiting.shared.claim(sequence)
+        if sequence.admitted is None:
+            sequence.admitted = now
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.cache.count(sequence.length, sequence.num_cached_tokens)
+            self._waiting.count_admission(now)
+        return True
+
+    def has_caught_up(self, sequence: Sequence) -> None:
+        """``sequence`` decodes from now on."""
+        self._leave_running(sequence)
+        self.decoding[sequence] = None
+
+    def has_fallen_behind(self, sequence: Sequence) -> None:
+        """``sequence`` has a prompt to compute again."""
+        self._leave_running(sequence)
+        is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
+        (self.long if is_long else self.short)[sequence] = None
+
+    def grow(self, growing: list[ScheduledSequence], now: float) -> set[Sequence]:
+        """Give blocks to ``growing``; return whoever may not compute in this step after all."""
+        stalled: set[Sequence] = set()
+        needs = {
+            sequence: blocks_for(start + count) - len(sequence.block_table)
+            for sequence, start, count, _ in growing
+        }
+        while sum(needs.values()) > self.pool.num_free + self._num_leaving():
+            victim = max(self.running(), key=lambda each: self.standing(each, now))
+            self._preempt(victim)
+            needs.pop(victim, None)
+            stalled.add(victim)
+        if sum(needs.values()) > self.pool.num_free:
+            # The rest is still being written by those who leave; the worst wait one step for it.
+            by_standing = sorted(needs, key=lambda each: self.standing(each, now))
+            while sum(needs.values()) > self.pool.num_free:
+                sequence = by_standing.pop()
+                del needs[sequence]
+                stalled.add(sequence)
+        blocks = self.cache.allocate(sum(needs.values()))
+        for sequence, count in needs.items():
+            for _ in range(count):
+                sequence.block_table.append(blocks.pop())
+        return stalled
+
+    def standing(self, sequence: Sequence, now: float) -> tuple[float, ...]:
+        """Return a key by which the last is preempted first."""
+        if self._waiting.line.is_overdue(sequence, now):
+            return (0, sequence.arrived, sequence.sequence_id)
+        return (1, sequence.priority, -sequence.num_computed_tokens, sequence.sequence_id)
+
+    def order(self, sequence: Sequence, now: float) -> tuple[float, ...]:
+        """Return a key by which the first computes first."""
+        if self._waiting.line.is_overdue(sequence, now):
+            return (0, sequence.arrived, sequence.sequence_id)
+        return (1, sequence.priority, sequence.sequence_id)
+
+    def publish(self, sequence: Sequence, num_blocks: int) -> None:
+        """Let the first ``num_blocks`` of ``sequence``, which are written, be found."""
+        first = sequence.num_settled_blocks
+        if len(sequence.chain) <= num_blocks:
+            extend_chain(sequence.chain, sequence.tokens, num_blocks)
+        blocks = sequence.block_table[first:num_blocks]
+        digests = sequence.chain[first + 1 : num_blocks + 1]
+        self.cache.publish(blocks, digests, sequence.chain[first], sequence.cache_salt)
+        sequence.num_settled_blocks = num_blocks
+        self._waiting.wake(self._waiting.shared.settle(sequence, first, num_blocks))
+
+    def spoil(self, sequence: Sequence) -> None:
+        """Nothing that ``sequence`` read or wrote is to be trusted."""
+        self.cache.forget(sequence.block_table)
+        self.pool.spoil(sequence.block_table)
+
+    def end(self, sequence: Sequence) -> None:
+        """Take ``sequence``, which holds blocks, out."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._stop_running(sequence, SequenceStatus.ENDING)
+        else:
+            sequence.status = SequenceStatus.ENDING
+
+    def drained(self, sequence: Sequence) -> None:
+        """No launched step touches the blocks of ``sequence`` any more."""
+        if sequence.status is SequenceStatus.ENDING:
+            self._release(sequence)
+            sequence.status = SequenceStatus.FINISHED
+        elif sequence.status is SequenceStatus.PREEMPTING:
+            self._release(sequence)
+            sequence.num_computed_tokens = 0
+            sequence.status = SequenceStatus.WAITING
+            self._waiting.resume(sequence)
+
+    def check_integrity(self) -> None:
+        """Raise BlockPoolCorruptError or RuntimeError when state contradicts itself."""
+        running = self.running()
+        self.pool.check_integrity(each.block_table for each in (*running, *self.draining))
+        self.cache.check_integrity()
+        if len(set(running)) != len(running):
+            raise RuntimeError("a sequence runs in two places")
+        for sequence in running:
+            if sequence.status is not SequenceStatus.RUNNING:
+                raise RuntimeError(f"{sequence.sequence_id} runs but is {sequence.status}")
+            if len(sequence.block_table) < blocks_for(sequence.num_computed_tokens):
+                raise RuntimeError(f"{sequence.sequence_id} has too few blocks for its KV")
+        for sequence in self.draining:
+            if sequence.status not in {SequenceStatus.PREEMPTING, SequenceStatus.ENDING}:
+                raise RuntimeError(f"{sequence.sequence_id} drains but is {sequence.status}")
+            if not sequence.num_steps_in_flight:
+                raise RuntimeError(f"{sequence.sequence_id} drains, and nothing writes its blocks")
+
+    def _num_leaving(self) -> int:
+        if not self.draining:
+            return 0
+        return self.pool.num_freed_by(sequence.block_table for sequence in self.draining)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        self._stop_running(sequence, SequenceStatus.PREEMPTING)
+
+    def _stop_running(self, sequence: Sequence, status: SequenceStatus) -> None:
+        self._leave_running(sequence)
+        self._waiting.wake(self._waiting.shared.withdraw(sequence))
+        sequence.status = status
+        self.draining[sequence] = None
+        if sequence.num_steps_in_flight == 0:
+            self.drained(sequence)
+
+    def _leave_running(self, sequence: Sequence) -> None:
+        for place in (self.decoding, self.short, self.long):
+            place.pop(sequence, None)
+
+    def _release(self, sequence: Sequence) -> None:
+        del self.draining[sequence]
+        self._came_long.discard(sequence)
+        blocks, sequence.block_table = sequence.block_table, []
+        sequence.num_settled_blocks = 0
+        self.pool.release(blocks)

@@ -1,0 +1,335 @@
+"""The scheduler: what each step computes, and who holds which blocks.
+
+There are no phases. A sequence has computed tokens and pending ones; every step spends a token
+budget on pending tokens until sequences catch up. Chunked prefill, prefix hits and steps that mix
+prefill with decode follow from that.
+
+Laws:
+- Sequences that decode are served first, so a long prompt never stalls them; then prompts, by the
+  laws of ``prefill``.
+- Whoever is overdue (``lanes``) goes before all others, and the oldest of them is never preempted
+  and always served; so everybody becomes the oldest, and ends.
+- A sequence is admitted only when blocks for all its known tokens are free, and some for others to
+  grow, and takes them at once; afterwards it grows block by block, by the laws of ``residents``.
+- ``schedule`` may be called while one step is in flight. It then counts on that step's tokens
+  without knowing them.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
+from backend.scheduler.lanes import Lane
+from backend.scheduler.pacing import Allowance, FixedPacing, Pacing
+from backend.scheduler.prefill import PrefillPlanner
+from backend.scheduler.prefix_cache import PrefixCache
+from backend.scheduler.running import Residents
+from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.step import ScheduledSequence, Step
+from backend.scheduler.waiting import Waiting
+
+__all__ = [
+    "MAX_STEPS_IN_FLIGHT",
+    "NeverFitsError",
+    "QueueFullError",
+    "ScheduledSequence",
+    "Scheduler",
+    "Step",
+]
+
+MAX_STEPS_IN_FLIGHT = 2
+
+
+class NeverFitsError(Exception):
+    """The sequence could not run even if it were alone."""
+
+
+class QueueFullError(Exception):
+    """Too many wait; after about ``retry_after`` seconds those that do will be served."""
+
+    def __init__(self, num_waiting: int, retry_after: float) -> None:
+        """Word it."""
+        super().__init__(f"{num_waiting} sequences wait already")
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    step: Step
+    at: float
+    num_samples: int
+    num_decode_tokens: int
+    num_prefill_tokens: int
+
+
+class Scheduler:
+    """Owns the waiting line, the running set and the blocks; not thread-safe, by design."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_tokens_per_step: int,
+        cache: PrefixCache | None = None,
+        pacing: Pacing | None = None,
+        max_waiting: int = 1024,
+        max_wait: float = 30.0,
+        long_prompt_tokens: int | None = None,
+    ) -> None:
+        """``max_tokens_per_step`` is the token budget and at least ``max_num_seqs``.
+
+        ``max_wait`` is the ageing bound in seconds. A prompt is long with more than
+        ``long_prompt_tokens`` that are not cached, by default a quarter of the budget.
+        """
+        if not 1 <= max_num_seqs <= max_tokens_per_step:
+            raise ValueError(
+                "need 1 <= max_num_seqs <= max_tokens_per_step, "
+                f"got {max_num_seqs} and {max_tokens_per_step}"
+            )
+        if long_prompt_tokens is None:
+            long_prompt_tokens = max_tokens_per_step // 4
+        self.pool = pool
+        self.cache = PrefixCache(pool) if cache is None else cache
+        self.num_tokens_after_end = 0
+        """Tokens computed for sequences that had ended when their step was completed."""
+        self._max_waiting = max_waiting
+        self._pacing = pacing or FixedPacing(Allowance(max_tokens_per_step, max_num_seqs))
+        self._waiting = Waiting(
+            self.cache, max_wait=max_wait, long_prompt_tokens=long_prompt_tokens
+        )
+        self._residents = Residents(pool, self.cache, self._waiting)
+        self._prefill = PrefillPlanner(self._residents, self._waiting)
+        self._in_flight: deque[_Launched] = deque()
+        self._last_completed = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that advance."""
+        return self._residents.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold no blocks yet, or none any more."""
+        return len(self._waiting.line)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often blocks were taken from a running sequence."""
+        return self._residents.num_preemptions
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        """Steps that were scheduled and neither completed nor failed."""
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything runs, waits or is in flight."""
+        return bool(self.num_running or self.num_waiting or self._in_flight)
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Queue a new sequence. Raises NeverFitsError or QueueFullError, and has not taken it."""
+        self.add_all((sequence,), now)
+
+    def add_all(self, sequences: SequenceOf[Sequence], now: float, *, among: int = 0) -> None:
+        """Queue all of ``sequences``, or none where it raises.
+
+        They come ``among`` so many, of which others are added apart.
+        """
+        for sequence in sequences:
+            # The last token is chosen but never fed back, so its KV needs no room.
+            needed = blocks_for(max(sequence.max_length - 1, len(sequence.tokens)))
+            if needed > self.pool.num_blocks:
+                raise NeverFitsError(
+                    f"{sequence.max_length} tokens need {needed} KV blocks of the "
+                    f"{self.pool.num_blocks} that there are"
+                )
+        together = max(len(sequences), among)
+        if together > self._max_waiting:
+            raise NeverFitsError(
+                f"{together} choices are more than the {self._max_waiting} sequences that may wait"
+            )
+        if self.num_waiting + len(sequences) > self._max_waiting:
+            raise QueueFullError(self.num_waiting, self._waiting.drain_seconds(now))
+        twin = None
+        for sequence in sequences:
+            self._waiting.add(sequence, twin)
+            twin = sequence
+
+    def schedule(self, now: float) -> Step:
+        """Decide the next step and give its sequences the blocks they need.
+
+        Decoding sequences come first. An empty step needs no completion: nothing can be done before
+        a step in flight is completed, or there is nothing to do.
+        """
+        if len(self._in_flight) == MAX_STEPS_IN_FLIGHT:
+            raise RuntimeError(f"{MAX_STEPS_IN_FLIGHT} steps are in flight")
+        residents = self._residents
+        allowance = self._pacing.allow(len(residents.decoding))
+        budget = max(allowance.max_tokens, residents.num_running)
+        step = self._decode(budget, now)
+        num_decode_tokens = sum([scheduled.num_tokens for scheduled in step])
+        planned: dict[Sequence, int] = {}
+        if residents.short or residents.long or self.num_waiting:
+            left = budget - num_decode_tokens
+            planned = self._prefill.plan(left, allowance.max_num_seqs, now)
+        for sequence, count in planned.items():
+            samples = count == sequence.num_pending_tokens
+            step.append(ScheduledSequence(sequence, sequence.num_computed_tokens, count, samples))
+            if samples:
+                residents.has_caught_up(sequence)
+        num_samples = 0
+        for sequence, _, count, samples in step:
+            sequence.num_computed_tokens += count
+            sequence.num_steps_in_flight += 1
+            if samples:
+                sequence.num_unseen_tokens += 1
+                num_samples += 1
+        result = tuple(step)
+        if result:
+            num_prefill_tokens = sum(planned.values())
+            self._in_flight.append(
+                _Launched(result, now, num_samples, num_decode_tokens, num_prefill_tokens)
+            )
+        return result
+
+    def complete(self, step: Step, sampled: Iterable[tuple[int, ...] | None], now: float) -> None:
+        """Take in what a step computed; steps are completed in the order they were scheduled in.
+
+        ``sampled`` has the new tokens of each scheduled sequence that samples, in the step's order;
+        None where the model's output was not finite: that sequence is finished, and what it
+        computed is forgotten (see ``BlockPool.take_to_erase``). There may be several tokens where
+        no later step with the sequence is in flight.
+        """
+        launched = self._in_flight[0] if self._in_flight else None
+        if launched is None or launched.step is not step:
+            raise ValueError("this is not the oldest step in flight")
+        outcomes = list(sampled)
+        if len(outcomes) != launched.num_samples:
+            raise ValueError(f"{launched.num_samples} sequences sample, {len(outcomes)} did")
+        self._in_flight.popleft()
+        publishes = self.cache.enabled
+        tokens_of = iter(outcomes)
+        for sequence, start, count, samples in step:
+            tokens = next(tokens_of) if samples else ()
+            sequence.num_steps_in_flight -= 1
+            over = sequence.status is SequenceStatus.ENDING
+            if over:
+                self.num_tokens_after_end += count
+            if tokens is None:
+                self._residents.spoil(sequence)
+                self.finish(sequence)
+            elif not over:
+                if samples:
+                    _append(sequence, tokens)
+                num_written = (start + count) // BLOCK_SIZE
+                if publishes and num_written > sequence.num_settled_blocks:
+                    self._residents.publish(sequence, num_written)
+            if sequence.num_steps_in_flight == 0:
+                self._residents.drained(sequence)
+        seconds = now - max(launched.at, self._last_completed)
+        self._last_completed = now
+        self._pacing.observe(launched.num_decode_tokens, launched.num_prefill_tokens, seconds)
+
+    def fail(self, step: Step) -> tuple[Sequence, ...]:
+        """Take in that ``step``, in flight, computed nothing; return the sequences it ended."""
+        if all(launched.step is not step for launched in self._in_flight):
+            raise ValueError("this step is not in flight")
+        self._in_flight = deque(each for each in self._in_flight if each.step is not step)
+        ended: list[Sequence] = []
+        for sequence, start, _, _ in step:
+            sequence.num_steps_in_flight -= 1
+            self.pool.spoil(sequence.block_table[start // BLOCK_SIZE :])
+            if sequence.status is not SequenceStatus.ENDING:
+                ended.append(sequence)
+                self.finish(sequence)
+            if sequence.num_steps_in_flight == 0:
+                self._residents.drained(sequence)
+        return tuple(ended)
+
+    def take_back(self, step: Step) -> None:
+        """Take in that ``step``, the newest in flight, was not launched; it will come again."""
+        if not self._in_flight or self._in_flight[-1].step is not step:
+            raise ValueError("this is not the newest step in flight")
+        self._in_flight.pop()
+        for sequence, start, _, samples in step:
+            sequence.num_steps_in_flight -= 1
+            sequence.num_computed_tokens = start
+            if samples:
+                sequence.num_unseen_tokens -= 1
+            if sequence.status is not SequenceStatus.RUNNING:
+                if sequence.num_steps_in_flight == 0:
+                    self._residents.drained(sequence)
+            elif samples and sequence.num_pending_tokens > 1:
+                self._residents.has_fallen_behind(sequence)
+
+    def drain_seconds(self, now: float) -> float:
+        """Guess when those that wait now will have been admitted."""
+        return self._waiting.drain_seconds(now)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out, for whatever reason and at any time; a second call does nothing.
+
+        Its blocks are free at once, or when the steps in flight that write them were completed.
+        """
+        match sequence.status:
+            case SequenceStatus.WAITING:
+                self._waiting.leave(sequence)
+                sequence.status = SequenceStatus.FINISHED
+            case SequenceStatus.RUNNING | SequenceStatus.PREEMPTING:
+                self._residents.end(sequence)
+            case SequenceStatus.ENDING | SequenceStatus.FINISHED:
+                pass
+
+    def expire(self, now: float) -> tuple[Sequence, ...]:
+        """Finish and return those that were to be admitted before ``now`` and were not."""
+        late = tuple(self._waiting.line.past_deadline(now))
+        for sequence in late:
+            self.finish(sequence)
+        return late
+
+    def check_integrity(self) -> None:
+        """Raise BlockPoolCorruptError or RuntimeError when state contradicts itself."""
+        self._residents.check_integrity()
+        running = self._residents.running()
+        line = self._waiting.line
+        self._waiting.shared.check_integrity(set(running), line.members(Lane.PARKED))
+        launched = [each.sequence for flight in self._in_flight for each in flight.step]
+        for sequence in {*launched, *running, *self._residents.draining}:
+            if sequence.num_steps_in_flight != launched.count(sequence):
+                raise RuntimeError(f"{sequence.sequence_id} counts its steps in flight wrongly")
+        for sequence in (each for lane in Lane for each in line.members(lane)):
+            if sequence.status is not SequenceStatus.WAITING or sequence.block_table:
+                raise RuntimeError(f"{sequence.sequence_id} waits but holds blocks or runs")
+
+    def _decode(self, budget: int, now: float) -> list[ScheduledSequence]:
+        step: list[ScheduledSequence] = []
+        growing: list[ScheduledSequence] = []
+        spare = budget - self.num_running
+        for sequence in self._residents.decoding:
+            unseen = sequence.num_unseen_tokens
+            length = len(sequence.tokens) + unseen
+            if length >= sequence.max_length or (unseen and sequence.needs_history):
+                continue
+            start = sequence.num_computed_tokens
+            pending = count = length - start
+            if pending > 1:
+                count = min(pending, 1 + spare)
+                spare -= count - 1
+            scheduled = ScheduledSequence(sequence, start, count, count == pending)
+            step.append(scheduled)
+            if start + count > len(sequence.block_table) * BLOCK_SIZE:
+                growing.append(scheduled)
+        if growing and (stalled := self._residents.grow(growing, now)):
+            step = [scheduled for scheduled in step if scheduled.sequence not in stalled]
+        return step
+
+
+def _append(sequence: Sequence, tokens: tuple[int, ...]) -> None:
+    if not tokens or (len(tokens) > 1 and sequence.num_steps_in_flight):
+        raise ValueError(f"{len(tokens)} new tokens for sequence {sequence.sequence_id}")
+    sequence.num_unseen_tokens -= 1
+    sequence.tokens += tokens

@@ -1,0 +1,101 @@
+"""One sequence: the tokens of a prompt and of the continuation that grows from it.
+
+Laws: only the scheduler changes what is not an argument of the constructor, and ``tokens``. KV of
+the first ``num_computed_tokens`` tokens is in the blocks of ``block_table``, or is being written
+there by steps that were launched and not completed; the rest is pending.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from backend.scheduler.types import Priority, SamplingParams
+
+
+class Matcher(Protocol):
+    """What keeps one text to a grammar; it follows the tokens, whoever computes them."""
+
+    failure: str | None
+    """Why the text cannot go on; final."""
+
+    def follow(self, tokens: list[int]) -> None:
+        """Take in what was generated since the last call; ``tokens`` are all there are."""
+        ...
+
+    def fill(self, masks: Any, row: int) -> None:
+        """Write into ``masks[row]``, a tensor of bits, which tokens may come next."""
+        ...
+
+
+class SequenceStatus(Enum):
+    """Where a sequence is; FINISHED is final.
+
+    PREEMPTING and ENDING hold blocks that a launched step still writes: the first waits again when
+    it has drained, the second is finished then.
+    """
+
+    WAITING = auto()
+    RUNNING = auto()
+    PREEMPTING = auto()
+    ENDING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of one choice. ``sequence_id`` is the order of arrival and never reused.
+
+    Times are seconds on the clock of the scheduler's ``now``. ``deadline`` bounds the wait for the
+    first step. ``reads_cache`` False: logits of every prompt token are wanted, so that all of them
+    must be computed.
+    """
+
+    sequence_id: int
+    tokens: list[int]
+    """Those whose values the host knows."""
+    max_length: int
+    """Prompt and continuation together, in tokens."""
+    priority: Priority = Priority.NORMAL
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    """Of this choice's random numbers, below 2**64."""
+    end_token_ids: frozenset[int] = frozenset()
+    """Tokens that end it."""
+    arrived: float = 0.0
+    deadline: float | None = None
+    cache_salt: str = ""
+    reads_cache: bool = True
+    matcher: Matcher | None = None
+    """Where there is a grammar."""
+
+    num_prompt_tokens: int = field(init=False)
+    needs_history: bool = field(init=False)
+    num_computed_tokens: int = field(init=False, default=0)
+    num_unseen_tokens: int = field(init=False, default=0)
+    """Tokens that launched steps choose and the host does not know yet."""
+    num_cached_tokens: int = field(init=False, default=0)
+    """Of the prompt, found in the prefix cache at the first admission."""
+    admitted: float | None = field(init=False, default=None)
+    """When the wait for the first step ended."""
+    num_steps_in_flight: int = field(init=False, default=0)
+    block_table: list[int] = field(init=False, default_factory=list)
+    chain: list[bytes] = field(init=False, default_factory=list)
+    """Digests of the full blocks, after their root."""
+    num_settled_blocks: int = field(init=False, default=0)
+    """Blocks at the head of the table that were found in the prefix cache or offered to it."""
+    status: SequenceStatus = field(init=False, default=SequenceStatus.WAITING)
+
+    def __post_init__(self) -> None:
+        """Everything known at the start is prompt."""
+        self.num_prompt_tokens = len(self.tokens)
+        self.needs_history = self.sampling.needs_history
+
+    @property
+    def length(self) -> int:
+        """All tokens, with those that only the device knows."""
+        return len(self.tokens) + self.num_unseen_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens whose KV is neither computed nor being computed; 1 while decoding."""
+        return len(self.tokens) + self.num_unseen_tokens - self.num_computed_tokens

@@ -1,0 +1,164 @@
+"""When a choice ends: end tokens and length by tokens, stop strings by text.
+
+``finish_reason`` is the engine's half, ``Choice`` that of whoever turns tokens into text. Text that
+could be the beginning of a stop string waits until it is known not to be one, so a stop string
+never shows, not even in part.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+
+from backend.scheduler.detokenizer import IncrementalDetokenizer
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.types import FinishReason, TextDelta, TokenDelta, TokenLogprobs
+
+
+def finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Say whether the newest token of ``sequence``, a generated one, is its last."""
+    if sequence.tokens[-1] in sequence.end_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(sequence.tokens) >= sequence.max_length else None
+
+
+@dataclass(frozen=True, slots=True)
+class StopScan:
+    """``text`` may be shown; ``stopped`` when a stop string followed it."""
+
+    text: str
+    stopped: bool
+
+
+class StopStringScanner:
+    """Finds the stop string that is complete first in text that arrives in pieces.
+
+    Of two that end together the longer counts. So the cut does not depend on the pieces.
+    """
+
+    def __init__(self, stop: SequenceOf[str]) -> None:
+        """Empty strings are ignored: they would stop everything before it starts."""
+        self._stop = tuple(string for string in stop if string)
+        self._held = ""
+
+    def push(self, text: str) -> StopScan:
+        """Add ``text`` and return what has become certain."""
+        if not self._stop:
+            return StopScan(text, stopped=False)
+        text = self._held + text
+        found = [
+            (start + len(string), start)
+            for string in self._stop
+            if (start := text.find(string)) >= 0
+        ]
+        if found:
+            self._held = ""
+            _, start = min(found)
+            return StopScan(text[:start], stopped=True)
+        keep = max(longest_open_prefix(text, string) for string in self._stop)
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return StopScan(text[:cut], stopped=False)
+
+    def finish(self) -> str:
+        """Return what was held back: the text is over and no stop string came."""
+        held, self._held = self._held, ""
+        return held
+
+
+def longest_open_prefix(text: str, string: str) -> int:
+    """Return the length of the longest end of ``text`` that begins ``string``."""
+    for length in range(min(len(text), len(string) - 1), 0, -1):
+        if text.endswith(string[:length]):
+            return length
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """Where a token's text begins and ends; empty while its character is not complete."""
+
+    start: int
+    end: int
+    logprobs: TokenLogprobs
+
+
+class Choice:
+    """Turns the tokens of one choice into text, up to a stop string.
+
+    A token's log probabilities travel with its text: held back with it, and dropped with it when
+    it belongs to a stop string. End tokens have no text and report none.
+    """
+
+    def __init__(
+        self, index: int, stop: SequenceOf[str], detokenizer: IncrementalDetokenizer
+    ) -> None:
+        """``stop`` strings end the text before themselves."""
+        self.index = index
+        self.num_tokens = 0
+        self._detokenizer = detokenizer
+        self._scanner = StopStringScanner(stop)
+        self._decoded = 0
+        self._shown = 0
+        self._reported: deque[_Reported] = deque()
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def push(self, delta: TokenDelta) -> TextDelta | None:
+        """Take the next tokens; None when they show no text yet.
+
+        A delta with a ``finish_reason`` is the last, whether the tokens or a stop string ended
+        the choice. An end token counts as generated but has no text.
+        """
+        texts: list[str] = []
+        self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
+        for position, token in enumerate(delta.tokens):
+            self.num_tokens += 1
+            is_last = position == len(delta.tokens) - 1
+            if is_last and delta.finish_reason is FinishReason.STOP:
+                break
+            scan = self._scanner.push(self._decode(delta, position, token))
+            texts.append(scan.text)
+            if scan.stopped:
+                return self._stopped("".join(texts), delta)
+        text = "".join(texts)
+        if delta.finish_reason is not None:
+            return self._end(text, delta.finish_reason, delta)
+        if not text:
+            return None
+        self._shown += len(text)
+        return self._delta(text, None, delta, lambda token: token.end <= self._shown)
+
+    def _decode(self, delta: TokenDelta, position: int, token: int) -> str:
+        text = self._detokenizer.push(token)
+        start, self._decoded = self._decoded, self._decoded + len(text)
+        if delta.logprobs:
+            logprobs = replace(delta.logprobs[position], text_offset=start)
+            self._reported.append(_Reported(start, self._decoded, logprobs))
+        return text
+
+    def _end(self, text: str, reason: FinishReason, delta: TokenDelta) -> TextDelta:
+        # A character cut short becomes text only now, and may itself complete a stop string.
+        scan = self._scanner.push(self._detokenizer.finish())
+        text += scan.text
+        if scan.stopped:
+            return self._stopped(text, delta)
+        return self._delta(text + self._scanner.finish(), reason, delta, lambda _: True)
+
+    def _stopped(self, text: str, delta: TokenDelta) -> TextDelta:
+        self._shown += len(text)
+        return self._delta(text, FinishReason.STOP, delta, lambda token: token.start < self._shown)
+
+    def _delta(
+        self,
+        text: str,
+        reason: FinishReason | None,
+        delta: TokenDelta,
+        is_due: Callable[[_Reported], bool],
+    ) -> TextDelta:
+        due = []
+        while self._reported and is_due(self._reported[0]):
+            due.append(self._reported.popleft().logprobs)
+        prompt, self._prompt_logprobs = self._prompt_logprobs, ()
+        return TextDelta(
+            self.index, text, self.num_tokens, reason, tuple(due), delta.cached_tokens, prompt
+        )

@@ -1,0 +1,207 @@
+"""Values exchanged between the server and the engine loop.
+
+Pure: no torch, no asyncio. Everything here is immutable, so it can cross a thread without a lock.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+from backend.scheduler.figures import Recording
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Priority(IntEnum):
+    """Which of the waiting sequences are taken first: the lesser."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+class GrammarKind(StrEnum):
+    """How a grammar is written."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    STRUCTURE = "structure"
+    """xgrammar's structural tags: JSON between fixed texts."""
+    TEXT_WITH_STRUCTURE = "text_with_structure"
+    """The same with any text around."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a text must conform to; ``source`` is empty for any JSON object."""
+
+    kind: GrammarKind
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when generation ends.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 means no limit. ``max_tokens`` None means up to the
+    context. ``stop`` strings end the text before themselves and are not part of it; a token of
+    ``stop_token_ids`` ends it like the model's end token. Presence and frequency penalties look at
+    the continuation, the repetition penalty at the prompt too. ``logprobs`` None reports none, else
+    those of the chosen token and of as many of the likeliest; ``prompt_logprobs`` is the same for
+    the tokens of the prompt.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a token can be chosen only once the host knows the one before."""
+        return (
+            self.grammar is not None
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt and the ``n`` continuations wanted for it.
+
+    KV is shared between prompts of one ``cache_salt`` alone. Without ``stream`` the text is wanted
+    at the end only. ``queue_seconds`` bounds the wait before the first step, None leaves it to the
+    engine. ``arrived`` is when whoever asks began to wait, on the clock of ``time.monotonic``; None
+    is when the engine's client was called. It comes ``among`` so many choices, where other requests
+    are sent with it, and never runs where these could never wait together.
+    """
+
+    request_id: str
+    prompt_tokens: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    n: int = 1
+    priority: Priority = Priority.NORMAL
+    cache_salt: str = ""
+    stream: bool = True
+    queue_seconds: float | None = None
+    arrived: float | None = None
+    among: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms: of the chosen token, and of the likeliest ``(token, logprob)``.
+
+    Its text begins ``text_offset`` characters into its choice's, once that is known.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    text_offset: int = 0
+
+
+class TokenDelta(NamedTuple):
+    """New tokens of one choice, as the engine's loop sends them.
+
+    ``logprobs`` is empty or as long as ``tokens``. ``cached_tokens`` of the prompt were found in
+    the prefix cache. An end token is among the tokens. ``prompt_logprobs``, where they were asked
+    for, come once and with the first tokens, and begin with the prompt's second token.
+    """
+
+    index: int  # type: ignore[assignment]  # in place of a tuple's method
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of one choice; the last delta of a choice carries ``finish_reason``.
+
+    ``completion_tokens`` counts the tokens generated so far for this choice. ``logprobs`` are those
+    of the tokens that ``text`` came from, where they were asked for; ``prompt_logprobs`` as in
+    TokenDelta.
+    """
+
+    index: int
+    text: str
+    completion_tokens: int
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for /metrics.
+
+    Up to ``kv_blocks_total`` and from ``tenants`` on it tells what is, the rest what has been so
+    far. ``prefix_queries`` and ``prefix_hits`` are tokens; ``tokens_after_disconnect`` were
+    computed for nobody. ``tenants`` have names that give nothing away, and blocks in the prefix
+    cache.
+    """
+
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    tokens_after_disconnect: int = 0
+    restarts: int = 0
+    recording: Recording = field(default_factory=Recording)
+    tenants: tuple[tuple[str, int], ...] = ()
+    memory: "MemoryUse | None" = None
+
+    def following(self, before: "EngineStats") -> "EngineStats":
+        """Return these figures of an engine that took the place of one that ended ``before``."""
+        return replace(
+            self,
+            preemptions=before.preemptions + self.preemptions,
+            prompt_tokens=before.prompt_tokens + self.prompt_tokens,
+            generated_tokens=before.generated_tokens + self.generated_tokens,
+            prefix_queries=before.prefix_queries + self.prefix_queries,
+            prefix_hits=before.prefix_hits + self.prefix_hits,
+            tokens_after_disconnect=before.tokens_after_disconnect + self.tokens_after_disconnect,
+            restarts=before.restarts + self.restarts,
+            recording=before.recording + self.recording,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes: resident in the engine's process; used and in all on its device, if it has one."""
+
+    resident: int
+    device_used: int | None = None
+    device_total: int | None = None

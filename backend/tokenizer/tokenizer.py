@@ -1,0 +1,234 @@
+"""A model's tokenizer: text to tokens, messages to text, and the tokens that end an answer.
+
+Reads ``tokenizer.json`` with the ``tokenizers`` library and what belongs to it from
+``tokenizer_config.json``, ``chat_template.jinja``, ``generation_config.json`` and ``config.json``.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+
+from backend.models.errors import ModelLoadError
+from backend.scheduler.detokenizer import (
+    ByteLevelDetokenizer,
+    IncrementalDetokenizer,
+    WindowDetokenizer,
+)
+from backend.tokenizer.chat_template import ChatTemplate, ChatTemplateError
+
+_BYTE_FALLBACK = re.compile("<0x[0-9A-F]{2}>")
+_SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class Tokenizer:
+    """Safe to use from any thread."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: frozenset[int],
+        bos_token_id: int | None,
+        template: ChatTemplate | None,
+    ) -> None:
+        """Wrap a loaded ``tokenizers.Tokenizer``; see ``load`` for the usual way."""
+        # Batching options that some checkpoints leave behind would cut or pad prompts.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._template = template
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        decoder = json.loads(backend.to_str()).get("decoder") or {}
+        self._byte_level = decoder.get("type") == "ByteLevel"
+        self._bytes: dict[int, bytes] = {}
+        self.eos_token_ids = eos_token_ids
+        self.bos_token_id = bos_token_id
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Read the tokenizer of a model directory. Raises ModelLoadError naming the file."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise ModelLoadError(f"{path}: not found; only models with a tokenizer.json are served")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for a bad file
+            raise ModelLoadError(f"{path}: {error}") from error
+        config = _read_json(directory / "tokenizer_config.json")
+        special = _special_tokens(config)
+        try:
+            template = _load_template(directory, config, special)
+        except ValueError as error:
+            raise ModelLoadError(f"{directory}: {error}") from error
+        eos = _generation_eos(directory)
+        if (
+            "eos_token" in special
+            and (token_id := backend.token_to_id(special["eos_token"])) is not None
+        ):
+            eos |= {token_id}
+        bos = special.get("bos_token")
+        return cls(
+            backend,
+            eos_token_ids=eos,
+            bos_token_id=None if bos is None else backend.token_to_id(bos),
+            template=template,
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the tokens of ``text``; special tokens written in it are recognised.
+
+        ``add_special_tokens`` adds what the model expects around a bare text (often a beginning
+        token): wanted for completion prompts, not for text made by a chat template.
+        """
+        # The library lets other threads run while it encodes a batch, and only then.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ``tokens``; ids without a token have none."""
+        batch = self._backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
+        text: str = batch[0]
+        return text
+
+    def token_strings(self, tokens: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary writes it, empty for ids without a token."""
+        return [self._backend.id_to_token(token) or "" for token in tokens]
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt for ``messages`` (OpenAI's form, content as strings).
+
+        Raises ChatTemplateError, a ValueError, when the template refuses the messages or the
+        model has none.
+        """
+        if self._template is None:
+            raise ChatTemplateError("this model has no chat template; use /v1/completions")
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables=variables or {},
+        )
+
+    @property
+    def tool_template(self) -> str:
+        """The chat template for requests with tools, as text; empty where there is none."""
+        return "" if self._template is None else self._template.tool_source
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the text of one token, perhaps a part of a character; a special one's name."""
+        name: str | None = self._backend.id_to_token(token)
+        if name is None:
+            return b""
+        if token in self._special_ids:
+            return name.encode()
+        if self._byte_level:
+            return self._token_bytes(token)
+        if _BYTE_FALLBACK.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+    def visible_bytes(self, token: int) -> bytes:
+        """Return what ``token`` adds to a text: nothing if it is a special one."""
+        return b"" if token in self._special_ids else self.token_bytes(token)
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """Return fresh state for one choice."""
+        if self._byte_level:
+            return ByteLevelDetokenizer(self._token_bytes)
+        return WindowDetokenizer(self.decode)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        cached = self._bytes.get(token_id)
+        if cached is None:
+            cached = self._bytes[token_id] = self._look_up_bytes(token_id)
+        return cached
+
+    def _look_up_bytes(self, token_id: int) -> bytes:
+        # Models pad their vocabulary: ids that the tokenizer does not know have no text.
+        token = None if token_id in self._special_ids else self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        try:
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        except KeyError:
+            return bytes(token, "utf-8")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return GPT-2's reversible map from printable characters to bytes.
+
+    Printable Latin-1 stands for itself; every other byte, in order, for U+0100 and up.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + offset): byte for offset, byte in enumerate(others)
+    }
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object")
+    return value
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for key in _SPECIAL_TOKEN_KEYS:
+        value = config.get(key)
+        if isinstance(value, Mapping):  # older checkpoints write a whole AddedToken
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[key] = value
+    return tokens
+
+
+def _load_template(
+    directory: Path, config: Mapping[str, Any], special: Mapping[str, str]
+) -> ChatTemplate | None:
+    path = directory / "chat_template.jinja"
+    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+        if "default" not in named:
+            return None
+        return ChatTemplate(named["default"], special, named.get("tool_use"))
+    return ChatTemplate(source, special) if isinstance(source, str) else None
+
+
+def _generation_eos(directory: Path) -> frozenset[int]:
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(directory / name).get("eos_token_id")
+        if isinstance(value, int):
+            return frozenset({value})
+        if isinstance(value, list):
+            return frozenset(value)
+    return frozenset()
