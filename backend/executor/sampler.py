@@ -2,8 +2,8 @@
 
 In vLLM's order: end tokens that come too early, bias, penalties, grammar, temperature, min_p,
 top_k, top_p.
-Each row is drawn from its own logits, its seed and its token's number alone (``gumbel``), so what
-else is in the batch changes nothing.
+Each row is drawn from its own logits, its seed and its token's number alone (``kernels.noise``), so
+what else is in the batch changes nothing.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backend.executor.gumbel import Uint64s, log_exponential, vocabulary
 from backend.executor.sampled import SampledTokens, raw_logprobs
 from backend.executor.sampling_batch import DrawGroup, SamplingBatch, build_batch
 from backend.executor.token_counts import penalise_
 from backend.grammar.matcher import mask_
+from backend.kernels.noise import Uint64s, log_exponential, vocabulary
 from backend.models.threads import ThreadsWorth
 from backend.scheduler.scheduler import ScheduledSequence
 

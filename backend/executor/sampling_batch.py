@@ -7,13 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from backend.executor.gumbel import Uint64s, draw_keys
 from backend.executor.token_counts import TokenCounts, on_device
+from backend.kernels.noise import MIN_TEMPERATURE, Uint64s, draw_keys
 from backend.scheduler.sequence import Matcher, Sequence
 from backend.scheduler.types import SamplingParams
-
-# Below this, logits divided by the temperature leave the range of float32; it is greedy anyway.
-MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ difference is the kernel's rounding and not the oracle's.
 import torch
 from torch import Tensor
 
-from backend.executor.gumbel import log_exponential, vocabulary
 from backend.kernels.decode_attention import BlockTables
+from backend.kernels.noise import MIN_TEMPERATURE, log_exponential, vocabulary
 from backend.kernels.prefill_attention import Tile
-from backend.kernels.sampling import MIN_TEMPERATURE, NOT_FINITE, SamplingRows
+from backend.kernels.sampling import NOT_FINITE, SamplingRows
 
 
 def write_kv(keys_values: Tensor, cache: Tensor, slots: Tensor) -> None:

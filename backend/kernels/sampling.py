@@ -1,7 +1,7 @@
 """From logits to tokens on the device, without a sort and without waiting for the host.
 
 A token is drawn by Gumbel noise that is a pure function of a key and the token's id (the same as
-``executor.gumbel``). What top_k, top_p and min_p leave is found as a threshold: how far below the
+``kernels.noise``). What top_k, top_p and min_p leave is found as a threshold: how far below the
 best logit a token may lie, in bits of that distance, because the bits of floats that are not
 negative are ordered like the floats; among equal ones, up to which id. Four pivots a pass find the
 two in a dozen passes and half as many more, over logits that the L2 cache holds.
@@ -15,12 +15,10 @@ from torch import Tensor
 from triton import language as tl
 
 from backend.kernels.launch import launch
+from backend.kernels.noise import MIN_TEMPERATURE
 
 NOT_FINITE = -1
 """Stands for a token where the logits are NaN, reach infinity, or are all minus infinity."""
-
-MIN_TEMPERATURE = 1e-5
-"""Below this, logits divided by the temperature leave the range of float32: greedy."""
 
 _BLOCK = 4096
 # exp(-104) is 0 in float32: what lies further down is never drawn. These are the bits of 104.0.
@@ -214,7 +212,7 @@ def _sample(
 
 @triton.jit
 def _noise(token, first_key, second_key):
-    """Return the logarithm of exponential noise, see ``executor.gumbel.log_exponential``."""
+    """Return the logarithm of exponential noise, see ``noise.log_exponential``."""
     words = (token + first_key).to(tl.uint32, bitcast=True)
     words = words ^ (words >> 16)
     words = words * 0x7FEB352D
@@ -236,7 +234,7 @@ class SamplingRows:
     """How each row samples, on the device.
 
     All float32 of ``rows`` elements, ``top_k`` too: what is as large as the vocabulary is no limit,
-    and minus infinity no least probability. ``keys`` is int32 [rows, 2] (see ``executor.gumbel``).
+    and minus infinity no least probability. ``keys`` is int32 [rows, 2] (see ``kernels.noise``).
     """
 
     temperature: Tensor

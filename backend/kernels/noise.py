@@ -24,6 +24,9 @@ _GOLDEN, _FIRST, _SECOND = (np.uint64(value) for value in (GOLDEN, *MULTIPLIERS)
 _LOW_BIAS = (0x7FEB352D, 0x846CA68B - 2**32)
 _FIRST_LOW, _SECOND_LOW = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
+MIN_TEMPERATURE = 1e-5
+"""Below this, logits divided by the temperature leave the range of float32: greedy."""
+
 # Takes odd magnitudes up to 2**31 to (0, 1), the ends left out.
 _SCALE = (1 - 2**-23) / 2**31
 
