@@ -20,7 +20,9 @@ from backend.scheduler.waiting import Waiting
 class Residents:
     """Sequences with blocks; RUNNING ones are in one of the first three, in order of admission."""
 
-    def __init__(self, pool: BlockPool, cache: PrefixCache, waiting: Waiting) -> None:
+    def __init__(
+        self, pool: BlockPool, cache: PrefixCache, waiting: Waiting, *, num_slots: int
+    ) -> None:
         """Put preempted sequences, and those who waited for shared work, into ``waiting``."""
         self.pool = pool
         self.cache = cache
@@ -30,6 +32,7 @@ class Residents:
         self.long: dict[Sequence, None] = {}
         self.draining: dict[Sequence, None] = {}  # PREEMPTING and ENDING
         self._came_long: set[Sequence] = set()
+        self._free_slots = list(reversed(range(num_slots)))
         self._waiting = waiting
 
     @property
@@ -51,8 +54,10 @@ class Residents:
         missing = blocks_for(sequence.length) - len(found)
         taken = missing + sum(map(self.pool.is_free, found))
         # Without a block for each to grow by, it would soon be preempted, and computed twice.
-        if taken + len(self.decoding) > self.pool.num_free:
+        if taken + len(self.decoding) > self.pool.num_free or not self._free_slots:
             return False
+        sequence.slot = self._free_slots.pop()
+        sequence.num_sent_blocks = 0
         self._waiting.leave(sequence)
         self.pool.share(found)
         sequence.block_table = found + self.cache.allocate(missing)
@@ -195,6 +200,7 @@ class Residents:
     def _release(self, sequence: Sequence) -> None:
         del self.draining[sequence]
         self._came_long.discard(sequence)
+        self._free_slots.append(sequence.slot)
         blocks, sequence.block_table = sequence.block_table, []
         sequence.num_settled_blocks = 0
         self.pool.release(blocks)

@@ -37,9 +37,15 @@ __all__ = [
     "ScheduledSequence",
     "Scheduler",
     "Step",
+    "slots_for",
 ]
 
 MAX_STEPS_IN_FLIGHT = 2
+
+
+def slots_for(max_num_seqs: int) -> int:
+    """Return how many sequences may hold blocks: those that run, and as many that leave."""
+    return 2 * max_num_seqs
 
 
 class NeverFitsError(Exception):
@@ -100,7 +106,9 @@ class Scheduler:
         self._waiting = Waiting(
             self.cache, max_wait=max_wait, long_prompt_tokens=long_prompt_tokens
         )
-        self._residents = Residents(pool, self.cache, self._waiting)
+        self._residents = Residents(
+            pool, self.cache, self._waiting, num_slots=slots_for(max_num_seqs)
+        )
         self._prefill = PrefillPlanner(self._residents, self._waiting)
         self._in_flight: deque[_Launched] = deque()
         self._last_completed = 0.0

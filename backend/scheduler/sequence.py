@@ -78,7 +78,11 @@ class Sequence:
     admitted: float | None = field(init=False, default=None)
     """When the wait for the first step ended."""
     num_steps_in_flight: int = field(init=False, default=0)
+    slot: int = field(init=False, default=-1)
+    """The executor's name for it, while it holds blocks."""
     block_table: list[int] = field(init=False, default_factory=list)
+    num_sent_blocks: int = field(init=False, default=0)
+    """Blocks at the head of the table that the executor was told of (``batch``)."""
     chain: list[bytes] = field(init=False, default_factory=list)
     """Digests of the full blocks, after their root."""
     num_settled_blocks: int = field(init=False, default=0)

@@ -1,0 +1,87 @@
+"""A step as a value: everything that the executor needs, and nothing that the scheduler owns.
+
+The executor knows sequences by slot. It is told once what a sequence is, and later only which
+blocks were appended and how far to compute. So a step could be sent to another process.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from backend.scheduler.sequence import Sequence
+from backend.scheduler.step import ScheduledSequence
+from backend.scheduler.types import SamplingParams
+
+
+class NewSequence(NamedTuple):
+    """A sequence that takes over ``slot``; whatever was there before has left.
+
+    ``tokens`` are all known ones. After a preemption those behind ``num_prompt_tokens`` were
+    generated before.
+    """
+
+    slot: int
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    end_token_ids: frozenset[int]
+
+
+class AppendedBlocks(NamedTuple):
+    """``blocks`` follow the first ``start`` blocks in the block table of ``slot``."""
+
+    slot: int
+    start: int
+    blocks: tuple[int, ...]
+
+
+class Row(NamedTuple):
+    """The ``num_tokens`` tokens of ``slot`` from position ``start`` on are computed.
+
+    ``samples``: the next token is chosen. ``drafts`` are guesses of the tokens behind the first one
+    and are counted in ``num_tokens``; each is verified.
+    """
+
+    slot: int
+    start: int
+    num_tokens: int
+    samples: bool
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One step. ``new`` and ``appended`` are applied before ``rows`` are computed."""
+
+    new: tuple[NewSequence, ...]
+    appended: tuple[AppendedBlocks, ...]
+    rows: tuple[Row, ...]
+
+
+def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
+    """Return the value of ``step``, and note what the executor has been told by it."""
+    new: list[NewSequence] = []
+    appended: list[AppendedBlocks] = []
+    rows: list[Row] = []
+    for sequence, start, num_tokens, samples in step:
+        table = sequence.block_table
+        sent = sequence.num_sent_blocks
+        if sent < len(table):
+            if sent == 0:
+                new.append(_described(sequence))
+            appended.append(AppendedBlocks(sequence.slot, sent, tuple(table[sent:])))
+            sequence.num_sent_blocks = len(table)
+        rows.append(Row(sequence.slot, start, num_tokens, samples))
+    return StepBatch(tuple(new), tuple(appended), tuple(rows))
+
+
+def _described(sequence: Sequence) -> NewSequence:
+    return NewSequence(
+        sequence.slot,
+        tuple(sequence.tokens),
+        sequence.num_prompt_tokens,
+        sequence.sampling,
+        sequence.seed,
+        sequence.end_token_ids,
+    )
