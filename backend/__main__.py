@@ -180,7 +180,7 @@ def _run(settings: Settings) -> int:
 
     from backend.app import create_app
     from backend.engine.background import is_left_behind
-    from backend.models.errors import ModelLoadError
+    from backend.models.config import ModelLoadError
     from backend.server.serving import StartError, serve
 
     app = create_app(settings)

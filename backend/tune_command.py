@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     # torch takes seconds to import, and --help does not need it.
     from backend.engine.tune_engine import device_of, engine_to_tune  # noqa: PLC0415
-    from backend.models.errors import ModelLoadError  # noqa: PLC0415
+    from backend.models.config import ModelLoadError  # noqa: PLC0415
     from backend.ports import EngineError, RequestRejectedError  # noqa: PLC0415
 
     plan = _plan(options, device_of(options.device))

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.ports import EmbeddingShape
 from backend.tokenizer.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.scheduler.types import SamplingParams
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from backend.engine.client import EngineClient, TextSource
 from backend.engine.link import EXIT_SECONDS, KILLED, Link, launch
 from backend.engine.messages import EngineDescription, EngineOptions, Ping, Stop, ToEngine
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 
 log = logging.getLogger(__name__)
 

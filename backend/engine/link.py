@@ -25,7 +25,7 @@ from backend.engine.messages import (
     ToEngine,
 )
 from backend.engine.wire import FrameReader, frame
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.ports import OverloadedError, UnavailableError
 from backend.scheduler.watchdog import Verdict, Watchdog
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 

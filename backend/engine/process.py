@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from backend.engine.messages import EngineOptions, Loaded, LoadFailed, Loading
 from backend.engine.wire import PeerGoneError, SocketEndpoint
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.process import configure_logging
 
 logger = logging.getLogger(__name__)

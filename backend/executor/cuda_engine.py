@@ -12,9 +12,9 @@ from backend.executor.cuda_batch import BatchLimits
 from backend.executor.cuda_prefill import choose_backend, make_prefill
 from backend.executor.cuda_runner import CudaModelRunner, KernelModel
 from backend.executor.kv_cache import KVCache
-from backend.executor.networks import Network
 from backend.executor.sizing import MemoryReading
 from backend.kernels.operations import KernelOperations
+from backend.models.registry import Network
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ from backend.executor.sampled import SampledToken
 from backend.executor.sampler import Sampler
 from backend.kernels.decode_attention import SplitWorkspace
 from backend.kernels.operations import KernelOperations
-from backend.models.model import Model, ModelShape
+from backend.models.config import ModelShape
+from backend.models.registry import Model
 from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK
 from backend.scheduler.scheduler import ScheduledSequence, Step
 from backend.scheduler.sequence import Sequence

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from backend.models.model import ModelShape
+from backend.models.config import ModelShape
 from backend.scheduler.block_pool import BLOCK_SIZE
 
 

@@ -12,16 +12,15 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription, EngineOptions
 from backend.engine.model_files import resolve_model
-from backend.executor.fingerprint import model_fingerprint
 from backend.executor.input_batch import InputBatchBuilder
 from backend.executor.kv_cache import KVCache, block_bytes
 from backend.executor.model_runner import ModelRunner, Runner
-from backend.executor.networks import Network, load_network
 from backend.executor.sizing import MemoryReading, context_length, size_cache
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.library import Vocabulary
-from backend.models.errors import ModelLoadError
-from backend.models.operations import TorchOperations
+from backend.models.config import ModelLoadError
+from backend.models.layers import TorchOperations
+from backend.models.registry import Network, load_network, model_fingerprint
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.tokenizer.tokenizer import Tokenizer
 

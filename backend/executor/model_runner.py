@@ -12,7 +12,7 @@ from backend.executor.prompt_logprobs import PromptLogprobs, SpanLogprobs, score
 from backend.executor.sampled import SampledToken, SampledTokens
 from backend.executor.sampler import Sampler
 from backend.models.attention import PagedAttention
-from backend.models.model import Model
+from backend.models.registry import Model
 from backend.scheduler.block_pool import PADDING_BLOCK
 from backend.scheduler.scheduler import ScheduledSequence, Step
 from backend.scheduler.sequence import Sequence

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from backend.executor.kv_cache import block_bytes
-from backend.models.errors import ModelLoadError
-from backend.models.model import ModelShape
+from backend.models.config import ModelLoadError, ModelShape
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ class Turn:
 
 
 class KernelOperations:
-    """``models.operations.Operations``."""
+    """``models.layers.Operations``."""
 
     def __init__(self) -> None:
         self._turn: Turn | None = None

@@ -1,7 +1,7 @@
 """Head-wise RMS norm, rotation and KV write of a step's queries, keys and values, in one pass.
 
 What a layer's fused projection gives is read once: queries go back normed and rotated, keys and
-values to their slots in the cache. Pairs to rotate lie side by side (see ``models.rotary``).
+values to their slots in the cache. Pairs to rotate lie side by side (see ``models.rope``).
 """
 
 import triton

@@ -1,18 +1,274 @@
-"""What distinguishes one decoder model from another, read from ``config.json``.
+"""What distinguishes one decoder model from another, and typed access to ``config.json``.
 
-The families share one architecture; the table below and the switches of ``DecoderConfig`` are
-where they differ. A key that is absent means what transformers 5 takes it to mean. Anything that
-the decoder would silently get wrong is refused here.
+No torch here: the server's process imports this too.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from backend.models.config_keys import ConfigKeys
-from backend.models.errors import ModelLoadError
-from backend.models.rotary_config import RotaryConfig, parse_rotary
+
+class ModelLoadError(Exception):
+    """The model cannot be served: something is missing, damaged, or not supported here."""
+
+
+_Value = TypeVar("_Value", bool, int, float, str)
+
+
+class ConfigKeys:
+    """One parsed JSON object; null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        """``source`` says where ``values`` stand, for refusals."""
+        self.values = values
+        self.source = source
+
+    def refusal(self, key: str, problem: str) -> ModelLoadError:
+        """Return the error that says what is wrong with ``key``."""
+        return ModelLoadError(f"{self.source}: {key}: {problem}")
+
+    def get(self, key: str, kind: type[_Value], default: _Value | None = None) -> _Value:
+        """Return a value of ``kind``; without a default it must be there."""
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise ModelLoadError(f"{self.source}: {key} is missing")
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.refusal(key, f"expected {kind.__name__}, got {value!r}")
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """Return a number that is at least 1."""
+        value = self.get(key, int, default)
+        if value < 1:
+            raise self.refusal(key, f"expected a positive number, got {value}")
+        return value
+
+    def optional_positive(self, key: str, default: int | None = None) -> int | None:
+        """Return a number that is at least 1; None where the file says null."""
+        if key in self.values and self.values[key] is None:
+            return None
+        return default if key not in self.values else self.positive(key)
+
+    def above_zero(self, key: str, default: float | None = None) -> float:
+        """Return a number greater than 0."""
+        value = self.get(key, float, default)
+        if not 0 < value < float("inf"):
+            raise self.refusal(key, f"expected a number above 0, got {value}")
+        return value
+
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        """Return a list of ``length`` numbers, which must be there."""
+        value = self.values.get(key)
+        if value is None:
+            raise ModelLoadError(f"{self.source}: {key} is missing")
+        if not isinstance(value, list) or any(
+            isinstance(each, bool) or not isinstance(each, int | float) for each in value
+        ):
+            raise self.refusal(key, "expected a list of numbers")
+        if len(value) != length:
+            raise self.refusal(key, f"expected {length} numbers, got {len(value)}")
+        return tuple(float(each) for each in value)
+
+    def names(self, key: str) -> tuple[str, ...] | None:
+        """Return a list of strings, None when it is not there."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.refusal(key, "expected a list of names")
+        return tuple(value)
+
+
+class ModelShape(Protocol):
+    """What decides the size of caches and inputs, the same in every layer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers attend."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of a layer."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key heads of a layer, and as many value heads."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Length of a cached key or value."""
+        ...
+
+    @property
+    def max_positions(self) -> int:
+        """The longest context."""
+        ...
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How far each layer looks back, None without bound."""
+        ...
+
+    @property
+    def checkpoint_dtype(self) -> str:
+        """The type that ``config.json`` names."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Every frequency divided by ``factor``."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Long wavelengths slowed down by ``factor``, short ones kept, blended between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Frequencies blended by how often they turn; ``magnitude`` scales queries and keys."""
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float
+    beta_slow: float
+    truncate: bool
+    magnitude: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """A factor for each frequency, one set up to ``original_max_positions`` and one beyond."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_positions: int
+    magnitude: float
+
+
+RotaryScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryConfig:
+    """The first ``dim`` dimensions of each head turn; ``scaling`` None is the plain form."""
+
+    theta: float
+    dim: int
+    scaling: RotaryScaling | None = None
+
+
+def parse_rotary(
+    keys: ConfigKeys, *, head_dim: int, default_theta: float, is_phi3: bool
+) -> RotaryConfig:
+    """Read ``rope_parameters``, or the older ``rope_scaling`` and ``rope_theta``."""
+    block = keys.values.get("rope_scaling") or keys.values.get("rope_parameters") or {}
+    if not isinstance(block, dict):
+        raise keys.refusal("rope_parameters", f"expected an object, got {block!r}")
+    rotary = ConfigKeys(block, f"{keys.source}: rope_parameters")
+    theta = rotary.above_zero("rope_theta", keys.above_zero("rope_theta", default_theta))
+    share = rotary.above_zero(
+        "partial_rotary_factor", keys.above_zero("partial_rotary_factor", 1.0)
+    )
+    dim = int(head_dim * share)
+    if dim % 2 or not 0 < dim <= head_dim or (dim != head_dim and not is_phi3):
+        raise rotary.refusal("partial_rotary_factor", f"{share} is not supported")
+    name = str(block.get("rope_type") or block.get("type") or "default")
+    if is_phi3 and name in {"su", "yarn"}:
+        name = "longrope"  # what Phi-3 called it at first
+    return RotaryConfig(theta, dim, _parse_scaling(name, keys, rotary, dim))
+
+
+def _parse_scaling(
+    name: str, keys: ConfigKeys, rotary: ConfigKeys, dim: int
+) -> RotaryScaling | None:
+    match name:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(rotary.above_zero("factor"))
+        case "llama3":
+            return Llama3Scaling(
+                factor=rotary.above_zero("factor"),
+                low_freq_factor=rotary.above_zero("low_freq_factor"),
+                high_freq_factor=rotary.above_zero("high_freq_factor"),
+                original_max_positions=_original_max_positions(keys, rotary),
+            )
+        case "yarn":
+            return _parse_yarn(keys, rotary)
+        case "longrope":
+            return _parse_longrope(keys, rotary, dim)
+        case _:
+            raise rotary.refusal(
+                "rope_type",
+                f"{name!r} is not supported; default, linear, llama3, yarn and longrope are",
+            )
+
+
+def _original_max_positions(keys: ConfigKeys, rotary: ConfigKeys) -> int:
+    key = "original_max_position_embeddings"
+    if keys.values.get(key) is not None:
+        return keys.positive(key)
+    return rotary.positive(key, keys.positive("max_position_embeddings"))
+
+
+def _stretch(keys: ConfigKeys, rotary: ConfigKeys, original: int) -> float:
+    """How much longer than ``original`` the context is."""
+    return rotary.above_zero("factor", keys.positive("max_position_embeddings") / original)
+
+
+def _parse_yarn(keys: ConfigKeys, rotary: ConfigKeys) -> YarnScaling:
+    original = _original_max_positions(keys, rotary)
+    factor = _stretch(keys, rotary, original)
+
+    def growth(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    mscale = rotary.get("mscale", float, 0.0)
+    mscale_all_dim = rotary.get("mscale_all_dim", float, 0.0)
+    both = bool(mscale and mscale_all_dim)
+    magnitude = growth(mscale) / growth(mscale_all_dim) if both else growth(1.0)
+    return YarnScaling(
+        factor=factor,
+        original_max_positions=original,
+        beta_fast=rotary.above_zero("beta_fast", 32.0),
+        beta_slow=rotary.above_zero("beta_slow", 1.0),
+        truncate=rotary.get("truncate", bool, default=True),
+        magnitude=rotary.above_zero("attention_factor", magnitude),
+    )
+
+
+def _parse_longrope(keys: ConfigKeys, rotary: ConfigKeys, dim: int) -> LongRopeScaling:
+    original = _original_max_positions(keys, rotary)
+    factor = _stretch(keys, rotary, original)
+    magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        short_factor=rotary.numbers("short_factor", dim // 2),
+        long_factor=rotary.numbers("long_factor", dim // 2),
+        original_max_positions=original,
+        magnitude=rotary.above_zero("attention_factor", magnitude),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,203 +315,3 @@ class DecoderConfig:
     fused_projections: bool
     experts: ExpertsConfig | None
     checkpoint_dtype: str
-
-
-_MOST_LAYERS = 10_000
-
-
-class _Windows(Enum):
-    NONE = auto()
-    EVERY_LAYER = auto()  # sliding_window, where there is one
-    EVERY_LAYER_IF_USED = auto()  # the same, behind use_sliding_window
-    BY_LAYER = auto()  # behind use_sliding_window, layer_types or max_window_layers say where
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """Biases: None means that the checkpoint's attention_bias or mlp_bias says."""
-
-    windows: _Windows = _Windows.NONE
-    default_window: int | None = None
-    qkv_bias: bool | None = False
-    output_bias: bool | None = False
-    mlp_bias: bool | None = False
-    qk_norm: bool = False
-    fused_projections: bool = False
-    experts: str | None = None
-    rms_eps: float = 1e-6
-    theta: float = 10_000.0
-    head_dim: int | None = None
-
-
-_FAMILIES = {
-    "LlamaForCausalLM": _Family(qkv_bias=None, output_bias=None, mlp_bias=None),
-    "MistralForCausalLM": _Family(windows=_Windows.EVERY_LAYER, default_window=4096),
-    "Qwen2ForCausalLM": _Family(windows=_Windows.BY_LAYER, default_window=4096, qkv_bias=True),
-    "Qwen3ForCausalLM": _Family(
-        windows=_Windows.BY_LAYER,
-        default_window=4096,
-        qkv_bias=None,
-        output_bias=None,
-        qk_norm=True,
-        head_dim=128,
-    ),
-    "Phi3ForCausalLM": _Family(windows=_Windows.EVERY_LAYER, fused_projections=True, rms_eps=1e-5),
-    "MixtralForCausalLM": _Family(
-        windows=_Windows.EVERY_LAYER, experts="mixtral", rms_eps=1e-5, theta=1_000_000.0
-    ),
-    "Qwen3MoeForCausalLM": _Family(
-        windows=_Windows.EVERY_LAYER_IF_USED,
-        default_window=4096,
-        qkv_bias=None,
-        output_bias=None,
-        qk_norm=True,
-        experts="qwen3_moe",
-    ),
-}
-
-
-def native_family(values: Mapping[str, Any]) -> str | None:
-    """Return which of the families here a parsed ``config.json`` describes, if any."""
-    names = values.get("architectures")
-    if not isinstance(names, list):
-        return None
-    return next((name for name in names if name in _FAMILIES), None)
-
-
-def parse_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
-    """Read the parsed ``config.json``; ``source`` is its path. Raises ModelLoadError."""
-    keys = ConfigKeys(values, source)
-    name = native_family(values)
-    if name is None:
-        raise ModelLoadError(
-            f"{source}: architectures: {values.get('architectures') or []} is not supported; "
-            f"one of {', '.join(_FAMILIES)} is"
-        )
-    family = _FAMILIES[name]
-    if (activation := keys.get("hidden_act", str, "silu")) != "silu":
-        raise keys.refusal("hidden_act", f"{activation!r} is not supported, silu is")
-    refuse_quantised(values, source)
-    hidden_size = keys.positive("hidden_size")
-    num_heads = keys.positive("num_attention_heads")
-    num_kv_heads = keys.positive("num_key_value_heads", num_heads)
-    head_dim = keys.positive("head_dim", family.head_dim or hidden_size // num_heads)
-    if num_heads % num_kv_heads or head_dim % 2:
-        raise ModelLoadError(
-            f"{source}: {num_heads} heads of {head_dim} do not share {num_kv_heads} KV heads"
-        )
-    num_layers = keys.positive("num_hidden_layers")
-    if num_layers > _MOST_LAYERS:
-        raise keys.refusal("num_hidden_layers", f"{num_layers} is not a model")
-    attention_bias = keys.get("attention_bias", bool, False)
-    mlp_bias = keys.get("mlp_bias", bool, False)
-    return DecoderConfig(
-        vocab_size=keys.positive("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=keys.positive("intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_positions=keys.positive("max_position_embeddings"),
-        rms_eps=keys.get("rms_norm_eps", float, family.rms_eps),
-        rotary=parse_rotary(
-            keys,
-            head_dim=head_dim,
-            default_theta=family.theta,
-            is_phi3=name == "Phi3ForCausalLM",
-        ),
-        windows=_parse_windows(keys, family, num_layers),
-        tied_embeddings=keys.get("tie_word_embeddings", bool, False),
-        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        output_bias=attention_bias if family.output_bias is None else family.output_bias,
-        mlp_bias=mlp_bias if family.mlp_bias is None else family.mlp_bias,
-        qk_norm=family.qk_norm,
-        fused_projections=family.fused_projections,
-        experts=_parse_experts(keys, family, num_layers),
-        checkpoint_dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32"),
-    )
-
-
-def refuse_quantised(values: Mapping[str, Any], source: str) -> None:
-    """Raise ModelLoadError when ``config.json`` says that the weights are quantised."""
-    for key in ("quantization_config", "compression_config"):
-        if values.get(key) is not None:
-            raise ModelLoadError(f"{source}: {key}: quantised weights are not supported")
-
-
-def _parse_windows(keys: ConfigKeys, family: _Family, num_layers: int) -> tuple[int | None, ...]:
-    if family.windows is _Windows.NONE:
-        return (None,) * num_layers
-    window = keys.optional_positive("sliding_window", family.default_window)
-    if family.windows is not _Windows.EVERY_LAYER and not keys.get(
-        "use_sliding_window", bool, False
-    ):
-        window = None
-    types = keys.names("layer_types")
-    if family.windows is not _Windows.BY_LAYER:
-        if window is not None and types is not None and "full_attention" in types:
-            raise keys.refusal("layer_types", "this architecture has one window for every layer")
-        return (window,) * num_layers
-    if types is None:
-        first = keys.get("max_window_layers", int, 28)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    if len(types) != num_layers:
-        raise keys.refusal("layer_types", f"{len(types)} types for {num_layers} layers")
-    return tuple(_window_of(keys, kind, window) for kind in types)
-
-
-def _window_of(keys: ConfigKeys, kind: str, window: int | None) -> int | None:
-    match kind:
-        case "full_attention":
-            return None
-        case "sliding_attention":
-            if window is None:
-                raise keys.refusal(
-                    "layer_types", "sliding_attention without sliding_window and use_sliding_window"
-                )
-            return window
-        case _:
-            raise keys.refusal("layer_types", f"{kind!r} is not supported")
-
-
-def _parse_experts(keys: ConfigKeys, family: _Family, num_layers: int) -> ExpertsConfig | None:
-    match family.experts:
-        case None:
-            return None
-        case "mixtral":
-            experts = ExpertsConfig(
-                num_experts=keys.positive("num_local_experts", 8),
-                top_k=keys.positive("num_experts_per_tok", 2),
-                normalised=True,
-                intermediate_size=keys.positive("intermediate_size"),
-                layers=frozenset(range(num_layers)),
-                module="block_sparse_moe",
-                projections=("w1", "w3", "w2"),
-            )
-        case _:
-            count_key = "num_experts" if "num_experts" in keys.values else "num_local_experts"
-            experts = ExpertsConfig(
-                num_experts=keys.positive(count_key, 128),
-                top_k=keys.positive("num_experts_per_tok", 8),
-                normalised=keys.get("norm_topk_prob", bool, False),
-                intermediate_size=keys.positive("moe_intermediate_size", 768),
-                layers=_sparse_layers(keys, num_layers),
-                module="mlp",
-                projections=("gate_proj", "up_proj", "down_proj"),
-            )
-    if experts.top_k > experts.num_experts:
-        raise keys.refusal(
-            "num_experts_per_tok", f"{experts.top_k} of only {experts.num_experts} experts"
-        )
-    return experts
-
-
-def _sparse_layers(keys: ConfigKeys, num_layers: int) -> frozenset[int]:
-    every = keys.positive("decoder_sparse_step", 1)
-    dense = keys.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise keys.refusal("mlp_only_layers", "expected a list of layer numbers")
-    return frozenset(
-        layer for layer in range(num_layers) if layer not in dense and (layer + 1) % every == 0
-    )

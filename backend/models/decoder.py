@@ -5,15 +5,56 @@ dozen tensor operations and nothing else. Tokens of all sequences of a step lie 
 only attention knows whose they are. What is not a matrix product goes through ``Operations``.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from backend.models.attention import Attention
 from backend.models.config import DecoderConfig
-from backend.models.decoder_weights import DecoderWeights
-from backend.models.operations import Operations, TorchOperations
-from backend.models.single_row import SingleRowDecoder
+from backend.models.layers import Linear, Operations, RMSNorm, TorchOperations
+from backend.models.moe import Experts
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """The gated MLP; gate and up are one product."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, rows: Tensor, operations: Operations) -> Tensor:
+        """Map [tokens, hidden] to the same shape."""
+        return self.down(operations.gated(self.gate_up(rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer; q, k and v are one product.
+
+    ``head_norm`` normalises queries and keys head by head, in the families that do.
+    """
+
+    input_norm: RMSNorm
+    qkv: Linear
+    head_norm: RMSNorm | None
+    output: Linear
+    mlp_norm: RMSNorm
+    mlp: MLP | Experts
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """Everything a checkpoint holds; ``head`` shares the embedding where they are tied."""
+
+    embedding: Tensor
+    layers: tuple[DecoderLayer, ...]
+    final_norm: RMSNorm
+    head: Linear
 
 
 class Decoder:
@@ -95,3 +136,80 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [rows, vocab] for hidden states [rows, hidden] of ``forward``."""
         return self._weights.head(hidden)
+
+
+class SingleRowDecoder:
+    """``Decoder.forward`` of one token whose successor is wanted."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        mlps: Sequence[MLP],
+        rotations: Tensor,
+    ) -> None:
+        self._embedding, self._final_norm = weights.embedding, weights.final_norm
+        self._layers: tuple[tuple[DecoderLayer, MLP, int | None], ...] = tuple(
+            zip(weights.layers, mlps, config.windows, strict=True)
+        )
+        self._rotations = rotations
+        new = weights.embedding.new_empty
+        self._hidden = new(1, config.hidden_size)
+        self._hidden_row = self._hidden[0]
+        self._qkv = new(1, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
+        heads = self._qkv.view(1, -1, config.head_dim)
+        self._queries = heads[:, : config.num_heads]
+        self._keys_values = heads[:, config.num_heads :]
+        self._rotated = heads[:, : config.num_heads + config.num_kv_heads]
+        self._pairs = torch.view_as_complex(self._rotated.view(*self._rotated.shape[:2], -1, 2))
+        self._gate_up = new(1, 2 * config.intermediate_size)
+        self._gate, self._up = self._gate_up.chunk(2, -1)
+
+    @classmethod
+    def of(cls, config: DecoderConfig, weights: DecoderWeights, rotations: Tensor) -> Self | None:
+        """Return one for ``weights``; None: they are not in float32 on CPU, or have experts."""
+        like = weights.embedding
+        mlps = [layer.mlp for layer in weights.layers if isinstance(layer.mlp, MLP)]
+        if like.device.type != "cpu" or like.dtype is not torch.float32:
+            return None
+        if len(mlps) < len(weights.layers):
+            return None
+        return cls(config, weights, mlps, rotations)
+
+    def forward(self, token: Tensor, position: Tensor, attention: Attention) -> Tensor:
+        hidden = self._hidden
+        torch.index_select(self._embedding, 0, token, out=hidden)
+        rotation = self._rotations.index_select(0, position).unsqueeze(1)
+        for index, (layer, mlp, window) in enumerate(self._layers):
+            self._normed_product(layer.input_norm, layer.qkv, self._qkv)
+            if layer.head_norm is not None:
+                self._rotated.copy_(layer.head_norm(self._rotated))
+            self._pairs.mul_(rotation)
+            self._add_product(
+                layer.output, attention(index, self._queries, self._keys_values, window)
+            )
+            self._normed_product(layer.mlp_norm, mlp.gate_up, self._gate_up)
+            self._add_product(mlp.down, functional.silu(self._gate).mul_(self._up))
+        return (hidden * self._final_norm.weight).mul_(self._factor(self._final_norm))
+
+    def _normed_product(self, norm: RMSNorm, linear: Linear, out: Tensor) -> None:
+        """Write what ``linear`` makes of the normalised residual."""
+        bias, weight = linear.bias, linear.by_input
+        torch.addmm(
+            out if bias is None else bias,
+            self._hidden * norm.weight,
+            weight,
+            beta=0 if bias is None else 1,
+            alpha=self._factor(norm),
+            out=out,
+        )
+
+    def _factor(self, norm: RMSNorm) -> float:
+        row = self._hidden_row
+        return 1.0 / math.sqrt(torch.dot(row, row).item() / len(row) + norm.eps)
+
+    def _add_product(self, linear: Linear, row: Tensor) -> None:
+        """Add what ``linear`` makes of ``row`` to the residual."""
+        self._hidden.addmm_(row, linear.by_input)
+        if linear.bias is not None:
+            self._hidden.add_(linear.bias)

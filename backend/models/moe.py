@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backend.models.layers import linear
-from backend.models.operations import Operations
+from backend.models.layers import Operations, linear
 
 # What torch's grouped product asks of the rows' size, in bytes.
 _ALIGNMENT = 16

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import tokenizers
 
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.scheduler.detokenizer import (
     ByteLevelDetokenizer,
     IncrementalDetokenizer,

@@ -13,15 +13,14 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.messages import Submit
 from backend.executor.cuda_engine import make_cuda_runner
 from backend.executor.kv_cache import KVCache
-from backend.executor.networks import Network
-from backend.executor.weights import random_weights
 from backend.grammar.compiler import GrammarCompiler
-from backend.models.config import DecoderConfig, parse_config
-from backend.models.decoder import Decoder
-from backend.models.decoder_weights import DecoderWeights
-from backend.models.model import Model
-from backend.models.operations import Operations
-from backend.models.rotary import rotation_table
+from backend.models.config import DecoderConfig
+from backend.models.decoder import Decoder, DecoderWeights
+from backend.models.families import parse_config
+from backend.models.layers import Operations
+from backend.models.registry import Model, Network
+from backend.models.rope import rotation_table
+from backend.models.weights import random_weights
 from backend.scheduler.types import GenerationRequest, SamplingParams
 from gpu.machine import Machine
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backend.executor import checkpoint as checkpoints
-from backend.executor.networks import load_network
-from backend.executor.weights import load_config, load_weights, random_weights
-from backend.models.errors import ModelLoadError
-from backend.models.operations import TorchOperations
+from backend.models import checkpoint as checkpoints
+from backend.models.config import ModelLoadError
+from backend.models.layers import TorchOperations
+from backend.models.registry import load_network
+from backend.models.weights import load_config, load_weights, random_weights
 
 pytest_plugins = ["tiny_checkpoints"]
 

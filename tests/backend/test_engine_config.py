@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 
-from backend.models.config import parse_config
-from backend.models.errors import ModelLoadError
-from backend.models.rotary import rotation_table
+from backend.models.config import ModelLoadError
+from backend.models.families import parse_config
+from backend.models.rope import rotation_table
 
 CPU = torch.device("cpu")
 SHAPE = {

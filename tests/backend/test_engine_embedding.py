@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backend.engine.embedding_engine import EmbeddingEngine
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.models.threads import ThreadsWorth
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 

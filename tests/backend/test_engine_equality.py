@@ -10,7 +10,7 @@ import torch
 from backend.engine.engine import Engine
 from backend.executor.kv_cache import block_bytes
 from backend.executor.model_loader import load_engine
-from backend.executor.weights import load_config
+from backend.models.weights import load_config
 from backend.scheduler.types import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from backend.models.layers import TorchOperations
 from backend.models.moe import Experts
-from backend.models.operations import TorchOperations
 
 OPERATIONS = TorchOperations()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backend.engine.generation_config import recommended_sampling
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.scheduler.types import SamplingParams
 
 

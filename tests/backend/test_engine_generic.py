@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from backend.executor.checkpoint import read_json
 from backend.executor.model_loader import load_engine
-from backend.models.errors import ModelLoadError
-from backend.models.generic import GenericModel, load_generic
-from backend.models.generic_check import verify
+from backend.models.checkpoint import read_json
+from backend.models.config import ModelLoadError
+from backend.models.hf import GenericModel, load_generic
+from backend.models.hf_check import verify
 from backend.scheduler.types import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]

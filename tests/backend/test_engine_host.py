@@ -11,7 +11,7 @@ from host_requests import LIMIT, ask, children, request, until
 from backend.engine import host as engine_host
 from backend.engine.host import EngineHost
 from backend.engine.messages import EngineDescription, EngineOptions
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.ports import EngineError, RequestRejectedError, UnavailableError
 from backend.scheduler.types import FinishReason
 

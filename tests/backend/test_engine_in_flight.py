@@ -9,7 +9,7 @@ import torch
 
 from backend.executor.kv_cache import block_bytes
 from backend.executor.model_loader import load_engine
-from backend.executor.weights import load_config
+from backend.models.weights import load_config
 from backend.ports import EngineError
 from backend.scheduler.types import FinishReason, GenerationRequest, SamplingParams
 

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from backend.executor.kv_cache import block_bytes
 from backend.executor.model_loader import load_engine
-from backend.executor.weights import load_config, load_weights
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
+from backend.models.weights import load_config, load_weights
 from backend.scheduler.types import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backend.executor.weights import random_weights
-from backend.models.config import parse_config
-from backend.models.decoder import Decoder
+from backend.models.decoder import Decoder, SingleRowDecoder
+from backend.models.families import parse_config
 from backend.models.layers import RMSNorm
-from backend.models.rotary import rotation_table
-from backend.models.single_row import SingleRowDecoder
+from backend.models.rope import rotation_table
+from backend.models.weights import random_weights
 
 CPU = torch.device("cpu")
 SHAPE = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backend.executor.sizing import MemoryReading, Sizing, size_cache
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 
 GIB = 2**30
 

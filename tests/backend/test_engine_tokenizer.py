@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.scheduler.detokenizer import ByteLevelDetokenizer
 from backend.tokenizer.chat_template import ChatTemplateError
 from backend.tokenizer.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ from backend.engine.link import TURNS, Link
 from backend.engine.messages import EngineDescription, EngineOptions, Loaded, Loading, Ping
 from backend.engine.wire import frame
 from backend.executor.model_loader import load_engine
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.ports import EngineError, UnavailableError
 from backend.scheduler.types import FinishReason, GenerationRequest, SamplingParams
 from backend.tokenizer.tokenizer import Tokenizer

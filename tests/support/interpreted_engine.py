@@ -13,8 +13,8 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.messages import Submit
 from backend.executor.cuda_engine import make_cuda_runner
 from backend.executor.kv_cache import KVCache
-from backend.executor.networks import load_network
 from backend.grammar.compiler import GrammarCompiler
+from backend.models.registry import load_network
 from backend.scheduler.block_pool import blocks_for
 from backend.scheduler.scheduler import ScheduledSequence
 from backend.scheduler.sequence import Sequence

@@ -3,7 +3,7 @@
 All tokens of a step are one row, with the positions that they have in their sequences. Attention
 alone knows whose they are, so a model that mixes tokens elsewhere, or whose attention is more than
 a causal, possibly windowed softmax of scores, cannot be served this way. What is known to
-be so is refused by name; ``generic_check`` finds the rest before the first request.
+be so is refused by name; ``hf_check`` finds the rest before the first request.
 
 Slower than ``decoder``: a few dozen small operations a layer, and nothing fused. transformers is
 imported here and nowhere else.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from backend.models.attention import Attention, RuledAttention
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 from backend.models.score_rules import ScoreRules
 
 _INTERFACE = "refrain_paged"

@@ -1,22 +1,24 @@
 """From a model's directory to a network that computes: natively, or through transformers."""
 
+import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from backend.executor.checkpoint import Checkpoint, read_json
-from backend.executor.weights import load_weights
-from backend.models.config import DecoderConfig, native_family, parse_config, refuse_quantised
+from backend.models.attention import Attention
+from backend.models.checkpoint import Checkpoint, read_json
+from backend.models.config import DecoderConfig, LongRopeScaling, ModelLoadError, ModelShape
 from backend.models.decoder import Decoder
-from backend.models.errors import ModelLoadError
-from backend.models.model import Model, ModelShape
-from backend.models.operations import Operations
-from backend.models.rotary import rotation_table
-from backend.models.rotary_config import LongRopeScaling
+from backend.models.families import native_family, parse_config, refuse_quantised
+from backend.models.layers import Operations
+from backend.models.rope import rotation_table
+from backend.models.weights import load_weights
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,34 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+class Model(Protocol):
+    """Computes; stateless, the caches belong to ``attention``."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and KV."""
+        ...
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
+    ) -> Tensor:
+        """Compute a step; return what ``logits`` takes, [len(logit_rows), any].
+
+        ``tokens`` and ``positions`` are [tokens]. ``logit_rows`` are the tokens whose successor
+        is wanted, all when None.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [rows, vocab]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +155,8 @@ def _generic(
     checkpoint.check_room(device, chosen)
     # Imported here because transformers takes seconds to import and most models do without.
     try:
-        from backend.models.generic import load_generic  # noqa: PLC0415
-        from backend.models.generic_check import verify  # noqa: PLC0415
+        from backend.models.hf import load_generic  # noqa: PLC0415
+        from backend.models.hf_check import verify  # noqa: PLC0415
     except ImportError as error:
         raise ModelLoadError(
             f"{directory / 'config.json'}: architectures: {values.get('architectures') or []} "
@@ -153,3 +183,31 @@ def _dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtyp
     if name not in _DTYPES:
         raise ModelLoadError(f"dtype {name}: expected auto or one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
+
+
+_NAMES = ("config.json", "tokenizer.json")
+_SAMPLE_BYTES = 1 << 16
+_SAMPLES = 8
+
+
+def model_fingerprint(directory: Path, dtype: str) -> bytes:
+    """Return 32 bytes for a model directory, computed with in ``dtype``. Raises OSError."""
+    digest = hashlib.sha256(dtype.encode())
+    for name in _NAMES:
+        path = directory / name
+        digest.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
+    for path in sorted(directory.glob("*.safetensors")):
+        digest.update(path.name.encode() + b"\0" + _sampled(path))
+    return digest.digest()
+
+
+def _sampled(path: Path) -> bytes:
+    """Hash a file's size, its head with the table of tensors, and samples up to its end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = hashlib.sha256(size.to_bytes(8, "little"))
+        last = max(size - _SAMPLE_BYTES, 0)
+        for number in range(_SAMPLES):
+            file.seek(last * number // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()

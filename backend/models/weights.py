@@ -13,13 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from backend.executor.checkpoint import Checkpoint, read_json
-from backend.models.config import DecoderConfig, ExpertsConfig, parse_config
-from backend.models.decoder_weights import MLP, DecoderLayer, DecoderWeights
-from backend.models.errors import ModelLoadError
+from backend.models.checkpoint import Checkpoint, read_json
+from backend.models.config import DecoderConfig, ExpertsConfig, ModelLoadError
+from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
+from backend.models.families import parse_config
 from backend.models.layers import Linear, RMSNorm
 from backend.models.moe import Experts
-from backend.models.rotary import interleave
+from backend.models.rope import interleave
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from backend.models.attention import RuledAttention
-from backend.models.errors import ModelLoadError
-from backend.models.generic import GenericModel, GenericShape
+from backend.models.config import ModelLoadError
+from backend.models.hf import GenericModel, GenericShape
 from backend.models.score_rules import ScoreRules, ruled_prefill
 
 # Greatest difference of a logit, in standard deviations of all logits.

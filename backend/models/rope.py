@@ -12,7 +12,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from backend.models.rotary_config import (
+from backend.models.config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from backend.models.errors import ModelLoadError
+from backend.models.config import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
