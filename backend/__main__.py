@@ -97,9 +97,8 @@ def _parse(argv: Sequence[str]) -> Settings:
     add(
         "--max-num-seqs",
         type=positive,
-        default=16,
         metavar="N",
-        help="most sequences computed together (default: %(default)s)",
+        help="most sequences computed together (default: 16 on CPU, 256 on CUDA)",
     )
     add(
         "--max-waiting",

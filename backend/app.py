@@ -85,6 +85,7 @@ def _options(directory: Path, settings: Settings) -> EngineOptions:
         max_tokens_per_step=settings.max_tokens_per_step,
         max_model_len=settings.max_model_len,
         kv_bytes=settings.kv_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         threads=settings.threads,
         cache_events=settings.kv_events,
         max_waiting=settings.max_waiting,

@@ -39,6 +39,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="memory of the KV cache, such as 512MiB or 8GiB (default: a share of what is there)",
     )
+    add(
+        "--gpu-memory-utilization",
+        type=share,
+        default=0.9,
+        metavar="SHARE",
+        help="share of the GPU's memory that weights, steps and KV cache may take, above 0 and at "
+        "most 1 (default: %(default)s)",
+    )
     add("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
 
 
@@ -64,6 +72,14 @@ def above_zero(text: str) -> float:
         number = math.nan
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
+    return number
+
+
+def share(text: str) -> float:
+    """Read a number above 0 and of at most 1."""
+    number = above_zero(text)
+    if number > 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0 and at most 1, got '{text}'")
     return number
 
 

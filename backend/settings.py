@@ -8,8 +8,9 @@ from pathlib import Path
 class Settings:
     """``model`` is a directory or a hub id; None leaves a choice to the engine.
 
-    ``kv_bytes`` is the memory of the KV pool in bytes, ``max_model_len`` the context in tokens,
-    ``threads`` torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
+    ``kv_bytes`` is the memory of the KV pool in bytes, ``gpu_memory_utilization`` the share of a
+    GPU's memory that the engine may take, ``max_model_len`` the context in tokens, ``threads``
+    torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
     ``tool_call_parser`` is qwen, llama, none, or auto for what the chat template says.
     ``reasoning_parser`` is qwen3, deepseek_r1, none, or auto for what the model's name says.
     ``allow_unknown_fields`` ignores fields of requests that no server is known to read.
@@ -25,7 +26,7 @@ class Settings:
     port: int = 8000
     device: str = "auto"
     dtype: str = "auto"
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     max_tokens_per_step: int | None = None
     max_waiting: int = 1024
     queue_timeout: float | None = None
@@ -35,6 +36,7 @@ class Settings:
     target_itl_ms: float | None = None
     max_model_len: int | None = None
     kv_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     threads: int | None = None
     kv_events: bool = False
     tool_call_parser: str = "auto"

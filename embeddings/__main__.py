@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="trained verifier: a directory (default: the one that is shipped)",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--max-vectors",
         type=_positive,

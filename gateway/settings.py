@@ -272,7 +272,7 @@ class Settings(BaseModel):
     store_bytes: Size = Field(default=2**30, ge=2**20)
     memory_bytes: Size = Field(default=128 * 2**20, ge=0)
     embeddings_model: str | None = None
-    embeddings_device: str = Field(default="auto", pattern="^(auto|cpu|cuda)$")
+    embeddings_device: str = Field(default="cpu", pattern="^(auto|cpu|cuda)$")
     semantic_timeout: Seconds = Field(default=1.0, gt=0)
     compress_timeout: Seconds = Field(default=1.0, gt=0)
     verifier_timeout: Seconds = Field(default=0.5, gt=0)

@@ -69,6 +69,7 @@ def read_memory(
     max_num_seqs: int,
     max_tokens_per_step: int,
     max_model_len: int,
+    utilization: float,
 ) -> MemoryReading:
     """Measure what the steps that need most memory take beside the weights; on CUDA only."""
     torch.cuda.empty_cache()
@@ -91,4 +92,4 @@ def read_memory(
     gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return MemoryReading(total=total, free=free, step=step)
+    return MemoryReading(total, free, weights=held, step=step, utilization=utilization)

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 # A chunk of prefill delays everybody's next token by the time that it takes to compute.
 _TOKENS_PER_STEP_CPU = 512
 _TOKENS_PER_STEP_CUDA = 8192
+_MAX_NUM_SEQS_CPU = 16
+_MAX_NUM_SEQS_CUDA = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,38 +56,45 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
 
     Raises ModelLoadError, whose text names what is wrong.
     """
-    if options.max_num_seqs < 1:
+    if options.max_num_seqs is not None and options.max_num_seqs < 1:
         raise ModelLoadError(f"max-num-seqs must be at least 1, got {options.max_num_seqs}")
+    utilization = options.gpu_memory_utilization
+    if not 0 < utilization <= 1:
+        raise ModelLoadError(
+            f"gpu-memory-utilization must be above 0 and at most 1, got {utilization}"
+        )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     directory = resolve_model(options.model)
     tokenizer = Tokenizer.load(directory)
     torch_device = _device(options.device)
+    on_cuda = torch_device.type == "cuda"
+    max_num_seqs = options.max_num_seqs or (_MAX_NUM_SEQS_CUDA if on_cuda else _MAX_NUM_SEQS_CPU)
     tell(f"reading the weights of {directory}")
     network = load_network(directory, device=torch_device, dtype=options.dtype, tell=tell)
     shape, torch_dtype = network.shape, network.dtype
     max_tokens_per_step = options.max_tokens_per_step
     if max_tokens_per_step is None:
-        on_cuda = torch_device.type == "cuda"
         max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
-    max_tokens_per_step = max(max_tokens_per_step, options.max_num_seqs)
+    max_tokens_per_step = max(max_tokens_per_step, max_num_seqs)
     has_kernels = (
-        torch_device.type == "cuda"
+        on_cuda
         and find_spec("triton") is not None
         and not network.needs_rules  # which no kernel here knows
     )
     reading = None
     if has_kernels and options.kv_bytes is None:
         tell("measuring the memory of the largest step")
-        reading = _read_memory(network, torch_device, options, max_tokens_per_step)
+        reading = _read_memory(network, torch_device, options, max_num_seqs, max_tokens_per_step)
     sizing = size_cache(
         shape,
         device=torch_device,
         dtype=torch_dtype,
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_model_len=options.max_model_len,
         kv_bytes=options.kv_bytes,
         reading=reading,
+        utilization=utilization,
     )
     tell("making the KV pool")
     try:
@@ -111,14 +120,14 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     )
     limits = EngineLimits(
         num_blocks=sizing.num_blocks,
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_model_len=sizing.max_model_len,
         max_tokens_per_step=max_tokens_per_step,
         max_waiting=options.max_waiting,
         queue_seconds=options.queue_seconds,
         target_ttft=options.target_ttft,
         target_itl=options.target_itl,
-        overlap=torch_device.type == "cuda" if options.overlap is None else options.overlap,
+        overlap=on_cuda if options.overlap is None else options.overlap,
     )
     runner = (
         _kernel_runner(network, cache, limits) if has_kernels else _runner(network, cache, limits)
@@ -165,7 +174,11 @@ def _kernel_runner(network: Network, cache: KVCache, limits: EngineLimits) -> Ru
 
 
 def _read_memory(
-    network: Network, device: torch.device, options: EngineOptions, max_tokens_per_step: int
+    network: Network,
+    device: torch.device,
+    options: EngineOptions,
+    max_num_seqs: int,
+    max_tokens_per_step: int,
 ) -> MemoryReading:
     from backend.executor.cuda_engine import read_memory  # noqa: PLC0415
 
@@ -173,8 +186,9 @@ def _read_memory(
         return read_memory(
             network,
             device,
-            max_num_seqs=options.max_num_seqs,
+            max_num_seqs=max_num_seqs,
             max_tokens_per_step=max_tokens_per_step,
+            utilization=options.gpu_memory_utilization,
             max_model_len=context_length(network.shape, options.max_model_len),
         )
     except torch.OutOfMemoryError as error:

@@ -14,30 +14,34 @@ logger = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.25
 _CUDA_SHARE = 0.85
-# Of all memory: for graphs, libraries' workspaces and what fragmentation wastes.
-_CUDA_RESERVE = 0.05
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """A device's memory in bytes, weights loaded; ``step`` is what the largest step takes."""
+    """A device's memory in bytes, weights loaded.
+
+    ``weights`` is what they take, ``step`` what the largest step takes. All that this process takes
+    is to be at most the share ``utilization`` of ``total``; the rest is for graphs, libraries'
+    workspaces, fragmentation and other processes.
+    """
 
     total: int
     free: int
+    weights: int
     step: int
+    utilization: float
 
     @property
     def spare(self) -> int:
         """What is left for the KV pool."""
-        return self.free - self.step - int(self.total * _CUDA_RESERVE)
+        return min(int(self.total * self.utilization) - self.weights, self.free) - self.step
 
     def __str__(self) -> str:
-        reserve = int(self.total * _CUDA_RESERVE)
         return (
-            f"{self.free // _MIB} MiB free of {self.total // _MIB}, "
-            f"less {self.step // _MIB} for the largest step, "
-            f"less {reserve // _MIB} in reserve = {self.spare // _MIB} MiB"
+            f"{self.utilization:g} of {self.total // _MIB} MiB, "
+            f"less {self.weights // _MIB} for weights, at most {self.free // _MIB} that are free, "
+            f"less {self.step // _MIB} for the largest step = {self.spare // _MIB} MiB"
         )
 
 
@@ -58,17 +62,18 @@ def size_cache(
     max_model_len: int | None,
     kv_bytes: int | None,
     reading: MemoryReading | None = None,
+    utilization: float = 1.0,
 ) -> Sizing:
     """Decide the size of the pool, weights already loaded.
 
-    Without ``kv_bytes`` the pool takes what a ``reading`` leaves, else a share of the memory, and
-    no more than ``max_num_seqs`` full contexts need. Raises ModelLoadError when the wishes
-    contradict model or memory.
+    Without ``kv_bytes`` the pool takes what a ``reading`` leaves, else a share of the memory, on
+    CUDA within ``utilization``, and no more than ``max_num_seqs`` full contexts need. Raises
+    ModelLoadError when the wishes contradict model or memory.
     """
     wanted_len = context_length(config, max_model_len)
     per_block = block_bytes(config, dtype)
     if kv_bytes is None:
-        spare = _spare_bytes(device) if reading is None else reading.spare
+        spare = _spare_bytes(device, utilization) if reading is None else reading.spare
         if reading is not None:
             logger.info("memory for the KV pool on %s: %s", device, reading)
         num_blocks = min(spare // per_block, max_num_seqs * blocks_for(wanted_len))
@@ -89,9 +94,10 @@ def context_length(config: ModelShape, max_model_len: int | None) -> int:
     return wanted_len
 
 
-def _spare_bytes(device: torch.device) -> int:
+def _spare_bytes(device: torch.device, utilization: float) -> int:
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE)
+        free, total = torch.cuda.mem_get_info(device)
+        allowed = int(total * utilization) - torch.cuda.memory_allocated(device)
+        return int(min(free, allowed) * _CUDA_SHARE)
     # Pages of the pool that are never written cost nothing, so a share of the total is safe.
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _CPU_SHARE)

@@ -1,6 +1,6 @@
 """How many KV blocks a device gets: the arithmetic, with numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -25,6 +25,11 @@ class Shape:
     checkpoint_dtype: str = "bfloat16"
 
 
+READING = MemoryReading(
+    total=140 * GIB, free=124 * GIB, weights=15 * GIB, step=5 * GIB, utilization=0.9
+)
+
+
 def size(**changes):
     arguments = {
         "device": torch.device("cuda"),
@@ -32,14 +37,23 @@ def size(**changes):
         "max_num_seqs": 256,
         "max_model_len": None,
         "kv_bytes": None,
-        "reading": MemoryReading(total=140 * GIB, free=124 * GIB, step=5 * GIB),
+        "reading": READING,
     }
     return size_cache(Shape(), **(arguments | changes))
 
 
-def test_the_pool_takes_what_the_largest_step_and_the_reserve_leave():
-    # 124 - 5 - 7 (a twentieth of 140) = 112 GiB in blocks of 2 MiB.
-    assert size() == Sizing(112 * 512, 131072)
+def test_the_pool_takes_what_weights_and_the_largest_step_leave_of_the_share():
+    # 126 (nine tenths of 140) - 15 - 5 = 106 GiB in blocks of 2 MiB.
+    assert size() == Sizing(106 * 512, 131072)
+
+
+def test_a_smaller_share_leaves_room_for_another_process():
+    # 70 (half of 140) - 15 - 5 = 50 GiB.
+    assert size(reading=replace(READING, utilization=0.5)) == Sizing(50 * 512, 131072)
+
+
+def test_what_other_processes_hold_is_not_counted_on():
+    assert size(reading=replace(READING, free=45 * GIB)) == Sizing(40 * 512, 131072)
 
 
 def test_no_more_than_full_contexts_need():
@@ -51,18 +65,17 @@ def test_kv_bytes_overrides_what_was_measured():
 
 
 def test_the_context_is_no_longer_than_the_pool():
-    reading = MemoryReading(total=20 * GIB, free=3 * GIB, step=GIB)
+    reading = replace(READING, free=2 * GIB, step=GIB)
     assert size(reading=reading) == Sizing(512, 8192)
 
 
 def test_a_step_that_leaves_nothing_is_refused():
     with pytest.raises(ModelLoadError, match="no memory for one KV block of 2097152 bytes"):
-        size(reading=MemoryReading(total=20 * GIB, free=2 * GIB, step=2 * GIB))
+        size(reading=replace(READING, free=2 * GIB, step=2 * GIB))
 
 
 def test_the_arithmetic_can_be_read():
-    reading = MemoryReading(total=140 * GIB, free=124 * GIB, step=5 * GIB)
-    assert str(reading) == (
-        "126976 MiB free of 143360, less 5120 for the largest step, "
-        "less 7168 in reserve = 114688 MiB"
+    assert str(READING) == (
+        "0.9 of 143360 MiB, less 15360 for weights, at most 126976 that are free, "
+        "less 5120 for the largest step = 108544 MiB"
     )
