@@ -11,7 +11,6 @@ from aiohttp import ClientError, ClientSession
 from processes import Process
 from raw_upstream import EVENTS, RawUpstream, StartRaw, raw_servers
 
-from backend.demo import __file__ as demo
 from scripted_upstream import chunk, stream_of
 
 WORDS = stream_of("Hello from here.")
@@ -79,7 +78,7 @@ async def until_refused(session: ClientSession, base: str) -> None:
 
 
 async def test_the_engine_is_unready_first_and_a_stream_ends_whole():
-    model = str(Path(demo).parent / "model")
+    model = str(Path(__file__).parents[2] / "backend" / "demo" / "model")
     process = Process("-m", "backend", "--model", model, "--port", "0", "--drain-delay", "3s")
     line = await asyncio.to_thread(process.wait_for_line, "listening on http://")
     await asyncio.to_thread(process.wait_for_line, "is ready after")

@@ -2,7 +2,7 @@
 
 Most are one question and its answer; the rest teach what a served model meets: system messages,
 several turns, second questions that lean on the first, off-topic questions, long contexts, and
-plain text completion. ``python -m backend.demo.corpus`` prints them as JSON lines.
+plain text completion. ``python -m tools.demo_model.corpus`` prints them as JSON lines.
 """
 
 import argparse
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from backend.demo.knowledge import FollowUp, Knowledge, Topic, load_knowledge
-from backend.demo.phrasing import Phrasing, decorate, normalise, phrasings
+from tools.demo_model.knowledge import FollowUp, Knowledge, Topic, load_knowledge
+from tools.demo_model.phrasing import Phrasing, decorate, normalise, phrasings
 
 LONG_CONTEXT_CHARACTERS = 12_000  # about 3,000 tokens
 CUT_SHARE = 0.75  # of final answers

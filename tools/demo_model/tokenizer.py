@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from backend.demo.corpus import Example
+from tools.demo_model.corpus import Example
 
 TEXT_END = "<|endoftext|>"
 END = "<|end|>"

@@ -1,4 +1,4 @@
-"""Measure the demo model: ``python -m backend.demo.evaluate [--model DIR]``.
+"""Measure the demo model: ``python -m tools.demo_model.evaluate [--model DIR]``.
 
 Greedy answers to every question of the FAQ: as phrased, in paraphrases like those of training, and
 in paraphrases that training never saw. An answer is *exact* if it equals the expected one up to
@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backend.demo.knowledge import Knowledge, Topic, load_knowledge
-from backend.demo.phrasing import Reason, decorate, phrasings
+from tools.demo_model.knowledge import Knowledge, Topic, load_knowledge
+from tools.demo_model.phrasing import Reason, decorate, phrasings
 
-MODEL = Path(__file__).parent / "model"
+MODEL = Path(__file__).parents[2] / "backend" / "demo" / "model"
 BATCH = 64
 MAX_NEW_TOKENS = 96
 SYSTEM_PROMPT = "You are a kind and competent assistant who helps our customers."  # not in training

@@ -1,4 +1,4 @@
-"""Train the demo model from nothing: ``python -m backend.demo.train --out DIR [--seed 0]``.
+"""Train the demo model from nothing: ``python -m tools.demo_model.train --out DIR [--seed 0]``.
 
 Writes a Hugging Face directory (config, bf16 weights, tokenizer, chat template). The same arguments
 on the same machine and thread count give the same weights. Progress goes to stderr.
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from backend.demo.corpus import Corpus
-from backend.demo.knowledge import Knowledge, load_knowledge
-from backend.demo.muon import Muon
-from backend.demo.phrasing import phrasings
-from backend.demo.tokenizer import (
+from tools.demo_model.corpus import Corpus
+from tools.demo_model.knowledge import Knowledge, load_knowledge
+from tools.demo_model.muon import Muon
+from tools.demo_model.phrasing import phrasings
+from tools.demo_model.tokenizer import (
     END_ID,
     IGNORED,
     TEXT_END_ID,

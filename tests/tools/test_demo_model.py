@@ -11,10 +11,10 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backend.demo.corpus import Corpus
-from backend.demo.evaluate import MODEL, Answerer
-from backend.demo.knowledge import load_knowledge
-from backend.demo.tokenizer import END, END_ID, IGNORED, Encoder
+from tools.demo_model.corpus import Corpus
+from tools.demo_model.evaluate import MODEL, Answerer
+from tools.demo_model.knowledge import load_knowledge
+from tools.demo_model.tokenizer import END, END_ID, IGNORED, Encoder
 
 WEIGHTS = MODEL / "model.safetensors"
 TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))

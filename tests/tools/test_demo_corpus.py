@@ -5,10 +5,10 @@ from itertools import islice
 
 import pytest
 
-from backend.demo.corpus import CUT_SHARE, Corpus, unique_beginnings
-from backend.demo.knowledge import load_knowledge
-from backend.demo.phrasing import Phrasing, Reason, normalise, phrasings
 from policies.pii.scan import PiiScanner
+from tools.demo_model.corpus import CUT_SHARE, Corpus, unique_beginnings
+from tools.demo_model.knowledge import load_knowledge
+from tools.demo_model.phrasing import Phrasing, Reason, normalise, phrasings
 
 
 @pytest.fixture(scope="module")

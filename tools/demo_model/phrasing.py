@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from backend.demo.knowledge import Topic
+from tools.demo_model.knowledge import Topic
 
 DO_TEMPLATES = (
     "How do I {}?",

@@ -8,11 +8,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from backend.demo import train
-from backend.demo.corpus import Example, Message
-from backend.demo.knowledge import load_knowledge
-from backend.demo.muon import Muon, orthogonalise
-from backend.demo.tokenizer import (
+from tools.demo_model import train
+from tools.demo_model.corpus import Example, Message
+from tools.demo_model.knowledge import load_knowledge
+from tools.demo_model.muon import Muon, orthogonalise
+from tools.demo_model.tokenizer import (
     END_ID,
     IGNORED,
     ROLE_IDS,

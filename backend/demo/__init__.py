@@ -1,1 +1,0 @@
-"""The bundled demo model: corpus, training, evaluation, weights."""
