@@ -36,11 +36,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
         pip install --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX" torch; \
     fi
 COPY --from=requirements /build/requirements.txt ./
-# Constraints pin only what is installed: those of the other extra do nothing. The triton of
-# PyTorch's CUDA build is another than the one beside its CPU build.
+# Constraints pin only what is installed: those of the other extra do nothing.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    if [ "$EXTRA" = gpu ]; then sed -i '/^triton==/d' constraints.txt; fi \
-    && pip install --constraint constraints.txt --constraint constraints-gpu.txt \
+    pip install --constraint constraints.txt --constraint constraints-gpu.txt \
         --requirement requirements.txt
 
 FROM base AS wheel
@@ -54,6 +52,14 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip wheel --no-deps --wheel-dir /wheels .
 
 FROM base AS runtime
+ARG EXTRA
+# Triton compiles a C module for the driver and one for each kernel, when they are first used.
+# hadolint ignore=DL3008
+RUN if [ "$EXTRA" = gpu ]; then \
+        apt-get update \
+        && apt-get install --yes --no-install-recommends gcc libc6-dev \
+        && rm -rf /var/lib/apt/lists/*; \
+    fi
 # The home directory is the data volume: model hub and CUDA caches survive with it, and nothing
 # else needs to be writable but /tmp.
 RUN useradd --uid 10001 --user-group --no-log-init --create-home --home-dir /data refrain \
@@ -61,6 +67,8 @@ RUN useradd --uid 10001 --user-group --no-log-init --create-home --home-dir /dat
 # A folder of that name, because the engine serves a model under the name of its folder.
 COPY backend/demo/model /models/refrain-demo
 COPY --from=dependencies /opt/refrain /opt/refrain
+RUN --mount=type=bind,source=deploy/compiler_smoke.py,target=/tmp/compiler_smoke.py \
+    if [ "$EXTRA" = gpu ]; then python /tmp/compiler_smoke.py; fi
 COPY deploy/healthcheck.py /usr/local/lib/refrain/
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps --no-index --no-cache-dir /wheels/*.whl

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from backend.executor.model_runner import ModelRunner, Runner
 from backend.executor.sizing import MemoryReading, context_length, size_cache
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.library import Vocabulary
+from backend.kernels.available import unavailable_reason
 from backend.models.config import ModelLoadError
 from backend.models.layers import TorchOperations
 from backend.models.registry import Network, load_network, model_fingerprint
@@ -77,11 +77,8 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     if max_tokens_per_step is None:
         max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
     max_tokens_per_step = max(max_tokens_per_step, max_num_seqs)
-    has_kernels = (
-        on_cuda
-        and find_spec("triton") is not None
-        and not network.needs_rules  # which no kernel here knows
-    )
+    # No kernel here knows rules.
+    has_kernels = on_cuda and not network.needs_rules and _triton_compiles()
     reading = None
     if has_kernels and options.kv_bytes is None:
         tell("measuring the memory of the largest step")
@@ -146,6 +143,13 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         cache_events=options.cache_events,
     )
     return LoadedModel(core, tokenizer, description)
+
+
+def _triton_compiles() -> bool:
+    reason = unavailable_reason()
+    if reason is not None:
+        logger.warning("Triton kernels are off, attention runs in PyTorch: %s", reason)
+    return reason is None
 
 
 def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:

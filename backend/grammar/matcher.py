@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from backend.executor.token_counts import on_device
+from backend.kernels.available import unavailable_reason
 from backend.scheduler.sequence import Matcher, Sequence
 
 if TYPE_CHECKING:
@@ -77,8 +78,13 @@ def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]
         matcher.fill(masks, row)
     masked = [row for row, _, matcher in constrained if matcher.failure is None]
     if masked:
+        # Its own choice on CUDA is a Triton kernel.
+        without_triton = logits.is_cuda and unavailable_reason() is not None
         xgrammar.apply_token_bitmask_inplace(
-            logits, on_device(masks.numpy(), logits), indices=masked
+            logits,
+            on_device(masks.numpy(), logits),
+            indices=masked,
+            backend="torch_native" if without_triton else "auto",
         )
 
 

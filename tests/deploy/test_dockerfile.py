@@ -1,6 +1,7 @@
 """The Dockerfile: lint, and that what it names exists. Nothing is built here."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -186,7 +187,46 @@ def test_every_dependency_of_the_image_is_pinned(extra):
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), line
 
 
-def test_the_two_constraints_files_meet_only_where_the_build_drops_one():
-    both = set(pins("constraints.txt")) & set(pins("deploy/constraints-gpu.txt"))
-    assert both == {"triton"}
-    assert "sed -i '/^triton==/d' constraints.txt" in (ROOT / "Dockerfile").read_text()
+def test_the_two_constraints_files_pin_nothing_twice():
+    assert not set(pins("constraints.txt")) & set(pins("deploy/constraints-gpu.txt"))
+
+
+def test_tests_and_image_have_one_triton():
+    # It is the one that PyTorch's CUDA build asks for.
+    wanted = {
+        str(Requirement(line).specifier)
+        for line in (*EXTRAS["gpu"], *EXTRAS["dev"])
+        if Requirement(line).name == "triton"
+    }
+    assert wanted == {f"=={pins('constraints.txt')['triton']}"}
+
+
+def test_the_gpu_image_compiles_c_as_triton_does():
+    steps = STAGES["runtime"].arguments("RUN")
+    (install,) = [step for step in steps if "apt-get install" in step]
+    assert install.startswith('if [ "$EXTRA" = gpu ]')
+    assert {"gcc", "libc6-dev"} <= set(install.split())
+    (smoke,) = [step for step in steps if "compiler_smoke.py" in step]
+    assert steps.index(install) < steps.index(smoke)
+
+
+def test_the_compiler_smoke_passes_where_there_is_a_compiler():
+    done = run_smoke(os.environ)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_compiler_smoke_fails_where_there_is_none(tmp_path):
+    environment = {name: text for name, text in os.environ.items() if name != "CC"}
+    done = run_smoke({**environment, "PATH": str(tmp_path)})
+    assert done.returncode != 0
+    assert "C compiler" in done.stderr
+
+
+def run_smoke(environment):
+    return subprocess.run(
+        [sys.executable, ROOT / "deploy" / "compiler_smoke.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
