@@ -13,12 +13,11 @@ from backend.engine.host import EngineHost
 from backend.engine.messages import EngineOptions
 from backend.engine.model_files import is_embedding_model, resolve_model
 from backend.scheduler.types import SamplingParams
-from backend.server import reasoning
 from backend.server.application import build_application
 from backend.server.kv_events import KvEvents
-from backend.server.reasoning import ReasoningFormat
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
-from backend.server.tools.formats import FORMATS, ToolFormat, format_of
+from backend.server.tool_parsers import FORMATS, ToolFormat, format_of, reasoning
+from backend.server.tool_parsers.reasoning import ReasoningFormat
 from backend.settings import Settings
 from backend.tokenizer.tokenizer import Tokenizer
 

@@ -8,11 +8,13 @@ import orjson
 
 from backend.scheduler.types import Grammar, GrammarKind
 from backend.server.errors import ApiError
-from backend.server.json_schema import SchemaError, enforceable
+from backend.server.json_schema import MOST_ENFORCED_BYTES, SchemaError, enforceable
 from backend.server.prompts import off_loop
 from backend.server.schema import GenerationFields
 from backend.server.structure_fields import MOST_CHARACTERS, ResponseFormat, StructuredOutputs
-from backend.server.tools.use import ToolUse, functions_held
+from backend.server.tool_parsers import ToolUse
+from backend.server.tool_parsers.streaming_json import CallableFunction
+from backend.server.tools.fields import Function
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def _constraint(answer: Constraint | None, tools: ToolUse | None) -> Constraint 
     if tools is None:
         return answer
     if tools.demanded:
-        held = functions_held(tools)
+        held = _functions_held(tools)
         return _of_tools(tools.form.calls(held, several=tools.several), GrammarKind.STRUCTURE)
     if answer is not None:
         # Either calls, or the answer.
@@ -83,13 +85,13 @@ def _constraint(answer: Constraint | None, tools: ToolUse | None) -> Constraint 
                 code="invalid_parameter_combination",
             )
         schema = orjson.loads(answer.grammar.source or '{"type": "object"}')
-        calls = tools.form.calls(functions_held(tools), several=tools.several)
+        calls = tools.form.calls(_functions_held(tools), several=tools.several)
         either = [calls, {"type": "json_schema", "json_schema": schema}]
         return Constraint(
             _structure({"type": "or", "elements": either}), answer.subject, answer.param
         )
     if any(function.strict for function in tools.functions):
-        held = functions_held(tools)
+        held = _functions_held(tools)
         tag = tools.form.text_or_calls(held, several=tools.several)
         return _of_tools(tag, GrammarKind.TEXT_WITH_STRUCTURE)
     return None
@@ -176,4 +178,49 @@ def _spelled(text: str) -> str:
     return "".join(
         character if character.isalnum() and character.isascii() else f"\\U{ord(character):08x}"
         for character in text
+    )
+
+
+def _functions_held(use: ToolUse) -> list[CallableFunction]:
+    """Return the functions with what their arguments are held to. Raises ApiError."""
+    held: list[CallableFunction] = []
+    size = 0
+    for function, position in zip(use.functions, use.positions, strict=True):
+        schema = _parameters(function, f"tools[{position}].{use.parameters_at}")
+        size += len(orjson.dumps(schema))
+        if size > MOST_ENFORCED_BYTES:
+            # Counted as they come, so that no request makes thousands of large ones.
+            number = f"number {len(held) + 1} of {len(use.functions)}"
+            raise ApiError(
+                400,
+                f"Invalid schemas for functions: up to '{function.name}' ({number}) they have "
+                f"{size} bytes together, of which {MOST_ENFORCED_BYTES} are allowed.",
+                param="tools",
+                code="invalid_function_parameters",
+            )
+        held.append(CallableFunction(function.name, schema))
+    return held
+
+
+def _parameters(function: Function, param: str) -> dict[str, Any]:
+    parameters = function.parameters or {"properties": {}, "additionalProperties": False}
+    kind = parameters.get("type", "object")
+    if kind != "object":
+        raise _invalid(
+            function,
+            param,
+            f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'.",
+        )
+    try:
+        return enforceable({"type": "object"} | parameters, strict=function.strict or False)
+    except SchemaError as error:
+        raise _invalid(function, param, str(error)) from None
+
+
+def _invalid(function: Function, param: str, problem: str) -> ApiError:
+    return ApiError(
+        400,
+        f"Invalid schema for function '{function.name}': {problem}",
+        param=param,
+        code="invalid_function_parameters",
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 from aiohttp import web
 
-from backend.server.answer_reading import answer_reading
 from backend.server.answering import Answer
 from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
@@ -24,8 +23,8 @@ from backend.server.schema import (
     StreamOptions,
 )
 from backend.server.served_model import ServedModel
+from backend.server.tool_parsers import answer_format, tool_use
 from backend.server.tools.replies import ReadChatForm
-from backend.server.tools.use import tool_use
 
 
 class Handlers:
@@ -60,7 +59,7 @@ class Handlers:
         )
         spell = None if sampling.logprobs is None else loaded.encoder.token_bytes
         chat = ChatForm(spell)
-        reading = answer_reading(tools, loaded.reasoning_format, prompt.end, constraint)
+        reading = answer_format(tools, loaded.reasoning_format, prompt.end, sampling.grammar)
         form = chat if reading is None else ReadChatForm(chat, reading)
         answer = Answer(Tally(generation), loaded.generator, form, asked.model, constraint)
         return await _send(answer, request, asked)

@@ -15,8 +15,8 @@ from backend.ports import PromptEncoder
 from backend.server.errors import ApiError
 from backend.server.logprob_replies import EchoedPrompt
 from backend.server.message_fields import AnyMessage, AssistantMessage, ToolMessage
-from backend.server.reasoning import PromptEnd, prompt_end
 from backend.server.template_fields import DEFAULT_TEMPLATE, TemplateOptions
+from backend.server.tool_parsers.reasoning import PromptEnd, prompt_end
 from backend.server.tools.fields import Function
 
 ON_LOOP_CHARACTERS = 2_000

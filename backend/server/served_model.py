@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from backend.ports import Embedder, Generator, PromptEncoder
 from backend.scheduler.types import EngineStats, GenerationRequest, SamplingParams
 from backend.server.errors import cannot_embed, cannot_generate, unavailable, unknown_model
-from backend.server.reasoning import ReasoningFormat
-from backend.server.tools.formats import ToolFormat
+from backend.server.tool_parsers import ToolFormat
+from backend.server.tool_parsers.reasoning import ReasoningFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ import pytest
 from tool_templates import TEMPLATES, with_template
 from transformers import PreTrainedTokenizerFast
 
-from backend.server.tools.events import Call, gather
-from backend.server.tools.formats import FORMATS, format_of
+from backend.server.tool_parsers import FORMATS, format_of
+from backend.server.tool_parsers.streaming_json import Call, gather
 from backend.tokenizer.chat_template import ChatTemplateError
 from backend.tokenizer.tokenizer import Tokenizer
 
@@ -77,7 +77,7 @@ def test_what_the_template_writes_of_a_call_is_read_back(directory, form):
     written = after.removeprefix(before)
     assert written != after
     written = written.removesuffix("<|im_end|>\n").removesuffix("<|eot_id|>")
-    parser = FORMATS[form].parser(["get_weather"], most_calls=None, eager=False)
+    parser = FORMATS[form](["get_weather"], most_calls=None, eager=False)
     content, [found] = gather([*parser.push(written), *parser.finish()])
     assert content == ""
     assert found.name == "get_weather"

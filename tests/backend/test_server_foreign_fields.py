@@ -8,7 +8,7 @@ from backend.scheduler.types import FinishReason, GrammarKind, TextDelta
 from backend.server.foreign_fields import HARMLESS, REFUSED
 from backend.server.responses.schema import ResponsesRequest
 from backend.server.schema import ChatRequest, CompletionRequest
-from backend.server.tools.formats import FORMATS
+from backend.server.tool_parsers import FORMATS
 
 pytest_plugins = ["running_backend"]
 

@@ -5,8 +5,8 @@ from tool_templates import with_template
 
 from backend.app import create_app
 from backend.scheduler.types import FinishReason, TextDelta, TokenLogprobs
-from backend.server.reasoning import FORMATS, PromptEnd, format_of, prompt_end
-from backend.server.tools import formats
+from backend.server import tool_parsers as formats
+from backend.server.tool_parsers.reasoning import FORMATS, PromptEnd, format_of, prompt_end
 from backend.settings import Settings
 
 pytest_plugins = ["running_backend"]

@@ -9,7 +9,7 @@ from backend.ports import GrammarRejectedError
 from backend.scheduler.types import FinishReason, GrammarKind, TextDelta, TokenLogprobs
 from backend.server import constraints
 from backend.server.json_schema import enforceable
-from backend.server.tools.formats import FORMATS
+from backend.server.tool_parsers import FORMATS
 
 pytest_plugins = ["running_backend"]
 

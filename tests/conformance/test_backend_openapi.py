@@ -11,8 +11,7 @@ import pytest
 
 from backend.ports import EngineError
 from backend.scheduler.types import FinishReason, TextDelta
-from backend.server import reasoning
-from backend.server.tools.formats import FORMATS
+from backend.server.tool_parsers import FORMATS, reasoning
 
 pytest_plugins = ["running_backend", "running_embedder"]
 

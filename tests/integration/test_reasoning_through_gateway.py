@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from backend.scheduler.types import FinishReason, TextDelta
-from backend.server.reasoning import FORMATS
+from backend.server.tool_parsers.reasoning import FORMATS
 
 pytest_plugins = ["running_backend"]
 

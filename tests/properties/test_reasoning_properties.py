@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backend.server.reasoning import ReasoningParser
-from backend.server.tools.events import Content, Reasoning, gather, joined
-from backend.server.tools.qwen import QwenToolCallParser
+from backend.server.tool_parsers.hermes import HermesToolCallParser
+from backend.server.tool_parsers.reasoning import ReasoningParser
+from backend.server.tool_parsers.streaming_json import Content, Reasoning, gather, joined
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 PARTS = [
@@ -26,7 +26,7 @@ def parsed(parser, pieces):
 
 
 def inner(tools):
-    return QwenToolCallParser(most_calls=None, eager=True) if tools else None
+    return HermesToolCallParser(most_calls=None, eager=True) if tools else None
 
 
 @pytest.mark.parametrize("begun", [True, False])

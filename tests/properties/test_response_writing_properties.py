@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.scheduler.types import FinishReason
-from backend.server.reasoning import ReasoningParser
 from backend.server.replies import Usage
 from backend.server.responses.writing import ResponseWriter
-from backend.server.tools.formats import FORMATS
+from backend.server.tool_parsers import FORMATS
+from backend.server.tool_parsers.reasoning import ReasoningParser
 from gateway.protocol.endpoints.responses import StreamedResponse, render_response
 from gateway.protocol.streaming.decode import Decoder, Event
 
@@ -51,7 +51,7 @@ def counting():
 def parser(form):
     if form == "reasoning":
         return ReasoningParser(parser("qwen"), begun=False)
-    return form and FORMATS[form].parser(["f"], most_calls=None, eager=True)
+    return form and FORMATS[form](["f"], most_calls=None, eager=True)
 
 
 def events_of(form, pieces, reason):

@@ -7,13 +7,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backend.server.tools.events import CallArguments, CallStart, Content, gather, joined
-from backend.server.tools.llama import PYTHON_TAG, LlamaToolCallParser
-from backend.server.tools.qwen import CLOSE_TAG, OPEN_TAG, QwenToolCallParser
+from backend.server.tool_parsers.hermes import CLOSE_TAG, OPEN_TAG, HermesToolCallParser
+from backend.server.tool_parsers.llama import PYTHON_TAG, LlamaToolCallParser
+from backend.server.tool_parsers.streaming_json import (
+    CallArguments,
+    CallStart,
+    Content,
+    gather,
+    joined,
+)
 
 NAMES = ("get_weather", "f", "a-b.c")
 FORMATS = {
-    "qwen": QwenToolCallParser,
+    "qwen": HermesToolCallParser,
     "llama": lambda **options: LlamaToolCallParser(NAMES, **options),
 }
 PARTS = [
@@ -82,7 +88,7 @@ STYLE = st.sampled_from(
 def test_qwen_calls_come_out_as_written(calls, style, eager, before):
     written = [json.dumps({"name": name, "arguments": args}, **style) for name, args in calls]
     text = before + "".join(f"\n{OPEN_TAG}\n{call}\n{CLOSE_TAG}" for call in written)
-    content, found = gather(parsed(QwenToolCallParser(eager=eager), list(text)))
+    content, found = gather(parsed(HermesToolCallParser(eager=eager), list(text)))
     assert content == before
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
 

@@ -263,7 +263,7 @@ def speaking(start_server: StartServer) -> StartServer:
     """Start servers that say these pieces, and read Qwen's tool calls."""
     from responses_api import saying
 
-    from backend.server.tools.formats import FORMATS
+    from backend.server.tool_parsers import FORMATS
 
     async def start(*pieces: str, **options: Any) -> RunningServer:
         return await start_server(script=saying(*pieces, **options), tools=FORMATS["qwen"])

@@ -17,7 +17,7 @@ from backend.executor.model_loader import load_engine
 from backend.scheduler.types import SamplingParams
 from backend.server.application import build_application
 from backend.server.served_model import LoadedModel, ServedModel
-from backend.server.tools.formats import format_of
+from backend.server.tool_parsers import format_of
 
 pytest_plugins = ["running_backend"]
 

@@ -11,7 +11,6 @@ import orjson
 from aiohttp import web
 
 from backend.ports import Generator
-from backend.server.answer_reading import AnswerReading
 from backend.server.answering import FAILURES, api_error, broken_off, is_long
 from backend.server.constraints import Constraint
 from backend.server.event_stream import TypedEventStream
@@ -19,6 +18,7 @@ from backend.server.generation import Tally
 from backend.server.logprob_replies import Spell
 from backend.server.prompts import off_loop
 from backend.server.responses.writing import ResponseWriter
+from backend.server.tool_parsers import AnswerFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ResponseAnswer:
     tally: Tally
     generator: Generator
     repeated: Mapping[str, Any]
-    reading: AnswerReading | None = None
+    reading: AnswerFormat | None = None
     spell: Spell | None = None
     """Given where log probabilities are wanted."""
     constraint: Constraint | None = None

@@ -4,7 +4,6 @@ import time
 
 from aiohttp import web
 
-from backend.server.answer_reading import answer_reading
 from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.generation import Tally
@@ -15,7 +14,7 @@ from backend.server.responses.repeated import check_printable, repeated
 from backend.server.responses.schema import ResponsesRequest
 from backend.server.served_model import ServedModel
 from backend.server.template_fields import TemplateOptions
-from backend.server.tools.use import tool_use
+from backend.server.tool_parsers import answer_format, tool_use
 
 ON_LOOP_ITEMS = 500
 """Translating this many takes a millisecond or two."""
@@ -61,7 +60,7 @@ class ResponsesHandlers:
             Tally(generation),
             loaded.generator,
             told,
-            answer_reading(tools, loaded.reasoning_format, prompt.end, constraint),
+            answer_format(tools, loaded.reasoning_format, prompt.end, sampling.grammar),
             None if asked.wanted_logprobs is None else loaded.encoder.token_bytes,
             constraint,
         )

@@ -11,9 +11,9 @@ from typing import Any
 from backend.scheduler.types import FinishReason, TokenLogprobs
 from backend.server.errors import RATE_LIMIT, ApiError
 from backend.server.logprob_replies import Spell, chat_logprobs
-from backend.server.reasoning import ReasoningParser
 from backend.server.replies import Usage
-from backend.server.tools.events import (
+from backend.server.tool_parsers.reasoning import ReasoningParser
+from backend.server.tool_parsers.streaming_json import (
     CallArguments,
     CallStart,
     Content,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backend.scheduler.types import FinishReason, TokenLogprobs
-from backend.server.answer_reading import AnswerReading
 from backend.server.replies import ChatForm, FinishedChoice, Logprobs
-from backend.server.tools.events import (
+from backend.server.tool_parsers import AnswerFormat
+from backend.server.tool_parsers.streaming_json import (
     CallArguments,
     CallStart,
     Content,
@@ -42,7 +42,7 @@ class ReadChatForm:
     """Implements ``ReplyForm`` around that of plain chat."""
 
     def __init__(
-        self, chat: ChatForm, reading: AnswerReading, new_id: Callable[[], str] = _new_id
+        self, chat: ChatForm, reading: AnswerFormat, new_id: Callable[[], str] = _new_id
     ) -> None:
         """``new_id`` names calls."""
         self.whole_kind = chat.whole_kind

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from backend.scheduler.stopping import longest_open_prefix
-from backend.server.tools.events import Content, Event, Reasoning, ToolCallParser
+from backend.server.tool_parsers.streaming_json import Content, Event, Reasoning, ToolCallParser
 
 OPEN_TAG = "<think>"
 CLOSE_TAG = "</think>"

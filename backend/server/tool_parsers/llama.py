@@ -4,11 +4,18 @@
 not begin so, or that calls no function that there is, is text: it may be JSON of the user's.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import Enum, auto
 
-from backend.server.tools.call_reader import CallReader, ReadStatus
-from backend.server.tools.events import Content, Event, joined
+from backend.server.tool_parsers.streaming_json import (
+    CallableFunction,
+    CallReader,
+    Content,
+    Event,
+    ReadStatus,
+    Tag,
+    joined,
+)
 
 PYTHON_TAG = "<|python_tag|>"
 ARGUMENTS_KEY = "parameters"
@@ -40,7 +47,7 @@ class LlamaToolCallParser:
         """Space and marks before a call, which are text where none follows."""
 
     def push(self, text: str) -> list[Event]:
-        """See ToolCallParser."""
+        """Take the next piece of the answer and return what has become certain."""
         events: list[Event] = []
         while text and self._place is not _Place.OVER:
             match self._place:
@@ -54,8 +61,8 @@ class LlamaToolCallParser:
         return joined(events)
 
     def finish(self) -> list[Event]:
-        """See ToolCallParser."""
-        if self._place is _Place.CALL and not self._reader.told:
+        """Return what was held back: the text is over."""
+        if self._place is _Place.CALL and not self._reader.announced:
             return joined([Content(self._before + self._reader.text)])
         if self._place is _Place.BEFORE_CALL:
             return joined([Content(self._before.rstrip(_SPACE + ";" if self._num_calls else ""))])
@@ -75,8 +82,8 @@ class LlamaToolCallParser:
         return ""
 
     def _read_call(self, text: str, events: list[Event]) -> str:
-        told, rest = self._reader.push(text)
-        events += told
+        read, rest = self._reader.push(text)
+        events += read
         if self._reader.status is ReadStatus.FAILED:
             self._show(self._before + self._reader.text, events)
         elif self._reader.status is ReadStatus.READ:
@@ -94,3 +101,22 @@ class LlamaToolCallParser:
         return CallReader(
             self._num_calls, ARGUMENTS_KEY, accepts=self._names.__contains__, eager=self._eager
         )
+
+    @staticmethod
+    def calls(functions: Sequence[CallableFunction], *, several: bool) -> Tag:
+        """Return the tag of one call: these models make one at a time."""
+        del several
+        return {"type": "or", "elements": [_tag(function) for function in functions]}
+
+    @staticmethod
+    def text_or_calls(functions: Sequence[CallableFunction], *, several: bool) -> Tag:
+        """Return the tag of an answer that is one valid call, or text."""
+        # What begins with a brace is a call.
+        text = {"type": "regex", "pattern": r"([^{\s<][\s\S]*)?"}
+        calls = LlamaToolCallParser.calls(functions, several=several)
+        return {"type": "or", "elements": [calls, text]}
+
+
+def _tag(function: CallableFunction) -> Tag:
+    opening = f'{{"name": "{function.name}", "{ARGUMENTS_KEY}": '
+    return function.tag(opening, "}")

@@ -4,10 +4,19 @@ Text may stand around calls; space around them is markup. What follows an openin
 call is text, the tag included.
 """
 
+from collections.abc import Collection, Sequence
 from enum import Enum, auto
 
-from backend.server.tools.call_reader import CallReader, ReadStatus
-from backend.server.tools.events import Content, Event, joined
+from backend.scheduler.stopping import longest_open_prefix
+from backend.server.tool_parsers.streaming_json import (
+    CallableFunction,
+    CallReader,
+    Content,
+    Event,
+    ReadStatus,
+    Tag,
+    joined,
+)
 
 OPEN_TAG = "<tool_call>"
 CLOSE_TAG = "</tool_call>"
@@ -24,11 +33,17 @@ class _Place(Enum):
     OVER = auto()
 
 
-class QwenToolCallParser:
+class HermesToolCallParser:
     """Implements ``ToolCallParser``."""
 
-    def __init__(self, *, most_calls: int | None = None, eager: bool = True) -> None:
-        """At most ``most_calls`` calls are wanted; what follows them is left out."""
+    def __init__(
+        self, names: Collection[str] = (), *, most_calls: int | None = None, eager: bool = True
+    ) -> None:
+        """At most ``most_calls`` calls are wanted; what follows them is left out.
+
+        Other ``names`` are passed on too: the client can tell the model.
+        """
+        del names
         self._most_calls = most_calls
         self._eager = eager
         self._num_calls = 0
@@ -40,7 +55,7 @@ class QwenToolCallParser:
         """The markup before the call that is being read."""
 
     def push(self, text: str) -> list[Event]:
-        """See ToolCallParser."""
+        """Take the next piece of the answer and return what has become certain."""
         events: list[Event] = []
         text, self._held = self._held + text, ""
         while text and self._place is not _Place.OVER:
@@ -48,10 +63,10 @@ class QwenToolCallParser:
         return joined(events)
 
     def finish(self) -> list[Event]:
-        """See ToolCallParser."""
+        """Return what was held back: the text is over."""
         events: list[Event] = []
         while self._place is _Place.CALL:
-            if self._reader.told:
+            if self._reader.announced:
                 self._end_call()
             else:
                 # Within what was no call there may be one.
@@ -73,7 +88,7 @@ class QwenToolCallParser:
     def _read_text(self, text: str, events: list[Event]) -> str:
         """Pass on what precedes the next opening tag; hold space, and what may begin a tag."""
         start = text.find(OPEN_TAG)
-        end = start if start >= 0 else len(text) - _begun(OPEN_TAG, text)
+        end = start if start >= 0 else len(text) - longest_open_prefix(text, OPEN_TAG)
         shown = text[:end].rstrip(_SPACE)
         events.append(Content(shown))
         if start < 0:
@@ -85,8 +100,8 @@ class QwenToolCallParser:
         return text[start + len(OPEN_TAG) :]
 
     def _read_call(self, text: str, events: list[Event]) -> str:
-        told, rest = self._reader.push(text)
-        events += told
+        read, rest = self._reader.push(text)
+        events += read
         if self._reader.status is ReadStatus.READ:
             self._end_call()
         elif self._reader.status is ReadStatus.FAILED:
@@ -117,8 +132,29 @@ class QwenToolCallParser:
     def _new_reader(self) -> CallReader:
         return CallReader(self._num_calls, ARGUMENTS_KEY, accepts=bool, eager=self._eager)
 
+    @staticmethod
+    def calls(functions: Sequence[CallableFunction], *, several: bool) -> Tag:
+        """Return the tag of one call, or of one or several."""
+        return {
+            "type": "tags_with_separator",
+            "tags": [_tag(function) for function in functions],
+            "separator": "\n",
+            "at_least_one": True,
+            "stop_after_first": not several,
+        }
 
-def _begun(tag: str, text: str) -> int:
-    """Return the length of the longest end of ``text`` that begins ``tag``."""
-    longest = min(len(text), len(tag) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
+    @staticmethod
+    def text_or_calls(functions: Sequence[CallableFunction], *, several: bool) -> Tag:
+        """Return the tag of an answer in which each call is valid."""
+        return {
+            "type": "triggered_tags",
+            "triggers": [OPEN_TAG],
+            "tags": [_tag(function) for function in functions],
+            "at_least_one": False,
+            "stop_after_first": not several,
+        }
+
+
+def _tag(function: CallableFunction) -> Tag:
+    opening = f'{OPEN_TAG}\n{{"name": "{function.name}", "{ARGUMENTS_KEY}": '
+    return function.tag(opening, f"}}\n{CLOSE_TAG}")

@@ -1,0 +1,121 @@
+"""Which parsers read an answer: its reasoning first, then calls of functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from backend.scheduler.types import Grammar, GrammarKind
+from backend.server.errors import ApiError
+from backend.server.tool_parsers import hermes, llama
+from backend.server.tool_parsers.hermes import HermesToolCallParser
+from backend.server.tool_parsers.llama import LlamaToolCallParser
+from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
+from backend.server.tool_parsers.streaming_json import ToolCallParser
+from backend.server.tools.fields import Function, NamedChoice, Tool, ToolChoice
+
+ToolFormat = type[HermesToolCallParser] | type[LlamaToolCallParser]
+"""How one family of models calls functions: how to read calls, and how to demand them."""
+
+FORMATS: Mapping[str, ToolFormat] = {"qwen": HermesToolCallParser, "llama": LlamaToolCallParser}
+
+
+def format_of(template: str) -> ToolFormat | None:
+    """Return the format that a chat template teaches, None when it knows nothing of tools."""
+    if "tools" not in template:
+        return None
+    if hermes.OPEN_TAG in template:
+        return HermesToolCallParser
+    # Llama 3.2's small models are told of JSON alone, without the tag.
+    if llama.PYTHON_TAG in template or ('"parameters"' in template and '"name"' in template):
+        return LlamaToolCallParser
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """``functions`` may be called, as the model's ``form`` has it; ``demanded``: one must be.
+
+    ``several``: more than one call in an answer is wanted.
+    """
+
+    form: ToolFormat
+    functions: tuple[Function, ...]
+    positions: tuple[int, ...]
+    """Of the functions among the tools that were sent."""
+    demanded: bool
+    several: bool
+    parameters_at: str
+    """Where in a tool a client says the schema of its arguments."""
+
+
+def tool_use(
+    tools: Sequence[Tool] | None,
+    choice: ToolChoice | None,
+    parallel: bool | None,
+    form: ToolFormat | None,
+    *,
+    parameters_at: str = "function.parameters",
+) -> ToolUse | None:
+    """Return what is allowed, None for no tools at all. Raises ApiError."""
+    if not tools or choice == "none":
+        return None
+    if form is None:
+        raise ApiError(
+            400,
+            "Unsupported parameter: 'tools' is not supported with this model, whose chat template "
+            "knows nothing of tools; leave it out.",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    functions = tuple(tool.function for tool in tools)
+    positions = tuple(range(len(functions)))
+    named = isinstance(choice, NamedChoice)
+    if isinstance(choice, NamedChoice):
+        positions = (next(at for at in positions if functions[at].name == choice.function.name),)
+        functions = (functions[positions[0]],)
+    several = parallel is not False and not named
+    return ToolUse(
+        form, functions, positions, named or choice == "required", several, parameters_at
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How the text of an answer is read: its reasoning first, then calls of functions."""
+
+    tools: ToolUse | None
+    reasoning: ReasoningFormat | None
+    prompt_end: PromptEnd
+
+    @property
+    def demanded(self) -> bool:
+        """Whether a call can be cut short, but the answer never be anything else."""
+        return self.tools is not None and self.tools.demanded
+
+    def parser(self, *, eager: bool) -> ToolCallParser:
+        """Return fresh state for one choice; see ``CallReader`` for ``eager``."""
+        calls: ToolCallParser | None = None
+        if (tools := self.tools) is not None:
+            names = [function.name for function in tools.functions]
+            calls = tools.form(names, most_calls=None if tools.several else 1, eager=eager)
+        if self.reasoning is not None:
+            return self.reasoning.parser(self.prompt_end, calls)
+        if calls is None:
+            raise RuntimeError("there is nothing to be read")
+        return calls
+
+
+def answer_format(
+    tools: ToolUse | None,
+    reasoning: ReasoningFormat | None,
+    end: PromptEnd,
+    grammar: Grammar | None,
+) -> AnswerFormat | None:
+    """Return how an answer is read, None where its text is the answer.
+
+    A grammar that holds from the first token on leaves no room for reasoning.
+    """
+    if grammar is not None and grammar.kind is not GrammarKind.TEXT_WITH_STRUCTURE:
+        reasoning = None
+    if tools is None and reasoning is None:
+        return None
+    return AnswerFormat(tools, reasoning, end)
