@@ -80,6 +80,8 @@ def _options(directory: Path, settings: Settings) -> EngineOptions:
         str(directory),
         device=settings.device,
         dtype=settings.dtype,
+        quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
         max_num_seqs=settings.max_num_seqs,
         max_tokens_per_step=settings.max_tokens_per_step,
         max_model_len=settings.max_model_len,

@@ -25,7 +25,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="of weights and KV cache; auto is float32 on CPU, else the checkpoint's",
+        help="of activations, KV cache and weights that are not quantised; auto is float32 on CPU, "
+        "else the checkpoint's",
+    )
+    add(
+        "--quantization",
+        choices=("int8",),
+        help="make weights 8 bits wide at load, which halves their memory (default: as the "
+        "checkpoint has them)",
+    )
+    add(
+        "--kv-dtype",
+        choices=("auto", "int8", "fp8"),
+        default="auto",
+        help="of the KV cache: int8 on CPU or fp8 on CUDA hold twice the tokens; auto is --dtype",
     )
     add(
         "--max-model-len",

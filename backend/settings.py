@@ -8,8 +8,10 @@ from pathlib import Path
 class Settings:
     """``model`` is a directory or a hub id; None leaves a choice to the engine.
 
-    ``kv_bytes`` is the memory of the KV pool in bytes, ``gpu_memory_utilization`` the share of a
-    GPU's memory that the engine may take, ``max_model_len`` the context in tokens, ``threads``
+    ``quantization`` int8 makes weights 8 bits wide at load; ``kv_dtype`` is int8 on CPU or fp8 on
+    CUDA for a KV cache of 8 bits. ``kv_bytes`` is the memory of the KV pool in bytes,
+    ``gpu_memory_utilization`` the share of a GPU's memory that the engine may take,
+    ``max_model_len`` the context in tokens, ``threads``
     torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
     ``tool_call_parser`` is qwen, llama, none, or auto for what the chat template says.
     ``reasoning_parser`` is qwen3, deepseek_r1, none, or auto for what the model's name says.
@@ -26,6 +28,8 @@ class Settings:
     port: int = 8000
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
+    kv_dtype: str = "auto"
     max_num_seqs: int | None = None
     max_tokens_per_step: int | None = None
     max_waiting: int = 1024

@@ -163,6 +163,8 @@ def _engine_options(options: argparse.Namespace, plan: Plan) -> EngineOptions:
         options.model,
         device=options.device,
         dtype=options.dtype,
+        quantization=options.quantization,
+        kv_dtype=options.kv_dtype,
         max_num_seqs=max(plan.caps),
         max_tokens_per_step=max(options.budgets) if options.budgets else None,
         max_model_len=options.max_model_len,

@@ -19,6 +19,7 @@ class EngineOptions:
 
     ``model`` is a directory or a hub id; ``device`` auto, cpu or cuda; ``dtype`` auto, float32,
     bfloat16 or float16, where auto is the checkpoint's on CUDA and float32 on CPU.
+    ``quantization`` is int8 or None; ``kv_dtype`` auto (as ``dtype``), int8 on CPU or fp8 on CUDA.
     ``max_num_seqs`` None: 16 on CPU, 256 on CUDA. ``max_tokens_per_step`` bounds how much of a long
     prompt one step computes, ``kv_bytes`` the KV pool. On CUDA weights, steps and KV pool take at
     most ``gpu_memory_utilization`` of the device's memory. ``threads`` are torch's, for the whole
@@ -31,6 +32,8 @@ class EngineOptions:
     model: str
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
+    kv_dtype: str = "auto"
     max_num_seqs: int | None = None
     max_tokens_per_step: int | None = None
     max_model_len: int | None = None

@@ -20,7 +20,7 @@ from backend.grammar.library import Vocabulary
 from backend.kernels.available import unavailable_reason
 from backend.models.config import ModelLoadError
 from backend.models.layers import TorchOperations
-from backend.models.registry import Network, load_network, model_fingerprint
+from backend.models.registry import Network, kv_cache_dtype, load_network, model_fingerprint
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.tokenizer.tokenizer import Tokenizer
 
@@ -71,7 +71,15 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     on_cuda = torch_device.type == "cuda"
     max_num_seqs = options.max_num_seqs or (_MAX_NUM_SEQS_CUDA if on_cuda else _MAX_NUM_SEQS_CPU)
     tell(f"reading the weights of {directory}")
-    network = load_network(directory, device=torch_device, dtype=options.dtype, tell=tell)
+    network = load_network(
+        directory,
+        device=torch_device,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        tell=tell,
+    )
+    if kv_cache_dtype(options.kv_dtype, network.dtype, torch_device) is not network.dtype:
+        raise ModelLoadError(f"kv-dtype {options.kv_dtype} is not supported yet")
     shape, torch_dtype = network.shape, network.dtype
     max_tokens_per_step = options.max_tokens_per_step
     if max_tokens_per_step is None:

@@ -79,12 +79,16 @@ def load_network(
     *,
     device: torch.device,
     dtype: str,
+    quantization: str | None = None,
     tell: Callable[[str], None] = logger.debug,
 ) -> Network:
-    """Load what ``directory`` holds. ``dtype`` is auto or a name. Raises ModelLoadError.
+    """Load what ``directory`` holds. Raises ModelLoadError.
 
+    ``dtype`` is auto or a name; ``quantization`` int8 quantises weights that are not quantised yet.
     ``tell`` is called with how far that is.
     """
+    if quantization is not None:
+        raise ModelLoadError(f"quantization {quantization} is not supported yet")
     source = directory / "config.json"
     values = read_json(source)
     refuse_quantised(values, str(source))
@@ -172,6 +176,26 @@ def _generic(
         has_static_steps=False,
         needs_rules=model.has_rules,
     )
+
+
+def kv_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the type of cached keys and values, ``name`` being auto, int8 or fp8.
+
+    Eight bits are int8 on CPU, which has no arithmetic in FP8, and FP8 on CUDA. Raises
+    ModelLoadError for the other one.
+    """
+    match name, device.type:
+        case "auto", _:
+            return dtype
+        case "int8", "cpu":
+            return torch.int8
+        case "fp8", "cuda":
+            return torch.float8_e4m3fn
+        case (("int8" | "fp8"), _):
+            other = "fp8" if name == "int8" else "int8"
+            raise ModelLoadError(f"kv-dtype {name} is not supported on {device.type}, {other} is")
+        case _:
+            raise ModelLoadError(f"kv-dtype {name}: expected auto, int8 or fp8")
 
 
 def _dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
