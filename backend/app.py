@@ -12,7 +12,7 @@ from backend.engine.generation_config import recommended_sampling
 from backend.engine.host import EngineHost
 from backend.engine.messages import EngineOptions
 from backend.engine.model_files import is_embedding_model, resolve_model
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
 from backend.server.application import build_application
 from backend.server.kv_events import KvEvents
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel

@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backend.scheduler.types import EngineStats, GenerationRequest, TextDelta
+from backend.scheduler.request import GenerationRequest, TextDelta
+from backend.scheduler.stats import EngineStats
 
 
 class EngineError(Exception):

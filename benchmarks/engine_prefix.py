@@ -24,16 +24,16 @@ from traffic import TRACE, read_trace
 
 from backend.engine.messages import EngineOptions, Submit
 from backend.executor.model_loader import load_model
-from backend.scheduler import running as residents
+from backend.scheduler import running
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool
 from backend.scheduler.prefix_cache import PrefixCache
+from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence as Continuation
-from backend.scheduler.types import GenerationRequest, SamplingParams
 
 SHARED = 2048
 OWN = 32
-CACHE_METHODS = ("new_chain", "match", "count", "allocate", "publish")
+CACHE_METHODS = ("hash_blocks", "match_prefix", "count", "allocate", "cache_full_blocks")
 
 
 def first_token(directory: Path, threads: int, rounds: int) -> dict[str, float]:
@@ -103,8 +103,8 @@ def _timed_methods(cache: PrefixCache) -> dict[str, float]:
     for name in CACHE_METHODS:
         setattr(cache, name, timed(name, getattr(cache, name)))
     # What an answer's blocks are hashed by is a function beside the class.
-    inside["extend_chain"] = 0.0
-    residents.extend_chain = timed("extend_chain", residents.extend_chain)  # type: ignore[attr-defined]
+    inside["extend_block_hashes"] = 0.0
+    running.extend_block_hashes = timed("extend_block_hashes", running.extend_block_hashes)  # type: ignore[attr-defined]
     return inside
 
 

@@ -30,9 +30,9 @@ from backend.ports import (
     UnavailableError,
 )
 from backend.scheduler.cache_events import NOTHING_CACHED, EventBatch
-from backend.scheduler.detokenizer import IncrementalDetokenizer
-from backend.scheduler.stopping import Choice
-from backend.scheduler.types import EngineStats, GenerationRequest, TextDelta
+from backend.scheduler.request import GenerationRequest, TextDelta
+from backend.scheduler.stats import EngineStats
+from backend.scheduler.stopping import Choice, IncrementalDetokenizer
 
 _NO_STATS = EngineStats(
     running=0,

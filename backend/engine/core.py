@@ -26,22 +26,20 @@ from backend.ports import (
 )
 from backend.ports import QueueFullError as QueueIsFullError
 from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.budget import OomBackoff, TokenBudget, budget_policy
 from backend.scheduler.cache_events import EventBatch, EventLog
-from backend.scheduler.memory_cap import MemoryCap
-from backend.scheduler.pacing import Allowance, pacing_for
 from backend.scheduler.prefix_cache import PrefixCache, PrefixCacheStats
-from backend.scheduler.recorder import Recorder
-from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler, Step
-from backend.scheduler.seeding import choice_seed
-from backend.scheduler.sequence import Sequence
-from backend.scheduler.stopping import finish_reason
-from backend.scheduler.types import (
-    EngineStats,
+from backend.scheduler.request import (
     FinishReason,
     GenerationRequest,
     TokenDelta,
     TokenLogprobs,
+    choice_seed,
 )
+from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
+from backend.scheduler.sequence import Sequence, Step
+from backend.scheduler.stats import EngineStats, Recorder
+from backend.scheduler.stopping import finish_reason
 
 _CACHE_EVENTS = 1 << 17
 """Many times what one step stores and removes."""
@@ -298,9 +296,9 @@ class EngineCore:
 
     def _new_stepper(self) -> Stepper:
         limits = self.limits
-        most = Allowance(limits.max_tokens_per_step, limits.max_num_seqs)
-        cap = MemoryCap(
-            pacing_for(most, target_ttft=limits.target_ttft, target_itl=limits.target_itl)
+        most = TokenBudget(limits.max_tokens_per_step, limits.max_num_seqs)
+        cap = OomBackoff(
+            budget_policy(most, target_ttft=limits.target_ttft, target_itl=limits.target_itl)
         )
         pool = BlockPool(limits.num_blocks)
         scheduler = Scheduler(
@@ -308,7 +306,7 @@ class EngineCore:
             cache=PrefixCache(pool, fingerprint=self._fingerprint, events=self._cache_log),
             max_num_seqs=limits.max_num_seqs,
             max_tokens_per_step=limits.max_tokens_per_step,
-            pacing=cap,
+            budget_policy=cap,
             max_waiting=limits.max_waiting,
         )
         return Stepper(self.runner, scheduler, cap, self, overlap=limits.overlap)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from backend.engine.messages import Item
-from backend.scheduler.types import TokenDelta
+from backend.scheduler.request import TokenDelta
 
 
 class Stream:

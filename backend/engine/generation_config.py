@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.models.config import ModelLoadError
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
 
 
 def recommended_sampling(directory: Path) -> SamplingParams:

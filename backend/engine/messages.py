@@ -10,7 +10,8 @@ from enum import Enum, auto
 from typing import Any
 
 from backend.scheduler.cache_events import EventBatch
-from backend.scheduler.types import EngineStats, GenerationRequest, TokenDelta
+from backend.scheduler.request import GenerationRequest, TokenDelta
+from backend.scheduler.stats import EngineStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ import torch
 from backend.engine.step_faults import DeviceLostError, Fault, fault_of
 from backend.executor.model_runner import InFlight, Runner
 from backend.executor.sampled import SampledToken
-from backend.scheduler.memory_cap import MemoryCap
-from backend.scheduler.scheduler import Scheduler, Step
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.budget import OomBackoff
+from backend.scheduler.scheduler import Scheduler
+from backend.scheduler.sequence import Sequence, Step
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +54,12 @@ class Stepper:
         self,
         runner: Runner,
         scheduler: Scheduler,
-        cap: MemoryCap,
+        cap: OomBackoff,
         listener: StepListener,
         *,
         overlap: bool,
     ) -> None:
-        """``cap`` is in front of the scheduler's pacing."""
+        """``cap`` is before the scheduler's budget policy."""
         self.scheduler = scheduler
         self._runner = runner
         self._cap = cap

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from backend.ports import Generator
+from backend.scheduler.request import GenerationRequest, SamplingParams, TextDelta
 from backend.scheduler.tuning import Trial
-from backend.scheduler.types import GenerationRequest, SamplingParams, TextDelta
 
 _WARM_SHARE = 0.2
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterator
 from time import monotonic
 
+from backend.scheduler.request import TextDelta, TokenDelta
 from backend.scheduler.stopping import Choice
-from backend.scheduler.types import TextDelta, TokenDelta
 
 _TOKENS = 32
 _TURN_SECONDS = 0.002

@@ -22,8 +22,7 @@ from backend.executor.prompt_logprobs import ScoredSpan, scored_span
 from backend.kernels.decode_attention import BlockTables, num_splits
 from backend.kernels.prefill_attention import Span, query_tiles, tile_tokens
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
-from backend.scheduler.scheduler import ScheduledSequence, Step
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
 
 Ints = NDArray[np.int32]
 

@@ -26,9 +26,8 @@ from backend.kernels.operations import KernelOperations
 from backend.models.config import ModelShape
 from backend.models.registry import Model
 from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK
-from backend.scheduler.scheduler import ScheduledSequence, Step
-from backend.scheduler.sequence import Sequence
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
+from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
 
 logger = logging.getLogger(__name__)
 

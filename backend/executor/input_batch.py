@@ -12,8 +12,7 @@ from backend.executor.kv_mirror import MIRROR_BYTES, KVMirror, cut_by_length
 from backend.executor.prompt_logprobs import ScoredSpan, scored_span
 from backend.models.attention import AttentionPlan, DecodeGroup, Gather, PrefillSpan
 from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
-from backend.scheduler.scheduler import ScheduledSequence, Step
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
 
 
 @dataclass(frozen=True, slots=True)

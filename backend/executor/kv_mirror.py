@@ -17,8 +17,7 @@ from torch import Tensor
 
 from backend.models.attention import DecodeGroup, Mirror, MirroredLayer
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
-from backend.scheduler.scheduler import ScheduledSequence
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 # A group may read this many times the blocks that its sequences hold, or so many bytes more in a
 # layer: another group costs as much.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from backend.scheduler.types import MemoryUse
+from backend.scheduler.stats import MemoryUse
 
 _STATM = Path("/proc/self/statm")
 _FRESH_SECONDS = 1.0

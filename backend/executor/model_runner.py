@@ -14,9 +14,8 @@ from backend.executor.sampler import Sampler
 from backend.models.attention import PagedAttention
 from backend.models.registry import Model
 from backend.scheduler.block_pool import PADDING_BLOCK
-from backend.scheduler.scheduler import ScheduledSequence, Step
-from backend.scheduler.sequence import Sequence
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
+from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
 
 
 @dataclass(frozen=True, slots=True)

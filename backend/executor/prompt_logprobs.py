@@ -12,9 +12,8 @@ from torch import Tensor
 
 from backend.executor.sampled import LogprobTensors, SampledToken, raw_logprobs
 from backend.executor.token_counts import on_device
-from backend.scheduler.scheduler import ScheduledSequence
-from backend.scheduler.sequence import Sequence, SequenceStatus
-from backend.scheduler.types import TokenLogprobs
+from backend.scheduler.request import TokenLogprobs
+from backend.scheduler.sequence import ScheduledSequence, Sequence, SequenceStatus
 
 # Logits of a long prompt at once would take more memory than the model.
 _ROWS_AT_ONCE = 64

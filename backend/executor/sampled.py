@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backend.scheduler.types import TokenLogprobs
+from backend.scheduler.request import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

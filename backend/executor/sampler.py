@@ -20,7 +20,7 @@ from backend.executor.token_counts import penalise_
 from backend.grammar.matcher import mask_
 from backend.kernels.noise import Uint64s, log_exponential, vocabulary
 from backend.models.threads import ThreadsWorth
-from backend.scheduler.scheduler import ScheduledSequence
+from backend.scheduler.sequence import ScheduledSequence
 
 # Nearly all of the probability is mostly in as many tokens; where it is not, all are sorted.
 _NUCLEI = (128, 512, 4096)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from backend.executor.token_counts import TokenCounts, on_device
 from backend.kernels.noise import MIN_TEMPERATURE, Uint64s, draw_keys
+from backend.scheduler.request import SamplingParams
 from backend.scheduler.sequence import Matcher, Sequence
-from backend.scheduler.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
 
 
 class TokenCounts:

@@ -29,7 +29,7 @@ from backend.grammar.pending import PendingGrammar
 from backend.grammar.trials import NoTrialsError, ProcessTrials, Trials
 from backend.ports import OverloadedError
 from backend.scheduler.fair_line import FairLine
-from backend.scheduler.types import Grammar
+from backend.scheduler.request import Grammar
 
 if TYPE_CHECKING:
     import xgrammar

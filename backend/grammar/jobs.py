@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.engine.wire import LENGTH
-from backend.scheduler.types import Grammar, GrammarKind
+from backend.scheduler.request import Grammar, GrammarKind
 
 KINDS = tuple(GrammarKind)
 """A kind is said by its place here."""

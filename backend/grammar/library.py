@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 import torch
 
 from backend.grammar.matcher import GrammarError, GrammarMatcher, explain
-from backend.scheduler.types import Grammar, GrammarKind
+from backend.scheduler.request import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     import xgrammar

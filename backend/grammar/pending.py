@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from backend.grammar.matcher import GrammarError, GrammarMatcher
 from backend.grammar.trials import Trial
 from backend.ports import OverloadedError
-from backend.scheduler.types import Grammar
+from backend.scheduler.request import Grammar
 
 if TYPE_CHECKING:
     import xgrammar

@@ -18,7 +18,7 @@ from typing import Protocol
 from backend.engine.wire import frame
 from backend.grammar.jobs import KINDS, Job, Refused, Tried, receive
 from backend.grammar.library import Vocabulary
-from backend.scheduler.types import Grammar
+from backend.scheduler.request import Grammar
 
 MODULE = "backend.grammar.process"
 

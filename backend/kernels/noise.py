@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from backend.scheduler.seeding import GOLDEN, MULTIPLIERS
+from backend.scheduler.request import GOLDEN, MULTIPLIERS
 
 Uint64s = NDArray[np.uint64]
 

@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backend.scheduler.sequence import Sequence
-from backend.scheduler.step import ScheduledSequence
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
+from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 
 class NewSequence(NamedTuple):

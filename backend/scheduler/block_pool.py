@@ -46,8 +46,8 @@ class BlockPool:
         self._next = [*range(1, num_blocks + 1), PADDING_BLOCK]
         self._previous = [num_blocks, *range(num_blocks)]
         self._holders = [0] * (num_blocks + 1)
-        self._kept = bytearray(num_blocks + 1)
-        self._spoiled: set[int] = set()
+        self._cached = bytearray(num_blocks + 1)
+        self._corrupt: set[int] = set()
         self._to_erase: list[int] = []
 
     @property
@@ -62,13 +62,13 @@ class BlockPool:
         """
         if count > self.num_free:
             raise OutOfBlocksError(f"{count} blocks wanted, {self.num_free} free")
-        following, holders, kept = self._next, self._holders, self._kept
+        following, holders, cached = self._next, self._holders, self._cached
         blocks: list[int] = []
         block = following[PADDING_BLOCK]
         for _ in range(count):
             blocks.append(block)
             holders[block] = 1
-            kept[block] = 0
+            cached[block] = 0
             block = following[block]
         following[PADDING_BLOCK] = block
         self._previous[block] = PADDING_BLOCK
@@ -78,7 +78,7 @@ class BlockPool:
     def share(self, blocks: Sequence[int]) -> None:
         """Add a holder to blocks that are held already, or free with their content kept."""
         for block in blocks:
-            if not (0 < block <= self.num_blocks and (self._holders[block] or self._kept[block])):
+            if not (0 < block <= self.num_blocks and (self._holders[block] or self._cached[block])):
                 raise BlockPoolCorruptError(f"block {block} has no holder and nothing kept")
         for block in blocks:
             if self._holders[block] == 0:
@@ -90,41 +90,41 @@ class BlockPool:
 
         Raises BlockPoolCorruptError for a block that nobody holds.
         """
-        holders, kept, spoiled = self._holders, self._kept, self._spoiled
+        holders, cached, corrupt = self._holders, self._cached, self._corrupt
         for block in reversed(blocks):
             if not 0 < block <= self.num_blocks or holders[block] < 1:
                 raise BlockPoolCorruptError(f"block {block} has no holder")
             holders[block] -= 1
             if holders[block] == 0:
                 # What nobody can find again is as good as empty, and goes first.
-                self._link(block, self._previous[PADDING_BLOCK] if kept[block] else PADDING_BLOCK)
-                if block in spoiled:
-                    spoiled.remove(block)
+                self._link(block, self._previous[PADDING_BLOCK] if cached[block] else PADDING_BLOCK)
+                if block in corrupt:
+                    corrupt.remove(block)
                     self._to_erase.append(block)
 
-    def keep(self, blocks: Iterable[int]) -> None:
+    def mark_cached(self, blocks: Iterable[int]) -> None:
         """Keep the content of held blocks for as long as nobody else needs the room."""
         for block in blocks:
             if self._holders[block] < 1:
                 raise BlockPoolCorruptError(f"block {block} has no holder")
-            self._kept[block] = 1
+            self._cached[block] = 1
 
-    def forget(self, block: int) -> None:
+    def evict(self, block: int) -> None:
         """Keep the content of ``block`` no longer."""
-        self._kept[block] = 0
+        self._cached[block] = 0
         if self._holders[block] == 0:
             self._unlink(block)
             self._link(block, PADDING_BLOCK)
 
-    def spoil(self, blocks: Iterable[int]) -> None:
+    def mark_corrupt(self, blocks: Iterable[int]) -> None:
         """Note that held blocks may contain what is not finite.
 
         Masked or not, such content would reach the next owner: see ``take_to_erase``.
         """
-        self._spoiled.update(blocks)
+        self._corrupt.update(blocks)
 
     def take_to_erase(self) -> list[int]:
-        """Return the spoiled blocks that were freed since the last call.
+        """Return the corrupt blocks that were freed since the last call.
 
         Whoever runs steps erases them after each is scheduled and before it is launched: they may
         have new owners already, who have written nothing yet.
@@ -162,8 +162,8 @@ class BlockPool:
             raise BlockPoolCorruptError(f"blocks that are not the pool's: {sorted(strangers)}")
         if free.total() != self.num_free:
             raise BlockPoolCorruptError(f"{self.num_free} free counted, {free.total()} found")
-        if unheld := [block for block in self._spoiled if not held[block]]:
-            raise BlockPoolCorruptError(f"spoiled and free, but not to be erased: {unheld}")
+        if unheld := [block for block in self._corrupt if not held[block]]:
+            raise BlockPoolCorruptError(f"corrupt and free, but not to be erased: {unheld}")
 
     def _walk(self) -> Iterable[int]:
         """Yield the free list, and stop where it is no ring."""

@@ -1,14 +1,14 @@
 """The prefix cache: finds blocks whose KV was computed before, by what they contain.
 
-A block is known by the SHA-256 of its parent's digest and its own tokens. The root of a chain is
-made of the model's fingerprint and the salt, so that one digest stands for everything its KV
-depends on, and two tenants with different salts never meet.
+A block's hash is the SHA-256 of its parent's hash and its own tokens. The root hash is made of the
+model's fingerprint and the salt. So one hash stands for everything that the KV depends on, and two
+tenants with different salts never share a block.
 
 Laws:
-- A digest leads to a block only while the KV of all its tokens is written: ``publish`` is called
-  for completed steps alone.
-- A digest leads to one block, the first that was published; a second block of the same content is
-  used by its owner and found by nobody.
+- A hash leads to a block only while the KV of all its tokens is written: ``cache_full_blocks`` is
+  called for completed steps alone.
+- A hash leads to one block, the first that was cached. A second block of the same content is used
+  by its owner and found by nobody.
 - A block that is handed out anew is found no longer.
 """
 
@@ -26,7 +26,7 @@ OTHER_TENANTS = "other"
 """Those beyond the first 64 that have blocks in the cache."""
 
 
-def root_digest(fingerprint: bytes, salt: str) -> bytes:
+def root_hash(fingerprint: bytes, salt: str) -> bytes:
     """Return where the chains of one model and one salt begin."""
     return hashlib.sha256(hashlib.sha256(fingerprint).digest() + salt.encode()).digest()
 
@@ -36,18 +36,18 @@ def tenant_of(salt: str) -> str:
     return hashlib.sha256(salt.encode()).hexdigest()[:12] if salt else ""
 
 
-def extend_chain(chain: list[bytes], tokens: Sequence[int], num_blocks: int) -> None:
-    """Append the digests of ``tokens``' blocks to ``chain`` up to ``num_blocks`` of them.
+def extend_block_hashes(hashes: list[bytes], tokens: Sequence[int], num_blocks: int) -> None:
+    """Append the hashes of ``tokens``' blocks to ``hashes`` up to ``num_blocks`` of them.
 
-    ``chain[0]`` is the root and ``chain[i]`` the digest of the block before token i * BLOCK_SIZE.
+    ``hashes[0]`` is the root hash, ``hashes[i]`` that of the block before token i * BLOCK_SIZE.
     """
-    first = len(chain) - 1
+    first = len(hashes) - 1
     data = array("I", tokens[first * BLOCK_SIZE : num_blocks * BLOCK_SIZE]).tobytes()
     sha256, width = hashlib.sha256, BLOCK_SIZE * _TOKEN_BYTES
-    digest = chain[-1]
+    block_hash = hashes[-1]
     for at in range(0, len(data) - width + 1, width):
-        digest = sha256(digest + data[at : at + width]).digest()
-        chain.append(digest)
+        block_hash = sha256(block_hash + data[at : at + width]).digest()
+        hashes.append(block_hash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class PrefixCache:
         self._fingerprint = fingerprint
         self._events = events
         self._block_of: dict[bytes, int] = {}
-        self._digest_of: list[bytes | None] = [None] * (pool.num_blocks + 1)
+        self._hash_of: list[bytes | None] = [None] * (pool.num_blocks + 1)
         self._tenant_of: list[str] = [""] * (pool.num_blocks + 1)
         self._blocks_of_tenant: dict[str, int] = {}
         self._queries = 0
@@ -93,22 +93,22 @@ class PrefixCache:
         """Return how many blocks of each tenant can be found; see ``tenant_of``."""
         return dict(self._blocks_of_tenant)
 
-    def new_chain(self, tokens: Sequence[int], salt: str) -> list[bytes]:
-        """Return the digests of all full blocks of ``tokens``, after their root."""
-        chain = [root_digest(self._fingerprint, salt)]
+    def hash_blocks(self, tokens: Sequence[int], salt: str) -> list[bytes]:
+        """Return the hashes of all full blocks of ``tokens``, after the root hash."""
+        hashes = [root_hash(self._fingerprint, salt)]
         if self.enabled:
-            extend_chain(chain, tokens, len(tokens) // BLOCK_SIZE)
-        return chain
+            extend_block_hashes(hashes, tokens, len(tokens) // BLOCK_SIZE)
+        return hashes
 
-    def match(self, chain: Sequence[bytes], length: int) -> list[int]:
+    def match_prefix(self, hashes: Sequence[bytes], length: int) -> list[int]:
         """Return the blocks of the longest prefix that can be found.
 
         It leaves at least one of ``length`` tokens to compute, or there would be no logits.
         """
         blocks: list[int] = []
         find = self._block_of.get
-        for digest in chain[1 : (length - 1) // BLOCK_SIZE + 1]:
-            block = find(digest)
+        for block_hash in hashes[1 : (length - 1) // BLOCK_SIZE + 1]:
+            block = find(block_hash)
             if block is None:
                 break
             blocks.append(block)
@@ -126,71 +126,73 @@ class PrefixCache:
             self._drop(blocks)
         return blocks
 
-    def publish(
-        self, blocks: Sequence[int], digests: Sequence[bytes], parent: bytes, salt: str
+    def cache_full_blocks(
+        self, blocks: Sequence[int], hashes: Sequence[bytes], parent: bytes, salt: str
     ) -> None:
-        """Let each of ``blocks`` be found by its digest; ``parent`` is before the first."""
-        block_of, digest_of, tenants = self._block_of, self._digest_of, self._tenant_of
+        """Let each of ``blocks`` be found by its hash; ``parent`` is before the first."""
+        block_of, hash_of, tenants = self._block_of, self._hash_of, self._tenant_of
         tenant = self._counted_as(tenant_of(salt))
         stored: list[int] = []
-        for block, digest in zip(blocks, digests, strict=True):
-            if digest not in block_of:
-                block_of[digest] = block
-                digest_of[block] = digest
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if block_hash not in block_of:
+                block_of[block_hash] = block
+                hash_of[block] = block_hash
                 tenants[block] = tenant
                 stored.append(block)
         if stored:
-            self.pool.keep(stored)
+            self.pool.mark_cached(stored)
             counts = self._blocks_of_tenant
             counts[tenant] = counts.get(tenant, 0) + len(stored)
             if self._events is not None:
-                self._announce(self._events, stored, (parent, *digests))
+                self._announce(self._events, stored, (parent, *hashes))
 
-    def forget(self, blocks: Iterable[int]) -> None:
+    def evict(self, blocks: Iterable[int]) -> None:
         """Let none of ``blocks`` be found any more."""
-        found = [block for block in blocks if self._digest_of[block] is not None]
+        found = [block for block in blocks if self._hash_of[block] is not None]
         self._drop(found)
         for block in found:
-            self.pool.forget(block)
+            self.pool.evict(block)
 
     def check_integrity(self) -> None:
-        """Raise BlockPoolCorruptError when digests and blocks contradict one another."""
+        """Raise BlockPoolCorruptError when hashes and blocks contradict one another."""
         known = {
-            digest: block for block, digest in enumerate(self._digest_of) if digest is not None
+            block_hash: block
+            for block, block_hash in enumerate(self._hash_of)
+            if block_hash is not None
         }
         if known != self._block_of:
-            raise BlockPoolCorruptError("digests and blocks of the prefix cache differ")
+            raise BlockPoolCorruptError("hashes and blocks of the prefix cache differ")
         if sum(self._blocks_of_tenant.values()) != len(known):
             raise BlockPoolCorruptError("the tenants' blocks are not those of the cache")
 
-    def _announce(self, events: EventLog, stored: list[int], chain: Sequence[bytes]) -> None:
-        """Tell of the runs of ``chain`` that were stored; between them others were first."""
-        new = {self._digest_of[block] for block in stored}
+    def _announce(self, events: EventLog, stored: list[int], hashes: Sequence[bytes]) -> None:
+        """Tell of the runs of ``hashes`` that were stored; between them others were first."""
+        new = {self._hash_of[block] for block in stored}
         run: list[bytes] = []
-        parent = chain[0]
-        for digest in (*chain[1:], b""):
-            if digest in new:
-                run.append(digest)
+        parent = hashes[0]
+        for block_hash in (*hashes[1:], b""):
+            if block_hash in new:
+                run.append(block_hash)
                 continue
             if run:
                 events.append(BlocksStored(parent, tuple(run), len(run) * BLOCK_SIZE))
                 run = []
-            parent = digest
+            parent = block_hash
 
     def _drop(self, blocks: Iterable[int]) -> None:
-        block_of, digest_of, counts = self._block_of, self._digest_of, self._blocks_of_tenant
+        block_of, hash_of, counts = self._block_of, self._hash_of, self._blocks_of_tenant
         for block in blocks:
-            digest = digest_of[block]
-            if digest is None:
+            block_hash = hash_of[block]
+            if block_hash is None:
                 continue
-            del block_of[digest]
-            digest_of[block] = None
+            del block_of[block_hash]
+            hash_of[block] = None
             tenant = self._tenant_of[block]
             counts[tenant] -= 1
             if counts[tenant] == 0:
                 del counts[tenant]
             if self._events is not None:
-                self._events.append(BlockRemoved(digest))
+                self._events.append(BlockRemoved(block_hash))
 
     def _counted_as(self, tenant: str) -> str:
         counts = self._blocks_of_tenant

@@ -1,27 +1,35 @@
-"""The running side of the scheduler: the sequences that hold blocks, from admission to release.
+"""The running sequences, from admission to release, and which prompts a step computes.
 
-Laws:
-- Blocks that a launched step writes are freed when it was completed, and their digests published
-  then: nobody else reads or writes them before.
+Laws of blocks:
+- Blocks that a launched step writes are freed when it was completed, and can be found then: no
+  other sequence reads or writes them before.
 - Blocks are released in one place, ``_release``, once for each stay.
-- A newcomer leaves a free block for each sequence that decodes. Only growth can run the pool dry.
-  Then the running sequence of the worst standing is preempted: its blocks are freed, its tokens
-  kept, its KV recomputed later. The one of the best standing never is, and standing is by age among
-  the overdue, else by priority, then by the work done so far.
+- A new sequence leaves a free block for each sequence that decodes, so only growth can run the pool
+  dry. Then the last running sequence by ``preemption_key`` is preempted: its blocks are freed, its
+  tokens kept, its KV recomputed later. The first one never is.
+
+Laws of prefill: overdue sequences come first. Where short ones wait too they take turns, so a burst
+of long ones that is worked off late does not make everybody late. Then come short prompts, then
+long ones, one at a time of a priority, with a share of the budget and a place reserved, so that a
+stream of short ones never stops them. A sequence that is first but lacks blocks lets nobody of its
+lane take them, and a short one nobody at all; a long one lets short ones pass until it is overdue.
 """
 
+from collections.abc import Iterable
+
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
-from backend.scheduler.prefix_cache import PrefixCache, extend_chain
-from backend.scheduler.sequence import Sequence, SequenceStatus
-from backend.scheduler.step import ScheduledSequence
-from backend.scheduler.waiting import Waiting
+from backend.scheduler.prefix_cache import PrefixCache, extend_block_hashes
+from backend.scheduler.queue import WaitingQueue
+from backend.scheduler.sequence import ScheduledSequence, Sequence, SequenceStatus
+
+_LONG_SHARE = 0.25
 
 
-class Residents:
+class RunningSet:
     """Sequences with blocks; RUNNING ones are in one of the first three, in order of admission."""
 
     def __init__(
-        self, pool: BlockPool, cache: PrefixCache, waiting: Waiting, *, num_slots: int
+        self, pool: BlockPool, cache: PrefixCache, waiting: WaitingQueue, *, num_slots: int
     ) -> None:
         """Put preempted sequences, and those who waited for shared work, into ``waiting``."""
         self.pool = pool
@@ -58,22 +66,20 @@ class Residents:
             return False
         sequence.slot = self._free_slots.pop()
         sequence.num_sent_blocks = 0
-        self._waiting.leave(sequence)
         self.pool.share(found)
         sequence.block_table = found + self.cache.allocate(missing)
         sequence.num_computed_tokens = len(found) * BLOCK_SIZE
-        sequence.num_settled_blocks = len(found)
+        sequence.num_cached_blocks = len(found)
         sequence.status = SequenceStatus.RUNNING
         is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
         (self.long if is_long else self.short)[sequence] = None
         if is_long:
             self._came_long.add(sequence)
-        self._waiting.shared.claim(sequence)
+        self._waiting.admitted(sequence, now)
         if sequence.admitted is None:
             sequence.admitted = now
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.cache.count(sequence.length, sequence.num_cached_tokens)
-            self._waiting.count_admission(now)
         return True
 
     def has_caught_up(self, sequence: Sequence) -> None:
@@ -95,13 +101,13 @@ class Residents:
             for sequence, start, count, _ in growing
         }
         while sum(needs.values()) > self.pool.num_free + self._num_leaving():
-            victim = max(self.running(), key=lambda each: self.standing(each, now))
+            victim = max(self.running(), key=lambda each: self.preemption_key(each, now))
             self._preempt(victim)
             needs.pop(victim, None)
             stalled.add(victim)
         if sum(needs.values()) > self.pool.num_free:
             # The rest is still being written by those who leave; the worst wait one step for it.
-            by_standing = sorted(needs, key=lambda each: self.standing(each, now))
+            by_standing = sorted(needs, key=lambda each: self.preemption_key(each, now))
             while sum(needs.values()) > self.pool.num_free:
                 sequence = by_standing.pop()
                 del needs[sequence]
@@ -112,33 +118,35 @@ class Residents:
                 sequence.block_table.append(blocks.pop())
         return stalled
 
-    def standing(self, sequence: Sequence, now: float) -> tuple[float, ...]:
+    def preemption_key(self, sequence: Sequence, now: float) -> tuple[float, ...]:
         """Return a key by which the last is preempted first."""
-        if self._waiting.line.is_overdue(sequence, now):
+        if self._waiting.is_overdue(sequence, now):
             return (0, sequence.arrived, sequence.sequence_id)
         return (1, sequence.priority, -sequence.num_computed_tokens, sequence.sequence_id)
 
-    def order(self, sequence: Sequence, now: float) -> tuple[float, ...]:
+    def schedule_key(self, sequence: Sequence, now: float) -> tuple[float, ...]:
         """Return a key by which the first computes first."""
-        if self._waiting.line.is_overdue(sequence, now):
+        if self._waiting.is_overdue(sequence, now):
             return (0, sequence.arrived, sequence.sequence_id)
         return (1, sequence.priority, sequence.sequence_id)
 
-    def publish(self, sequence: Sequence, num_blocks: int) -> None:
+    def cache_blocks(self, sequence: Sequence, num_blocks: int) -> None:
         """Let the first ``num_blocks`` of ``sequence``, which are written, be found."""
-        first = sequence.num_settled_blocks
-        if len(sequence.chain) <= num_blocks:
-            extend_chain(sequence.chain, sequence.tokens, num_blocks)
+        first = sequence.num_cached_blocks
+        if len(sequence.block_hashes) <= num_blocks:
+            extend_block_hashes(sequence.block_hashes, sequence.tokens, num_blocks)
         blocks = sequence.block_table[first:num_blocks]
-        digests = sequence.chain[first + 1 : num_blocks + 1]
-        self.cache.publish(blocks, digests, sequence.chain[first], sequence.cache_salt)
-        sequence.num_settled_blocks = num_blocks
-        self._waiting.wake(self._waiting.shared.settle(sequence, first, num_blocks))
+        hashes = sequence.block_hashes[first + 1 : num_blocks + 1]
+        self.cache.cache_full_blocks(
+            blocks, hashes, sequence.block_hashes[first], sequence.cache_salt
+        )
+        sequence.num_cached_blocks = num_blocks
+        self._waiting.blocks_cached(sequence, first, num_blocks)
 
-    def spoil(self, sequence: Sequence) -> None:
+    def discard_kv(self, sequence: Sequence) -> None:
         """Nothing that ``sequence`` read or wrote is to be trusted."""
-        self.cache.forget(sequence.block_table)
-        self.pool.spoil(sequence.block_table)
+        self.cache.evict(sequence.block_table)
+        self.pool.mark_corrupt(sequence.block_table)
 
     def end(self, sequence: Sequence) -> None:
         """Take ``sequence``, which holds blocks, out."""
@@ -187,7 +195,7 @@ class Residents:
 
     def _stop_running(self, sequence: Sequence, status: SequenceStatus) -> None:
         self._leave_running(sequence)
-        self._waiting.wake(self._waiting.shared.withdraw(sequence))
+        self._waiting.stopped_running(sequence)
         sequence.status = status
         self.draining[sequence] = None
         if sequence.num_steps_in_flight == 0:
@@ -202,5 +210,132 @@ class Residents:
         self._came_long.discard(sequence)
         self._free_slots.append(sequence.slot)
         blocks, sequence.block_table = sequence.block_table, []
-        sequence.num_settled_blocks = 0
+        sequence.num_cached_blocks = 0
         self.pool.release(blocks)
+
+
+class PrefillPlanner:
+    """Spends what decodes leave of a step's budget."""
+
+    def __init__(self, running: RunningSet, waiting: WaitingQueue) -> None:
+        """Admit from ``waiting`` to ``running``."""
+        self._running = running
+        self._waiting = waiting
+        self._long_lacks_blocks = False
+        self._turn_of_short = False
+
+    def plan(self, budget: int, max_num_seqs: int, now: float) -> dict[Sequence, int]:
+        """Return how many tokens of which sequences are computed, ``budget`` at most in all."""
+        planned: dict[Sequence, int] = {}
+        running = self._running
+        waiting = self._waiting
+        prefilling = (*running.short, *running.long)
+        overdue = [each for each in prefilling if waiting.is_overdue(each, now)]
+        budget = self._compute(planned, overdue, budget, now)
+        budget, slots = self._admit_overdue(planned, budget, max_num_seqs, now)
+        if budget > 0:
+            self._interrupt_long(slots, now)
+        long_waits = self._waiting.first_long() is not None
+        reserve = 0
+        if budget > 1 and (running.long or (long_waits and not self._long_lacks_blocks)):
+            reserve = max(1, int(budget * _LONG_SHARE))
+        left = self._compute(planned, running.short, budget - reserve, now)
+        left, slots = self._admit_short(planned, left, slots, now, long_waits=long_waits)
+        left = self._compute(planned, running.long, left + reserve, now)
+        left = self._admit_long(planned, left, slots, now)
+        if left > 0:
+            left = self._compute(planned, running.short, left, now)
+            self._admit_short(planned, left, slots, now, long_waits=False)
+        return planned
+
+    def _compute(
+        self, planned: dict[Sequence, int], sequences: Iterable[Sequence], budget: int, now: float
+    ) -> int:
+        """Spend ``budget`` on ``sequences``, in their order; return what is left."""
+        if budget <= 0:
+            return budget
+        for sequence in sorted(sequences, key=lambda each: self._running.schedule_key(each, now)):
+            already = planned.get(sequence, 0)
+            count = min(sequence.num_pending_tokens - already, budget)
+            if count:
+                planned[sequence] = already + count
+                budget -= count
+            if budget == 0:
+                break
+        return budget
+
+    def _admit_overdue(
+        self, planned: dict[Sequence, int], budget: int, slots: int, now: float
+    ) -> tuple[int, int]:
+        """Return the budget left, and how many may run.
+
+        That is 0 where an overdue one must wait, and one more than do where it is the turn of a
+        short one.
+        """
+        while budget > 0 and (sequence := self._waiting.first_overdue(now)) is not None:
+            if self._turn_of_short and self._waiting.has_short:
+                return budget, min(slots, self._running.num_running + 1)
+            found = self._waiting.match_prefix(sequence)
+            full = self._running.num_running >= slots
+            if full or not self._running.admit(sequence, found, now):
+                return budget, 0
+            self._turn_of_short = True
+            budget = self._compute(planned, [sequence], budget, now)
+        return budget, slots
+
+    def _admit_short(
+        self,
+        planned: dict[Sequence, int],
+        budget: int,
+        slots: int,
+        now: float,
+        *,
+        long_waits: bool,
+    ) -> tuple[int, int]:
+        """Return the budget left, and how many may run: 0 where the next one lacks blocks."""
+        running, waiting = self._running, self._waiting
+        while budget > 0 and running.num_running < slots:
+            # The last place is for a long one, or short ones could take every place that gets free.
+            is_last = slots > 1 and running.num_running == slots - 1
+            keeps_place = long_waits and not running.hosts_long and not self._long_lacks_blocks
+            sequence = waiting.first_resumed_or_short(with_short=not (is_last and keeps_place))
+            if sequence is None:
+                break
+            found = waiting.match_prefix(sequence)
+            if waiting.park(sequence, found):
+                continue
+            if waiting.to_long_lane(sequence, found):
+                continue
+            if self._admit(sequence, found, now):
+                budget = self._compute(planned, [sequence], budget, now)
+            else:
+                return budget, 0
+        return budget, slots
+
+    def _interrupt_long(self, slots: int, now: float) -> None:
+        """Let a long prompt of a higher priority go before those that are being computed."""
+        running, sequence = self._running, self._waiting.first_long()
+        if sequence is None or not running.long or running.num_running >= slots:
+            return
+        if all(sequence.priority < each.priority for each in running.long):
+            self._admit(sequence, self._waiting.match_prefix(sequence), now)
+
+    def _admit_long(self, planned: dict[Sequence, int], budget: int, slots: int, now: float) -> int:
+        self._long_lacks_blocks = False
+        # Budget that is left here means that those admitted before catch up in this step.
+        while budget > 0 and self._running.num_running < slots:
+            sequence = self._waiting.first_long()
+            if sequence is None:
+                break
+            if not self._admit(sequence, self._waiting.match_prefix(sequence), now):
+                self._long_lacks_blocks = True
+                break
+            budget = self._compute(planned, [sequence], budget, now)
+        return budget
+
+    def _admit(self, sequence: Sequence, found: list[int], now: float) -> bool:
+        """Admit one from a lane: whoever passes the overdue, short or not, has had the turn."""
+        if not self._running.admit(sequence, found, now):
+            return False
+        self._turn_of_short = False
+        return True

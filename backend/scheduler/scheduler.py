@@ -6,11 +6,11 @@ prefill with decode follow from that.
 
 Laws:
 - Sequences that decode are served first, so a long prompt never stalls them; then prompts, by the
-  laws of ``prefill``.
-- Whoever is overdue (``lanes``) goes before all others, and the oldest of them is never preempted
-  and always served; so everybody becomes the oldest, and ends.
+  laws of ``running``.
+- Overdue sequences (``queue``) go before all others. The oldest of them is never preempted and
+  always served, so no sequence starves.
 - A sequence is admitted only when blocks for all its known tokens are free, and some for others to
-  grow, and takes them at once; afterwards it grows block by block, by the laws of ``residents``.
+  grow, and takes them at once; afterwards it grows block by block, by the laws of ``running``.
 - ``schedule`` may be called while one step is in flight. It then counts on that step's tokens
   without knowing them.
 """
@@ -21,24 +21,11 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
-from backend.scheduler.lanes import Lane
-from backend.scheduler.pacing import Allowance, FixedPacing, Pacing
-from backend.scheduler.prefill import PrefillPlanner
+from backend.scheduler.budget import BudgetPolicy, FixedBudget, TokenBudget
 from backend.scheduler.prefix_cache import PrefixCache
-from backend.scheduler.running import Residents
-from backend.scheduler.sequence import Sequence, SequenceStatus
-from backend.scheduler.step import ScheduledSequence, Step
-from backend.scheduler.waiting import Waiting
-
-__all__ = [
-    "MAX_STEPS_IN_FLIGHT",
-    "NeverFitsError",
-    "QueueFullError",
-    "ScheduledSequence",
-    "Scheduler",
-    "Step",
-    "slots_for",
-]
+from backend.scheduler.queue import WaitingQueue
+from backend.scheduler.running import PrefillPlanner, RunningSet
+from backend.scheduler.sequence import ScheduledSequence, Sequence, SequenceStatus, Step
 
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -80,7 +67,7 @@ class Scheduler:
         max_num_seqs: int,
         max_tokens_per_step: int,
         cache: PrefixCache | None = None,
-        pacing: Pacing | None = None,
+        budget_policy: BudgetPolicy | None = None,
         max_waiting: int = 1024,
         max_wait: float = 30.0,
         long_prompt_tokens: int | None = None,
@@ -102,31 +89,31 @@ class Scheduler:
         self.num_tokens_after_end = 0
         """Tokens computed for sequences that had ended when their step was completed."""
         self._max_waiting = max_waiting
-        self._pacing = pacing or FixedPacing(Allowance(max_tokens_per_step, max_num_seqs))
-        self._waiting = Waiting(
+        self._policy = budget_policy or FixedBudget(TokenBudget(max_tokens_per_step, max_num_seqs))
+        self._waiting = WaitingQueue(
             self.cache, max_wait=max_wait, long_prompt_tokens=long_prompt_tokens
         )
-        self._residents = Residents(
+        self._running = RunningSet(
             pool, self.cache, self._waiting, num_slots=slots_for(max_num_seqs)
         )
-        self._prefill = PrefillPlanner(self._residents, self._waiting)
+        self._prefill = PrefillPlanner(self._running, self._waiting)
         self._in_flight: deque[_Launched] = deque()
         self._last_completed = 0.0
 
     @property
     def num_running(self) -> int:
         """Sequences that advance."""
-        return self._residents.num_running
+        return self._running.num_running
 
     @property
     def num_waiting(self) -> int:
         """Sequences that hold no blocks yet, or none any more."""
-        return len(self._waiting.line)
+        return len(self._waiting)
 
     @property
     def num_preemptions(self) -> int:
         """How often blocks were taken from a running sequence."""
-        return self._residents.num_preemptions
+        return self._running.num_preemptions
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -175,20 +162,20 @@ class Scheduler:
         """
         if len(self._in_flight) == MAX_STEPS_IN_FLIGHT:
             raise RuntimeError(f"{MAX_STEPS_IN_FLIGHT} steps are in flight")
-        residents = self._residents
-        allowance = self._pacing.allow(len(residents.decoding))
-        budget = max(allowance.max_tokens, residents.num_running)
+        running = self._running
+        allowed = self._policy.allow(len(running.decoding))
+        budget = max(allowed.max_tokens, running.num_running)
         step = self._decode(budget, now)
         num_decode_tokens = sum([scheduled.num_tokens for scheduled in step])
         planned: dict[Sequence, int] = {}
-        if residents.short or residents.long or self.num_waiting:
+        if running.short or running.long or self.num_waiting:
             left = budget - num_decode_tokens
-            planned = self._prefill.plan(left, allowance.max_num_seqs, now)
+            planned = self._prefill.plan(left, allowed.max_num_seqs, now)
         for sequence, count in planned.items():
             samples = count == sequence.num_pending_tokens
             step.append(ScheduledSequence(sequence, sequence.num_computed_tokens, count, samples))
             if samples:
-                residents.has_caught_up(sequence)
+                running.has_caught_up(sequence)
         num_samples = 0
         for sequence, _, count, samples in step:
             sequence.num_computed_tokens += count
@@ -219,7 +206,7 @@ class Scheduler:
         if len(outcomes) != launched.num_samples:
             raise ValueError(f"{launched.num_samples} sequences sample, {len(outcomes)} did")
         self._in_flight.popleft()
-        publishes = self.cache.enabled
+        caches = self.cache.enabled
         tokens_of = iter(outcomes)
         for sequence, start, count, samples in step:
             tokens = next(tokens_of) if samples else ()
@@ -228,19 +215,19 @@ class Scheduler:
             if over:
                 self.num_tokens_after_end += count
             if tokens is None:
-                self._residents.spoil(sequence)
+                self._running.discard_kv(sequence)
                 self.finish(sequence)
             elif not over:
                 if samples:
                     _append(sequence, tokens)
                 num_written = (start + count) // BLOCK_SIZE
-                if publishes and num_written > sequence.num_settled_blocks:
-                    self._residents.publish(sequence, num_written)
+                if caches and num_written > sequence.num_cached_blocks:
+                    self._running.cache_blocks(sequence, num_written)
             if sequence.num_steps_in_flight == 0:
-                self._residents.drained(sequence)
+                self._running.drained(sequence)
         seconds = now - max(launched.at, self._last_completed)
         self._last_completed = now
-        self._pacing.observe(launched.num_decode_tokens, launched.num_prefill_tokens, seconds)
+        self._policy.observe(launched.num_decode_tokens, launched.num_prefill_tokens, seconds)
 
     def fail(self, step: Step) -> tuple[Sequence, ...]:
         """Take in that ``step``, in flight, computed nothing; return the sequences it ended."""
@@ -250,12 +237,12 @@ class Scheduler:
         ended: list[Sequence] = []
         for sequence, start, _, _ in step:
             sequence.num_steps_in_flight -= 1
-            self.pool.spoil(sequence.block_table[start // BLOCK_SIZE :])
+            self.pool.mark_corrupt(sequence.block_table[start // BLOCK_SIZE :])
             if sequence.status is not SequenceStatus.ENDING:
                 ended.append(sequence)
                 self.finish(sequence)
             if sequence.num_steps_in_flight == 0:
-                self._residents.drained(sequence)
+                self._running.drained(sequence)
         return tuple(ended)
 
     def take_back(self, step: Step) -> None:
@@ -270,9 +257,9 @@ class Scheduler:
                 sequence.num_unseen_tokens -= 1
             if sequence.status is not SequenceStatus.RUNNING:
                 if sequence.num_steps_in_flight == 0:
-                    self._residents.drained(sequence)
+                    self._running.drained(sequence)
             elif samples and sequence.num_pending_tokens > 1:
-                self._residents.has_fallen_behind(sequence)
+                self._running.has_fallen_behind(sequence)
 
     def drain_seconds(self, now: float) -> float:
         """Guess when those that wait now will have been admitted."""
@@ -285,39 +272,35 @@ class Scheduler:
         """
         match sequence.status:
             case SequenceStatus.WAITING:
-                self._waiting.leave(sequence)
+                self._waiting.remove(sequence)
                 sequence.status = SequenceStatus.FINISHED
             case SequenceStatus.RUNNING | SequenceStatus.PREEMPTING:
-                self._residents.end(sequence)
+                self._running.end(sequence)
             case SequenceStatus.ENDING | SequenceStatus.FINISHED:
                 pass
 
     def expire(self, now: float) -> tuple[Sequence, ...]:
         """Finish and return those that were to be admitted before ``now`` and were not."""
-        late = tuple(self._waiting.line.past_deadline(now))
+        late = tuple(self._waiting.past_deadline(now))
         for sequence in late:
             self.finish(sequence)
         return late
 
     def check_integrity(self) -> None:
         """Raise BlockPoolCorruptError or RuntimeError when state contradicts itself."""
-        self._residents.check_integrity()
-        running = self._residents.running()
-        line = self._waiting.line
-        self._waiting.shared.check_integrity(set(running), line.members(Lane.PARKED))
+        self._running.check_integrity()
+        running = self._running.running()
+        self._waiting.check_integrity(running)
         launched = [each.sequence for flight in self._in_flight for each in flight.step]
-        for sequence in {*launched, *running, *self._residents.draining}:
+        for sequence in {*launched, *running, *self._running.draining}:
             if sequence.num_steps_in_flight != launched.count(sequence):
                 raise RuntimeError(f"{sequence.sequence_id} counts its steps in flight wrongly")
-        for sequence in (each for lane in Lane for each in line.members(lane)):
-            if sequence.status is not SequenceStatus.WAITING or sequence.block_table:
-                raise RuntimeError(f"{sequence.sequence_id} waits but holds blocks or runs")
 
     def _decode(self, budget: int, now: float) -> list[ScheduledSequence]:
         step: list[ScheduledSequence] = []
         growing: list[ScheduledSequence] = []
         spare = budget - self.num_running
-        for sequence in self._residents.decoding:
+        for sequence in self._running.decoding:
             unseen = sequence.num_unseen_tokens
             length = len(sequence.tokens) + unseen
             if length >= sequence.max_length or (unseen and sequence.needs_history):
@@ -331,7 +314,7 @@ class Scheduler:
             step.append(scheduled)
             if start + count > len(sequence.block_table) * BLOCK_SIZE:
                 growing.append(scheduled)
-        if growing and (stalled := self._residents.grow(growing, now)):
+        if growing and (stalled := self._running.grow(growing, now)):
             step = [scheduled for scheduled in step if scheduled.sequence not in stalled]
         return step
 

@@ -7,9 +7,9 @@ there by steps that were launched and not completed; the rest is pending.
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from backend.scheduler.types import Priority, SamplingParams
+from backend.scheduler.request import Priority, SamplingParams
 
 
 class Matcher(Protocol):
@@ -83,9 +83,9 @@ class Sequence:
     block_table: list[int] = field(init=False, default_factory=list)
     num_sent_blocks: int = field(init=False, default=0)
     """Blocks at the head of the table that the executor was told of (``batch``)."""
-    chain: list[bytes] = field(init=False, default_factory=list)
-    """Digests of the full blocks, after their root."""
-    num_settled_blocks: int = field(init=False, default=0)
+    block_hashes: list[bytes] = field(init=False, default_factory=list)
+    """Of the full blocks, after the root hash."""
+    num_cached_blocks: int = field(init=False, default=0)
     """Blocks at the head of the table that were found in the prefix cache or offered to it."""
     status: SequenceStatus = field(init=False, default=SequenceStatus.WAITING)
 
@@ -103,3 +103,24 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """Tokens whose KV is neither computed nor being computed; 1 while decoding."""
         return len(self.tokens) + self.num_unseen_tokens - self.num_computed_tokens
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it holds no blocks and wants some."""
+        return self.status is SequenceStatus.WAITING
+
+
+class ScheduledSequence(NamedTuple):
+    """The ``num_tokens`` tokens of ``sequence`` from ``start`` on are computed in this step.
+
+    ``samples``: they reach its last token, so that a next one is chosen.
+    """
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+Step = tuple[ScheduledSequence, ...]
+"""What one step computes."""

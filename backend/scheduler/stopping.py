@@ -1,18 +1,25 @@
-"""When a choice ends: end tokens and length by tokens, stop strings by text.
+"""When a choice ends, and what text its tokens are.
 
-``finish_reason`` is the engine's half, ``Choice`` that of whoever turns tokens into text. Text that
-could be the beginning of a stop string waits until it is known not to be one, so a stop string
-never shows, not even in part.
+``finish_reason`` decides by tokens (end tokens, length) in the engine; ``Choice`` decides by text
+(stop strings) where tokens become text. Text that could begin a stop string waits until it is known
+not to be one, so a stop string never shows, not even in part.
+
+The concatenated deltas of a detokenizer equal the decoding of the whole. A token can end inside a
+multi-byte character, and what is emitted is never taken back. So text waits until the character is
+complete; U+FFFD appears only where the model truly broke off or produced bytes that are no UTF-8.
 """
 
+import codecs
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from backend.scheduler.detokenizer import IncrementalDetokenizer
+from backend.scheduler.request import FinishReason, TextDelta, TokenDelta, TokenLogprobs
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.types import FinishReason, TextDelta, TokenDelta, TokenLogprobs
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
@@ -20,6 +27,68 @@ def finish_reason(sequence: Sequence) -> FinishReason | None:
     if sequence.tokens[-1] in sequence.end_token_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(sequence.tokens) >= sequence.max_length else None
+
+
+class IncrementalDetokenizer(Protocol):
+    """State of one choice's text."""
+
+    def push(self, token: int) -> str:
+        """Return the text that ``token`` completes, possibly empty."""
+        ...
+
+    def finish(self) -> str:
+        """Return what still waits; an unfinished character becomes U+FFFD."""
+        ...
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE, where each token is a fixed string of bytes."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        """``bytes_of`` gives a token's bytes; empty for special tokens, which have no text."""
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Decode the bytes of ``token``."""
+        return self._decoder.decode(self._bytes_of(token))
+
+    def finish(self) -> str:
+        """End the text."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For every other decoder: decode a short window of tokens and emit what became stable.
+
+    The window keeps the tokens before the newest clean boundary as context, because decoders of
+    SentencePiece models treat the first token of a text differently from the same token later.
+    While the window ends in U+FFFD nothing is emitted: byte fallback decodes a run of bytes as a
+    whole, so an unfinished character spoils those before it until it is complete.
+    """
+
+    def __init__(self, decode: Callable[[SequenceOf[int]], str]) -> None:
+        """``decode`` turns tokens into text, leaving special tokens out."""
+        self._decode = decode
+        self._window: list[int] = []
+        self._boundary = 0
+        self._emitted = 0
+
+    def push(self, token: int) -> str:
+        """Decode the window with ``token`` in it."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        delta = text[self._emitted :]
+        if not delta or text.endswith(REPLACEMENT):
+            return ""
+        self._window = self._window[self._boundary :]
+        self._boundary = len(self._window)
+        self._emitted = len(self._decode(self._window))
+        return delta
+
+    def finish(self) -> str:
+        """Emit what the window still holds back."""
+        return self._decode(self._window)[self._emitted :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from backend.ports import (
     RequestRejectedError,
     UnavailableError,
 )
-from backend.scheduler.types import TextDelta
+from backend.scheduler.request import TextDelta
 from backend.server.constraints import Constraint
 from backend.server.errors import ApiError, engine_failed, internal_error, overloaded, unavailable
 from backend.server.event_stream import EventStream

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from backend.scheduler.types import Grammar, GrammarKind
+from backend.scheduler.request import Grammar, GrammarKind
 from backend.server.errors import ApiError
 from backend.server.json_schema import MOST_ENFORCED_BYTES, SchemaError, enforceable
 from backend.server.prompts import off_loop

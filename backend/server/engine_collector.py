@@ -14,8 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from backend.scheduler.figures import Distribution, Recording
-from backend.scheduler.types import EngineStats
+from backend.scheduler.stats import Distribution, EngineStats, Recording
 
 PREFIX = "refrain_engine_"
 

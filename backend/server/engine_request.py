@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
 from backend.server.constraints import Constraint
 from backend.server.generation import Generation
 from backend.server.prompts import check_biases

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from backend.ports import EngineError, Generator
-from backend.scheduler.types import (
+from backend.scheduler.request import (
     FinishReason,
     GenerationRequest,
     Priority,

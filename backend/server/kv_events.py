@@ -14,8 +14,17 @@ import orjson
 from aiohttp import web
 
 from backend.scheduler.block_pool import BLOCK_SIZE
-from backend.scheduler.cache_events import BlockRemoved, BlocksStored, EventBatch
-from backend.scheduler.cache_feed import CacheFeed, Change, Cleared, Numbered, Snapshot, parts
+from backend.scheduler.cache_events import (
+    BlockRemoved,
+    BlocksStored,
+    CacheFeed,
+    Change,
+    Cleared,
+    EventBatch,
+    Numbered,
+    Snapshot,
+    parts,
+)
 from backend.server.errors import RATE_LIMIT, ApiError
 from backend.server.event_stream import EventStream
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.ports import EngineError
-from backend.scheduler.types import TokenLogprobs
+from backend.scheduler.request import TokenLogprobs
 
 Spell = Callable[[int], bytes]
 """A token's text; special tokens by their names."""

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 
-from backend.scheduler.figures import REQUEST_SECONDS
-from backend.scheduler.types import EngineStats
+from backend.scheduler.stats import REQUEST_SECONDS, EngineStats
 from backend.server.engine_collector import EmbeddingCollector, EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backend.scheduler.types import FinishReason, TokenLogprobs
+from backend.scheduler.request import FinishReason, TokenLogprobs
 from backend.server.logprob_replies import (
     EchoedPrompt,
     Spell,

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 
-from backend.scheduler.types import Priority
+from backend.scheduler.request import Priority
 from backend.server.errors import ApiError
 
 QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"

@@ -13,7 +13,7 @@ from typing import Any, Self
 import tokenizers
 
 from backend.models.config import ModelLoadError
-from backend.scheduler.detokenizer import (
+from backend.scheduler.stopping import (
     ByteLevelDetokenizer,
     IncrementalDetokenizer,
     WindowDetokenizer,

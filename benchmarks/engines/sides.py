@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.executor.model_loader import load_engine
-from backend.scheduler.types import GenerationRequest, SamplingParams
+from backend.scheduler.request import GenerationRequest, SamplingParams
 
 BUNDLED = Path(__file__).parents[2] / "backend" / "demo" / "model"
 

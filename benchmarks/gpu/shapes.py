@@ -21,7 +21,7 @@ from backend.models.layers import Operations
 from backend.models.registry import Model, Network
 from backend.models.rope import rotation_table
 from backend.models.weights import random_weights
-from backend.scheduler.types import GenerationRequest, SamplingParams
+from backend.scheduler.request import GenerationRequest, SamplingParams
 from gpu.machine import Machine
 
 LLAMA_8B: dict[str, Any] = {

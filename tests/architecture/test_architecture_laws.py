@@ -48,9 +48,9 @@ GOOD = {
     "gateway/cli/worker.py": "import uvloop\nfrom gateway.app import create_app",
     "embeddings/client.py": "import asyncio\nfrom embeddings import link",
     "embeddings/verify/agreement.py": "import re",
-    "backend/scheduler/scheduler.py": "from backend.scheduler.types import Sequence",
+    "backend/scheduler/scheduler.py": "from backend.scheduler.request import Sequence",
     "backend/engine/engine.py": "import torch, os, time\nfrom backend.scheduler import scheduler",
-    "backend/ports.py": "from backend.scheduler.types import TextDelta",
+    "backend/ports.py": "from backend.scheduler.request import TextDelta",
 }
 
 BAD = {

@@ -8,11 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from backend.scheduler.figures import Figures, Histogram, Recording, SequenceTimes
-from backend.scheduler.recorder import Recorder
-from backend.scheduler.sequence import Sequence
-from backend.scheduler.step import ScheduledSequence
-from backend.scheduler.types import EngineStats, MemoryUse
+from backend.scheduler.sequence import ScheduledSequence, Sequence
+from backend.scheduler.stats import (
+    EngineStats,
+    Figures,
+    Histogram,
+    MemoryUse,
+    Recorder,
+    Recording,
+    SequenceTimes,
+)
 from backend.server.metrics import Metrics
 
 STATS = EngineStats(1, 2, 3, 4, 5, 6, 7)

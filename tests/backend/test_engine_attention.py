@@ -13,8 +13,7 @@ from backend.executor.input_batch import InputBatchBuilder
 from backend.executor.kv_mirror import MIRROR_BYTES
 from backend.models.attention import PagedAttention
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
-from backend.scheduler.scheduler import ScheduledSequence
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4, 2, 8, 2
 MAX_LEN = 160

@@ -11,7 +11,7 @@ from backend.engine.client import EngineClient
 from backend.engine.link import Link
 from backend.engine.messages import Abort, AbortCause, EngineDescription, Submit
 from backend.ports import OverloadedError
-from backend.scheduler.types import GenerationRequest, SamplingParams
+from backend.scheduler.request import GenerationRequest, SamplingParams
 
 
 async def test_an_engine_that_leaves_much_lying_is_sent_no_more_requests(monkeypatch):

@@ -62,7 +62,7 @@ def test_integrity_check_sees_a_lost_block_and_a_second_owner():
 def test_what_was_kept_is_handed_out_last_oldest_first_and_tails_before_heads():
     pool = BlockPool(6)
     first, second = pool.allocate(2), pool.allocate(2)
-    pool.keep([*first, *second])
+    pool.mark_cached([*first, *second])
     pool.release(first)
     pool.release(second)
     assert pool.allocate(6) == [5, 6, 2, 1, 4, 3]
@@ -71,7 +71,7 @@ def test_what_was_kept_is_handed_out_last_oldest_first_and_tails_before_heads():
 def test_what_is_not_kept_is_handed_out_before_blocks_that_were_freed_earlier():
     pool = BlockPool(2)
     [kept], [plain] = pool.allocate(1), pool.allocate(1)
-    pool.keep([kept])
+    pool.mark_cached([kept])
     pool.release([kept])
     pool.release([plain])
     assert pool.allocate(2) == [plain, kept]
@@ -80,13 +80,13 @@ def test_what_is_not_kept_is_handed_out_before_blocks_that_were_freed_earlier():
 def test_a_free_block_can_be_taken_back_for_as_long_as_its_content_is_kept():
     pool = BlockPool(3)
     blocks = pool.allocate(3)
-    pool.keep(blocks[1:2])
+    pool.mark_cached(blocks[1:2])
     pool.release(blocks)
     pool.share(blocks[1:2])
     assert (pool.num_free, pool.is_free(blocks[1])) == (2, False)
     pool.check_integrity([blocks[1:2]])
     pool.release(blocks[1:2])
-    pool.forget(blocks[1])
+    pool.evict(blocks[1])
     assert pool.allocate(1) == [blocks[1]]
     pool.release([blocks[1]])
     with pytest.raises(BlockPoolCorruptError, match="no holder and nothing kept"):
@@ -105,7 +105,7 @@ def test_a_spoiled_block_is_erased_once_when_its_last_holder_lets_go():
     pool = BlockPool(3)
     blocks = pool.allocate(2)
     pool.share(blocks[:1])
-    pool.spoil(blocks)
+    pool.mark_corrupt(blocks)
     pool.release(blocks)
     assert pool.take_to_erase() == [blocks[1]]
     pool.release(blocks[:1])

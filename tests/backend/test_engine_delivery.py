@@ -7,7 +7,7 @@ import pytest
 from backend.engine.delivery import Stream, deliver
 from backend.engine.messages import Report
 from backend.ports import EngineError
-from backend.scheduler.types import FinishReason, TokenDelta, TokenLogprobs
+from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs
 
 
 async def send(*items):

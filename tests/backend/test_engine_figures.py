@@ -10,9 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from backend.engine.client import EngineClient
 from backend.engine.messages import EngineDescription, Report
 from backend.scheduler.cache_events import NOTHING_CACHED, EventBatch
-from backend.scheduler.recorder import Recorder
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.types import EngineStats
+from backend.scheduler.stats import EngineStats, Recorder
 
 pytest_plugins = ["running_backend"]
 

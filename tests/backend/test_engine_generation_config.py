@@ -8,7 +8,7 @@ import pytest
 
 from backend.engine.generation_config import recommended_sampling
 from backend.models.config import ModelLoadError
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
 
 
 def write(directory: Path, config: Any) -> Path:

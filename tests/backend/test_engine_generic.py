@@ -12,7 +12,7 @@ from backend.models.checkpoint import read_json
 from backend.models.config import ModelLoadError
 from backend.models.hf import GenericModel, load_generic
 from backend.models.hf_check import verify
-from backend.scheduler.types import GenerationRequest, SamplingParams
+from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -17,7 +17,7 @@ from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.jobs import Tried
 from backend.grammar.library import Vocabulary
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
-from backend.scheduler.types import (
+from backend.scheduler.request import (
     FinishReason,
     GenerationRequest,
     Grammar,

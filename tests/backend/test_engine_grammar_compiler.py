@@ -12,7 +12,7 @@ from backend.grammar.library import SharedLibrary, Vocabulary
 from backend.grammar.matcher import GrammarError
 from backend.grammar.trials import NoTrialsError, ProcessTrials
 from backend.ports import OverloadedError
-from backend.scheduler.types import Grammar, GrammarKind
+from backend.scheduler.request import Grammar, GrammarKind
 
 
 def regex(text):

@@ -13,7 +13,7 @@ from backend.engine.host import EngineHost
 from backend.engine.messages import EngineDescription, EngineOptions
 from backend.models.config import ModelLoadError
 from backend.ports import EngineError, RequestRejectedError, UnavailableError
-from backend.scheduler.types import FinishReason
+from backend.scheduler.request import FinishReason
 
 pytest_plugins = ["running_host"]
 

@@ -11,7 +11,7 @@ from backend.executor.kv_cache import block_bytes
 from backend.executor.model_loader import load_engine
 from backend.models.weights import load_config
 from backend.ports import EngineError
-from backend.scheduler.types import FinishReason, GenerationRequest, SamplingParams
+from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.request import Priority
 from backend.scheduler.scheduler import QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from backend.scheduler.types import Priority
 
 
 def scheduler(blocks=400, **options):

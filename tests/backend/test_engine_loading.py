@@ -10,7 +10,7 @@ from backend.executor.kv_cache import block_bytes
 from backend.executor.model_loader import load_engine
 from backend.models.config import ModelLoadError
 from backend.models.weights import load_config, load_weights
-from backend.scheduler.types import GenerationRequest, SamplingParams
+from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -4,9 +4,9 @@ are free."""
 import pytest
 
 from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.request import SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from backend.scheduler.types import SamplingParams
 
 
 def scheduler(blocks=20, **options):

@@ -2,23 +2,23 @@ import pytest
 
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, BlockPoolCorruptError
 from backend.scheduler.cache_events import BlockRemoved, BlocksStored, EventBatch, EventLog
-from backend.scheduler.prefix_cache import OTHER_TENANTS, PrefixCache, root_digest, tenant_of
+from backend.scheduler.prefix_cache import OTHER_TENANTS, PrefixCache, root_hash, tenant_of
 
 PROMPT = list(range(100))
 
 
 def stored(cache, tokens, salt=""):
-    """Compute ``tokens`` and let go of the blocks; return them and their chain."""
-    chain = cache.new_chain(tokens, salt)
+    """Compute ``tokens`` and let go of the blocks; return them and their hashes."""
+    hashes = cache.hash_blocks(tokens, salt)
     blocks = cache.allocate(-(-len(tokens) // BLOCK_SIZE))
-    cache.publish(blocks[: len(chain) - 1], chain[1:], chain[0], salt)
+    cache.cache_full_blocks(blocks[: len(hashes) - 1], hashes[1:], hashes[0], salt)
     cache.pool.release(blocks)
     cache.check_integrity()
-    return blocks, chain
+    return blocks, hashes
 
 
 def found(cache, tokens, salt=""):
-    return cache.match(cache.new_chain(tokens, salt), len(tokens))
+    return cache.match_prefix(cache.hash_blocks(tokens, salt), len(tokens))
 
 
 def test_the_longest_prefix_of_full_blocks_is_found():
@@ -48,7 +48,7 @@ def test_salts_and_models_keep_apart_what_has_the_same_tokens():
     assert found(cache, PROMPT, "one") == blocks[:6]
     assert found(cache, PROMPT, "two") == found(cache, PROMPT, "") == []
     roots = {
-        root_digest(fingerprint, salt)
+        root_hash(fingerprint, salt)
         for fingerprint in (b"", b"model", b"mode")
         for salt in ("", "l", "one")
     }
@@ -63,11 +63,11 @@ def test_tokens_that_differ_in_high_bytes_alone_are_different():
 
 def test_of_two_blocks_with_one_content_the_first_is_found():
     cache = PrefixCache(BlockPool(20))
-    chain = cache.new_chain(PROMPT, "")
+    hashes = cache.hash_blocks(PROMPT, "")
     first, second = cache.allocate(6), cache.allocate(6)
-    cache.publish(first, chain[1:], chain[0], "")
-    cache.publish(second, chain[1:], chain[0], "")
-    assert cache.match(chain, 100) == first
+    cache.cache_full_blocks(first, hashes[1:], hashes[0], "")
+    cache.cache_full_blocks(second, hashes[1:], hashes[0], "")
+    assert cache.match_prefix(hashes, 100) == first
     cache.pool.release(first)
     cache.pool.release(second)
     cache.check_integrity()
@@ -88,7 +88,7 @@ def test_blocks_handed_out_anew_are_found_no_longer_tails_first():
 def test_what_is_forgotten_is_not_found_and_goes_first():
     cache = PrefixCache(BlockPool(10))
     blocks, _ = stored(cache, PROMPT)
-    cache.forget(blocks[2:])
+    cache.evict(blocks[2:])
     assert found(cache, PROMPT) == blocks[:2]
     assert set(cache.allocate(8)) & set(blocks[:2]) == set()
     cache.check_integrity()
@@ -96,19 +96,19 @@ def test_what_is_forgotten_is_not_found_and_goes_first():
 
 def test_a_cache_that_is_off_hashes_and_finds_nothing():
     cache = PrefixCache(BlockPool(10), enabled=False)
-    assert len(cache.new_chain(PROMPT, "")) == 1
+    assert len(cache.hash_blocks(PROMPT, "")) == 1
     assert found(cache, PROMPT) == []
 
 
 def test_events_tell_of_chains_and_of_blocks_that_go():
     events = EventLog(100)
     cache = PrefixCache(BlockPool(8), fingerprint=b"m", events=events)
-    _, chain = stored(cache, PROMPT[:48])
-    assert events.take() == EventBatch(0, (BlocksStored(chain[0], tuple(chain[1:]), 48),))
-    assert chain[0] == root_digest(b"m", "")
+    _, hashes = stored(cache, PROMPT[:48])
+    assert events.take() == EventBatch(0, (BlocksStored(hashes[0], tuple(hashes[1:]), 48),))
+    assert hashes[0] == root_hash(b"m", "")
     _, longer = stored(cache, PROMPT[:80])
     cache.allocate(5)
-    tail = BlocksStored(chain[3], tuple(longer[4:]), 32)
+    tail = BlocksStored(hashes[3], tuple(longer[4:]), 32)
     removed = BlockRemoved(longer[3]), BlockRemoved(longer[2])
     assert events.take() == EventBatch(1, (tail, *removed))
     assert events.take() == EventBatch(4, ())
@@ -135,9 +135,9 @@ def test_a_tenants_share_is_counted_without_its_salt_and_within_bounds():
     assert cache.blocks_by_tenant() == {}
 
 
-def test_integrity_check_sees_a_digest_that_leads_elsewhere():
+def test_integrity_check_sees_a_hash_that_leads_elsewhere():
     cache = PrefixCache(BlockPool(10))
-    _, chain = stored(cache, PROMPT)
-    cache._block_of[chain[1]] = 9
-    with pytest.raises(BlockPoolCorruptError, match="digests and blocks"):
+    _, hashes = stored(cache, PROMPT)
+    cache._block_of[hashes[1]] = 9
+    with pytest.raises(BlockPoolCorruptError, match="hashes and blocks"):
         cache.check_integrity()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from backend.executor.model_loader import load_engine
-from backend.scheduler.types import GenerationRequest, SamplingParams
+from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -9,7 +9,7 @@ import torch
 
 from backend.executor.model_loader import load_engine
 from backend.ports import EngineError, RequestRejectedError
-from backend.scheduler.types import FinishReason, GenerationRequest, SamplingParams
+from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 

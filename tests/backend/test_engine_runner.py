@@ -5,9 +5,8 @@ import torch
 
 from backend.engine.messages import EngineOptions
 from backend.executor.model_loader import load_model
-from backend.scheduler.scheduler import ScheduledSequence
-from backend.scheduler.sequence import Sequence
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
+from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -8,7 +8,7 @@ import torch
 from sampling_rows import draw, row, sample
 
 from backend.executor.sampler import Sampler
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0, -torch.inf])
 

@@ -1,9 +1,9 @@
 import pytest
 
 from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.request import Priority
 from backend.scheduler.scheduler import NeverFitsError, Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from backend.scheduler.types import Priority
 
 
 def scheduler(blocks=100, max_num_seqs=8, budget=64):

@@ -7,7 +7,7 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from backend.models.config import ModelLoadError
-from backend.scheduler.detokenizer import ByteLevelDetokenizer
+from backend.scheduler.stopping import ByteLevelDetokenizer
 from backend.tokenizer.chat_template import ChatTemplateError
 from backend.tokenizer.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ import pytest
 from backend.__main__ import main
 from backend.engine.tune import Load, measure
 from backend.ports import EngineError
+from backend.scheduler.request import FinishReason, TextDelta
 from backend.scheduler.tuning import Targets, Trial
-from backend.scheduler.types import FinishReason, TextDelta
 from backend.tune_command import Plan, run
 
 pytest_plugins = ["running_backend"]

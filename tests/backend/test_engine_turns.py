@@ -6,8 +6,8 @@ from itertools import count
 import pytest
 
 from backend.engine import turns
+from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs
 from backend.scheduler.stopping import Choice
-from backend.scheduler.types import FinishReason, TokenDelta, TokenLogprobs
 
 
 class Letters:

@@ -23,7 +23,7 @@ from backend.engine.wire import frame
 from backend.executor.model_loader import load_engine
 from backend.models.config import ModelLoadError
 from backend.ports import EngineError, UnavailableError
-from backend.scheduler.types import FinishReason, GenerationRequest, SamplingParams
+from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
 from backend.tokenizer.tokenizer import Tokenizer
 
 pytest_plugins = ["running_host", "running_backend"]

@@ -6,13 +6,8 @@ import pytest
 from backend.engine.messages import Abort, AbortCause, Report, Stop, Submit
 from backend.engine.wire import FrameReader, PeerGoneError, SocketEndpoint, frame
 from backend.ports import EngineError, QueueFullError, QueueTimeoutError, RequestRejectedError
-from backend.scheduler.types import (
-    EngineStats,
-    FinishReason,
-    GenerationRequest,
-    TokenDelta,
-    TokenLogprobs,
-)
+from backend.scheduler.request import FinishReason, GenerationRequest, TokenDelta, TokenLogprobs
+from backend.scheduler.stats import EngineStats
 
 STATS = EngineStats(1, 2, 3, 4, 5, 6, 7)
 DELTA = TokenDelta(

@@ -7,8 +7,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from backend.executor.cuda_batch import BatchLimits, KernelBatchBuilder
 from backend.executor.cuda_graphs import graph_sizes, size_for
-from backend.scheduler.scheduler import ScheduledSequence
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 LIMITS = BatchLimits(max_num_seqs=4, max_tokens_per_step=64, max_model_len=256, processors=8)
 

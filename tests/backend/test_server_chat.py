@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend.scheduler.types import FinishReason, Priority, SamplingParams, TextDelta
+from backend.scheduler.request import FinishReason, Priority, SamplingParams, TextDelta
 
 pytest_plugins = ["running_backend"]
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from backend.ports import EngineError
-from backend.scheduler.types import FinishReason, SamplingParams, TextDelta
+from backend.scheduler.request import FinishReason, SamplingParams, TextDelta
 from backend.server.generation import Generation
 
 pytest_plugins = ["running_backend"]

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from backend.ports import EngineError, RequestRejectedError
-from backend.scheduler.types import FinishReason, TextDelta
+from backend.scheduler.request import FinishReason, TextDelta
 
 pytest_plugins = ["running_backend"]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from backend.scheduler.types import FinishReason, GrammarKind, TextDelta
+from backend.scheduler.request import FinishReason, GrammarKind, TextDelta
 from backend.server.foreign_fields import HARMLESS, REFUSED
 from backend.server.responses.schema import ResponsesRequest
 from backend.server.schema import ChatRequest, CompletionRequest

@@ -9,7 +9,7 @@ from fake_models import at_once, nothing_to_close
 
 from backend.engine.background import in_background, is_left_behind
 from backend.ports import EngineError
-from backend.scheduler.types import FinishReason, TextDelta
+from backend.scheduler.request import FinishReason, TextDelta
 from backend.server import event_stream
 from backend.server.application import build_application
 from backend.server.served_model import LoadedModel, ServedModel
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_cancels_every_prompt(start_server):
 @pytest.fixture
 async def loading(serve_application):
     """A server whose model loads once ``release`` is set."""
-    from backend.scheduler.types import EngineStats
+    from backend.scheduler.stats import EngineStats
 
     class Generator:
         ready = True

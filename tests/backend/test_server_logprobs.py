@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from backend.scheduler.types import FinishReason, TextDelta, TokenLogprobs
+from backend.scheduler.request import FinishReason, TextDelta, TokenLogprobs
 from backend.server.logprob_replies import EchoedPrompt
 
 pytest_plugins = ["running_backend"]

@@ -4,7 +4,7 @@ import pytest
 from tool_templates import with_template
 
 from backend.app import create_app
-from backend.scheduler.types import FinishReason, TextDelta, TokenLogprobs
+from backend.scheduler.request import FinishReason, TextDelta, TokenLogprobs
 from backend.server import tool_parsers as formats
 from backend.server.tool_parsers.reasoning import FORMATS, PromptEnd, format_of, prompt_end
 from backend.settings import Settings

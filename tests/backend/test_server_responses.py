@@ -3,7 +3,7 @@
 import pytest
 from responses_api import CALL, LOGPROBS, WEATHER, prompt, unnamed
 
-from backend.scheduler.types import FinishReason
+from backend.scheduler.request import FinishReason
 
 pytest_plugins = ["running_backend"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from responses_api import CALL, CALLED, LOGPROBS, RETURNED, WEATHER, prompt
 
-from backend.scheduler.types import GrammarKind, SamplingParams
+from backend.scheduler.request import GrammarKind, SamplingParams
 
 pytest_plugins = ["running_backend"]
 

@@ -9,7 +9,7 @@ import tokenizers
 from pydantic import BaseModel, Field
 
 from backend.ports import EngineError
-from backend.scheduler.types import TextDelta
+from backend.scheduler.request import TextDelta
 
 pytest_plugins = ["tool_client"]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from backend.ports import EngineError, QueueFullError
-from backend.scheduler.types import FinishReason, TextDelta
+from backend.scheduler.request import FinishReason, TextDelta
 
 pytest_plugins = ["running_backend"]
 

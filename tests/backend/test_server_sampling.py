@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
 
 pytest_plugins = ["running_backend"]
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from backend.ports import GrammarRejectedError
-from backend.scheduler.types import FinishReason, GrammarKind, TextDelta, TokenLogprobs
+from backend.scheduler.request import FinishReason, GrammarKind, TextDelta, TokenLogprobs
 from backend.server import constraints
 from backend.server.json_schema import enforceable
 from backend.server.tool_parsers import FORMATS

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from backend.ports import EngineError
-from backend.scheduler.types import FinishReason, TextDelta
+from backend.scheduler.request import FinishReason, TextDelta
 from backend.server.tool_parsers import FORMATS, reasoning
 
 pytest_plugins = ["running_backend", "running_embedder"]

@@ -10,8 +10,7 @@ from example_requests import chat, entry_of, plan_of, user
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from backend.scheduler.figures import Figures, SequenceTimes
-from backend.scheduler.types import EngineStats, MemoryUse
+from backend.scheduler.stats import EngineStats, Figures, MemoryUse, SequenceTimes
 from backend.server.metrics import Metrics as EngineMetrics
 from gateway.cache.lookup import Hit
 from gateway.cache.ports import StoreStats

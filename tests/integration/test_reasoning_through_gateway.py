@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from backend.scheduler.types import FinishReason, TextDelta
+from backend.scheduler.request import FinishReason, TextDelta
 from backend.server.tool_parsers.reasoning import FORMATS
 
 pytest_plugins = ["running_backend"]

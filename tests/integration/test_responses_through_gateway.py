@@ -4,7 +4,7 @@ import openai
 import pytest
 
 from backend.ports import EngineError
-from backend.scheduler.types import TextDelta
+from backend.scheduler.request import TextDelta
 
 pytest_plugins = ["running_backend"]
 

@@ -3,8 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.scheduler.cache_events import NOTHING_CACHED, BlockRemoved, BlocksStored, EventBatch
-from backend.scheduler.cache_feed import CacheFeed, Cleared, parts
+from backend.scheduler.cache_events import (
+    NOTHING_CACHED,
+    BlockRemoved,
+    BlocksStored,
+    CacheFeed,
+    Cleared,
+    EventBatch,
+    parts,
+)
 
 ROOT = b"root"
 

@@ -9,8 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sampling_rows import draw, row, sample
 
-from backend.scheduler.seeding import choice_seed
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams, choice_seed
 
 VOCAB = 40
 _WORD = 0xFFFFFFFF

@@ -11,9 +11,9 @@ from simulated_device import SimulatedDevice
 from backend.scheduler.block_pool import BlockPool, blocks_for
 from backend.scheduler.cache_events import BlockRemoved, EventLog
 from backend.scheduler.prefix_cache import PrefixCache
+from backend.scheduler.request import Priority, SamplingParams
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
-from backend.scheduler.types import Priority, SamplingParams
 
 MAX_WAIT = 25.0
 MAX_WAITING = 12
@@ -164,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.device.collect()
             self.forget_ended()
         in_flight = len(self.device.in_flight)
-        decoding = set(self.scheduler._residents.decoding)  # known from outside by its effect alone
+        decoding = set(self.scheduler._running.decoding)  # known from outside by its effect alone
         step = self.launch()
         sequences = [scheduled.sequence for scheduled in step]
         assert len(set(sequences)) == len(sequences) <= self.max_num_seqs

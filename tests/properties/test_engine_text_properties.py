@@ -4,10 +4,15 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.scheduler.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
+from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.stopping import Choice, StopStringScanner, finish_reason
-from backend.scheduler.types import FinishReason, TokenDelta, TokenLogprobs
+from backend.scheduler.stopping import (
+    ByteLevelDetokenizer,
+    Choice,
+    StopStringScanner,
+    WindowDetokenizer,
+    finish_reason,
+)
 from backend.tokenizer.tokenizer import Tokenizer
 
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()

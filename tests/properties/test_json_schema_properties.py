@@ -8,7 +8,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from backend.grammar.matcher import GrammarError
-from backend.scheduler.types import Grammar, GrammarKind
+from backend.scheduler.request import Grammar, GrammarKind
 from backend.server.json_schema import SchemaError, enforceable
 
 WALKS = Walks()

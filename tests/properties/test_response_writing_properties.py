@@ -4,7 +4,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.scheduler.types import FinishReason
+from backend.scheduler.request import FinishReason
 from backend.server.replies import Usage
 from backend.server.responses.writing import ResponseWriter
 from backend.server.tool_parsers import FORMATS

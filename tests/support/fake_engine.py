@@ -26,7 +26,7 @@ from backend.engine.messages import (
     Submit,
 )
 from backend.engine.wire import PeerGoneError, SocketEndpoint
-from backend.scheduler.types import FinishReason, TokenDelta
+from backend.scheduler.request import FinishReason, TokenDelta
 
 STUCK = 26
 

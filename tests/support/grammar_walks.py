@@ -10,7 +10,7 @@ from backend.grammar.compiler import CompilerLimits, GrammarCompiler
 from backend.grammar.jobs import Tried
 from backend.grammar.library import Vocabulary
 from backend.grammar.matcher import GrammarError, GrammarMatcher
-from backend.scheduler.types import Grammar
+from backend.scheduler.request import Grammar
 
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, frozenset({END}))

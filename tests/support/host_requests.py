@@ -4,8 +4,8 @@ import asyncio
 import os
 from pathlib import Path
 
-from backend.scheduler.detokenizer import ByteLevelDetokenizer
-from backend.scheduler.types import GenerationRequest, SamplingParams
+from backend.scheduler.request import GenerationRequest, SamplingParams
+from backend.scheduler.stopping import ByteLevelDetokenizer
 
 LIMIT = 30.0
 

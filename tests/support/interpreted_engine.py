@@ -16,9 +16,8 @@ from backend.executor.kv_cache import KVCache
 from backend.grammar.compiler import GrammarCompiler
 from backend.models.registry import load_network
 from backend.scheduler.block_pool import blocks_for
-from backend.scheduler.scheduler import ScheduledSequence
-from backend.scheduler.sequence import Sequence
-from backend.scheduler.types import GenerationRequest, SamplingParams
+from backend.scheduler.request import GenerationRequest, SamplingParams
+from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 MAX_LENGTH = 256
 

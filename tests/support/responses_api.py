@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from backend.scheduler.types import FinishReason, GenerationRequest, TextDelta, TokenLogprobs
+from backend.scheduler.request import FinishReason, GenerationRequest, TextDelta, TokenLogprobs
 
 WEATHER = {
     "type": "function",

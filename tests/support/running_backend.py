@@ -12,13 +12,8 @@ from aiohttp import ClientSession, web
 from fake_models import at_once, nothing_to_close
 
 from backend.ports import EngineError, RequestRejectedError
-from backend.scheduler.types import (
-    EngineStats,
-    FinishReason,
-    GenerationRequest,
-    SamplingParams,
-    TextDelta,
-)
+from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams, TextDelta
+from backend.scheduler.stats import EngineStats
 
 MODEL = "scripted"
 

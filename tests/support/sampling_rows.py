@@ -3,10 +3,8 @@
 import torch
 
 from backend.executor.sampler import Sampler
-from backend.scheduler.scheduler import ScheduledSequence
-from backend.scheduler.seeding import choice_seed
-from backend.scheduler.sequence import Sequence
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams, choice_seed
+from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 PROMPT = (1, 2)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from backend.scheduler.types import SamplingParams
+from backend.scheduler.request import SamplingParams
 from backend.server.errors import ApiError
 from backend.server.responses.schema import (
     FunctionTool,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.scheduler.types import FinishReason, TokenLogprobs
+from backend.scheduler.request import FinishReason, TokenLogprobs
 from backend.server.errors import RATE_LIMIT, ApiError
 from backend.server.logprob_replies import Spell, chat_logprobs
 from backend.server.replies import Usage

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backend.scheduler.types import Grammar, GrammarKind
+from backend.scheduler.request import Grammar, GrammarKind
 from backend.server.errors import ApiError
 from backend.server.tool_parsers import hermes, llama
 from backend.server.tool_parsers.hermes import HermesToolCallParser

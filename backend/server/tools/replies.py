@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backend.scheduler.types import FinishReason, TokenLogprobs
+from backend.scheduler.request import FinishReason, TokenLogprobs
 from backend.server.replies import ChatForm, FinishedChoice, Logprobs
 from backend.server.tool_parsers import AnswerFormat
 from backend.server.tool_parsers.streaming_json import (

@@ -3,25 +3,30 @@ import random
 import pytest
 
 from backend.scheduler.block_pool import BlockPool
-from backend.scheduler.pacing import AdaptivePacing, Allowance, FixedPacing, pacing_for
+from backend.scheduler.budget import (
+    AdaptiveBudget,
+    FixedBudget,
+    StepTimeModel,
+    TokenBudget,
+    budget_policy,
+)
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.step_time import StepTimeModel
 
-MOST = Allowance(max_tokens=8192, max_num_seqs=256)
+MOST = TokenBudget(max_tokens=8192, max_num_seqs=256)
 
 
 def seconds_of(decodes, prefill):
     return 0.004 + 0.00005 * decodes + 0.00002 * prefill
 
 
-def settled(pacing, decodes=16, steps=40, seconds=seconds_of):
-    """Take ``steps`` steps as large as ``pacing`` allows, and return the last allowance."""
+def settled(policy, decodes=16, steps=40, seconds=seconds_of):
+    """Take ``steps`` steps as large as ``policy`` allows, and return the last budget."""
     for _ in range(steps):
-        allowance = pacing.allow(decodes)
-        prefill = allowance.max_tokens - decodes
-        pacing.observe(decodes, prefill, seconds(decodes, prefill))
-    return pacing.allow(decodes)
+        budget = policy.allow(decodes)
+        prefill = budget.max_tokens - decodes
+        policy.observe(decodes, prefill, seconds(decodes, prefill))
+    return policy.allow(decodes)
 
 
 def test_the_model_finds_the_three_costs_through_noise_and_outliers():
@@ -78,72 +83,74 @@ def test_costs_are_never_negative_whatever_is_observed():
 
 @pytest.mark.parametrize("target", [0.01, 0.02, 0.05])
 def test_steps_with_decodes_keep_to_the_target_itl_and_use_it(target):
-    allowance = settled(AdaptivePacing(MOST, target_itl=target))
-    taken = seconds_of(16, allowance.max_tokens - 16)
+    budget = settled(AdaptiveBudget(MOST, target_itl=target))
+    taken = seconds_of(16, budget.max_tokens - 16)
     assert 0.95 * target <= taken <= 1.02 * target
 
 
 def test_a_target_that_cannot_be_kept_leaves_prefill_its_least_and_a_few_their_places():
-    allowance = settled(AdaptivePacing(MOST, target_itl=0.001))
-    assert allowance == Allowance(max_tokens=16 + 32, max_num_seqs=4)
+    budget = settled(AdaptiveBudget(MOST, target_itl=0.001))
+    assert budget == TokenBudget(max_tokens=16 + 32, max_num_seqs=4)
 
 
 def test_without_decodes_no_itl_is_at_stake():
-    pacing = AdaptivePacing(MOST, target_itl=0.01)
-    settled(pacing)
-    assert pacing.allow(0).max_tokens == MOST.max_tokens
+    policy = AdaptiveBudget(MOST, target_itl=0.01)
+    settled(policy)
+    assert policy.allow(0).max_tokens == MOST.max_tokens
 
 
 def test_half_the_target_ttft_is_the_longest_step_of_any_kind():
-    pacing = AdaptivePacing(MOST, target_ttft=0.1)
+    policy = AdaptiveBudget(MOST, target_ttft=0.1)
     for decodes in (0, 16):
-        allowance = settled(pacing, decodes=decodes)
-        taken = seconds_of(decodes, allowance.max_tokens - decodes)
+        budget = settled(policy, decodes=decodes)
+        taken = seconds_of(decodes, budget.max_tokens - decodes)
         assert 0.045 <= taken <= 0.052
 
 
 def test_no_more_sequences_run_than_the_target_itl_has_room_for():
-    pacing = AdaptivePacing(MOST, target_itl=0.01)
+    policy = AdaptiveBudget(MOST, target_itl=0.01)
     for decodes in (1, 2, 4, 8, 16, 32, 64, 128):
-        assert pacing.allow(decodes).max_num_seqs <= max(4, decodes)
-        pacing.observe(decodes, 0, seconds_of(decodes, 0))
-        pacing.observe(decodes, 100, seconds_of(decodes, 100))
+        assert policy.allow(decodes).max_num_seqs <= max(4, decodes)
+        policy.observe(decodes, 0, seconds_of(decodes, 0))
+        policy.observe(decodes, 100, seconds_of(decodes, 100))
     # 4 ms and 32 tokens of prefill leave 5.36 ms for decodes of 50 us.
-    assert pacing.allow(100).max_num_seqs == pytest.approx(107, abs=3)
+    assert policy.allow(100).max_num_seqs == pytest.approx(107, abs=3)
 
 
 def test_nothing_is_tried_that_is_more_than_twice_what_was_seen():
-    pacing = AdaptivePacing(MOST, target_itl=10.0)
-    pacing.observe(4, 0, 0.001)
-    assert pacing.allow(4) == Allowance(4 + 256, 8)
-    pacing.observe(4, 256, 0.002)
-    assert pacing.allow(4).max_tokens == 4 + 512
+    policy = AdaptiveBudget(MOST, target_itl=10.0)
+    policy.observe(4, 0, 0.001)
+    assert policy.allow(4) == TokenBudget(4 + 256, 8)
+    policy.observe(4, 256, 0.002)
+    assert policy.allow(4).max_tokens == 4 + 512
 
 
 def test_the_limits_hold_whatever_the_targets_allow():
-    pacing = AdaptivePacing(Allowance(64, 8), target_ttft=100.0, target_itl=100.0)
+    policy = AdaptiveBudget(TokenBudget(64, 8), target_ttft=100.0, target_itl=100.0)
     for decodes in (8, 1, 0):
-        assert settled(pacing, decodes=decodes) == Allowance(64, 8)
+        assert settled(policy, decodes=decodes) == TokenBudget(64, 8)
 
 
-def test_without_targets_the_allowance_is_fixed():
-    pacing = pacing_for(MOST, target_ttft=None, target_itl=None)
-    assert isinstance(pacing, FixedPacing)
-    assert settled(pacing, seconds=lambda *_: 99.0) == MOST
-    assert isinstance(pacing_for(MOST, target_ttft=1.0, target_itl=None), AdaptivePacing)
+def test_without_targets_the_budget_is_fixed():
+    policy = budget_policy(MOST, target_ttft=None, target_itl=None)
+    assert isinstance(policy, FixedBudget)
+    assert settled(policy, seconds=lambda *_: 99.0) == MOST
+    assert isinstance(budget_policy(MOST, target_ttft=1.0, target_itl=None), AdaptiveBudget)
 
 
 @pytest.mark.parametrize("targets", [{"target_ttft": 0.0}, {"target_itl": -1.0}])
 def test_targets_that_are_no_times_are_refused(targets):
     with pytest.raises(ValueError, match="latency target must be positive"):
-        AdaptivePacing(MOST, **targets)
+        AdaptiveBudget(MOST, **targets)
 
 
 @pytest.mark.parametrize("target", [0.006, 0.02])
 def test_a_long_prompt_beside_decodes_is_cut_so_that_their_itl_holds(target):
     """The scheduler feeds the times of its own steps back."""
-    pacing = AdaptivePacing(MOST, target_itl=target)
-    engine = Scheduler(BlockPool(4000), max_num_seqs=256, max_tokens_per_step=8192, pacing=pacing)
+    policy = AdaptiveBudget(MOST, target_itl=target)
+    engine = Scheduler(
+        BlockPool(4000), max_num_seqs=256, max_tokens_per_step=8192, budget_policy=policy
+    )
     for number in range(4):
         engine.add(Sequence(number, [number] * 20, 4000), 0.0)
     long_one = Sequence(9, [9] * 30_000, 30_001)

@@ -1,13 +1,12 @@
-"""Values exchanged between the server and the engine loop.
+"""What a request asks of the engine, and what comes back: immutable values that cross processes.
 
-Pure: no torch, no asyncio. Everything here is immutable, so it can cross a thread without a lock.
+Random number i of a choice is a pure function of ``choice_seed`` and i. The same seed gives the
+same text in every batch; preemption and overlapped steps change nothing.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
-
-from backend.scheduler.figures import Recording
 
 
 class FinishReason(StrEnum):
@@ -158,50 +157,19 @@ class TextDelta:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot for /metrics.
-
-    Up to ``kv_blocks_total`` and from ``tenants`` on it tells what is, the rest what has been so
-    far. ``prefix_queries`` and ``prefix_hits`` are tokens; ``tokens_after_disconnect`` were
-    computed for nobody. ``tenants`` have names that give nothing away, and blocks in the prefix
-    cache.
-    """
-
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    preemptions: int
-    prompt_tokens: int
-    generated_tokens: int
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    tokens_after_disconnect: int = 0
-    restarts: int = 0
-    recording: Recording = field(default_factory=Recording)
-    tenants: tuple[tuple[str, int], ...] = ()
-    memory: "MemoryUse | None" = None
-
-    def following(self, before: "EngineStats") -> "EngineStats":
-        """Return these figures of an engine that took the place of one that ended ``before``."""
-        return replace(
-            self,
-            preemptions=before.preemptions + self.preemptions,
-            prompt_tokens=before.prompt_tokens + self.prompt_tokens,
-            generated_tokens=before.generated_tokens + self.generated_tokens,
-            prefix_queries=before.prefix_queries + self.prefix_queries,
-            prefix_hits=before.prefix_hits + self.prefix_hits,
-            tokens_after_disconnect=before.tokens_after_disconnect + self.tokens_after_disconnect,
-            restarts=before.restarts + self.restarts,
-            recording=before.recording + self.recording,
-        )
+_MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+"""What SplitMix64 adds for each number; its finaliser's multipliers follow."""
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes: resident in the engine's process; used and in all on its device, if it has one."""
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed, below 2**64, of one of the choices that share a request's ``seed``."""
+    return _mix(_mix(seed & _MASK) + (choice + 1) * GOLDEN)
 
-    resident: int
-    device_used: int | None = None
-    device_total: int | None = None
+
+def _mix(value: int) -> int:
+    value &= _MASK
+    value = (value ^ (value >> 30)) * MULTIPLIERS[0] & _MASK
+    value = (value ^ (value >> 27)) * MULTIPLIERS[1] & _MASK
+    return value ^ (value >> 31)

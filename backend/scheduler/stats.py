@@ -1,20 +1,23 @@
-"""What the engine measures of itself: cheap to record in its loop, cheap to send, summed elsewhere.
+"""What the engine measures of itself.
 
 Laws:
-- Recording is plain arithmetic on lists, once a step or once a sequence, never once a token:
-  sequences whose last tokens came with the same two steps share one observation.
+- Recording is plain arithmetic on lists, once a step or once a sequence, never once a token.
+  Sequences whose last tokens came with the same two steps share one observation.
 - Labels are bounded: phases and ranges of batch sizes are fixed.
 - A ``Recording`` is a value; two of them add up, so that figures survive a restart of the engine.
+- Every sequence that ran gets one end, whatever happens to it.
 
 Times are seconds on the clock of the caller's ``now``. The meanings are vLLM's: queue time ends
 with the first admission, prefill with the first token, decode with the last.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Self
+
+from backend.scheduler.sequence import Sequence, Step
 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 STEP_SECONDS = (0.0005, *TOKEN_SECONDS)
@@ -29,6 +32,9 @@ _RANGES = (
     *(f"{low + 1}-{high}" for low, high in pairwise(BATCH_SIZES[1:])),
     f"{BATCH_SIZES[-1] + 1}-",
 )
+
+_STEPS_REMEMBERED = 4
+"""A message that a client left is found after the step in flight and the one before."""
 
 Label = tuple[str, ...]
 
@@ -173,3 +179,146 @@ class Figures:
             distributions["step_seconds", label] = histogram.read()
         finished = {("sequences_finished", label): n for label, n in self._finished.items()}
         return Recording(distributions, finished)
+
+
+class Recorder:
+    """Owned by the loop; times are on the clock of ``now``."""
+
+    def __init__(self) -> None:
+        self.num_tokens_after_disconnect = 0
+        self._figures = Figures()
+        self._times: dict[Sequence, SequenceTimes] = {}
+        self._sampled: set[Sequence] = set()
+        """Those that got a token with the last step, and when that was."""
+        self._sampled_at = 0.0
+        self._recent: list[tuple[float, Step]] = []
+        self._left: set[Sequence] = set()
+
+    def read(self) -> Recording:
+        """Return the figures so far."""
+        return self._figures.read()
+
+    def arrived(self, sequences: Iterable[Sequence], at: float) -> None:
+        """Take in sequences whose client has waited since ``at``."""
+        for sequence in sequences:
+            self._times[sequence] = SequenceTimes(at)
+
+    def completed(self, step: Step, began: float, now: float) -> None:
+        """Record a step whose tokens came ``now``; ``began`` is when the device began with it."""
+        num_tokens = sum([count for _, _, count, _ in step])
+        num_prefilling = 0
+        if num_tokens > len(step):
+            num_prefilling = sum([start < each.num_prompt_tokens for each, start, _, _ in step])
+        self._figures.step(len(step) - num_prefilling, num_prefilling, num_tokens, now - began)
+        self._take_tokens({sequence for sequence, _, _, samples in step if samples}, now)
+        self._recent.append((now, step))
+        del self._recent[:-_STEPS_REMEMBERED]
+        if self._left:
+            self._count_left(step)
+
+    def left(self, sequence: Sequence, at: float) -> None:
+        """Record that nobody has wanted ``sequence`` since ``at``; its end is told as well."""
+        for completed, step in self._recent:
+            if completed > at:
+                self.num_tokens_after_disconnect += sum(
+                    scheduled.num_tokens for scheduled in step if scheduled.sequence is sequence
+                )
+        if sequence.num_steps_in_flight:
+            self._left.add(sequence)
+
+    def ended(self, sequence: Sequence, reason: str) -> None:
+        """Record an end; ``reason`` is one of a fixed vocabulary. A second call does nothing.
+
+        Nor does the abort of what never ran: of a request whose other prompts were refused, or
+        whose client left the line, nothing was generated.
+        """
+        times = self._times.pop(sequence, None)
+        if times is None:
+            return
+        if sequence in self._sampled:
+            times.last_token = self._sampled_at
+            self._sampled.discard(sequence)
+        elif reason == "abort" and sequence.admitted is None:
+            return
+        num_tokens = len(sequence.tokens) - sequence.num_prompt_tokens
+        self._figures.finished(times, reason, sequence.num_prompt_tokens, num_tokens)
+
+    def all_ended(self, reason: str) -> None:
+        """Record the end of every sequence there is."""
+        for sequence in list(self._times):
+            self.ended(sequence, reason)
+        self._recent.clear()
+        self._sampled.clear()
+        self._left.clear()
+
+    def _take_tokens(self, sampled: set[Sequence], now: float) -> None:
+        before = self._sampled
+        if stayed := len(sampled & before):
+            self._figures.next_tokens(stayed, now - self._sampled_at)
+        for sequence in before - sampled:
+            self._times[sequence].last_token = self._sampled_at
+        for sequence in sampled - before:
+            times = self._times.get(sequence)
+            if times is None:
+                sampled.discard(sequence)  # it ended while the step was in flight
+            elif times.first_token is None:
+                self._figures.first_token(times, sequence.admitted, now)
+            else:
+                self._figures.next_tokens(1, now - times.last_token)
+        self._sampled, self._sampled_at = sampled, now
+
+    def _count_left(self, step: Step) -> None:
+        for scheduled in step:
+            if scheduled.sequence in self._left:
+                self.num_tokens_after_disconnect += scheduled.num_tokens
+        # Of those whose step failed no other is completed.
+        self._left = {each for each in self._left if each.num_steps_in_flight}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for /metrics.
+
+    Up to ``kv_blocks_total`` and from ``tenants`` on it tells what is, the rest what has been so
+    far. ``prefix_queries`` and ``prefix_hits`` are tokens; ``tokens_after_disconnect`` were
+    computed for nobody. ``tenants`` have names that give nothing away, and blocks in the prefix
+    cache.
+    """
+
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    tokens_after_disconnect: int = 0
+    restarts: int = 0
+    recording: Recording = field(default_factory=Recording)
+    tenants: tuple[tuple[str, int], ...] = ()
+    memory: "MemoryUse | None" = None
+
+    def following(self, before: "EngineStats") -> "EngineStats":
+        """Return these figures of an engine that took the place of one that ended ``before``."""
+        return replace(
+            self,
+            preemptions=before.preemptions + self.preemptions,
+            prompt_tokens=before.prompt_tokens + self.prompt_tokens,
+            generated_tokens=before.generated_tokens + self.generated_tokens,
+            prefix_queries=before.prefix_queries + self.prefix_queries,
+            prefix_hits=before.prefix_hits + self.prefix_hits,
+            tokens_after_disconnect=before.tokens_after_disconnect + self.tokens_after_disconnect,
+            restarts=before.restarts + self.restarts,
+            recording=before.recording + self.recording,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes: resident in the engine's process; used and in all on its device, if it has one."""
+
+    resident: int
+    device_used: int | None = None
+    device_total: int | None = None
