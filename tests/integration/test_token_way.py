@@ -18,7 +18,7 @@ MODEL = ROOT / "backend" / "demo" / "model"
 QUESTION = "How do I reset my password?"
 TOKENS = 64
 
-MOST_FILES = {"request": 69, "token": 37}
+MOST_FILES = {"request": 68, "token": 37}
 """At most. A lower number may replace one of these, a higher one never."""
 
 
@@ -71,16 +71,14 @@ async def test_the_way_of_a_token_is_short(trace, serve_application):
             await server.model.close()
     entries += written(trace)
     whole = min((hops(entries, began, ended) for began, _, ended in requests), key=len)
-    # Two tokens take long enough for one whole step. The least of all windows has no step that
-    # also fills a block or sends figures.
-    steady = min(
-        (
-            hops(entries, since, until)
-            for _, moments, _ in requests
-            for since, until in zip(moments[4:-6], moments[6:-4], strict=True)
-        ),
-        key=lambda way: len(files_of(way)),
-    )
+    # Two tokens take long enough for one whole step. Few windows also fill a block or send figures,
+    # and few are cut short because two events came at once: the middle one is the steady state.
+    windows = [
+        hops(entries, since, until)
+        for _, moments, _ in requests
+        for since, until in zip(moments[4:-6], moments[6:-4], strict=True)
+    ]
+    steady = sorted(windows, key=lambda way: len(files_of(way)))[len(windows) // 2]
     report = "\n".join((shown("request", whole), shown("token", steady)))
     print(report)
     assert len(files_of(whole)) <= MOST_FILES["request"], report
