@@ -14,9 +14,8 @@ from backend.engine.stepper import Stepper
 from backend.executor.memory_use import MemoryMeter
 from backend.executor.model_runner import Runner
 from backend.executor.sampled import SampledToken
-from backend.grammar.compiler import GrammarCompiler
+from backend.grammar.compiler import GrammarCompiler, PendingGrammar
 from backend.grammar.matcher import GrammarError
-from backend.grammar.pending import PendingGrammar
 from backend.ports import (
     EngineError,
     GrammarRejectedError,
@@ -160,7 +159,7 @@ class EngineCore:
             error = OverloadedError("too many requests wait for their grammars", 1.0)
             self._items.append((message.number, error))
             return
-        pending = self.grammars.compile(grammar, message.request.cache_salt)
+        pending = self.grammars.compile(grammar)
         self._compiling[message.number] = message, pending
         self.admit_compiled()
 

@@ -16,7 +16,7 @@ from backend.executor.kv_cache import KVCache, block_bytes
 from backend.executor.model_runner import ModelRunner, Runner
 from backend.executor.sizing import MemoryReading, context_length, size_cache
 from backend.grammar.compiler import GrammarCompiler
-from backend.grammar.library import Vocabulary
+from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
 from backend.models.config import ModelLoadError
 from backend.models.layers import TorchOperations

@@ -1,34 +1,21 @@
-"""Compiles grammars beside the engine's loop, and remembers them.
+"""Compiles grammars beside the engine's loop, one at a time, and caches them.
 
-Bounded in every way: grammars that wait, time and memory of each, memory of those that are kept,
-and the time that a request waits for one.
-
-Laws:
-- Nothing is compiled in this process before it was tried in another (``grammar_trials``), where it
-  can be broken off: at its deadline, or when nobody wants it any more.
-- Quick grammars never wait for slow ones: what takes more than ``quick_seconds`` of computing is
-  ended and begins again in a line of its own.
-- In both lines tenants take turns, and no tenant has all places of the slow one.
+Bounded: how many wait, how long one waits and how long it compiles, and the memory of the cache.
 """
 
 import contextlib
 import logging
-import os
-import sys
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Protocol
 
-from backend.grammar.jobs import Job, Refused, Tried
-from backend.grammar.library import SharedLibrary, Vocabulary
-from backend.grammar.matcher import GrammarError
-from backend.grammar.pending import PendingGrammar
-from backend.grammar.trials import NoTrialsError, ProcessTrials, Trials
+from backend.grammar.matcher import GrammarError, GrammarMatcher
+from backend.grammar.worker import GrammarWorker, Vocabulary, WorkerError
 from backend.ports import OverloadedError
-from backend.scheduler.fair_line import FairLine
 from backend.scheduler.request import Grammar
 
 if TYPE_CHECKING:
@@ -39,234 +26,153 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CompilerLimits:
-    """``seconds`` bounds a request's wait, ``cache_bytes`` what is kept, and each of it.
+    """``wait_seconds`` bound the wait for a turn, ``compile_seconds`` the turn.
 
-    So many threads serve each line.
+    ``cache_bytes`` bound all compiled grammars together, and each of them.
     """
 
-    quick_threads: int = 2
-    slow_threads: int = 2
-    quick_seconds: float = 0.5
     waiting: int = 64
-    seconds: float = 30.0
+    wait_seconds: float = 30.0
+    compile_seconds: float = 30.0
     cache_bytes: int = 64 * 2**20
 
 
-@dataclass(slots=True)
-class _Lane:
-    """A line and the threads that serve it; ``cpu_seconds`` bounds the computing of each."""
+class Worker(Protocol):
+    """Compiles one grammar at a time."""
 
-    name: str
-    line: FairLine[PendingGrammar]
-    most_threads: int
-    most_per_tenant: int
-    cpu_seconds: float | None
-    num_threads: int = 0
-    busy: Counter[str] = field(default_factory=Counter)
+    def compile(self, grammar: Grammar, seconds: float) -> "xgrammar.CompiledGrammar":
+        """Compile within ``seconds``. Raises GrammarError, WorkerError."""
+        ...
 
-    def take(self) -> PendingGrammar | None:
-        full = {each for each, count in self.busy.items() if count >= self.most_per_tenant}
-        taken = self.line.take(full)
-        return None if taken is None else taken[1]
+    def restart(self) -> None:
+        """Replace a process that ended, before the next grammar. Raises WorkerError."""
+        ...
+
+    def close(self) -> None:
+        """End a compilation that is under way, from any thread."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class PendingGrammar:
+    """A grammar that was asked for; ``matcher`` may be called when it is ``done``."""
+
+    grammar: Grammar
+    deadline: float = 0.0
+    num_wanted: int = 1
+    started: bool = False
+    outcome: "xgrammar.CompiledGrammar | GrammarError | OverloadedError | None" = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been compiled or refused."""
+        return self.outcome is not None
+
+    def matcher(self) -> GrammarMatcher:
+        """Return a new matcher. Raises GrammarError, OverloadedError where it had no turn."""
+        if self.outcome is None:
+            raise RuntimeError("the grammar is not compiled yet")
+        if isinstance(self.outcome, GrammarError | OverloadedError):
+            raise self.outcome
+        return GrammarMatcher(self.outcome)
 
 
 class GrammarCompiler:
-    """Called by the engine's loop alone; its own threads stay behind it."""
+    """Called by the engine's loop, which never waits; one thread behind it waits for the worker."""
 
     def __init__(
         self,
         vocabulary: Callable[[], Vocabulary],
         limits: CompilerLimits | None = None,
-        trials: Trials | None = None,
+        worker: Worker | None = None,
     ) -> None:
         """Nothing is loaded before the first grammar; then ``vocabulary`` is called once."""
-        self.wake: Callable[[], None] = _nobody
-        """Called from any thread when a pending grammar is done."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called from the thread when a pending grammar is done."""
         self._limits = limits = limits or CompilerLimits()
-        self._library = SharedLibrary(vocabulary, limits.cache_bytes)
-        self._trials = trials or ProcessTrials(self._library.vocabulary, limits.cache_bytes)
-        self._turn = threading.Condition()
-        self._ready: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()
-        self._ready_bytes = 0
-        self._open: dict[Grammar, PendingGrammar] = {}
-        self._quick = _Lane(
-            "quick",
-            FairLine(limits.waiting),
-            limits.quick_threads,
-            limits.quick_threads,
-            limits.quick_seconds,
-        )
-        self._slow = _Lane(
-            "slow",
-            FairLine(limits.waiting),
-            limits.slow_threads,
-            max(1, limits.slow_threads - 1),
-            None,
-        )
+        self._worker = worker or GrammarWorker(vocabulary, limits.cache_bytes)
+        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._lock = threading.Lock()
+        self._compiling: dict[Grammar, PendingGrammar] = {}
+        self._cache: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()
+        self._cache_bytes = 0
 
-    def compile(self, grammar: Grammar, tenant: str = "") -> PendingGrammar:
-        """Return the grammar, done if it is known; ``forget`` it if it is not wanted any more."""
-        with self._turn:
-            compiled = self._ready.get(grammar)
+    def compile(self, grammar: Grammar) -> PendingGrammar:
+        """Return the grammar, done if it is cached; ``forget`` it if it is not wanted any more."""
+        with self._lock:
+            compiled = self._cache.get(grammar)
             if compiled is not None:
-                self._ready.move_to_end(grammar)
-                pending = PendingGrammar(grammar)
-                pending.settle(compiled, None)
+                self._cache.move_to_end(grammar)
+                return PendingGrammar(grammar, outcome=compiled)
+            pending = self._compiling.get(grammar)
+            if pending is not None:
+                pending.num_wanted += 1
                 return pending
-            running = self._open.get(grammar)
-            if running is not None:
-                running.num_wanted += 1
-                return running
-            seconds = self._limits.seconds
-            pending = PendingGrammar(grammar, tenant, deadline=monotonic() + seconds)
-            self._open[grammar] = pending
-            pending.timer = threading.Timer(seconds, self._give_up, [pending])
-            pending.timer.daemon = True
-            pending.timer.start()
-            self._enter(self._quick, pending)
+            if len(self._compiling) >= self._limits.waiting:
+                error = OverloadedError("too many grammars are being compiled", 1.0)
+                return PendingGrammar(grammar, outcome=error)
+            pending = PendingGrammar(grammar, deadline=monotonic() + self._limits.wait_seconds)
+            self._compiling[grammar] = pending
+        self._thread.submit(self._serve, pending)
         return pending
 
     def forget(self, pending: PendingGrammar) -> None:
-        """Take note that one of those who asked for it has left."""
-        with self._turn:
+        """Take note that one of those who asked for it has left.
+
+        A compilation that has begun goes on: the client may ask again, and a new worker is dearer.
+        """
+        with self._lock:
             pending.num_wanted -= 1
-            if not pending.num_wanted and not pending.done:
-                self._end(pending, None, GrammarError("nobody wants it"))
+            if not pending.num_wanted and not pending.started:
+                self._compiling.pop(pending.grammar, None)
 
     def close(self) -> None:
-        """End the process that tries grammars; another would be started for the next one."""
-        self._trials.close()
+        """Refuse all that wait and end the worker; the next grammar would start another."""
+        with self._lock:
+            for pending in self._compiling.values():
+                pending.deadline = 0.0
+        self._worker.close()
 
-    def _enter(self, lane: _Lane, pending: PendingGrammar) -> None:
-        refused = lane.line.add(pending.tenant, pending)
-        if refused is not None:
-            self._end(refused, None, OverloadedError("too many grammars are being compiled", 1.0))
-        if lane.num_threads < lane.most_threads:
-            lane.num_threads += 1
-            threading.Thread(
-                target=self._work, args=[lane], name=f"{lane.name}-grammars", daemon=True
-            ).start()
-        self._turn.notify_all()
-
-    def _work(self, lane: _Lane) -> None:
-        with contextlib.suppress(Exception):  # what is wrong, everybody who asks is told
-            # Before the priority is lowered, which the process would inherit while it loads.
-            self._trials.start()
-            self._library.load()
-        if sys.platform == "linux":  # elsewhere a thread's number may be another process's
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        while True:
-            with self._turn:
-                while (pending := lane.take()) is None:
-                    self._turn.wait()
-                lane.busy[pending.tenant] += 1
-            try:
-                self._serve(lane, pending)
-            finally:
-                with self._turn:
-                    lane.busy[pending.tenant] -= 1
-                    lane.busy += Counter()  # without those that have none
-                    self._turn.notify_all()
-
-    def _serve(self, lane: _Lane, pending: PendingGrammar) -> None:
-        try:
-            outcome = self._try(lane, pending)
-            if pending.done:
+    def _serve(self, pending: PendingGrammar) -> None:
+        with self._lock:
+            if not pending.num_wanted:
                 return
-            match outcome:
-                case None if lane is self._quick:
-                    with self._turn:
-                        if not pending.done:
-                            self._enter(self._slow, pending)
-                case None:
-                    # Its time is not over yet, so its memory or its stack was.
-                    self._settle(pending, None, GrammarError("it is too large; make it simpler"))
-                case Refused(reason):
-                    self._settle(pending, None, GrammarError(reason))
-                case Tried(serialised):
-                    compiled = self._library.make(pending.grammar, serialised)
-                    self._settle(pending, compiled, None)
-                case _:
-                    assert_never(outcome)
-        except GrammarError as refused:
-            self._settle(pending, None, refused)
-        except NoTrialsError:
-            logger.error("no grammar can be tried")  # noqa: TRY400  # a trace says no more
-            problem = "grammars cannot be compiled at the moment"
-            self._settle(pending, None, OverloadedError(problem, 1.0))
+            pending.started = True
+        outcome = self._outcome(pending)
+        with self._lock:
+            if not isinstance(outcome, GrammarError | OverloadedError):
+                self._keep(pending.grammar, outcome)
+            self._compiling.pop(pending.grammar, None)
+            pending.outcome = outcome
+        self.wake()
+        if isinstance(outcome, GrammarError):  # it may have cost the worker its life
+            with contextlib.suppress(WorkerError):  # the next grammar tries again
+                self._worker.restart()
+
+    def _outcome(
+        self, pending: PendingGrammar
+    ) -> "xgrammar.CompiledGrammar | GrammarError | OverloadedError":
+        if monotonic() > pending.deadline:
+            seconds = self._limits.wait_seconds
+            problem = f"other grammars were being compiled for {seconds:g} seconds"
+            return OverloadedError(problem, seconds)
+        try:
+            return self._worker.compile(pending.grammar, self._limits.compile_seconds)
+        except GrammarError as error:
+            return error
+        except WorkerError as error:
+            logger.error("no grammar can be compiled: %s", error)  # noqa: TRY400  # a trace says no more
+            return OverloadedError("grammars cannot be compiled at the moment", 1.0)
         except Exception as error:  # noqa: BLE001  # told to who waits
             # A trace could show the client's schema.
-            name = type(error).__name__
-            logger.error("a grammar could not be compiled: %s", name)  # noqa: TRY400
-            self._settle(pending, None, GrammarError("it could not be compiled"))
-
-    def _try(self, lane: _Lane, pending: PendingGrammar) -> Tried | Refused | None:
-        # This side ends it in time; a second later it does so itself.
-        seconds = max(0.0, pending.deadline - monotonic()) + 1.0
-        quick = self._limits.quick_seconds
-        trial = self._trials.begin(Job(pending.grammar, seconds, lane.cpu_seconds, quick))
-        with self._turn:
-            pending.trial = trial
-            if pending.done:  # in the meantime
-                trial.cancel()
-        outcome = trial.result()
-        with self._turn:
-            pending.trial = None
-        return outcome
-
-    def _settle(
-        self,
-        pending: PendingGrammar,
-        compiled: "xgrammar.CompiledGrammar | None",
-        error: GrammarError | OverloadedError | None,
-    ) -> None:
-        with self._turn:
-            if compiled is not None:
-                self._keep(pending.grammar, compiled)
-            self._end(pending, compiled, error)
-
-    def _end(
-        self,
-        pending: PendingGrammar,
-        compiled: "xgrammar.CompiledGrammar | None",
-        error: GrammarError | OverloadedError | None,
-    ) -> None:
-        if not pending.settle(compiled, error):
-            return
-        self._open.pop(pending.grammar, None)
-        for lane in (self._quick, self._slow):
-            lane.line.leave(pending.tenant, pending)
-        if pending.trial is not None:
-            pending.trial.cancel()
-        if pending.timer is not None:
-            pending.timer.cancel()  # or each grammar would leave a thread until its time is over
-        self.wake()
-
-    def _give_up(self, pending: PendingGrammar) -> None:
-        seconds = f"{self._limits.seconds:g}"
-        with self._turn:
-            error: GrammarError | OverloadedError
-            if pending.trial is None:
-                message = f"other grammars were being compiled for {seconds} seconds"
-                error = OverloadedError(message, self._limits.seconds)
-            else:
-                error = GrammarError(
-                    f"it was not compiled within {seconds} seconds; make it simpler"
-                )
-            self._end(pending, None, error)
+            logger.error("a grammar could not be compiled: %s", type(error).__name__)  # noqa: TRY400
+            return GrammarError("it could not be compiled")
 
     def _keep(self, grammar: Grammar, compiled: "xgrammar.CompiledGrammar") -> None:
-        if grammar in self._ready:
-            return
-        self._ready[grammar] = compiled
-        self._ready_bytes += _size(grammar, compiled)
-        while self._ready_bytes > self._limits.cache_bytes:
-            self._ready_bytes -= _size(*self._ready.popitem(last=False))
-
-
-def _nobody() -> None:
-    """Wake nobody."""
+        self._cache[grammar] = compiled
+        self._cache_bytes += _size(grammar, compiled)
+        while self._cache_bytes > self._limits.cache_bytes:
+            self._cache_bytes -= _size(*self._cache.popitem(last=False))
 
 
 def _size(grammar: Grammar, compiled: "xgrammar.CompiledGrammar") -> int:

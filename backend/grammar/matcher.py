@@ -1,19 +1,18 @@
-"""Constrained decoding: what the next token of a text may be, under a grammar.
+"""What the next token of a sequence may be, under its grammar.
 
-Grammars are compiled by xgrammar in threads of their own, which the engine's loop never waits for:
-a sequence joins once its grammar is ready. A matcher belongs to one sequence, follows its tokens
-and is asked once a step. It survives preemption, because tokens do.
+A matcher belongs to one sequence. It takes each token of its text once and gives a bitmask for the
+next: one bit a token, least significant first, in words of 32 bits. Preemption does not touch it,
+because a preempted sequence keeps its tokens.
 """
 
-import re
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
-from backend.executor.token_counts import on_device
-from backend.kernels.available import unavailable_reason
 from backend.scheduler.sequence import Matcher, Sequence
 
 if TYPE_CHECKING:
@@ -21,10 +20,7 @@ if TYPE_CHECKING:
 
 _SLOW_SECONDS = 0.05
 MOST_SLOW_SECONDS = 2.0
-"""In slow masks of one text: everybody waits for them, and ambiguous grammars ever longer."""
-
-MOST_CHARACTERS = 300
-"""Characters of a complaint that are passed on: some of xgrammar's repeat the whole grammar."""
+"""Of slow masks of one text: the whole batch waits for them, and ambiguous grammars get slower."""
 
 
 class GrammarError(ValueError):
@@ -39,56 +35,77 @@ class GrammarMatcher:
         import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
 
         self._matcher: Any = xgrammar.GrammarMatcher(compiled)
-        self._num_followed = 0
         self._slow_seconds = 0.0
+        self.num_accepted = 0
+        """Tokens that were given to ``accept_tokens``."""
         self.failure: str | None = None
         """Why the text cannot go on; final."""
 
-    def follow(self, tokens: list[int]) -> None:
-        """See Matcher."""
-        for token in tokens[self._num_followed :]:
+    def accept_tokens(self, tokens: SequenceOf[int]) -> None:
+        """Advance by the tokens behind the last ones; set ``failure`` where one does not fit."""
+        for token in tokens:
             if self.failure is None and not self._matcher.accept_token(token):
                 self.failure = f"token {token} does not fit the grammar"
-        self._num_followed = len(tokens)
+        self.num_accepted += len(tokens)
 
-    def fill(self, masks: Tensor, row: int) -> None:
-        """See Matcher."""
+    def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
+        """Write the bits of the next token into ``bitmask[row]``, or set ``failure``."""
         if self.failure is not None:
             return
         started = time.perf_counter()
-        self._matcher.fill_next_token_bitmask(masks, row)
+        self._matcher.fill_next_token_bitmask(bitmask, row)
         seconds = time.perf_counter() - started
         self._slow_seconds += seconds if seconds > _SLOW_SECONDS else 0.0
         if self._slow_seconds > MOST_SLOW_SECONDS:
             self.failure = "the grammar is too ambiguous"
-        elif not bool(masks[row].any()):
+        elif not bool(bitmask[row].any()):
             self.failure = "no token of the model fits the grammar"
 
 
-def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]) -> None:
-    """Make -inf of every token that may not come next, in the rows of ``constrained``.
+def allocate_bitmask(num_rows: int, vocab_size: int) -> Tensor:
+    """Return an int32 bitmask [num_rows, ceil(vocab_size / 32)] on the CPU that allows all."""
+    return torch.full((num_rows, -(-vocab_size // 32)), -1, dtype=torch.int32)
 
-    Rows whose matcher fails are left as they are; what is chosen from them is not to be told.
+
+def fill_bitmask(bitmask: Tensor, rows: Iterable[tuple[int, Matcher]]) -> None:
+    """Fill the rows of an int32 CPU ``bitmask`` whose matchers have accepted all their tokens.
+
+    The row of a matcher with a ``failure`` allows all: what is chosen from it must not be sent.
     """
-    import xgrammar  # noqa: PLC0415  # loaded when the first matcher was made
+    for row, matcher in rows:
+        matcher.fill_bitmask(bitmask, row)
+        if matcher.failure is not None:
+            bitmask[row] = -1
 
-    masks = xgrammar.allocate_token_bitmask(*logits.shape)
-    for row, sequence, matcher in constrained:
-        matcher.follow(sequence.tokens[sequence.num_prompt_tokens :])
-        matcher.fill(masks, row)
-    masked = [row for row, _, matcher in constrained if matcher.failure is None]
-    if masked:
-        # Its own choice on CUDA is a Triton kernel.
-        without_triton = logits.is_cuda and unavailable_reason() is not None
-        xgrammar.apply_token_bitmask_inplace(
-            logits,
-            on_device(masks.numpy(), logits),
-            indices=masked,
-            backend="torch_native" if without_triton else "auto",
+
+def apply_bitmask_(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:
+    """Set the logits [rows, vocab] of tokens without a bit to -inf, on the device of both.
+
+    ``rows``, int64 on the same device, says which rows of ``logits`` the rows of ``bitmask`` are.
+    Plain PyTorch: xgrammar's own kernel for CUDA would be compiled at its first use, in a step.
+    """
+    place = torch.arange(8, dtype=torch.uint8, device=bitmask.device)
+    bits = torch.bitwise_left_shift(torch.ones_like(place), place)
+    # Bytes instead of words: what is unpacked takes a byte a token, not four.
+    excluded = (bitmask.view(torch.uint8).unsqueeze(-1) & bits) == 0
+    excluded = excluded.view(len(bitmask), -1)[:, : logits.shape[-1]]
+    if rows is None:
+        logits.masked_fill_(excluded, -torch.inf)
+    else:
+        masked = logits.index_select(0, rows).masked_fill_(excluded, -torch.inf)
+        logits.index_copy_(0, rows, masked)
+
+
+def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]) -> None:
+    """Set to -inf each token that may not come next, in the rows of ``constrained``."""
+    bitmask = allocate_bitmask(len(constrained), logits.shape[-1])
+    for _, sequence, matcher in constrained:
+        start = sequence.num_prompt_tokens + matcher.num_accepted
+        matcher.accept_tokens(sequence.tokens[start:])
+    fill_bitmask(bitmask, ((place, each[-1]) for place, each in enumerate(constrained)))
+    rows = torch.tensor([row for row, _, _ in constrained], dtype=torch.int64)
+    if logits.is_cuda:  # without waiting for the device
+        bitmask, rows = (
+            each.pin_memory().to(logits.device, non_blocking=True) for each in (bitmask, rows)
         )
-
-
-def explain(error: Exception) -> str:
-    """Return xgrammar's complaint without the place in its source that made it."""
-    text = re.sub(r"^(?:\[[\d:]+\] )?\S+\.cc:\d+: ", "", str(error)).strip()
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+    apply_bitmask_(logits, bitmask, rows)

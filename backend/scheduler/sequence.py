@@ -13,17 +13,19 @@ from backend.scheduler.request import Priority, SamplingParams
 
 
 class Matcher(Protocol):
-    """What keeps one text to a grammar; it follows the tokens, whoever computes them."""
+    """Keeps one text to a grammar."""
 
+    num_accepted: int
+    """Generated tokens that were given to ``accept_tokens``."""
     failure: str | None
     """Why the text cannot go on; final."""
 
-    def follow(self, tokens: list[int]) -> None:
-        """Take in what was generated since the last call; ``tokens`` are all there are."""
+    def accept_tokens(self, tokens: list[int]) -> None:
+        """Advance by the generated tokens behind the last ones."""
         ...
 
-    def fill(self, masks: Any, row: int) -> None:
-        """Write into ``masks[row]``, a tensor of bits, which tokens may come next."""
+    def fill_bitmask(self, bitmask: Any, row: int) -> None:
+        """Write into ``bitmask[row]``, int32 words, which tokens may come next: a bit each."""
         ...
 
 

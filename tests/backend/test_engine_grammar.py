@@ -2,20 +2,19 @@
 
 import asyncio
 import json
-import threading
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
-from grammar_walks import BYTES, HeldTrials, NoTrials, Walks, next_tokens
+from grammar_walks import BYTES, HeldWorker, LocalWorker, Walks, next_tokens
 
 from backend.engine import core as engine_core
 from backend.executor.model_loader import load_engine
 from backend.grammar.compiler import GrammarCompiler
-from backend.grammar.jobs import Tried
-from backend.grammar.library import Vocabulary
+from backend.grammar.matcher import GrammarMatcher
+from backend.grammar.worker import GrammarLibrary, Vocabulary
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
 from backend.scheduler.request import (
     FinishReason,
@@ -218,16 +217,10 @@ def test_a_vocabulary_of_sentencepiece_spells_what_its_decoder_writes():
         b" 1",
         "é".encode(),
     ]
-    compiler = GrammarCompiler(
-        lambda: Vocabulary(spelled, len(pieces), frozenset({1})), trials=NoTrials()
-    )
-    woken = threading.Event()
-    compiler.wake = woken.set
     source = '{"type":"object","properties":{"a":{"const":1}},"required":["a"]}'
-    pending = compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, source))
-    assert woken.wait(30)
-    matcher = pending.matcher()
-    matcher.follow(
+    library = GrammarLibrary(Vocabulary(spelled, len(pieces), frozenset({1})), 2**26)
+    matcher = GrammarMatcher(library.compile(Grammar(GrammarKind.JSON_SCHEMA, source)))
+    matcher.accept_tokens(
         [pieces.index(piece) for piece in ("{", '"', "a", '"', ":", "\u25811", "}", "</s>")]
     )
     assert matcher.failure is None
@@ -243,7 +236,7 @@ async def test_preemption_and_overlap_change_nothing(chat_model):
     texts = []
     for options in ({}, {"kv_bytes": small}, {"kv_bytes": small, "overlap": True}):
         engine, _ = load_engine(str(chat_model), device="cpu", max_num_seqs=16, **options)
-        engine._core.grammars = GrammarCompiler(lambda: BYTES, trials=NoTrials())
+        engine._core.grammars = GrammarCompiler(lambda: BYTES, worker=LocalWorker())
         engine.start()
         try:
             texts.append(await asyncio.gather(*(collect(engine, each) for each in wanted)))
@@ -254,13 +247,11 @@ async def test_preemption_and_overlap_change_nothing(chat_model):
 
 
 async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatch):
-    from backend.grammar.matcher import GrammarMatcher
+    fill, calls = GrammarMatcher.fill_bitmask, []
 
-    fill, calls = GrammarMatcher.fill, []
-
-    def failing(self, masks, row):
+    def failing(self, bitmask, row):
         calls.append(row)
-        fill(self, masks, row)
+        fill(self, bitmask, row)
         if len(calls) > 2 and self is not None:
             self.failure = "it is broken"
 
@@ -268,7 +259,7 @@ async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatc
     neighbour = GenerationRequest("f", prompt, SamplingParams(seed=1, max_tokens=30))
     grammar = schema_grammar("nested")
     await collect(engine, request(grammar, max_tokens=1))
-    monkeypatch.setattr(GrammarMatcher, "fill", failing)
+    monkeypatch.setattr(GrammarMatcher, "fill_bitmask", failing)
     broken, whole = await asyncio.gather(
         collect(engine, replace(request(grammar), prompt_tokens=prompt)),
         collect(engine, neighbour),
@@ -287,9 +278,9 @@ async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatc
 async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgotten(
     engine, monkeypatch
 ):
-    trials = HeldTrials()
+    worker = HeldWorker()
     before = engine._core.grammars
-    engine._core.grammars = GrammarCompiler(lambda: BYTES, trials=trials)
+    engine._core.grammars = GrammarCompiler(lambda: BYTES, worker=worker)
     engine._core.grammars.wake = before.wake
     try:
         waiting = asyncio.create_task(collect(engine, request(schema_grammar("enum"))))
@@ -297,7 +288,7 @@ async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgot
         free = GenerationRequest("f", PROMPT, SamplingParams(seed=1, max_tokens=30))
         for _ in range(3):
             await collect(engine, free)
-        trial, others = trials.next(), trials.next()
+        assert worker.begun() == schema_grammar("enum")
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         assert not waiting.done()
@@ -306,9 +297,9 @@ async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgot
         monkeypatch.setattr(engine_core, "_MOST_COMPILING", 1)
         with pytest.raises(OverloadedError, match="wait for their grammars"):
             await collect(engine, request(schema_grammar("number")))
-        assert others.cancelled.is_set()
-        trial.answer(Tried(None))
+        worker.answer()
         assert (await waiting)[0][1] is FinishReason.STOP
+        assert worker.idle
     finally:
         engine._core.grammars = before
 

@@ -1,16 +1,25 @@
 """Who is compiled when, and what becomes of grammars that take too much."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 import threading
-from concurrent.futures import Future
 
 import pytest
-from grammar_walks import BYTES, END, HeldTrials, NoTrials, Walks, next_tokens
+import torch
+from grammar_walks import BYTES, END, HeldWorker, LocalWorker, Walks, next_tokens
 
 from backend.grammar.compiler import CompilerLimits, GrammarCompiler
-from backend.grammar.jobs import Job, Refused, Tried
-from backend.grammar.library import SharedLibrary, Vocabulary
-from backend.grammar.matcher import GrammarError
-from backend.grammar.trials import NoTrialsError, ProcessTrials
+from backend.grammar.matcher import (
+    GrammarError,
+    GrammarMatcher,
+    allocate_bitmask,
+    apply_bitmask_,
+    fill_bitmask,
+)
+from backend.grammar.worker import GrammarWorker, Vocabulary, WorkerError
 from backend.ports import OverloadedError
 from backend.scheduler.request import Grammar, GrammarKind
 
@@ -20,136 +29,127 @@ def regex(text):
 
 
 class Compiler:
-    """With trials that a test holds."""
+    """With a worker that a test holds."""
 
     def __init__(self, **limits):
-        self.trials = HeldTrials()
-        self.compiler = GrammarCompiler(lambda: BYTES, CompilerLimits(**limits), self.trials)
+        self.worker = HeldWorker()
+        self.compiler = GrammarCompiler(lambda: BYTES, CompilerLimits(**limits), self.worker)
         self._woken = threading.Semaphore(0)
         self.compiler.wake = self._woken.release
 
-    def ask(self, text, tenant=""):
-        return self.compiler.compile(regex(text), tenant)
+    def ask(self, text):
+        return self.compiler.compile(regex(text))
 
     def wait(self):
         assert self._woken.acquire(timeout=60)
 
     def begun(self):
-        trial = self.trials.next()
-        return trial, trial.job.grammar.source
+        return self.worker.begun().source
 
 
-def test_a_quick_grammar_overtakes_slow_ones():
-    compiler = Compiler(quick_threads=1, slow_threads=1)
-    for text in ("slow", "slower"):
-        compiler.ask(text)
-        trial, source = compiler.begun()
-        assert (source, trial.job.cpu_seconds) == (text, 0.5)
-        trial.answer(None)
-        if text == "slow":
-            held, source = compiler.begun()
-            assert (source, held.job.cpu_seconds) == ("slow", None)
-    quick = compiler.ask("quick")
-    trial, source = compiler.begun()
-    assert source == "quick"
-    trial.answer(Tried(None))
-    compiler.wait()
-    assert ord("q") in next_tokens(quick.matcher(), [])
-    assert compiler.trials.idle
-    held.answer(Refused("it is slow"))
-    compiler.wait()
-    assert compiler.begun()[1] == "slower"
-
-
-def test_no_tenant_has_all_places_of_the_slow_line():
-    compiler = Compiler(quick_threads=1, slow_threads=2)
-    begun = []
-    for text, tenant in (("a1", "a"), ("a2", "a"), ("b1", "b")):
-        compiler.ask(text, tenant)
-        trial, source = compiler.begun()
-        assert trial.job.cpu_seconds is not None
-        trial.answer(None)
-        if source != "a2":
-            begun.append(compiler.begun())
-    assert [source for _, source in begun] == ["a1", "b1"]
-    assert compiler.trials.idle
-    begun[0][0].answer(Refused("no"))
-    assert compiler.begun()[1] == "a2"
-
-
-def test_a_full_line_refuses_the_tenant_that_has_most_in_it():
-    compiler = Compiler(quick_threads=1, waiting=2)
-    compiler.ask("a0", "a")
-    compiler.begun()
-    kept, greedy, modest = (compiler.ask(*each) for each in (("a1", "a"), ("a2", "a"), ("b1", "b")))
-    assert (kept.done, greedy.done, modest.done) == (False, True, False)
-    with pytest.raises(OverloadedError, match="too many grammars"):
-        greedy.matcher()
-
-
-def test_a_grammar_is_given_up_at_its_deadline_and_its_trial_ended():
-    compiler = Compiler(quick_threads=1)
-    slow, unlucky = compiler.ask("slow"), compiler.ask("unlucky")
-    trial, _ = compiler.begun()
-    compiler.compiler._give_up(unlucky)
-    while slow.trial is None:
-        pass
-    compiler.compiler._give_up(slow)
-    assert trial.cancelled.is_set()
-    with pytest.raises(GrammarError, match="not compiled within 30 seconds"):
-        slow.matcher()
-    with pytest.raises(OverloadedError, match="other grammars"):
-        unlucky.matcher()
-    # Nobody waits for them, so they keep nobody waiting.
-    compiler.ask("last")
-    assert compiler.begun()[1] == "last"
-    assert not slow.timer.is_alive() or slow.timer.finished.is_set()
-
-
-def test_a_trial_goes_on_until_the_last_who_wanted_it_has_left():
-    compiler = Compiler(quick_threads=1)
-    pending = compiler.ask("x")
-    assert compiler.ask("x") is pending
-    trial, _ = compiler.begun()
-    compiler.compiler.forget(pending)
-    assert not pending.done
-    compiler.compiler.forget(pending)
-    assert trial.cancelled.wait(60)
-    again = compiler.ask("x")
-    assert again is not pending
-    compiler.begun()[0].answer(Tried(None))
+def test_grammars_are_compiled_in_order_of_arrival_and_cached():
+    compiler = Compiler()
+    first, second = compiler.ask("a"), compiler.ask("b")
+    assert compiler.begun() == "a"
+    assert compiler.worker.idle
+    compiler.worker.answer()
+    assert compiler.begun() == "b"
+    compiler.worker.answer()
     compiler.wait()
     compiler.wait()
+    assert next_tokens(first.matcher(), []) == [ord("a")]
+    assert next_tokens(second.matcher(), []) == [ord("b")]
+    again = compiler.ask("a")
     assert again.done
-    compiler.compiler.forget(again)
-    assert compiler.ask("x").done
+    assert next_tokens(again.matcher(), list(b"a")) == [END]
+
+
+def test_a_full_queue_refuses_the_newest():
+    compiler = Compiler(waiting=2)
+    kept = [compiler.ask("a"), compiler.ask("b")]
+    refused = compiler.ask("c")
+    assert [each.done for each in (*kept, refused)] == [False, False, True]
+    with pytest.raises(OverloadedError, match="too many grammars"):
+        refused.matcher()
+    with pytest.raises(RuntimeError, match="not compiled yet"):
+        kept[0].matcher()
+    compiler.compiler.close()
+
+
+def test_a_grammar_that_gets_no_turn_in_time_is_refused_as_overload():
+    compiler = Compiler()
+    first, late = compiler.ask("a"), compiler.ask("b")
+    compiler.begun()
+    late.deadline = 0.0
+    compiler.worker.answer()
+    compiler.wait()
+    compiler.wait()
+    assert next_tokens(first.matcher(), []) == [ord("a")]
+    with pytest.raises(OverloadedError, match="other grammars were being compiled for 30 seconds"):
+        late.matcher()
+    assert compiler.worker.idle
+
+
+def test_who_leaves_gives_up_a_place_in_the_queue_but_ends_no_compilation():
+    compiler = Compiler()
+    first, second = compiler.ask("a"), compiler.ask("b")
+    assert compiler.ask("b") is second
+    assert compiler.begun() == "a"
+    for pending in (first, second, second):
+        compiler.compiler.forget(pending)
+    other = compiler.ask("b")
+    assert other is not second
+    joined = compiler.ask("a")
+    assert joined is first
+    compiler.worker.answer()
+    assert compiler.begun() == "b"
+    compiler.worker.answer()
+    compiler.wait()
+    compiler.wait()
+    assert joined.done
+    assert other.done
+    assert not second.done
 
 
 @pytest.mark.parametrize(
     ("outcome", "error", "words"),
     [
-        (Refused("it is odd"), GrammarError, "it is odd"),
-        (NoTrialsError("no process"), OverloadedError, "at the moment"),
+        (GrammarError("it is odd"), GrammarError, "it is odd"),
+        (WorkerError("no process"), OverloadedError, "at the moment"),
         (ValueError("secret"), GrammarError, "could not be compiled"),
     ],
 )
-def test_what_a_trial_says_is_told(outcome, error, words):
+def test_what_the_worker_says_is_passed_on(outcome, error, words, caplog):
     compiler = Compiler()
     pending = compiler.ask("x")
-    compiler.begun()[0].answer(outcome)
+    compiler.begun()
+    compiler.worker.answer(outcome)
     compiler.wait()
     with pytest.raises(error, match=words):
         pending.matcher()
+    assert "secret" not in caplog.text
 
 
-def test_what_ends_in_both_lines_is_too_large():
+def test_a_worker_is_restarted_behind_a_refusal_before_the_next_grammar():
     compiler = Compiler()
-    pending = compiler.ask("x")
-    compiler.begun()[0].answer(None)
-    compiler.begun()[0].answer(None)
-    compiler.wait()
-    with pytest.raises(GrammarError, match="too large"):
-        pending.matcher()
+    compiler.ask("x")
+    compiler.ask("y")
+    compiler.begun()
+    compiler.worker.answer(GrammarError("it took too long"))
+    assert compiler.begun() == "y"
+    assert compiler.worker.num_restarts == 1
+    compiler.compiler.close()
+
+
+def test_closing_refuses_all_that_wait():
+    compiler = Compiler()
+    pending = [compiler.ask("a"), compiler.ask("b")]
+    compiler.begun()
+    compiler.compiler.close()
+    for each in pending:
+        compiler.wait()
+        with pytest.raises(OverloadedError):
+            each.matcher()
 
 
 def test_grammars_that_are_kept_are_bounded_together_and_each():
@@ -157,37 +157,27 @@ def test_grammars_that_are_kept_are_bounded_together_and_each():
     for text in ("a{1,20}", "b{1,20}"):
         walks = Walks()
         walks.matcher(regex(text))
-        sizes[text] = walks.compiler._ready_bytes
+        sizes[text] = walks.compiler._cache_bytes
     walks = Walks(CompilerLimits(cache_bytes=sum(sizes.values()) - 1))
     for text in sizes:
         walks.matcher(regex(text))
-    assert [grammar.source for grammar in walks.compiler._ready] == ["b{1,20}"]
+    assert [grammar.source for grammar in walks.compiler._cache] == ["b{1,20}"]
     with pytest.raises(GrammarError, match=r"compiled it has .* bytes, of which 10 are allowed"):
         Walks(CompilerLimits(cache_bytes=10)).matcher(regex("a"))
 
 
 def test_a_vocabulary_without_an_end_holds_nobody_to_a_grammar():
-    endless = Vocabulary((b"a",), 1, frozenset())
-    compiler = GrammarCompiler(lambda: endless, trials=NoTrials())
-    woken = threading.Event()
-    compiler.wake = woken.set
-    pending = compiler.compile(regex("a"))
-    assert woken.wait(60)
+    worker = GrammarWorker(lambda: Vocabulary((b"a",), 1, frozenset()), 2**26)
     with pytest.raises(GrammarError, match="no token that ends an answer"):
-        pending.matcher()
+        worker.compile(regex("a"), 60.0)
 
 
 @pytest.fixture(scope="module")
-def trials():
-    trials = ProcessTrials(lambda: BYTES, 2**26)
-    yield trials
-    process = trials._process
-    trials.close()
-    assert process.poll() is not None
-
-
-def job(grammar, *, seconds=60.0, cpu_seconds=None, quick=30.0):
-    return Job(grammar, seconds, cpu_seconds, quick)
+def worker():
+    worker = GrammarWorker(lambda: BYTES, 2**26)
+    yield worker
+    worker.close()
+    assert worker._process.poll() is not None
 
 
 # The library says so, and what the pattern is, on its standard error.
@@ -196,57 +186,59 @@ WARNED_OF = '{"type": "string", "pattern": "^(ab)$c"}'
 ENDLESS = regex("|".join(f"a{{{i},{i + 50}}}[b-z]{{2,{i + 2}}}" for i in range(300)))
 
 
-def test_a_process_that_died_is_started_again(trials):
-    trial = trials.begin(job(regex("a")))
-    trials._process.kill()
-    with pytest.raises(NoTrialsError):
-        trial.result()
-    assert trials.begin(job(regex("a"))).result() == Tried(None)
-
-
-def test_a_child_says_what_is_quick_and_sends_what_is_not(trials):
-    assert trials.begin(job(regex("(ab|c){2}"))).result() == Tried(None)
-    tried = trials.begin(job(regex("(ab|c){2}"), quick=0.0)).result()
-    library = SharedLibrary(lambda: BYTES, 2**26)
-    restored = library.make(regex("(ab|c){2}"), tried.serialised)
-    from backend.grammar.matcher import GrammarMatcher
-
-    matcher = GrammarMatcher(restored)
+def test_a_grammar_compiled_in_the_worker_is_restored_whole(worker, capfd):
+    matcher = GrammarMatcher(worker.compile(regex("(ab|c){2}"), 60.0))
     assert next_tokens(matcher, list(b"ab")) == [ord("a"), ord("c")]
     assert next_tokens(matcher, list(b"abc")) == [END]
-    refused = trials.begin(job(regex("[a-"))).result()
-    assert "Regex parsing error" in refused.reason
-    warned_of = trials.begin(job(Grammar(GrammarKind.JSON_SCHEMA, WARNED_OF))).result()
-    assert warned_of.serialised is not None
-    surrogate = Grammar(GrammarKind.EBNF, 'root ::= "\ud800"')
-    assert trials.begin(job(surrogate)).result() == Refused("it could not be compiled")
+    worker.compile(Grammar(GrammarKind.JSON_SCHEMA, WARNED_OF), 60.0)
+    assert "(ab)" not in capfd.readouterr().err
 
 
-def test_children_end_with_their_time_or_when_nobody_waits(trials):
-    assert trials.begin(job(ENDLESS, cpu_seconds=0.05)).result() is None
-    assert trials.begin(job(ENDLESS, seconds=0.05)).result() is None
-    trial = trials.begin(job(ENDLESS))
-    trial.cancel()
-    assert trial.result() is None
-    assert trials.begin(job(regex("a"))).result() == Tried(None)
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (regex("[a-"), "Regex parsing error"),
+        (Grammar(GrammarKind.EBNF, 'root ::= "\ud800"'), "it could not be compiled"),
+        (Grammar(GrammarKind.EBNF, "root ::= root"), "no token of the model fits"),
+    ],
+)
+def test_a_refusal_says_why_and_costs_no_process(worker, grammar, words):
+    worker.compile(regex("a"), 60.0)
+    process = worker._process
+    with pytest.raises(GrammarError, match=words):
+        worker.compile(grammar, 60.0)
+    assert next_tokens(GrammarMatcher(worker.compile(regex("a"), 60.0)), []) == [ord("a")]
+    assert worker._process is process
 
 
-def test_closing_ends_what_is_being_tried():
-    trials = ProcessTrials(lambda: BYTES, 2**26)
-    trial = trials.begin(job(ENDLESS, seconds=600.0))
-    assert trials.begin(job(regex("a"))).result() == Tried(None)
-    outcome = Future()
+def test_a_worker_that_was_killed_is_no_fault_of_the_grammar_and_is_started_again(worker):
+    worker.compile(regex("a"), 60.0)
+    process = worker._process
+    # Stopped, it takes the next grammar and does not answer.
+    process.send_signal(signal.SIGSTOP)
+    killer = threading.Timer(0.2, process.kill)
+    killer.start()
+    with pytest.raises(WorkerError):
+        worker.compile(regex("b"), 60.0)
+    worker.restart()
+    assert worker._process.pid != process.pid
+    worker.compile(regex("b"), 60.0)
 
-    def wait():
-        try:
-            outcome.set_result(trial.result())
-        except NoTrialsError as error:
-            outcome.set_exception(error)
 
-    threading.Thread(target=wait, daemon=True).start()
-    trials.close()
-    with pytest.raises(NoTrialsError):
-        outcome.result(60)
+def test_a_compilation_is_killed_at_its_deadline(worker):
+    worker.compile(regex("a"), 60.0)
+    process = worker._process
+    with pytest.raises(GrammarError, match=r"not compiled within 0.05 seconds; make it simpler"):
+        worker.compile(ENDLESS, 0.05)
+    assert process.poll() == -signal.SIGKILL
+    worker.compile(regex("a"), 60.0)
+
+
+def test_closing_ends_a_compilation_that_is_under_way(worker):
+    worker.compile(regex("a"), 60.0)
+    threading.Timer(0.2, worker.close).start()
+    with pytest.raises(WorkerError):
+        worker.compile(ENDLESS, 600.0)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +248,60 @@ def test_closing_ends_what_is_being_tried():
         regex("(" * 30_000 + "a" + ")" * 30_000),
     ],
 )
-def test_what_would_take_the_stack_takes_no_more_than_its_child(trials, grammar):
-    outcome = trials.begin(job(grammar)).result()
-    assert outcome is None or isinstance(outcome, Refused | Tried)
-    assert trials.begin(job(regex("a"))).result() == Tried(None)
+def test_what_takes_the_stack_takes_no_more_than_the_worker(worker, grammar):
+    with contextlib.suppress(GrammarError):
+        worker.compile(grammar, 60.0)
+    worker.compile(regex("a"), 60.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel bounds no data elsewhere")
+def test_what_takes_too_much_memory_is_refused_and_the_next_grammar_compiled(worker):
+    with pytest.raises(GrammarError, match="it is too large; make it simpler"):
+        worker.compile(Grammar(GrammarKind.EBNF, f'root ::= "{"ab" * 20_000_000}"'), 60.0)
+    worker.compile(regex("a"), 60.0)
+
+
+# A parent that dies while its worker has work for minutes.
+DYING = """
+import os, sys
+from grammar_walks import BYTES
+from backend.grammar.worker import GrammarWorker
+from backend.scheduler.request import Grammar, GrammarKind
+worker = GrammarWorker(lambda: BYTES, 2**26)
+worker.compile(Grammar(GrammarKind.REGEX, "a"), 60.0)
+worker._connection.send(Grammar(GrammarKind.REGEX, sys.argv[1]))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_worker_ends_with_its_parent():
+    path = os.pathsep.join(each for each in sys.path if each)
+    # The worker shares standard output, so ``run`` returns when both have ended.
+    dead = subprocess.run(
+        [sys.executable, "-c", DYING, ENDLESS.source],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        timeout=100,
+        check=False,
+    )
+    assert dead.returncode == -signal.SIGKILL
+
+
+def test_a_bitmask_excludes_the_tokens_of_its_rows_alone():
+    library = LocalWorker().library
+    matchers = [GrammarMatcher(library.compile(regex(text))) for text in ("a", "[bc]", "a")]
+    matchers[2].accept_tokens(list(b"x"))
+    assert matchers[2].failure == "token 120 does not fit the grammar"
+    bitmask = allocate_bitmask(3, 257)
+    assert bitmask.shape == (3, 9)
+    fill_bitmask(bitmask, enumerate(matchers))
+    logits = torch.zeros(3, 257)
+    apply_bitmask_(logits, bitmask)
+    assert [row.isfinite().nonzero().flatten().tolist() for row in logits] == [
+        [ord("a")],
+        list(b"bc"),
+        list(range(257)),
+    ]
+    logits = torch.zeros(4, 257, dtype=torch.bfloat16)
+    apply_bitmask_(logits, bitmask[:2], torch.tensor([3, 1]))
+    assert logits.isfinite().sum(-1).tolist() == [257, 2, 257, 1]

@@ -4,12 +4,9 @@ import queue
 import random
 import threading
 
-import torch
-
 from backend.grammar.compiler import CompilerLimits, GrammarCompiler
-from backend.grammar.jobs import Tried
-from backend.grammar.library import Vocabulary
-from backend.grammar.matcher import GrammarError, GrammarMatcher
+from backend.grammar.matcher import GrammarError, GrammarMatcher, allocate_bitmask
+from backend.grammar.worker import GrammarLibrary, Vocabulary, WorkerError
 from backend.scheduler.request import Grammar
 
 END = 256
@@ -18,68 +15,55 @@ BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, frozense
 _CLOSING = frozenset(b'"}]') | {END}
 
 
-class NoTrials:
-    """Finds every grammar quick, so that it is compiled in this process alone."""
+class LocalWorker:
+    """Compiles in this process."""
 
-    def start(self):
+    def __init__(self, vocabulary: Vocabulary = BYTES, most_bytes: int = 2**26) -> None:
+        self.library = GrammarLibrary(vocabulary, most_bytes)
+
+    def compile(self, grammar, seconds):
+        return self.library.compile(grammar)
+
+    def restart(self):
         pass
 
     def close(self):
         pass
 
-    def begin(self, job):
-        return self
 
-    def result(self):
-        return Tried(None)
-
-    def cancel(self):
-        pass
-
-
-class HeldTrials:
-    """Trials that end when a test says so."""
+class HeldWorker(LocalWorker):
+    """Compiles when a test says so."""
 
     def __init__(self):
+        super().__init__()
         self._begun = queue.Queue()
+        self._errors = queue.Queue()
+        self.num_restarts = 0
 
-    def start(self):
-        pass
+    def compile(self, grammar, seconds):
+        self._begun.put(grammar)
+        error = self._errors.get(timeout=60)
+        if error is not None:
+            raise error
+        return super().compile(grammar, seconds)
+
+    def restart(self):
+        self.num_restarts += 1
 
     def close(self):
-        pass
+        self.answer(WorkerError("it is closed"))
 
-    def begin(self, job):
-        trial = HeldTrial(job)
-        self._begun.put(trial)
-        return trial
-
-    def next(self):
+    def begun(self):
+        """Wait for the next compilation and return its grammar."""
         return self._begun.get(timeout=60)
 
     @property
     def idle(self):
         return self._begun.empty()
 
-
-class HeldTrial:
-    def __init__(self, job):
-        self.job = job
-        self.cancelled = threading.Event()
-        self._outcomes = queue.Queue()
-
-    def result(self):
-        outcome = self._outcomes.get(timeout=60)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    def cancel(self):
-        self.cancelled.set()
-        self._outcomes.put(None)
-
-    def answer(self, outcome):
-        self._outcomes.put(outcome)
+    def answer(self, error=None):
+        """Let the compilation under way go on, or fail."""
+        self._errors.put(error)
 
 
 class Walks:
@@ -87,7 +71,8 @@ class Walks:
 
     def __init__(self, limits: CompilerLimits | None = None) -> None:
         self._woken = threading.Event()
-        self.compiler = GrammarCompiler(lambda: BYTES, limits, NoTrials())
+        worker = LocalWorker(BYTES, (limits or CompilerLimits()).cache_bytes)
+        self.compiler = GrammarCompiler(lambda: BYTES, limits, worker)
         self.compiler.wake = self._woken.set
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
@@ -115,10 +100,10 @@ class Walks:
 
 def next_tokens(matcher: GrammarMatcher, tokens: list[int]) -> list[int]:
     """The tokens that may follow ``tokens``."""
-    matcher.follow(tokens)
-    masks = torch.full((1, 9), -1, dtype=torch.int32)
-    matcher.fill(masks, 0)
+    matcher.accept_tokens(tokens[matcher.num_accepted :])
+    bitmask = allocate_bitmask(1, 257)
+    matcher.fill_bitmask(bitmask, 0)
     if matcher.failure is not None:
         raise GrammarError(matcher.failure)
-    words = masks[0].tolist()
+    words = bitmask[0].tolist()
     return [token for token in range(257) if words[token // 32] >> (token % 32) & 1]
