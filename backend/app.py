@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
@@ -10,7 +11,6 @@ from aiohttp import web
 from backend.engine.background import in_background
 from backend.engine.generation_config import recommended_sampling
 from backend.engine.host import EngineHost
-from backend.engine.messages import EngineOptions
 from backend.engine.model_files import is_embedding_model, resolve_model
 from backend.scheduler.request import SamplingParams
 from backend.server.application import build_application
@@ -46,7 +46,7 @@ async def _load(
         tell("loading the encoder")
         return await in_background(lambda: _load_embedder(directory, settings))
     host = EngineHost(
-        _options(directory, settings),
+        replace(settings, model=str(directory)),
         tell,
         step_seconds=settings.step_timeout,
         load_seconds=settings.load_timeout,
@@ -73,31 +73,6 @@ async def _load(
         _tool_format(settings, tokenizer),
         _reasoning_format(settings),
     )
-
-
-def _options(directory: Path, settings: Settings) -> EngineOptions:
-    return EngineOptions(
-        str(directory),
-        device=settings.device,
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        kv_dtype=settings.kv_dtype,
-        max_num_seqs=settings.max_num_seqs,
-        max_tokens_per_step=settings.max_tokens_per_step,
-        max_model_len=settings.max_model_len,
-        kv_bytes=settings.kv_bytes,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        threads=settings.threads,
-        cache_events=settings.kv_events,
-        max_waiting=settings.max_waiting,
-        queue_seconds=settings.queue_timeout,
-        target_ttft=_seconds(settings.target_ttft_ms),
-        target_itl=_seconds(settings.target_itl_ms),
-    )
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 def _read(directory: Path) -> tuple[Tokenizer, SamplingParams]:

@@ -1,53 +1,261 @@
-"""Settings of `refrain backend`, as plain values."""
+"""The settings of `refrain backend`: each is declared once, with its flag, default and help."""
 
-from dataclasses import dataclass
+import argparse
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h)?", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+
+
+def name(text: str) -> str:
+    """Read a name that people and logs can show."""
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected a name, got {text!a}")
+    return text
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    """Read a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
+    return number
+
+
+def share(text: str) -> float:
+    """Read a number above 0 and of at most 1."""
+    number = above_zero(text)
+    if number > 1:
+        raise argparse.ArgumentTypeError(f"expected a number above 0 and at most 1, got '{text}'")
+    return number
+
+
+def port(text: str) -> int:
+    """Read a port."""
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got '{text}'")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """Read a number of bytes: 512MiB and 2G are of 1024, 1GB is of 1000."""
+    written = _SIZE.fullmatch(text.strip())
+    if written is None or (written[3] and not written[2]) or float(written[1]) == 0:
+        raise argparse.ArgumentTypeError(f"expected bytes such as 512MiB or 8GiB, got '{text}'")
+    decimal = bool(written[4]) and not written[3]
+    return int(float(written[1]) * (1000 if decimal else 1024) ** _POWERS[written[2].lower()])
+
+
+def seconds(text: str) -> float:
+    """Read a time above 0, such as 500ms, 30s, 5m or a number of seconds."""
+    return _seconds(text, "a time above 0") or _not_a_time(text, "a time above 0")
+
+
+def seconds_from_zero(text: str) -> float:
+    """Read a time, which may be 0."""
+    return _seconds(text, "a time")
+
+
+def _seconds(text: str, what: str) -> float:
+    written = _TIME.fullmatch(text.strip())
+    if written is None:
+        _not_a_time(text, what)
+    return float(written[1]) * _SECONDS[written[2] or "s"]
+
+
+def _not_a_time(text: str, what: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(
+        f"expected {what}, such as 500ms, 30s, 5m or a number of seconds, got '{text}'"
+    )
+
+
+def _flag(
+    default: Any = None,
+    explanation: str = "",
+    *,
+    read: Callable[[str], Any] = str,
+    metavar: str | None = None,
+    choices: Sequence[str] | None = None,
+) -> Any:
+    """Return a field with a flag of its name; ``default`` MISSING makes the flag required."""
+    flag: dict[str, Any] = {"help": explanation}
+    if isinstance(default, bool):
+        flag["action"] = "store_true"
+    else:
+        flag |= {"type": read, "metavar": metavar, "choices": choices}
+    return field(default=default, metadata={"flag": flag})
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """``model`` is a directory or a hub id; None leaves a choice to the engine.
+class EngineOptions:
+    """What an engine is made of; None leaves a choice to the model loader."""
 
-    ``quantization`` int8 makes weights 8 bits wide at load; ``kv_dtype`` is int8 on CPU or fp8 on
-    CUDA for a KV cache of 8 bits. ``kv_bytes`` is the memory of the KV pool in bytes,
-    ``gpu_memory_utilization`` the share of a GPU's memory that the engine may take,
-    ``max_model_len`` the context in tokens, ``threads``
-    torch's within one operation. ``kv_events`` opens ``GET /kv_events`` to routers.
-    ``tool_call_parser`` is qwen, llama, none, or auto for what the chat template says.
-    ``reasoning_parser`` is qwen3, deepseek_r1, none, or auto for what the model's name says.
-    ``allow_unknown_fields`` ignores fields of requests that no server is known to read.
-    ``max_waiting`` sequences may wait, for ``queue_timeout`` seconds each; targets are in
-    milliseconds. An engine hangs that is silent for ``step_timeout`` seconds while it has requests,
-    or for ``load_timeout`` seconds while it is loaded. Told to stop, the server is unready for
-    ``drain_delay`` seconds, and then waits ``drain_timeout`` seconds for open requests.
-    """
+    model: str = _flag(MISSING, "what to serve", metavar="DIR_OR_HUB_ID")
+    device: str = _flag(
+        "auto",
+        "where to compute; auto takes CUDA where there is a device (default: %(default)s)",
+        choices=("auto", "cpu", "cuda"),
+    )
+    dtype: str = _flag(
+        "auto",
+        "of activations, KV cache and weights that are not quantised; auto is float32 on CPU, "
+        "else the checkpoint's",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str | None = _flag(
+        None,
+        "make weights 8 bits wide at load, which halves their memory (default: as the "
+        "checkpoint has them)",
+        choices=("int8",),
+    )
+    kv_dtype: str = _flag(
+        "auto",
+        "of the KV cache: int8 on CPU or fp8 on CUDA hold twice the tokens; auto is --dtype",
+        choices=("auto", "int8", "fp8"),
+    )
+    max_model_len: int | None = _flag(
+        None,
+        "longest prompt and answer together (default: the model's context)",
+        read=positive,
+        metavar="TOKENS",
+    )
+    max_num_seqs: int | None = _flag(
+        None,
+        "most sequences computed together (default: 16 on CPU, 256 on CUDA)",
+        read=positive,
+        metavar="N",
+    )
+    max_tokens_per_step: int | None = _flag(
+        None,
+        "how much of long prompts one step computes, which delays everybody's next token "
+        "(default: 512 on CPU, 8192 on CUDA)",
+        read=positive,
+        metavar="TOKENS",
+    )
+    kv_bytes: int | None = _flag(
+        None,
+        "memory of the KV cache, such as 512MiB or 8GiB (default: a share of what is there)",
+        read=size,
+        metavar="BYTES",
+    )
+    gpu_memory_utilization: float = _flag(
+        0.9,
+        "share of the GPU's memory that weights, steps and KV cache may take, above 0 and at "
+        "most 1 (default: %(default)s)",
+        read=share,
+        metavar="SHARE",
+    )
+    threads: int | None = _flag(
+        None, "CPU threads (default: torch's choice)", read=positive, metavar="N"
+    )
+    max_waiting: int = _flag(
+        1024,
+        "sequences that may wait for their first step; more are answered 429 (default: "
+        "%(default)s)",
+        read=positive,
+        metavar="N",
+    )
+    queue_timeout: float | None = _flag(
+        None,
+        "answer 503 when nothing of a request was computed after so long; a request's own "
+        "X-Refrain-Queue-Timeout goes before it (default: wait without end)",
+        read=seconds,
+        metavar="TIME",
+    )
+    target_ttft_ms: float | None = _flag(
+        None,
+        "keep steps so short that a first token comes within this, where nobody waits in the "
+        "queue (default: as long as the token budget makes them)",
+        read=above_zero,
+        metavar="MS",
+    )
+    target_itl_ms: float | None = _flag(
+        None,
+        "keep steps so short, and so few sequences in them, that the next token comes within "
+        "this (default: no target)",
+        read=above_zero,
+        metavar="MS",
+    )
+    kv_events: bool = _flag(
+        False, "tell routers at /kv_events what the prefix cache stores and removes, by digest"
+    )
+    overlap: bool | None = None
+    """Launch a step before the last one's tokens are known; None: on CUDA."""
 
-    model: str
-    served_model_name: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    device: str = "auto"
-    dtype: str = "auto"
-    quantization: str | None = None
-    kv_dtype: str = "auto"
-    max_num_seqs: int | None = None
-    max_tokens_per_step: int | None = None
-    max_waiting: int = 1024
-    queue_timeout: float | None = None
-    step_timeout: float = 300.0
-    load_timeout: float = 600.0
-    target_ttft_ms: float | None = None
-    target_itl_ms: float | None = None
-    max_model_len: int | None = None
-    kv_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
-    threads: int | None = None
-    kv_events: bool = False
-    tool_call_parser: str = "auto"
-    drain_delay: float = 1.0
-    drain_timeout: float = 30.0
-    reasoning_parser: str = "auto"
-    allow_unknown_fields: bool = False
+
+@dataclass(frozen=True, slots=True)
+class Settings(EngineOptions):
+    """The engine's options, and those of the server and the process around it."""
+
+    served_model_name: str | None = _flag(
+        None,
+        "what clients call it (default: the directory's name, or the hub id)",
+        read=name,
+        metavar="NAME",
+    )
+    host: str = _flag("127.0.0.1", "address to listen on (default: %(default)s)")
+    port: int = _flag(
+        8000, "port to listen on, 0 for any free one (default: %(default)s)", read=port
+    )
+    tool_call_parser: str = _flag(
+        "auto",
+        "how the model calls functions; auto is as its chat template says (default: %(default)s)",
+        choices=("auto", "qwen", "llama", "none"),
+    )
+    reasoning_parser: str = _flag(
+        "auto",
+        "how the model marks its reasoning, which goes into reasoning_content; auto chooses "
+        "by the model's name (default: %(default)s)",
+        choices=("auto", "qwen3", "deepseek_r1", "none"),
+    )
+    allow_unknown_fields: bool = _flag(
+        False, "ignore fields of requests that no server is known to read (default: refuse them)"
+    )
+    step_timeout: float = _flag(
+        300.0,
+        "kill an engine that has requests and says nothing for so long, and start another; "
+        "longer than the longest step may take (default: %(default)g s)",
+        read=seconds,
+        metavar="TIME",
+    )
+    load_timeout: float = _flag(
+        600.0,
+        "give up an engine that tells of no progress for so long while it is loaded; the "
+        "whole may take longer (default: %(default)g s)",
+        read=seconds,
+        metavar="TIME",
+    )
+    drain_delay: float = _flag(
+        1.0,
+        "told to stop, answer /readyz with 503 for so long before the port is closed "
+        "(default: %(default)g s)",
+        read=seconds_from_zero,
+        metavar="TIME",
+    )
+    drain_timeout: float = _flag(
+        30.0,
+        "and wait for open requests for so long (default: %(default)g s)",
+        read=seconds_from_zero,
+        metavar="TIME",
+    )
 
     @property
     def model_name(self) -> str:
@@ -56,3 +264,19 @@ class Settings:
             return self.served_model_name
         directory = Path(self.model).expanduser()
         return directory.resolve().name if directory.is_dir() else self.model
+
+
+def add_flags(parser: argparse.ArgumentParser, options: type[EngineOptions]) -> None:
+    """Add a flag for each setting in ``options``, which has the parsed values as its arguments."""
+    for each in dataclasses.fields(options):
+        if "flag" not in each.metadata:
+            continue
+        flag = {key: value for key, value in each.metadata["flag"].items() if value is not None}
+        required = each.default is MISSING
+        parser.add_argument(
+            f"--{each.name.replace('_', '-')}",
+            dest=each.name,
+            required=required,
+            default=None if required else each.default,
+            **flag,
+        )

@@ -22,7 +22,7 @@ from engines.replay import StepCost, replay
 from engines.sides import EngineSide, bundled_or_random, random_prompts
 from traffic import TRACE, read_trace
 
-from backend.engine.messages import EngineOptions, Submit
+from backend.engine.messages import Submit
 from backend.executor.model_loader import load_model
 from backend.scheduler import running
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool
@@ -30,6 +30,7 @@ from backend.scheduler.prefix_cache import PrefixCache
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence as Continuation
+from backend.settings import EngineOptions
 
 SHARED = 2048
 OWN = 32

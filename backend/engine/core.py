@@ -125,16 +125,6 @@ class EngineCore:
         self._num_in_order = 0
         self._stepper = self._new_stepper()
 
-    def limited(self, limits: EngineLimits) -> "EngineCore":
-        """Return another core on the same runner; only one of them may step."""
-        return EngineCore(
-            self.runner,
-            self._eos_token_ids,
-            limits,
-            self.grammars,
-            fingerprint=self._fingerprint,
-        )
-
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler of the time."""

@@ -14,8 +14,9 @@ from functools import partial
 
 from backend.engine.client import EngineClient, TextSource
 from backend.engine.link import EXIT_SECONDS, KILLED, Link, launch
-from backend.engine.messages import EngineDescription, EngineOptions, Ping, Stop, ToEngine
+from backend.engine.messages import EngineDescription, Ping, Stop, ToEngine
 from backend.models.config import ModelLoadError
+from backend.settings import EngineOptions
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from typing import cast
 
 from backend.engine.messages import (
     EngineDescription,
-    EngineOptions,
     Loaded,
     LoadFailed,
     Loading,
@@ -28,6 +27,7 @@ from backend.engine.wire import FrameReader, frame
 from backend.models.config import ModelLoadError
 from backend.ports import OverloadedError, UnavailableError
 from backend.scheduler.watchdog import Verdict, Watchdog
+from backend.settings import EngineOptions
 
 log = logging.getLogger(__name__)
 

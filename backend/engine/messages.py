@@ -15,41 +15,6 @@ from backend.scheduler.stats import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What an engine is made of; None leaves a choice to the loader.
-
-    ``model`` is a directory or a hub id; ``device`` auto, cpu or cuda; ``dtype`` auto, float32,
-    bfloat16 or float16, where auto is the checkpoint's on CUDA and float32 on CPU.
-    ``quantization`` is int8 or None; ``kv_dtype`` auto (as ``dtype``), int8 on CPU or fp8 on CUDA.
-    ``max_num_seqs`` None: 16 on CPU, 256 on CUDA. ``max_tokens_per_step`` bounds how much of a long
-    prompt one step computes, ``kv_bytes`` the KV pool. On CUDA weights, steps and KV pool take at
-    most ``gpu_memory_utilization`` of the device's memory. ``threads`` are torch's, for the whole
-    process. ``max_waiting`` sequences may wait, ``queue_seconds`` each, where its request says
-    nothing else. Targets are in seconds. ``overlap`` launches a step before the last one's tokens
-    are known; None: on CUDA. ``cache_events`` asks for news of what the prefix cache stores and
-    removes.
-    """
-
-    model: str
-    device: str = "auto"
-    dtype: str = "auto"
-    quantization: str | None = None
-    kv_dtype: str = "auto"
-    max_num_seqs: int | None = None
-    max_tokens_per_step: int | None = None
-    max_model_len: int | None = None
-    kv_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
-    threads: int | None = None
-    max_waiting: int = 1024
-    queue_seconds: float | None = None
-    target_ttft: float | None = None
-    target_itl: float | None = None
-    overlap: bool | None = None
-    cache_events: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class EngineDescription:
     """What a client needs to know of an engine; ``directory`` is where its model lies."""
 

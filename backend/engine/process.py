@@ -15,10 +15,11 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from backend.engine.messages import EngineOptions, Loaded, LoadFailed, Loading
+from backend.engine.messages import Loaded, LoadFailed, Loading
 from backend.engine.wire import PeerGoneError, SocketEndpoint
 from backend.models.config import ModelLoadError
 from backend.process import configure_logging
+from backend.settings import EngineOptions
 
 logger = logging.getLogger(__name__)
 

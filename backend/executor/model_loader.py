@@ -9,7 +9,7 @@ import torch
 
 from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.engine import Engine
-from backend.engine.messages import EngineDescription, EngineOptions
+from backend.engine.messages import EngineDescription
 from backend.engine.model_files import resolve_model
 from backend.executor.input_batch import InputBatchBuilder
 from backend.executor.kv_cache import KVCache, block_bytes
@@ -22,6 +22,7 @@ from backend.models.config import ModelLoadError
 from backend.models.layers import TorchOperations
 from backend.models.registry import Network, kv_cache_dtype, load_network, model_fingerprint
 from backend.scheduler.block_pool import BLOCK_SIZE
+from backend.settings import EngineOptions
 from backend.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -129,9 +130,9 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         max_model_len=sizing.max_model_len,
         max_tokens_per_step=max_tokens_per_step,
         max_waiting=options.max_waiting,
-        queue_seconds=options.queue_seconds,
-        target_ttft=options.target_ttft,
-        target_itl=options.target_itl,
+        queue_seconds=options.queue_timeout,
+        target_ttft=_in_seconds(options.target_ttft_ms),
+        target_itl=_in_seconds(options.target_itl_ms),
         overlap=on_cuda if options.overlap is None else options.overlap,
     )
     runner = (
@@ -148,9 +149,13 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         limits,
         grammars,
         fingerprint=fingerprint,
-        cache_events=options.cache_events,
+        cache_events=options.kv_events,
     )
     return LoadedModel(core, tokenizer, description)
+
+
+def _in_seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _triton_compiles() -> bool:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from traffic import TracedRequest
 
-from backend.engine.messages import EngineOptions, Submit
+from backend.engine.messages import Submit
 from backend.executor.model_loader import load_model
 from backend.scheduler.block_pool import BlockPool
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence as Continuation
+from backend.settings import EngineOptions
 from engines.sides import random_prompts
 
 

@@ -10,10 +10,11 @@ from host_requests import LIMIT, ask, children, request, until
 
 from backend.engine import host as engine_host
 from backend.engine.host import EngineHost
-from backend.engine.messages import EngineDescription, EngineOptions
+from backend.engine.messages import EngineDescription
 from backend.models.config import ModelLoadError
 from backend.ports import EngineError, RequestRejectedError, UnavailableError
 from backend.scheduler.request import FinishReason
+from backend.settings import EngineOptions
 
 pytest_plugins = ["running_host"]
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from backend.engine.messages import EngineOptions
 from backend.executor.model_loader import load_model
 from backend.scheduler.request import SamplingParams
 from backend.scheduler.sequence import ScheduledSequence, Sequence
+from backend.settings import EngineOptions
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -18,12 +18,13 @@ from backend.engine import engine
 from backend.engine import link as engine_link
 from backend.engine.host import EngineHost
 from backend.engine.link import TURNS, Link
-from backend.engine.messages import EngineDescription, EngineOptions, Loaded, Loading, Ping
+from backend.engine.messages import EngineDescription, Loaded, Loading, Ping
 from backend.engine.wire import frame
 from backend.executor.model_loader import load_engine
 from backend.models.config import ModelLoadError
 from backend.ports import EngineError, UnavailableError
 from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
+from backend.settings import EngineOptions
 from backend.tokenizer.tokenizer import Tokenizer
 
 pytest_plugins = ["running_host", "running_backend"]

@@ -13,8 +13,7 @@ import pytest
 from aiohttp import ClientSession
 
 from backend.__main__ import main
-from backend.arguments import seconds, size
-from backend.settings import Settings
+from backend.settings import Settings, seconds, size
 
 pytest_plugins = ["running_backend"]
 
@@ -207,6 +206,8 @@ def test_sizes_and_times_take_units(read, text, value):
         (["--model", "m", "--served-model-name", ""], "argument --served-model-name: expected a"),
         (["--model", "m", "--served-model-name", " \t"], "argument --served-model-name: expected"),
         (["--model", "m", "--served-model-name", "a\nb"], "expected a name, got 'a\\nb'"),
+        (["--model", "m", "--gpu-memory-utilization", "1.1"], "expected a number above 0 and at"),
+        (["--model", "m", "tune"], "unrecognized arguments: tune"),
         (["--model", "m", "--no-such-flag"], "unrecognized arguments"),
     ],
 )
@@ -226,7 +227,7 @@ def test_help_has_examples(capsys):
 )
 def test_sizes(monkeypatch, text, size):
     seen = []
-    monkeypatch.setattr("backend.__main__._run", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setattr("backend.__main__._serve", lambda settings: seen.append(settings) or 0)
     monkeypatch.setattr("backend.__main__.configure_logging", lambda: None)
     assert main(["--model", "m", "--kv-bytes", text]) == 0
     assert seen == [Settings(model="m", kv_bytes=size)]

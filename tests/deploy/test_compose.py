@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backend.__main__ import _parse as parse_backend
+from backend.__main__ import parse as parse_backend
 from gateway.cli.main import _parser as gateway_parser
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, load_settings
 

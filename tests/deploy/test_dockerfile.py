@@ -14,7 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from backend.__main__ import _parse as parse_backend
+from backend.__main__ import parse as parse_backend
 from gateway.cli.main import _parser as gateway_parser
 from gateway.settings import load_settings
 

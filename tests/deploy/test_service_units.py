@@ -4,7 +4,7 @@ import shlex
 from configparser import ConfigParser
 from pathlib import Path
 
-from backend.__main__ import _parse as parse_backend
+from backend.__main__ import parse as parse_backend
 from gateway.cli.main import _parser as gateway_parser
 from gateway.cli.supervisor import STOP_SECONDS
 from gateway.settings import load_settings

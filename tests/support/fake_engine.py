@@ -16,7 +16,6 @@ from pathlib import Path
 from backend.engine.messages import (
     Abort,
     EngineDescription,
-    EngineOptions,
     Loaded,
     LoadFailed,
     Loading,
@@ -27,6 +26,7 @@ from backend.engine.messages import (
 )
 from backend.engine.wire import PeerGoneError, SocketEndpoint
 from backend.scheduler.request import FinishReason, TokenDelta
+from backend.settings import EngineOptions
 
 STUCK = 26
 

@@ -9,7 +9,7 @@ from host_requests import Letters, children
 from backend.engine import host as engine_host
 from backend.engine import link as engine_link
 from backend.engine.host import EngineHost
-from backend.engine.messages import EngineOptions
+from backend.settings import EngineOptions
 
 ROOT = Path(__file__).parents[2]
 
