@@ -63,7 +63,7 @@ def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
     new: list[NewSequence] = []
     appended: list[AppendedBlocks] = []
     rows: list[Row] = []
-    for sequence, start, num_tokens, samples in step:
+    for sequence, start, num_tokens, samples, drafts in step:
         table = sequence.block_table
         sent = sequence.num_sent_blocks
         if sent < len(table):
@@ -71,7 +71,7 @@ def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
                 new.append(_described(sequence))
             appended.append(AppendedBlocks(sequence.slot, sent, tuple(table[sent:])))
             sequence.num_sent_blocks = len(table)
-        rows.append(Row(sequence.slot, start, num_tokens, samples))
+        rows.append(Row(sequence.slot, start, num_tokens, samples, drafts))
     return StepBatch(tuple(new), tuple(appended), tuple(rows))
 
 

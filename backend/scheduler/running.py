@@ -98,7 +98,7 @@ class RunningSet:
         stalled: set[Sequence] = set()
         needs = {
             sequence: blocks_for(start + count) - len(sequence.block_table)
-            for sequence, start, count, _ in growing
+            for sequence, start, count, _, _ in growing
         }
         while sum(needs.values()) > self.pool.num_free + self._num_leaving():
             victim = max(self.running(), key=lambda each: self.preemption_key(each, now))

@@ -177,7 +177,7 @@ class Scheduler:
             if samples:
                 running.has_caught_up(sequence)
         num_samples = 0
-        for sequence, _, count, samples in step:
+        for sequence, _, count, samples, _ in step:
             sequence.num_computed_tokens += count
             sequence.num_steps_in_flight += 1
             if samples:
@@ -208,7 +208,7 @@ class Scheduler:
         self._in_flight.popleft()
         caches = self.cache.enabled
         tokens_of = iter(outcomes)
-        for sequence, start, count, samples in step:
+        for sequence, start, count, samples, _ in step:
             tokens = next(tokens_of) if samples else ()
             sequence.num_steps_in_flight -= 1
             over = sequence.status is SequenceStatus.ENDING
@@ -235,7 +235,7 @@ class Scheduler:
             raise ValueError("this step is not in flight")
         self._in_flight = deque(each for each in self._in_flight if each.step is not step)
         ended: list[Sequence] = []
-        for sequence, start, _, _ in step:
+        for sequence, start, _, _, _ in step:
             sequence.num_steps_in_flight -= 1
             self.pool.mark_corrupt(sequence.block_table[start // BLOCK_SIZE :])
             if sequence.status is not SequenceStatus.ENDING:
@@ -250,7 +250,7 @@ class Scheduler:
         if not self._in_flight or self._in_flight[-1].step is not step:
             raise ValueError("this is not the newest step in flight")
         self._in_flight.pop()
-        for sequence, start, _, samples in step:
+        for sequence, start, _, samples, _ in step:
             sequence.num_steps_in_flight -= 1
             sequence.num_computed_tokens = start
             if samples:

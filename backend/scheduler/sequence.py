@@ -115,13 +115,16 @@ class Sequence:
 class ScheduledSequence(NamedTuple):
     """The ``num_tokens`` tokens of ``sequence`` from ``start`` on are computed in this step.
 
-    ``samples``: they reach its last token, so that a next one is chosen.
+    ``samples``: they reach its last token, so that a next one is chosen. ``drafts`` are guesses of
+    the tokens behind the last one. They are counted in ``num_tokens`` and each is verified, so
+    that one more token than the accepted drafts is chosen.
     """
 
     sequence: Sequence
     start: int
     num_tokens: int
     samples: bool
+    drafts: tuple[int, ...] = ()
 
 
 Step = tuple[ScheduledSequence, ...]

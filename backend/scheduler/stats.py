@@ -205,12 +205,12 @@ class Recorder:
 
     def completed(self, step: Step, began: float, now: float) -> None:
         """Record a step whose tokens came ``now``; ``began`` is when the device began with it."""
-        num_tokens = sum([count for _, _, count, _ in step])
+        num_tokens = sum([scheduled.num_tokens for scheduled in step])
         num_prefilling = 0
         if num_tokens > len(step):
-            num_prefilling = sum([start < each.num_prompt_tokens for each, start, _, _ in step])
+            num_prefilling = sum([each.start < each.sequence.num_prompt_tokens for each in step])
         self._figures.step(len(step) - num_prefilling, num_prefilling, num_tokens, now - began)
-        self._take_tokens({sequence for sequence, _, _, samples in step if samples}, now)
+        self._take_tokens({scheduled.sequence for scheduled in step if scheduled.samples}, now)
         self._recent.append((now, step))
         del self._recent[:-_STEPS_REMEMBERED]
         if self._left:

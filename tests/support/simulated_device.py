@@ -49,7 +49,7 @@ class SimulatedDevice:
         step = self.scheduler.schedule(self.now)
         self._erase()
         writes = {}
-        for sequence, start, count, samples in step:
+        for sequence, start, count, samples, _ in step:
             script = self._scripts[sequence]
             for position in range(start):
                 self._read(sequence, position, script)
@@ -76,7 +76,7 @@ class SimulatedDevice:
             self._contents[slot] = GARBAGE if sequence in not_finite else content
         sampled = [
             None if sequence in not_finite else self._chosen(sequence, start + count)
-            for sequence, start, count, samples in step
+            for sequence, start, count, samples, _ in step
             if samples
         ]
         self.now += 1.0
