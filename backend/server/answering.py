@@ -20,12 +20,18 @@ from backend.ports import (
 )
 from backend.scheduler.request import TextDelta
 from backend.server.constraints import Constraint
-from backend.server.errors import ApiError, engine_failed, internal_error, overloaded, unavailable
 from backend.server.event_stream import EventStream
 from backend.server.generation import Tally
 from backend.server.prompts import off_loop
+from backend.server.protocol.errors import (
+    ApiError,
+    engine_failed,
+    internal_error,
+    overloaded,
+    unavailable,
+)
+from backend.server.protocol.generation import StreamOptions
 from backend.server.replies import FinishedChoice, Head, ReplyForm
-from backend.server.schema import StreamOptions
 
 FAILURES = (EngineError, OverloadedError, RequestRejectedError)
 """What a generation raises."""

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from backend.server import front
+from backend.server.body import ALLOW_UNKNOWN
 from backend.server.embeddings import EmbeddingHandlers
 from backend.server.handlers import Handlers
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import Metrics
 from backend.server.middleware import InFlight, RequestObserver, refuse
-from backend.server.reading import allow_unknown_key
 from backend.server.responses.handlers import ResponsesHandlers
 from backend.server.served_model import ServedModel
-from backend.server.tokenizing import TokenHandlers
+from backend.server.tokens import TokenHandlers
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Several times what the text of the longest context in use today takes."""
@@ -45,7 +45,7 @@ def build_application(
     observer = RequestObserver(metrics, in_flight)
     app = front.new_app(refuse, observer.middleware(), client_max_size=max_body_bytes)
     app[served_model_key] = model
-    app[allow_unknown_key] = allow_unknown_fields
+    app[ALLOW_UNKNOWN] = allow_unknown_fields
     app.router.add_post("/v1/chat/completions", handlers.chat_completions)
     app.router.add_post("/v1/completions", handlers.completions)
     app.router.add_post("/v1/responses", ResponsesHandlers(model).responses)

@@ -7,14 +7,18 @@ from typing import Any
 import orjson
 
 from backend.scheduler.request import Grammar, GrammarKind
-from backend.server.errors import ApiError
 from backend.server.json_schema import MOST_ENFORCED_BYTES, SchemaError, enforceable
 from backend.server.prompts import off_loop
-from backend.server.schema import GenerationFields
-from backend.server.structure_fields import MOST_CHARACTERS, ResponseFormat, StructuredOutputs
+from backend.server.protocol.errors import ApiError
+from backend.server.protocol.generation import (
+    MOST_CHARACTERS,
+    GenerationFields,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from backend.server.protocol.messages import Function
 from backend.server.tool_parsers import ToolUse
 from backend.server.tool_parsers.streaming_json import CallableFunction
-from backend.server.tools.fields import Function
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,21 +2,44 @@
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from aiohttp import web
+from pydantic import Field
 
 from backend.ports import EmbeddingShape, EngineError, OverloadedError, PromptEncoder
-from backend.server.encoding_schema import MAX_TOKENS_OF_A_REQUEST, EmbeddingRequest
-from backend.server.errors import ApiError, engine_failed, overloaded
+from backend.server.body import read_request
 from backend.server.metrics import Metrics
 from backend.server.prompts import encode_each, off_loop
-from backend.server.reading import read_request
+from backend.server.protocol.errors import ApiError, engine_failed, overloaded
+from backend.server.protocol.fields import Closed, only
+from backend.server.protocol.messages import Prompt, each_of
 from backend.server.served_model import ServedModel
 
 ON_LOOP_NUMBERS = 8_192
 """Writing this many as text takes about a millisecond."""
+
+
+MAX_TOKENS_OF_A_REQUEST = 300_000
+"""OpenAI's bound on the inputs of one embeddings request together."""
+
+
+class EmbeddingRequest(Closed):
+    """POST /v1/embeddings."""
+
+    model: str
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    add_special_tokens: Annotated[Any, only(True)] = None
+    # An input that is too long is refused, not cut.
+    truncate_prompt_tokens: Annotated[Any, only(-1)] = None
+
+    @property
+    def inputs(self) -> tuple[str | tuple[int, ...], ...]:
+        """One element for each input: text, or tokens."""
+        return each_of(self.input)
 
 
 class EmbeddingHandlers:

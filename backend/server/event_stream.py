@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
-from backend.server.errors import ApiError
+from backend.server.protocol.errors import ApiError
 
 WRITE_SECONDS = 30.0
 """A client that takes nothing for so long, with all buffers full, is taken to be gone."""

@@ -7,6 +7,9 @@ from typing import Any
 from aiohttp import web
 
 from backend.server.answering import Answer
+from backend.server.body import read_request
+from backend.server.chat import ChatRequest
+from backend.server.completions import CompletionRequest
 from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.front import STOPPING
@@ -14,14 +17,8 @@ from backend.server.generation import Tally
 from backend.server.json_reply import json_response
 from backend.server.metrics import CONTENT_TYPE, Metrics
 from backend.server.prompts import chat_prompt, completion_prompts, echoed_prompts
-from backend.server.reading import read_request
+from backend.server.protocol.generation import CompletionFields, StreamOptions
 from backend.server.replies import ChatForm, CompletionForm
-from backend.server.schema import (
-    ChatRequest,
-    CompletionFields,
-    CompletionRequest,
-    StreamOptions,
-)
 from backend.server.served_model import ServedModel
 from backend.server.tool_parsers import answer_format, tool_use
 from backend.server.tools.replies import ReadChatForm

@@ -10,10 +10,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from backend import request_id
-from backend.server.errors import SERVER_ERROR, ApiError, internal_error
 from backend.server.event_stream import EventStream
 from backend.server.json_reply import json_response
 from backend.server.metrics import Metrics
+from backend.server.protocol.errors import SERVER_ERROR, ApiError, internal_error
 
 _GIVEN_UP_SECONDS = 0.5
 """From the engine's end to the last byte of an error."""

@@ -12,12 +12,17 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from backend.ports import PromptEncoder
-from backend.server.errors import ApiError
 from backend.server.logprob_replies import EchoedPrompt
-from backend.server.message_fields import AnyMessage, AssistantMessage, ToolMessage
-from backend.server.template_fields import DEFAULT_TEMPLATE, TemplateOptions
+from backend.server.protocol.errors import ApiError
+from backend.server.protocol.messages import (
+    DEFAULT_TEMPLATE,
+    AnyMessage,
+    AssistantMessage,
+    Function,
+    TemplateOptions,
+    ToolMessage,
+)
 from backend.server.tool_parsers.reasoning import PromptEnd, prompt_end
-from backend.server.tools.fields import Function
 
 ON_LOOP_CHARACTERS = 2_000
 """Encoding this much takes a millisecond or two; a hop to a thread and back costs 0.1 ms."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 from backend.scheduler.request import Priority
-from backend.server.errors import ApiError
+from backend.server.protocol.errors import ApiError
 
 QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"
 PRIORITY = "X-Refrain-Priority"

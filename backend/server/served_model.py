@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from backend.ports import Embedder, Generator, PromptEncoder
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.stats import EngineStats
-from backend.server.errors import cannot_embed, cannot_generate, unavailable, unknown_model
+from backend.server.protocol.errors import cannot_embed, cannot_generate, unavailable, unknown_model
 from backend.server.tool_parsers import ToolFormat
 from backend.server.tool_parsers.reasoning import ReasoningFormat
 

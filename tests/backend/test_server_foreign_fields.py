@@ -5,9 +5,10 @@ import json
 import pytest
 
 from backend.scheduler.request import FinishReason, GrammarKind, TextDelta
-from backend.server.foreign_fields import HARMLESS, REFUSED
-from backend.server.responses.schema import ResponsesRequest
-from backend.server.schema import ChatRequest, CompletionRequest
+from backend.server.chat import ChatRequest
+from backend.server.completions import CompletionRequest
+from backend.server.protocol.fields import HARMLESS, REFUSED
+from backend.server.protocol.responses import ResponsesRequest
 from backend.server.tool_parsers import FORMATS
 
 pytest_plugins = ["running_backend"]

@@ -1,13 +1,10 @@
-"""Bodies that are read in pieces: what is in them is understood as in small ones, and bounded."""
+"""Bodies that are read in a thread: understood as small ones are, and bounded."""
 
-import orjson
 import pytest
-
-from backend.server.body import parse_body
 
 pytest_plugins = ["running_backend"]
 
-FILL = 100_000  # beyond what is read at once
+FILL = 100_000  # beyond what is read on the event loop
 
 
 @pytest.fixture
@@ -63,22 +60,8 @@ async def test_a_key_that_comes_again_far_behind(server):
     ("bound", "ignored"), [("MAX_CONTAINERS", [[]] * 30_000), ("MAX_VALUES", [0] * 40_000)]
 )
 async def test_more_than_is_read_is_refused(server, monkeypatch, bound, ignored):
-    monkeypatch.setattr(f"backend.server.large_body.{bound}", 20_000)
+    monkeypatch.setattr(f"backend.server.body.{bound}", 20_000)
     reply = await server.chat(metadata=ignored)
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
     assert "at most 20000 " in reply.error["message"]
     assert (await server.chat(metadata=ignored[:15_000], user="x" * FILL)).status == 200
-
-
-def test_no_piece_is_large(monkeypatch):
-    raw = orjson.dumps({"text": "x" * FILL, "tokens": [1] * FILL, "parts": [{"a": "b"}] * 9_000})
-    longest = 0
-
-    def parse(piece):
-        nonlocal longest
-        longest = max(longest, len(piece))
-        return orjson.loads(piece)
-
-    monkeypatch.setattr("backend.server.body._parse", parse)
-    assert parse_body(raw) == orjson.loads(raw)
-    assert 0 < longest < 40_000

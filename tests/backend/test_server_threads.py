@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from backend.server.errors import ApiError
 from backend.server.prompts import completion_prompts, off_loop
+from backend.server.protocol.errors import ApiError
 
 LIMIT = 120.0
 

@@ -4,16 +4,16 @@ import time
 
 from aiohttp import web
 
+from backend.server.body import read_request
 from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.generation import Tally
 from backend.server.prompts import chat_prompt, off_loop
-from backend.server.reading import read_request
+from backend.server.protocol.messages import TemplateOptions
+from backend.server.protocol.responses import ResponsesRequest
 from backend.server.responses.answering import ResponseAnswer
 from backend.server.responses.repeated import check_printable, repeated
-from backend.server.responses.schema import ResponsesRequest
 from backend.server.served_model import ServedModel
-from backend.server.template_fields import TemplateOptions
 from backend.server.tool_parsers import answer_format, tool_use
 
 ON_LOOP_ITEMS = 500

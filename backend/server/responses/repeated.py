@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 
 from backend.scheduler.request import SamplingParams
-from backend.server.errors import ApiError
-from backend.server.responses.schema import (
+from backend.server.protocol.errors import ApiError
+from backend.server.protocol.responses import (
     FunctionTool,
     NamedFunction,
     ResponsesRequest,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend.scheduler.request import FinishReason, TokenLogprobs
-from backend.server.errors import RATE_LIMIT, ApiError
 from backend.server.logprob_replies import Spell, chat_logprobs
+from backend.server.protocol.errors import RATE_LIMIT, ApiError
 from backend.server.replies import Usage
 from backend.server.tool_parsers.reasoning import ReasoningParser
 from backend.server.tool_parsers.streaming_json import (

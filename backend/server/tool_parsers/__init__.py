@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backend.scheduler.request import Grammar, GrammarKind
-from backend.server.errors import ApiError
+from backend.server.protocol.errors import ApiError
+from backend.server.protocol.messages import Function, NamedChoice, Tool, ToolChoice
 from backend.server.tool_parsers import hermes, llama
 from backend.server.tool_parsers.hermes import HermesToolCallParser
 from backend.server.tool_parsers.llama import LlamaToolCallParser
 from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
 from backend.server.tool_parsers.streaming_json import ToolCallParser
-from backend.server.tools.fields import Function, NamedChoice, Tool, ToolChoice
 
 ToolFormat = type[HermesToolCallParser] | type[LlamaToolCallParser]
 """How one family of models calls functions: how to read calls, and how to demand them."""

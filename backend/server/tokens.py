@@ -1,10 +1,11 @@
 """POST /tokenize and /detokenize: what the engine would be given for a text, and the way back."""
 
-from typing import Any
+from typing import Annotated, Any, Self
 
 from aiohttp import web
+from pydantic import Field, WrapValidator, model_validator
 
-from backend.server.encoding_schema import DetokenizeRequest, TokenizeRequest
+from backend.server.body import read_request
 from backend.server.json_reply import json_response
 from backend.server.prompts import (
     ON_LOOP_CHARACTERS,
@@ -12,8 +13,41 @@ from backend.server.prompts import (
     refuse_outside_vocabulary,
     render_chat,
 )
-from backend.server.reading import read_request
+from backend.server.protocol.fields import Closed, combination, only
+from backend.server.protocol.messages import AnyMessage, TemplateFields, quickly
 from backend.server.served_model import Loaded, ServedModel
+
+
+class TokenizeRequest(Closed, TemplateFields):
+    """POST /tokenize: a text, or a conversation as the chat template writes it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    tools: Annotated[Any, only([])] = None
+
+    @model_validator(mode="after")
+    def _one_text(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise combination("Exactly one of 'prompt' and 'messages' is needed.", "prompt")
+        for name in TemplateFields.model_fields:
+            if self.prompt is not None and getattr(self, name):
+                raise combination(f"'{name}' is only allowed with 'messages'.", name)
+        return self
+
+
+class DetokenizeRequest(Closed):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**32)]],
+        Field(fail_fast=True),
+        WrapValidator(quickly),
+    ]
 
 
 class TokenHandlers:

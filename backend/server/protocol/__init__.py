@@ -1,0 +1,1 @@
+"""Requests and errors as they are on the wire: pydantic models, and OpenAI's words for refusals."""
