@@ -55,8 +55,8 @@ def _serve(settings: Settings) -> int:
     import uvloop
 
     from backend.app import create_app
-    from backend.engine.background import is_left_behind
     from backend.models.config import ModelLoadError
+    from backend.process import is_left_behind
     from backend.server.serving import StartError, serve
 
     app = create_app(settings)

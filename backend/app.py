@@ -8,10 +8,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from backend.engine.background import in_background
-from backend.engine.generation_config import recommended_sampling
-from backend.engine.host import EngineHost
-from backend.engine.model_files import is_embedding_model, resolve_model
+from backend.engine.model_files import is_embedding_model, recommended_sampling, resolve_model
+from backend.engine.supervisor import EngineSupervisor
+from backend.process import in_background
 from backend.scheduler.request import SamplingParams
 from backend.server.application import build_application
 from backend.server.kv_events import KvEvents
@@ -45,7 +44,7 @@ async def _load(
     if is_embedding_model(directory):
         tell("loading the encoder")
         return await in_background(lambda: _load_embedder(directory, settings))
-    host = EngineHost(
+    host = EngineSupervisor(
         replace(settings, model=str(directory)),
         tell,
         step_seconds=settings.step_timeout,

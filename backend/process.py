@@ -1,9 +1,40 @@
-"""What our processes share: how they log."""
+"""What our processes share: how they log, and work in threads that nobody has to wait for."""
 
+import asyncio
 import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from backend.log_queue import log_to_stderr
 from backend.request_id import IdFormatter
+
+T = TypeVar("T")
+
+_NAME = "background"
+
+
+async def in_background(work: Callable[[], T]) -> T:
+    """Return what ``work`` returns, or raise it; cancelling leaves its thread behind."""
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  # raised again by who waits
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=run, name=_NAME, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
+
+
+def is_left_behind() -> bool:
+    """Whether such a thread still works."""
+    return any(thread.name == _NAME for thread in threading.enumerate())
 
 
 def configure_logging() -> None:

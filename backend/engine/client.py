@@ -1,28 +1,28 @@
 """The client's half of an engine: requests out, tokens in, and text made of them.
 
-Law: whoever was let in gets an end. A request is in the table from before its message is sent until
-its generator is closed; ``close`` fails all that are in it and lets nobody else in. Tokens become
-text in the task that reads them, never in the engine.
+Law: every request that was let in gets an end. A request is in the table from before its message is
+sent until its generator is closed; ``close`` fails all that are in it and lets nobody else in.
+Tokens become text in the task that reads them, never in the engine.
 """
 
 import asyncio
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
+from time import monotonic
 from typing import Protocol
 
-from backend.engine.delivery import Stream, deliver
 from backend.engine.messages import (
     Abort,
     AbortCause,
     EngineDescription,
+    Item,
     Report,
     Submit,
     ToEngine,
 )
-from backend.engine.turns import text_of
 from backend.ports import (
     EngineError,
     OverloadedError,
@@ -30,9 +30,14 @@ from backend.ports import (
     UnavailableError,
 )
 from backend.scheduler.cache_events import NOTHING_CACHED, EventBatch
-from backend.scheduler.request import GenerationRequest, TextDelta
+from backend.scheduler.request import GenerationRequest, TextDelta, TokenDelta
 from backend.scheduler.stats import EngineStats
 from backend.scheduler.stopping import Choice, IncrementalDetokenizer
+
+_TOKENS = 32
+"""Of a long answer that become text at a time, in turns with everything else on the event loop."""
+_TURN_SECONDS = 0.002
+"""What is left undone after this long waits until all others had their turn."""
 
 _NO_STATS = EngineStats(
     running=0,
@@ -51,6 +56,93 @@ class TextSource(Protocol):
     def detokenizer(self) -> IncrementalDetokenizer:
         """Return fresh state for one choice."""
         ...
+
+
+class Stream:
+    """Where one request's deltas go; created and read on ``loop``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Bind to the event loop that will read."""
+        self.loop = loop
+        self._items: list[Item] = []
+        self._arrival = asyncio.Event()
+
+    def put(self, item: Item) -> None:
+        """Add ``item``; on the stream's loop."""
+        self._items.append(item)
+        self._arrival.set()
+
+    async def receive(self) -> list[TokenDelta]:
+        """Wait for deltas and return them in order, at most one for each choice.
+
+        Raises the exception that ended the stream, once the deltas before it were returned. That
+        an engine which hangs ends its streams too is its host's to see to.
+        """
+        await self._arrival.wait()
+        items = self._items
+        if isinstance(items[0], Exception):
+            raise items[0]
+        ended = any(isinstance(item, Exception) for item in items)
+        self._items = [item for item in items if isinstance(item, Exception)]
+        if not ended:
+            self._arrival.clear()
+        if len(items) == 1:
+            return [items[0]]
+        return _merge(item for item in items if isinstance(item, TokenDelta))
+
+
+def deliver(items: Iterable[tuple[Stream, Item]]) -> list[Stream]:
+    """Hand ``items`` over, from any thread. Returns streams whose event loop is closed.
+
+    Those have no reader any more, which is no fault.
+    """
+    of_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[Stream, Item]]] = defaultdict(list)
+    for stream, item in items:
+        of_loop[stream.loop].append((stream, item))
+    deserted: list[Stream] = []
+    here = _running_loop()
+    for loop, batch in of_loop.items():
+        if loop is here:
+            _put(batch)
+            continue
+        try:
+            loop.call_soon_threadsafe(_put, batch)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+            deserted += [stream for stream, _ in batch]
+    return deserted
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _put(items: list[tuple[Stream, Item]]) -> None:
+    for stream, item in items:
+        stream.put(item)
+
+
+def _merge(deltas: Iterable[TokenDelta]) -> list[TokenDelta]:
+    of_choice: defaultdict[int, list[TokenDelta]] = defaultdict(list)
+    for delta in deltas:
+        of_choice[delta.index].append(delta)
+    return [
+        each[0]
+        if len(each) == 1
+        else TokenDelta(
+            index,
+            tuple(token for delta in each for token in delta.tokens),
+            tuple(logprobs for delta in each for logprobs in delta.logprobs),
+            each[-1].finish_reason,
+            each[-1].cached_tokens,
+            each[0].prompt_logprobs,
+        )
+        for index, each in of_choice.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +250,7 @@ class EngineClient:
         }
         over = False
         try:
-            arrived = time.monotonic() if request.arrived is None else request.arrived
+            arrived = monotonic() if request.arrived is None else request.arrived
             self._send(Submit(number, request, arrived))
             while choices:
                 for tokens in await stream.receive():
@@ -195,7 +287,7 @@ class EngineClient:
             self._abort(number, None, cause)
 
     def _abort(self, number: int, index: int | None, cause: AbortCause) -> None:
-        self._send(Abort(number, index, cause, time.monotonic()))
+        self._send(Abort(number, index, cause, monotonic()))
 
 
 def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
@@ -212,3 +304,45 @@ def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
     max_tokens = request.sampling.max_tokens
     if request.n < 1 or (max_tokens is not None and max_tokens < 1):
         raise RequestRejectedError("n and max_tokens must be at least 1")
+
+
+async def text_of(choice: Choice, tokens: TokenDelta) -> TextDelta | None:
+    """Return what ``choice.push`` makes of ``tokens``."""
+    if len(tokens.tokens) <= _TOKENS:
+        return choice.push(tokens)
+    deltas: list[TextDelta] = []
+    began = monotonic()
+    for piece in _pieces(tokens):
+        if (delta := choice.push(piece)) is not None:
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                break  # a stop string, perhaps, and what follows it is not looked at
+        if monotonic() - began > _TURN_SECONDS:
+            await asyncio.sleep(0)
+            began = monotonic()
+    return _joined(deltas) if deltas else None
+
+
+def _pieces(tokens: TokenDelta) -> Iterator[TokenDelta]:
+    last = len(tokens.tokens) - _TOKENS
+    for start in range(0, len(tokens.tokens), _TOKENS):
+        piece = slice(start, start + _TOKENS)
+        yield tokens._replace(
+            tokens=tokens.tokens[piece],
+            logprobs=tokens.logprobs[piece],
+            finish_reason=tokens.finish_reason if start >= last else None,
+            prompt_logprobs=tokens.prompt_logprobs if start == 0 else (),
+        )
+
+
+def _joined(deltas: list[TextDelta]) -> TextDelta:
+    last = deltas[-1]
+    return TextDelta(
+        last.index,
+        "".join(delta.text for delta in deltas),
+        last.completion_tokens,
+        last.finish_reason,
+        tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
+        last.cached_tokens,
+        deltas[0].prompt_logprobs,
+    )

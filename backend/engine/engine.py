@@ -13,8 +13,8 @@ import torch
 
 from backend.engine.client import EngineClient, TextSource
 from backend.engine.core import EngineCore
-from backend.engine.loop import EngineLoop
 from backend.engine.messages import EngineDescription, Report, Stop, ToEngine
+from backend.engine.worker import EngineLoop
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,6 @@
 
 from enum import Enum, auto
 
-import torch
-
 # torch has a type of its own for memory that its allocator does not get, and for nothing else: not
 # for that of the host, of a graph, of a kernel's code, of cuBLAS.
 _NO_MEMORY = (
@@ -30,6 +28,8 @@ class Fault(Enum):
 
 def fault_of(error: Exception) -> Fault:
     """Tell by the exception that launching or collecting a step raised."""
+    import torch  # noqa: PLC0415  # seconds, and the error of a step comes after them
+
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return Fault.MEMORY
     if isinstance(error, RuntimeError):

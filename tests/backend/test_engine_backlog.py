@@ -6,18 +6,18 @@ import socket
 import pytest
 from host_requests import Letters, request
 
-from backend.engine import link as engine_link
+from backend.engine import supervisor
 from backend.engine.client import EngineClient
-from backend.engine.link import Link
 from backend.engine.messages import Abort, AbortCause, EngineDescription, Submit
+from backend.engine.supervisor import EngineProcess
 from backend.ports import OverloadedError
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 
 async def test_an_engine_that_leaves_much_lying_is_sent_no_more_requests(monkeypatch):
-    monkeypatch.setattr(engine_link, "MOST_UNSENT_BYTES", 2**20)
+    monkeypatch.setattr(supervisor, "MOST_UNSENT_BYTES", 2**20)
     ours, theirs = socket.socketpair()
-    link = Link(lambda _: None, lambda _: None)
+    link = EngineProcess(lambda _: None, lambda _: None)
     await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
     large = GenerationRequest("r", tuple(range(100_000)), SamplingParams())
     sent = []

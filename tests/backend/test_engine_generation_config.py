@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backend.engine.generation_config import recommended_sampling
+from backend.engine.model_files import recommended_sampling
 from backend.models.config import ModelLoadError
 from backend.scheduler.request import SamplingParams
 

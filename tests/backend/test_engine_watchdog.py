@@ -14,11 +14,9 @@ import pytest
 from fake_engine import STUCK
 from host_requests import LIMIT, ask, children, request, until
 
-from backend.engine import engine
-from backend.engine import link as engine_link
-from backend.engine.host import EngineHost
-from backend.engine.link import TURNS, Link
+from backend.engine import engine, supervisor
 from backend.engine.messages import EngineDescription, Loaded, Loading, Ping
+from backend.engine.supervisor import TURNS, EngineProcess, EngineSupervisor
 from backend.engine.wire import frame
 from backend.executor.model_loader import load_engine
 from backend.models.config import ModelLoadError
@@ -80,7 +78,7 @@ class Turns:
 @pytest.fixture
 def turns(monkeypatch):
     turns = Turns()
-    monkeypatch.setattr(engine_link, "_turn", turns)
+    monkeypatch.setattr(supervisor, "_turn", turns)
     return turns
 
 
@@ -182,7 +180,7 @@ async def test_an_engine_that_only_says_nothing_answers_when_it_is_asked(start, 
     await turns.go()  # in which the token was heard
     for _ in range(3 * TURNS):
         await turns.go()
-        await until(lambda: host._link._heard)
+        await until(lambda: host._process._heard)
         await turns.go()
     await turns.judged()
     assert (host.client.ready, pid()) == (True, first)
@@ -212,10 +210,10 @@ async def test_one_that_wakes_up_after_it_was_given_up_is_not_heard_any_more(
 async def test_one_that_not_even_sigkill_ends_is_left_behind(start, turns, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(Process, "kill", lambda _: None)
-        patch.setattr(engine_link, "KILL_SECONDS", 0.01)
+        patch.setattr(supervisor, "KILL_SECONDS", 0.01)
         host = await start()
         stream = await begun(host)
-        process = host._link._process
+        process = host._process._process
         stop(process.pid)
         await turns.until_given_up(host)
         await fails(stream)
@@ -237,7 +235,7 @@ async def test_a_stop_while_a_hung_engine_is_ended_leaves_no_process(start, turn
 
 
 async def test_a_stopped_process_is_stopped_for_good_with_its_server(start, monkeypatch, caplog):
-    monkeypatch.setattr("backend.engine.host.STOP_SECONDS", 0.01)
+    monkeypatch.setattr("backend.engine.supervisor.STOP_SECONDS", 0.01)
     host = await start()
     stop(pid())
     await asyncio.wait_for(host.stop(), LIMIT)
@@ -257,7 +255,7 @@ async def test_loading_that_stands_still_is_given_up(start, turns):
 
 async def test_loading_may_take_any_time_while_it_tells_of_progress(turns):
     told = []
-    link = Link(lambda _: None, told.append)
+    link = EngineProcess(lambda _: None, told.append)
     loading = asyncio.create_task(link.load(1.0))
     for layer in range(10):
         await turns.go(TURNS)
@@ -288,7 +286,7 @@ async def test_the_real_engine_answers_when_idle_and_is_replaced_when_it_stands_
     chat_model, turns
 ):
     stages = []
-    host = EngineHost(EngineOptions(str(chat_model), device="cpu", threads=1), stages.append)
+    host = EngineSupervisor(EngineOptions(str(chat_model), device="cpu", threads=1), stages.append)
     await host.start()
     assert any("2 of 2 layers" in stage for stage in stages)
     host.open(Tokenizer.load(chat_model))
@@ -296,11 +294,11 @@ async def test_the_real_engine_answers_when_idle_and_is_replaced_when_it_stands_
         await turns.go()
         await turns.judged()
         host._send(Ping())
-        await until(lambda: host._link._heard)
+        await until(lambda: host._process._heard)
         asked = host.client.generate(LONG)
         async with aclosing(asked):
             await asyncio.wait_for(anext(asked), LIMIT)
-            stop(host._link._process.pid)
+            stop(host._process._process.pid)
             await turns.until_given_up(host)
             with pytest.raises(EngineError, match="hung"):
                 await asyncio.wait_for(to_its_end(asked), LIMIT)

@@ -7,8 +7,8 @@ import orjson
 import pytest
 from fake_models import at_once, nothing_to_close
 
-from backend.engine.background import in_background, is_left_behind
 from backend.ports import EngineError
+from backend.process import in_background, is_left_behind
 from backend.scheduler.request import FinishReason, TextDelta
 from backend.server import event_stream
 from backend.server.application import build_application

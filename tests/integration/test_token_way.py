@@ -8,7 +8,7 @@ import pytest
 from token_hops import TRACE, hops, traced, written
 
 from backend.app import create_app
-from backend.engine import link
+from backend.engine import supervisor
 from backend.settings import Settings
 
 pytest_plugins = ["running_backend"]
@@ -25,7 +25,7 @@ MOST_FILES = {"request": 68, "token": 37}
 @pytest.fixture
 def trace(tmp_path, monkeypatch):
     """Where the engine's process writes its way."""
-    monkeypatch.setattr(link, "MODULE", "token_hops")
+    monkeypatch.setattr(supervisor, "MODULE", "token_hops")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}")
     monkeypatch.setenv(TRACE, str(tmp_path / "trace"))
     return tmp_path / "trace"

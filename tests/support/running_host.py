@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from host_requests import Letters, children
 
-from backend.engine import host as engine_host
-from backend.engine import link as engine_link
-from backend.engine.host import EngineHost
+from backend.engine import supervisor
+from backend.engine.supervisor import EngineSupervisor
 from backend.settings import EngineOptions
 
 ROOT = Path(__file__).parents[2]
@@ -16,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    monkeypatch.setattr(engine_link, "MODULE", "fake_engine")
-    monkeypatch.setattr(engine_host, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "MODULE", "fake_engine")
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.01)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}")
 
 
@@ -27,7 +26,7 @@ async def start(stand_in):
 
     async def run(model="serve", stages=None, **bounds):
         tell = (stages if stages is not None else []).append
-        host = EngineHost(EngineOptions(str(model)), tell, **bounds)
+        host = EngineSupervisor(EngineOptions(str(model)), tell, **bounds)
         hosts.append(host)
         await host.start()
         host.open(Letters())

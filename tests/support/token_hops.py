@@ -83,7 +83,7 @@ def hops(entries: Iterable[Entry], since: int, until: int) -> list[str]:
 
 def main() -> int:
     """Run the engine's process, traced."""
-    from backend.engine.process import main as run
+    from backend.engine.worker import main as run
 
     # Unbuffered, because the process ends without a flush.
     trace = os.open(os.environ[TRACE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)

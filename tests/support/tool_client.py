@@ -12,7 +12,7 @@ import openai
 import pytest
 from tool_templates import with_template
 
-from backend.engine.delivery import Stream
+from backend.engine.client import Stream
 from backend.executor.model_loader import load_engine
 from backend.scheduler.request import SamplingParams
 from backend.server.application import build_application

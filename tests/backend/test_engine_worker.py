@@ -15,7 +15,7 @@ pytest_plugins = ["running_backend"]
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 120.0
-MODULE = "backend.engine.process"
+MODULE = "backend.engine.worker"
 # Minutes of work for the tiny model.
 LONG = {"prompt": "a", "max_tokens": 400, "n": 128, "ignore_eos": True}
 

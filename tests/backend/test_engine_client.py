@@ -1,13 +1,18 @@
+"""The client's half: what an engine reports reaches its reader, and becomes text in turns."""
+
 import asyncio
 import pickle
 import threading
+from itertools import count
 
 import pytest
 
-from backend.engine.delivery import Stream, deliver
+from backend.engine import client
+from backend.engine.client import Stream, deliver
 from backend.engine.messages import Report
 from backend.ports import EngineError
 from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs
+from backend.scheduler.stopping import Choice
 
 
 async def send(*items):
@@ -80,3 +85,46 @@ async def test_readers_whose_loop_is_closed_are_named():
     deserted = await send((there, TokenDelta(0, (1,))), (here, TokenDelta(0, (2,))))
     assert deserted == [there]
     assert await here.receive() == [TokenDelta(0, (2,))]
+
+
+class Letters:
+    """Token 65 reads "A"; every third token waits for the next one."""
+
+    def __init__(self):
+        self._held = ""
+
+    def push(self, token):
+        text = self._held + chr(token)
+        self._held = text if len(text) < 2 and token % 3 == 0 else ""
+        return "" if self._held else text
+
+    def finish(self):
+        return self._held
+
+
+def answer(length, reason=FinishReason.LENGTH, *, logprobs=True):
+    tokens = tuple(97 + number * 7 % 26 for number in range(length))
+    told = tuple(TokenLogprobs(token, -1.0) for token in tokens) if logprobs else ()
+    return TokenDelta(0, tokens, told, reason, 5, (TokenLogprobs(1, -2.0),))
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 1000])
+@pytest.mark.parametrize("reason", [None, FinishReason.LENGTH, FinishReason.STOP])
+@pytest.mark.parametrize("stop", [(), ("zgnub",), ("a",)])
+async def test_the_text_is_that_of_one_go(length, reason, stop):
+    tokens = answer(length, reason)
+    expected = Choice(0, stop, Letters()).push(tokens)
+    assert await client.text_of(Choice(0, stop, Letters()), tokens) == expected
+
+
+async def test_others_have_their_turn_meanwhile(monkeypatch):
+    ticks = count(0.0, 0.001)
+    monkeypatch.setattr(client, "monotonic", lambda: next(ticks))
+    tokens = answer(3200, logprobs=False)
+    task = asyncio.create_task(client.text_of(Choice(0, (), Letters()), tokens))
+    others = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        others += 1
+    assert others > 20
+    assert len((await task).text) == 3200

@@ -1,19 +1,46 @@
-"""The engine's loop: takes messages in, steps for as long as there is work, reports.
+"""The engine's own process, and its loop: takes messages in, steps while there is work, reports.
 
-Synchronous, and alone in touching scheduler, cache and sampler. Where it runs, in a thread or in a
-process of its own, is its endpoint's affair.
+The supervisor starts it as ``python -m backend.engine.worker FD``; FD is one end of a socket pair.
+The process never outlives its parent: whatever closes the other end, ``kill -9`` of the parent
+included, ends it at once, in the middle of a step or of a load. Signals meant for a terminal's or a
+service's whole group are the parent's to act on, so they are ignored here.
 """
 
 import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import Protocol, assert_never
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, assert_never
 
-from backend.engine.core import EngineCore
-from backend.engine.messages import Abort, Ping, Report, Stop, Submit, ToEngine
+from backend.engine.messages import (
+    Abort,
+    Loaded,
+    LoadFailed,
+    Loading,
+    Ping,
+    Report,
+    Stop,
+    Submit,
+    ToEngine,
+)
 from backend.engine.step_faults import DeviceLostError
+from backend.engine.wire import PeerGoneError, SocketEndpoint
+from backend.models.config import ModelLoadError
+from backend.process import configure_logging
+from backend.settings import EngineOptions
+
+if TYPE_CHECKING:
+    from backend.engine.core import EngineCore
 
 logger = logging.getLogger(__name__)
+
+STATS_SECONDS = 0.1
+"""Figures are as old as this while the engine works, and fresh when it has nothing to do."""
 
 _MAX_RESTARTS_IN_A_ROW = 3
 _CHECK_SECONDS = 10.0
@@ -42,7 +69,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        core: EngineCore,
+        core: "EngineCore",
         endpoint: Endpoint,
         *,
         stats_seconds: float = 0.0,
@@ -124,3 +151,60 @@ class EngineLoop:
             self._stats_at = now
         if report:
             self._endpoint.send(report)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run on the socket whose descriptor is ``argv[0]``; return when told to stop."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    configure_logging()
+    sock = socket.socket(fileno=int(argv[0]))
+    endpoint = SocketEndpoint(sock)
+    threading.Thread(target=_end_with_parent, args=(sock,), name="parent", daemon=True).start()
+    try:
+        return _serve(endpoint, endpoint.await_message(EngineOptions))
+    except PeerGoneError:
+        return 1
+
+
+def _end_with_parent(sock: socket.socket) -> None:
+    poller = select.poll()
+    poller.register(sock, 0)  # that the other end is closed is told whether asked for or not
+    poller.poll()
+    os._exit(1)
+
+
+def _serve(endpoint: SocketEndpoint, options: EngineOptions) -> int:
+    try:
+        endpoint.tell(Loading("importing torch"))
+        from backend.executor.model_loader import load_model  # noqa: PLC0415  # seconds
+
+        loaded = load_model(options, lambda stage: endpoint.tell(Loading(stage)))
+        endpoint.tell(Loading("taking the first step"))
+        loaded.core.warm_up()
+    except ModelLoadError as error:
+        endpoint.tell(LoadFailed(str(error)))
+        return 1
+    except PeerGoneError:
+        raise
+    except Exception as error:
+        logger.exception("the engine cannot start")
+        endpoint.tell(LoadFailed(f"{type(error).__name__}: {error}"))
+        return 1
+    endpoint.tell(Loaded(loaded.description))
+    code = 0
+    try:
+        EngineLoop(loaded.core, endpoint, stats_seconds=STATS_SECONDS).run()
+    except PeerGoneError:
+        code = 1
+    except Exception:
+        logger.exception("the engine's loop ended")
+        code = 1
+    # There is nothing to save; taking torch down in order takes a second, or for ever after a
+    # device was lost.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,10 @@
-"""The way to one engine process, and the process at its end.
+"""Runs the engine's process (``worker``) and starts another when it dies or hangs.
 
-Law: what was given up is silent. After ``sever`` nothing that the process says is heard, and
-``end`` returns in bounded time, with the process killed, whatever breaks it off.
+Laws: the client is open exactly while a warm engine is there. When its process ends, for whatever
+reason, every request that it had fails at once, and the next engine knows nothing of them. A
+process that has requests and is silent for too long counts as ended (``scheduler/watchdog``). A
+severed connection delivers nothing more, and ``EngineProcess.end`` returns in bounded time with the
+process killed.
 """
 
 import asyncio
@@ -10,16 +13,21 @@ import logging
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
+from backend.engine.client import EngineClient, TextSource
 from backend.engine.messages import (
     EngineDescription,
     Loaded,
     LoadFailed,
     Loading,
+    Ping,
     Report,
+    Stop,
     Submit,
     ToEngine,
 )
@@ -31,7 +39,7 @@ from backend.settings import EngineOptions
 
 log = logging.getLogger(__name__)
 
-MODULE = "backend.engine.process"
+MODULE = "backend.engine.worker"
 EXIT_SECONDS = 1.0
 """From a closed connection to the process's end."""
 KILL_SECONDS = 5.0
@@ -44,6 +52,17 @@ MOST_UNSENT_BYTES = 64 * 2**20
 
 KILLED = signal.SIGKILL.name
 
+STEP_SECONDS = 300.0
+LOAD_SECONDS = 600.0
+STOP_SECONDS = 5.0
+FIRST_BACKOFF_SECONDS = 0.25
+LAST_BACKOFF_SECONDS = 10.0
+SETTLED_SECONDS = 60.0
+"""An engine that ran for so long is started again without much delay."""
+
+_DIED = "died"
+_HUNG = "hung"
+
 
 class _SilentError(ModelLoadError):
     """The process is there and tells of no progress."""
@@ -55,33 +74,33 @@ async def launch(
     tell: Callable[[str], None],
     *,
     silent_seconds: float,
-) -> "Link":
+) -> "EngineProcess":
     """Start a process and wait until its engine is warm. Raises ModelLoadError.
 
     It may take any time, but not be silent for so long.
     """
     ours, theirs = socket.socketpair()
-    link = Link(receive, tell)
+    engine = EngineProcess(receive, tell)
     try:
         # First of all, so that whatever breaks off here takes the process with it.
-        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+        await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
         try:
-            await link.spawn(theirs)
-            link.send_first(options)
-            await link.load(silent_seconds)
+            await engine.spawn(theirs)
+            engine.send_first(options)
+            await engine.load(silent_seconds)
         except BaseException as error:
             given_up = isinstance(error, _SilentError) or not isinstance(error, Exception)
-            how = await link.end(patience=0.0 if given_up else EXIT_SECONDS)
+            how = await engine.end(patience=0.0 if given_up else EXIT_SECONDS)
             if isinstance(error, UnavailableError):
                 text = f"the engine's process ended while it loaded ({how})"
                 raise ModelLoadError(text) from error
             raise
     finally:
         theirs.close()
-    return link
+    return engine
 
 
-class Link(asyncio.Protocol):
+class EngineProcess(asyncio.Protocol):
     """The server's end of the way to one engine process."""
 
     def __init__(self, receive: Callable[[Report], None], tell: Callable[[str], None]) -> None:
@@ -262,3 +281,106 @@ async def _kill(process: Process) -> None:
     await _wait(process, KILL_SECONDS)
     if process.returncode is None:
         log.error("process %d was killed and is still there: it hangs in the kernel", process.pid)
+
+
+class EngineSupervisor:
+    """One engine at a time, and the client in front of it; belongs to one event loop."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        tell: Callable[[str], None],
+        *,
+        step_seconds: float = STEP_SECONDS,
+        load_seconds: float = LOAD_SECONDS,
+    ) -> None:
+        """``tell`` is called with what is being done while an engine is loaded, for people.
+
+        An engine hangs that has requests and says nothing for ``step_seconds``, which the longest
+        step must not take, or tells of no progress for ``load_seconds`` while it is loaded.
+        """
+        self.client = EngineClient(self._send)
+        self._options = options
+        self._tell = tell
+        self._step_seconds = step_seconds
+        self._load_seconds = load_seconds
+        self._process: EngineProcess | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> EngineDescription:
+        """Start the first engine. Raises ModelLoadError, whatever the reason.
+
+        Cancelling it ends the process.
+        """
+        self._process = process = await self._launch(self._tell)
+        return process.description
+
+    def open(self, text: TextSource) -> None:
+        """Let requests in, and keep an engine running from now on."""
+        process = self._process
+        if process is None or self._keeper is not None:
+            raise RuntimeError("open an engine once, after it was started")
+        self.client.open(process.description, text)
+        self._keeper = asyncio.create_task(self._keep(process, text))
+
+    async def stop(self) -> None:
+        """Fail open requests and end the process; a second call is harmless."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        self.client.close("the engine is shutting down")
+        process, self._process = self._process, None
+        if process is not None:
+            process.send(Stop())
+            if await process.end(patience=STOP_SECONDS) == KILLED:
+                log.warning("the engine did not stop by itself and was killed")
+
+    def _send(self, message: ToEngine) -> None:
+        if self._process is not None:
+            self._process.send(message)
+
+    async def _keep(self, process: EngineProcess, text: TextSource) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            began = time.monotonic()
+            what = await self._fate(process)
+            process.sever()
+            self.client.close(f"the engine's process {what} and is being started again")
+            how = await process.end(patience=0.0 if what == _HUNG else EXIT_SECONDS)
+            self._process = None
+            log.error("the engine's process %s (%s); starting it again", what, how)
+            if time.monotonic() - began > SETTLED_SECONDS:
+                backoff = FIRST_BACKOFF_SECONDS
+            while self._process is None:
+                await asyncio.sleep(backoff)
+                backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+                try:
+                    self._process = await self._launch(partial(self._restarting, what))
+                except (ModelLoadError, OSError) as error:  # no process to be had is one
+                    log.error("the engine cannot be started: %s", error)  # noqa: TRY400
+                    self.client.close(f"the engine cannot be started: {error}")
+                except Exception:
+                    # Nobody but this task would ever try again.
+                    log.exception("the engine cannot be started")
+                    self.client.close("the engine cannot be started")
+            process = self._process
+            self.client.open(process.description, text)
+            log.info("the engine is ready again")
+
+    async def _fate(self, process: EngineProcess) -> str:
+        """Return what became of a running engine, once it is to be replaced."""
+        died = await process.watch(
+            process.closed,
+            self._step_seconds,
+            waiting=lambda: self.client.has_requests,
+            ask=lambda: process.send(Ping()),
+        )
+        return _DIED if died else _HUNG
+
+    def _restarting(self, what: str, stage: str) -> None:
+        self.client.close(f"the engine {what} and is being started again: {stage}")
+
+    async def _launch(self, tell: Callable[[str], None]) -> EngineProcess:
+        return await launch(
+            self._options, self.client.receive, tell, silent_seconds=self._load_seconds
+        )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from host_requests import LIMIT, ask, children, request, until
 
-from backend.engine import host as engine_host
-from backend.engine.host import EngineHost
+from backend.engine import supervisor
 from backend.engine.messages import EngineDescription
+from backend.engine.supervisor import EngineSupervisor
 from backend.models.config import ModelLoadError
 from backend.ports import EngineError, RequestRejectedError, UnavailableError
 from backend.scheduler.request import FinishReason
@@ -47,7 +47,7 @@ async def test_a_process_that_dies_while_it_loads_says_how(start):
 
 async def test_a_load_that_is_given_up_leaves_no_process(start, tmp_path):
     stages = []
-    host = EngineHost(EngineOptions("serve"), stages.append)
+    host = EngineSupervisor(EngineOptions("serve"), stages.append)
     loading = asyncio.create_task(host.start())
     await until(children)
     loading.cancel()
@@ -87,7 +87,7 @@ async def test_one_that_cannot_be_started_again_is_tried_until_it_can(start, tmp
 
 
 async def test_one_that_does_not_stop_is_killed(start, monkeypatch, caplog):
-    monkeypatch.setattr(engine_host, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.2)
     host = await start("hang")
     await asyncio.wait_for(host.stop(), LIMIT)
     assert "was killed" in caplog.text
@@ -123,7 +123,7 @@ async def test_starts_and_stops_leak_no_descriptor(start):
     assert descriptors() == before
 
 
-class ScriptedLink:
+class ScriptedProcess:
     """The way to an engine that ends when the test says so."""
 
     def __init__(self):
@@ -145,7 +145,7 @@ class ScriptedLink:
 
 
 async def test_a_start_that_fails_in_an_unforeseen_way_is_tried_again(monkeypatch):
-    first, last = ScriptedLink(), ScriptedLink()
+    first, last = ScriptedProcess(), ScriptedProcess()
     outcomes = iter([first, TypeError("unforeseen"), last])
 
     async def launch(*_, **__):
@@ -154,15 +154,15 @@ async def test_a_start_that_fails_in_an_unforeseen_way_is_tried_again(monkeypatc
             raise outcome
         return outcome
 
-    monkeypatch.setattr(engine_host, "launch", launch)
-    monkeypatch.setattr(engine_host, "FIRST_BACKOFF_SECONDS", 0.001)
-    host = EngineHost(EngineOptions("model"), str)
+    monkeypatch.setattr(supervisor, "launch", launch)
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.001)
+    host = EngineSupervisor(EngineOptions("model"), str)
     await host.start()
     host.open(None)
     assert host.client.ready
     first.died.set()
     async with asyncio.timeout(60):
-        while host._link is not last or not host.client.ready:  # noqa: ASYNC110 (it says nothing)
+        while host._process is not last or not host.client.ready:  # noqa: ASYNC110 (it says nothing)
             await asyncio.sleep(0)
     await host.stop()
     assert not host.client.ready
