@@ -19,7 +19,6 @@ from backend.ports import (
     UnavailableError,
 )
 from backend.scheduler.request import TextDelta
-from backend.server.constraints import Constraint
 from backend.server.event_stream import EventStream
 from backend.server.generation import Tally
 from backend.server.prompts import off_loop
@@ -32,6 +31,7 @@ from backend.server.protocol.errors import (
 )
 from backend.server.protocol.generation import StreamOptions
 from backend.server.replies import FinishedChoice, Head, ReplyForm
+from backend.server.structured import Constraint
 
 FAILURES = (EngineError, OverloadedError, RequestRejectedError)
 """What a generation raises."""

@@ -6,12 +6,12 @@ from dataclasses import replace
 from aiohttp import web
 
 from backend.scheduler.request import SamplingParams
-from backend.server.constraints import Constraint
 from backend.server.generation import Generation
 from backend.server.prompts import check_biases
 from backend.server.protocol.generation import GenerationFields
 from backend.server.request_headers import kv_salt, priority, queue_seconds
 from backend.server.served_model import LoadedModel
+from backend.server.structured import Constraint
 
 
 def sampling_of(

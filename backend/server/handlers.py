@@ -10,7 +10,6 @@ from backend.server.answering import Answer
 from backend.server.body import read_request
 from backend.server.chat import ChatRequest
 from backend.server.completions import CompletionRequest
-from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.front import STOPPING
 from backend.server.generation import Tally
@@ -20,6 +19,7 @@ from backend.server.prompts import chat_prompt, completion_prompts, echoed_promp
 from backend.server.protocol.generation import CompletionFields, StreamOptions
 from backend.server.replies import ChatForm, CompletionForm
 from backend.server.served_model import ServedModel
+from backend.server.structured import constraint_of
 from backend.server.tool_parsers import answer_format, tool_use
 from backend.server.tools.replies import ReadChatForm
 
@@ -40,7 +40,7 @@ class Handlers:
         tools = tool_use(
             asked.tools, asked.tool_choice, asked.parallel_tool_calls, loaded.tool_format
         )
-        constraint = await constraint_off_loop(asked, asked.response_format, tools)
+        constraint = await constraint_of(asked, asked.response_format, tools)
         prompt = await chat_prompt(
             loaded.encoder,
             asked.messages,
@@ -76,7 +76,7 @@ class Handlers:
         )
         # The engine computes one token at least; where none is wanted, it is not told.
         sampling = sampling_of(asked, asked.most_tokens or 1, asked.logprobs, loaded)
-        constraint = await constraint_off_loop(asked)
+        constraint = await constraint_of(asked)
         sampling = constrained(sampling, constraint)
         if asked.echo:
             sampling = replace(sampling, prompt_logprobs=asked.logprobs)

@@ -23,7 +23,7 @@ from backend.scheduler.request import (
     GrammarKind,
     SamplingParams,
 )
-from backend.server.json_schema import enforceable
+from backend.server.structured import enforceable
 
 pytest_plugins = ["running_backend"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend.server.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enforceable
+from backend.server.structured import MOST_BYTES, MOST_DEPTH, SchemaError, enforceable
 
 
 @pytest.mark.parametrize(
@@ -12,6 +12,7 @@ from backend.server.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enfo
         ({"properties": {"a": True}}, {"type": "object", "properties": {"a": {}}}),
         ({"minimum": 1}, {"type": "number", "minimum": 1}),
         ({"type": "string", "minimum": 1}, {"type": "string"}),
+        ({"type": "string", "required": True, "minLength": None}, {"type": "string"}),
         ({"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
         ({"type": "integer", "enum": [1, 2.0, "a", True]}, {"enum": [1, 2.0]}),
         ({"const": None}, {"enum": [None]}),
@@ -97,6 +98,12 @@ for _ in range(MOST_DEPTH + 1):
         ({"minLength": -1}, "In context=('minLength',), -1 is less than the minimum of 0"),
         ({"minimum": 1e-7, "exclusiveMaximum": 1e-6}, "no number with 6 decimals lies within"),
         ({"minimum": "1"}, "In context=('minimum',), '1' is not of type 'number'"),
+        ({"minimum": True}, "In context=('minimum',), True is not of type 'number'"),
+        ({"format": ["date"]}, "In context=('format',), ['date'] is not of type 'string'"),
+        (
+            {"type": ["integer", "number"], "minimum": 1e-7, "maximum": 2e-7},
+            "no number with 6 decimals lies within",
+        ),
         ({"pattern": "(?=a)"}, "lookarounds and word boundaries are not permitted"),
         ({"pattern": 'a"'}, "quotes, backslashes"),
         ({"pattern": '\\[^"]'}, "quotes, backslashes"),

@@ -7,8 +7,8 @@ import pytest
 
 from backend.ports import GrammarRejectedError
 from backend.scheduler.request import FinishReason, GrammarKind, TextDelta, TokenLogprobs
-from backend.server import constraints
-from backend.server.json_schema import enforceable
+from backend.server import structured
+from backend.server.structured import enforceable
 from backend.server.tool_parsers import FORMATS
 
 pytest_plugins = ["running_backend"]
@@ -355,7 +355,7 @@ async def test_schemas_are_read_off_the_event_loop(server, monkeypatch):
         threads.append(threading.current_thread())
         return enforceable(schema, strict=strict)
 
-    monkeypatch.setattr(constraints, "enforceable", noted)
+    monkeypatch.setattr(structured, "enforceable", noted)
     named = {"name": "a", "schema": {"type": "object"}}
     response_format = {"type": "json_schema", "json_schema": named}
     outputs = {"structured_outputs": {"json": {"type": "object"}}}

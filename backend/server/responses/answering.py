@@ -12,12 +12,12 @@ from aiohttp import web
 
 from backend.ports import Generator
 from backend.server.answering import FAILURES, api_error, broken_off, is_long
-from backend.server.constraints import Constraint
 from backend.server.event_stream import TypedEventStream
 from backend.server.generation import Tally
 from backend.server.logprob_replies import Spell
 from backend.server.prompts import off_loop
 from backend.server.responses.writing import ResponseWriter
+from backend.server.structured import Constraint
 from backend.server.tool_parsers import AnswerFormat
 
 

@@ -5,7 +5,6 @@ import time
 from aiohttp import web
 
 from backend.server.body import read_request
-from backend.server.constraints import constraint_off_loop
 from backend.server.engine_request import constrained, generation_of, sampling_of
 from backend.server.generation import Tally
 from backend.server.prompts import chat_prompt, off_loop
@@ -14,6 +13,7 @@ from backend.server.protocol.responses import ResponsesRequest
 from backend.server.responses.answering import ResponseAnswer
 from backend.server.responses.repeated import check_printable, repeated
 from backend.server.served_model import ServedModel
+from backend.server.structured import constraint_of
 from backend.server.tool_parsers import answer_format, tool_use
 
 ON_LOOP_ITEMS = 500
@@ -39,7 +39,7 @@ class ResponsesHandlers:
             loaded.tool_format,
             parameters_at="parameters",
         )
-        constraint = await constraint_off_loop(asked, asked.chat_format, tools, param="text.format")
+        constraint = await constraint_of(asked, asked.chat_format, tools, param="text.format")
         messages = await off_loop(lambda: asked.chat_messages, asked.num_items > ON_LOOP_ITEMS)
         prompt = await chat_prompt(
             loaded.encoder,

@@ -1,0 +1,556 @@
+"""From the form that a client demands of an answer to the grammar that decoding keeps to.
+
+A JSON schema becomes one that xgrammar enforces whole, for xgrammar ignores many keywords without
+a word. A strict client gets the keyword and its path refused. Otherwise the keyword is left out,
+and the answer is valid under the rest. ``enforceable`` is pure.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+
+from backend.scheduler.request import Grammar, GrammarKind
+from backend.server.prompts import off_loop
+from backend.server.protocol.errors import ApiError
+from backend.server.protocol.generation import (
+    MOST_CHARACTERS,
+    GenerationFields,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from backend.server.protocol.messages import Function
+from backend.server.tool_parsers import ToolUse
+from backend.server.tool_parsers.streaming_json import CallableFunction
+
+MOST_BYTES = 64 * 1024
+MOST_ENFORCED_BYTES = 4 * MOST_BYTES
+"""Of what is enforced: a schema that refers to parts of its own has them once more."""
+MOST_DEPTH = 32
+MOST_SUBSCHEMAS = 2_000
+DECIMALS = 6
+"""The most that xgrammar writes in a bounded number."""
+
+# For each keyword the type of its value ("": any, or a schema) and of the values it constrains.
+_KEYWORDS = {
+    "properties": ("object", "object"),
+    "required": ("array", "object"),
+    "additionalProperties": ("", "object"),
+    "items": ("", "array"),
+    "prefixItems": ("array", "array"),
+    **dict.fromkeys(("minItems", "maxItems"), ("integer", "array")),
+    **dict.fromkeys(("pattern", "format"), ("string", "string")),
+    **dict.fromkeys(("minLength", "maxLength"), ("integer", "string")),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), ("number", "number")
+    ),
+    "$ref": ("string", ""),
+    "enum": ("array", ""),
+    "const": ("", ""),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf"), ("array", "")),
+    "type": ("", ""),
+}
+_TYPES = {
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "integer": lambda value: (
+        (isinstance(value, int) and not isinstance(value, bool))
+        or (isinstance(value, float) and value.is_integer())
+    ),
+    "boolean": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "null": lambda value: value is None,
+}
+_NOT_ENFORCED = frozenset(
+    {"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"}
+    | {"patternProperties", "propertyNames", "minProperties", "maxProperties"}
+    | {"unevaluatedProperties", "unevaluatedItems", "contains", "minContains", "maxContains"}
+    | {"uniqueItems", "multipleOf", "$dynamicRef", "$recursiveRef"}
+)
+_FORMATS = frozenset(
+    {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+)
+_LOOKAROUND = re.compile(r"\(\?<?[=!]|\\[bB]")
+# An escape, or a class; one that is not closed goes to the end, or looking for it would take time
+# quadratic in the pattern's length.
+_CLASS = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*+)(?:\]|\\?\Z)", re.DOTALL)
+# Outside of a class a pattern's characters stand in the JSON text as they are.
+_UNWRITABLE = re.compile(r'"|\\[\\nrtfvcxu0]|[\x00-\x1f]')
+_UNWRITABLE_IN_CLASS = re.compile(r"\\[nrtfvc0]|[\x00-\x1f]")
+
+Schema = dict[str, Any]
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar, and whose fault it is if nothing can be generated under it."""
+
+    grammar: Grammar
+    subject: str
+    param: str
+
+    def refused(self, reason: str) -> ApiError:
+        """Return the error of a grammar that cannot be compiled."""
+        return ApiError(400, f"Invalid {self.subject}: {reason}.", param=self.param)
+
+
+async def constraint_of(
+    asked: GenerationFields,
+    response_format: ResponseFormat | None = None,
+    tools: ToolUse | None = None,
+    *,
+    param: str = "response_format",
+) -> Constraint | None:
+    """Return what the answer must conform to; ``param`` is where a client says its format.
+
+    It is found in a thread, because the schemas of many functions take seconds. Raises ApiError.
+    """
+
+    def find() -> Constraint | None:
+        wanted = None if response_format is None else _of_response_format(response_format, param)
+        other = None if asked.structure is None else _of_structured_outputs(*asked.structure)
+        if wanted is not None and other is not None:
+            problem = f"'{param}' and '{other.param}' cannot be set at the same time."
+            raise _combination(problem, other.param)
+        constraint = wanted or other
+        if tools is not None:
+            constraint = _of_tools(constraint, tools)
+        if constraint is not None and asked.min_tokens:
+            problem = "'min_tokens' cannot be set where the form of the answer is: its grammar"
+            raise _combination(f"{problem} says when it is over.", "min_tokens")
+        return constraint
+
+    demanded = (response_format, tools, asked.structure)
+    return await off_loop(find, any(each is not None for each in demanded))
+
+
+def _combination(problem: str, param: str) -> ApiError:
+    return ApiError(400, problem, param=param, code="invalid_parameter_combination")
+
+
+def _of_response_format(form: ResponseFormat, param: str) -> Constraint | None:
+    if form.type == "text":
+        return None
+    if form.type == "json_object" and form.definition:
+        return _of_schema(form.definition, False, f"schema for '{param}'", param)
+    if form.json_schema is None:
+        return Constraint(Grammar(GrammarKind.JSON_OBJECT), f"'{param}'", param)
+    named = form.json_schema
+    subject = f"schema for response_format '{named.name}'"
+    return _of_schema(named.definition, named.strict or False, subject, param)
+
+
+def _of_schema(schema: Any, strict: bool, subject: str, param: str) -> Constraint:
+    try:
+        source = orjson.dumps(enforceable(schema, strict=strict)).decode()
+    except SchemaError as error:
+        raise ApiError(400, f"Invalid {subject}: {error}", param=param) from None
+    return Constraint(Grammar(GrammarKind.JSON_SCHEMA, source), subject, param)
+
+
+def _of_structured_outputs(prefix: str, outputs: StructuredOutputs) -> Constraint | None:
+    def of_text(kind: GrammarKind, source: str, name: str) -> Constraint:
+        return Constraint(Grammar(kind, source), f"'{prefix}{name}'", f"{prefix}{name}")
+
+    if outputs.json_schema is not None:
+        param = f"{prefix}json"
+        schema = outputs.json_schema
+        if isinstance(schema, str):
+            try:
+                schema = orjson.loads(schema)
+            except ValueError:
+                raise ApiError(400, f"Invalid '{param}': it is not JSON.", param=param) from None
+        return _of_schema(schema, False, f"schema for '{param}'", param)
+    if outputs.regex is not None:
+        return of_text(GrammarKind.REGEX, outputs.regex, "regex")
+    if outputs.choice is not None:
+        return of_text(GrammarKind.EBNF, _choices(outputs.choice, f"{prefix}choice"), "choice")
+    if outputs.grammar is not None:
+        return of_text(GrammarKind.EBNF, outputs.grammar, "grammar")
+    if outputs.json_object:
+        return of_text(GrammarKind.JSON_OBJECT, "", "json_object")
+    return None
+
+
+def _choices(choices: Sequence[str], param: str) -> str:
+    """Return the grammar of one of ``choices``, each spelled in characters that need no escape."""
+    size = sum(map(len, choices))
+    if size > MOST_CHARACTERS:
+        problem = f"{size} characters together, of which {MOST_CHARACTERS} are allowed"
+        raise ApiError(400, f"Invalid '{param}': the choices have {problem}.", param=param)
+    spelled = (re.sub("[^0-9A-Za-z]", lambda c: f"\\U{ord(c[0]):08x}", each) for each in choices)
+    return "root ::= " + " | ".join(f'"{each}"' for each in spelled)
+
+
+def _of_tools(answer: Constraint | None, tools: ToolUse) -> Constraint | None:
+    """Return the constraint of calls, of calls or ``answer``, or of calls within free text."""
+    if not tools.demanded and answer is not None:
+        if answer.grammar.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
+            raise _combination(f"'{answer.param}' cannot be set beside 'tools'.", answer.param)
+        schema = orjson.loads(answer.grammar.source or '{"type": "object"}')
+        calls = tools.form.calls(_functions(tools), several=tools.several)
+        either = [calls, {"type": "json_schema", "json_schema": schema}]
+        tag = {"type": "or", "elements": either}
+        return Constraint(_structure(tag, GrammarKind.STRUCTURE), answer.subject, answer.param)
+    if tools.demanded:
+        kind = GrammarKind.STRUCTURE
+        tag = tools.form.calls(_functions(tools), several=tools.several)
+    elif any(function.strict for function in tools.functions):
+        kind = GrammarKind.TEXT_WITH_STRUCTURE
+        tag = tools.form.text_or_calls(_functions(tools), several=tools.several)
+    else:
+        return None
+    return Constraint(_structure(tag, kind), "schema for functions", "tools")
+
+
+def _structure(tag: Schema, kind: GrammarKind) -> Grammar:
+    return Grammar(kind, orjson.dumps({"type": "structural_tag", "format": tag}).decode())
+
+
+def _functions(use: ToolUse) -> list[CallableFunction]:
+    """Return the functions with the schemas of their arguments. Raises ApiError."""
+    functions: list[CallableFunction] = []
+    size = 0
+    for function, position in zip(use.functions, use.positions, strict=True):
+        schema = _parameters(function, f"tools[{position}].{use.parameters_at}")
+        size += len(orjson.dumps(schema))
+        if size > MOST_ENFORCED_BYTES:
+            # Counted as they come, so that no request makes thousands of large ones.
+            number = f"number {len(functions) + 1} of {len(use.functions)}"
+            raise ApiError(
+                400,
+                f"Invalid schemas for functions: up to '{function.name}' ({number}) they have "
+                f"{size} bytes together, of which {MOST_ENFORCED_BYTES} are allowed.",
+                param="tools",
+                code="invalid_function_parameters",
+            )
+        functions.append(CallableFunction(function.name, schema))
+    return functions
+
+
+def _parameters(function: Function, param: str) -> Schema:
+    parameters = function.parameters or {"properties": {}, "additionalProperties": False}
+    kind = parameters.get("type", "object")
+    try:
+        if kind == "object":
+            return enforceable({"type": "object"} | parameters, strict=function.strict or False)
+        problem = f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'."
+    except SchemaError as error:
+        problem = str(error)
+    problem = f"Invalid schema for function '{function.name}': {problem}"
+    raise ApiError(400, problem, param=param, code="invalid_function_parameters")
+
+
+class SchemaError(ValueError):
+    """The schema cannot be enforced: ``path`` leads to where, ``problem`` says why."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        """``problem`` is a sentence without its end."""
+        super().__init__(f"In context={path!r}, {problem}.")
+
+
+def enforceable(schema: Any, *, strict: bool) -> Schema:
+    """Return the schema that is enforced. Raises SchemaError."""
+    size = len(orjson.dumps(schema))
+    if size > MOST_BYTES:
+        raise SchemaError((), f"the schema has {size} bytes, of which {MOST_BYTES} are allowed")
+    translation = _Translation(schema, strict=strict)
+    enforced = translation.schema(schema, (), 0)
+    if translation.definitions:
+        enforced["$defs"] = translation.definitions
+    size = len(orjson.dumps(enforced))
+    if size > MOST_ENFORCED_BYTES:
+        problem = f"with what it refers to the schema has {size} bytes"
+        raise SchemaError((), f"{problem}, of which {MOST_ENFORCED_BYTES} are allowed")
+    return enforced
+
+
+class _Translation:
+    """Of one schema; each method takes the keywords that are known and not null."""
+
+    def __init__(self, root: Any, *, strict: bool) -> None:
+        self._root = root
+        self._strict = strict
+        self._num_subschemas = 0
+        self._names: dict[int, str] = {}
+        """By the identity of what is referred to, which has many spellings."""
+        self.definitions: dict[str, Schema] = {}
+
+    def schema(self, schema: Any, path: Path, depth: int) -> Schema:
+        self._num_subschemas += 1
+        if depth > MOST_DEPTH or self._num_subschemas > MOST_SUBSCHEMAS:
+            limit = f"{MOST_DEPTH} levels" if depth > MOST_DEPTH else f"{MOST_SUBSCHEMAS} schemas"
+            raise SchemaError(path, f"the schema is larger than the {limit} that are allowed")
+        if schema is True:
+            return {}
+        if not isinstance(schema, dict):
+            raise SchemaError(path, f"{_shown(schema)} is not of type 'object', 'boolean'")
+        for keyword, value in schema.items():
+            if keyword in _NOT_ENFORCED and value not in (False, None):
+                self._refuse(path, f"'{keyword}' is not permitted")
+        given = {
+            keyword: value
+            for keyword, value in schema.items()
+            if keyword in _KEYWORDS and (value is not None or keyword == "const")
+        }
+        combinations: dict[str, Callable[[Schema, Path, int], Schema]] = {
+            "$ref": self._reference,
+            "enum": self._values,
+            "const": self._values,
+            "anyOf": self._branches,
+            "oneOf": self._branches,
+            "allOf": self._all_of,
+        }
+        for keyword, translate in combinations.items():
+            if keyword in given:
+                return translate(given, path, depth)
+        return self._typed(given, path, depth)
+
+    def _refuse(self, path: Path, problem: str) -> None:
+        """Refuse what is not enforced where the client is strict."""
+        if self._strict:
+            raise SchemaError(path, problem)
+
+    def _alone(self, schema: Schema, keyword: str, path: Path, *, beside: str = "") -> None:
+        for other in schema:
+            if other not in (keyword, beside):
+                self._refuse(path, f"'{other}' is not permitted beside '{keyword}'")
+
+    def _reference(self, schema: Schema, path: Path, depth: int) -> Schema:
+        self._alone(schema, "$ref", path)
+        reference = _get(schema, "$ref", path)
+        target = self._resolve(reference, path)
+        # Truth values are one object wherever they stand, and mean the same.
+        name = self._names.get(id(target))
+        if name is None:
+            name = self._names[id(target)] = f"d{len(self._names)}"
+            at = tuple(reference.split("/")[1:])
+            self.definitions[name] = self.schema(target, at, depth + 1)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _resolve(self, reference: str, path: Path) -> Any:
+        """Return what a JSON pointer (RFC 6901) in a fragment leads to."""
+        first, *steps = unquote(reference).split("/")
+        if first != "#":
+            raise SchemaError(path, f"reference {_shown(reference)} must begin with '#'")
+        target = self._root
+        for step in steps:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, dict) and key in target:
+                target = target[key]
+            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            else:
+                raise SchemaError(path, f"reference {_shown(reference)} points nowhere")
+        return target
+
+    def _values(self, schema: Schema, path: Path, _: int) -> Schema:
+        keyword = "enum" if "enum" in schema else "const"
+        values = _get(schema, "enum", path) if keyword == "enum" else [schema["const"]]
+        self._alone(schema, keyword, path, beside="type")
+        if not values:
+            raise SchemaError(path, "'enum' must not be empty")
+        types = _types(schema, path)
+        fitting = [
+            each for each in values if not types or any(_TYPES[kind](each) for kind in types)
+        ]
+        if not fitting:
+            listed = ", ".join(f"'{kind}'" for kind in types)
+            raise SchemaError(path, f"no value of '{keyword}' is of type {listed}")
+        return {"enum": fitting}
+
+    def _branches(self, schema: Schema, path: Path, depth: int) -> Schema:
+        keyword = "anyOf" if "anyOf" in schema else "oneOf"
+        if keyword == "oneOf":  # whether two branches admit one value is not decided here
+            self._refuse(path, "'oneOf' is not permitted")
+        self._alone(schema, keyword, path, beside="type")
+        branches = _get(schema, keyword, path)
+        if not branches:
+            raise SchemaError(path, f"'{keyword}' must not be empty")
+        shared = {"type": schema["type"]} if "type" in schema else {}
+        typed = (
+            shared | each if isinstance(each, dict) and "$ref" not in each else each
+            for each in branches
+        )
+        built = [
+            self.schema(each, (*path, keyword, index), depth + 1)
+            for index, each in enumerate(typed)
+        ]
+        return {"anyOf": built}
+
+    def _all_of(self, schema: Schema, path: Path, depth: int) -> Schema:
+        self._alone(schema, "allOf", path)
+        parts = _get(schema, "allOf", path)
+        if len(parts) != 1:
+            self._refuse(path, "'allOf' is not permitted")
+        rest = {keyword: value for keyword, value in schema.items() if keyword != "allOf"}
+        if not parts or rest:
+            return self._typed(rest, path, depth)
+        return self.schema(parts[0], (*path, "allOf", 0), depth + 1)
+
+    def _typed(self, schema: Schema, path: Path, depth: int) -> Schema:
+        # A schema that speaks of one type alone is taken to mean it.
+        spoken_of = (_KEYWORDS[keyword][1] for keyword in schema)
+        types = _types(schema, path) or dict.fromkeys(kind for kind in spoken_of if kind)
+        build = {
+            "object": self._object,
+            "array": self._array,
+            "string": self._string,
+            "number": self._number,
+            "integer": self._integer,
+        }
+        built = [
+            {"type": kind} | (build[kind](schema, path, depth) if kind in build else {})
+            for kind in types
+        ]
+        return {"anyOf": built} if len(built) > 1 else {} if not built else built[0]
+
+    def _object(self, schema: Schema, path: Path, depth: int) -> Schema:
+        properties = {
+            name: self.schema(inner, (*path, "properties", name), depth + 1)
+            for name, inner in _get(schema, "properties", path, {}).items()
+        }
+        required = _get(schema, "required", path, [])
+        additional = schema.get("additionalProperties", True)
+        if not isinstance(additional, bool):
+            additional = self.schema(additional, (*path, "additionalProperties"), depth + 1)
+        for name in required:
+            if not isinstance(name, str):
+                raise SchemaError((*path, "required"), f"{_shown(name)} is not of type 'string'")
+            if name not in properties:
+                if self._strict or additional is False:
+                    raise SchemaError(path, f"Extra required key {_shown(name)} supplied")
+                properties[name] = {} if additional is True else additional
+        built: Schema = {"properties": properties} if properties else {}
+        if required:
+            built["required"] = list(dict.fromkeys(required))
+        if "additionalProperties" in schema:
+            built["additionalProperties"] = additional
+        return built
+
+    def _array(self, schema: Schema, path: Path, depth: int) -> Schema:
+        built = _bounds(schema, "minItems", "maxItems", path)
+        least, most = built.get("minItems", 0), built.get("maxItems")
+        given = _get(schema, "prefixItems", path, [])
+        first = [
+            self.schema(inner, (*path, "prefixItems", index), depth + 1)
+            for index, inner in enumerate(given[:most])
+        ]
+        if first:
+            built["prefixItems"] = first
+        others = schema.get("items")
+        if others is False or len(given) > len(first) or most == len(first):
+            if least > len(first):
+                problem = f"'minItems' is {least}, and only {len(first)} items are permitted"
+                raise SchemaError(path, problem)
+            built["items"] = False
+        elif others is not None:
+            built["items"] = self.schema(others, (*path, "items"), depth + 1)
+        elif least > len(first):
+            built["items"] = {}
+        return built
+
+    def _string(self, schema: Schema, path: Path, _: int) -> Schema:
+        lengths = _bounds(schema, "minLength", "maxLength", path)
+        form: Schema = {}
+        pattern = _get(schema, "pattern", path)
+        if pattern is not None and (problem := _pattern_problem(pattern)):
+            self._refuse((*path, "pattern"), problem)
+        elif pattern is not None:
+            form = {"pattern": pattern}
+        if not form and _get(schema, "format", path) in _FORMATS:
+            form = {"format": schema["format"]}
+        if not form:
+            return lengths
+        self._alone(form | lengths, next(iter(form)), path)
+        return form
+
+    def _integer(self, schema: Schema, path: Path, _: int) -> Schema:
+        limits = (keyword for keyword in schema if _KEYWORDS[keyword][1] == "number")
+        return {keyword: _get(schema, keyword, path) for keyword in limits}
+
+    def _number(self, schema: Schema, path: Path, _: int) -> Schema:
+        limits = self._integer(schema, path, 0)
+        if _between_decimals(limits):
+            # xgrammar would take the empty text for such a number.
+            self._refuse(path, f"no number with {DECIMALS} decimals lies within the bounds")
+            return {}
+        return limits
+
+
+def _get(schema: Schema, keyword: str, path: Path, default: Any = None) -> Any:
+    """Return the value of ``keyword``. Raises SchemaError where it is not of its type."""
+    value = schema.get(keyword, default)
+    name = _KEYWORDS[keyword][0]
+    if keyword in schema and not _TYPES[name](value):
+        raise SchemaError((*path, keyword), f"{_shown(value)} is not of type '{name}'")
+    return value
+
+
+def _types(schema: Schema, path: Path) -> tuple[str, ...]:
+    """Return the types that are admitted; empty for any."""
+    given = schema.get("type", ())
+    types = [given] if isinstance(given, str) else given
+    known = isinstance(types, list | tuple) and all(
+        isinstance(kind, str) and kind in _TYPES for kind in types
+    )
+    if not known:
+        problem = f"{_shown(given)} is not valid under any of the given schemas"
+        raise SchemaError((*path, "type"), problem)
+    if given == []:
+        raise SchemaError((*path, "type"), "[] should be non-empty")
+    return tuple(dict.fromkeys(types))
+
+
+def _bounds(schema: Schema, least: str, most: str, path: Path) -> Schema:
+    built = {
+        keyword: int(_get(schema, keyword, path)) for keyword in (least, most) if keyword in schema
+    }
+    for keyword, value in built.items():
+        if value < 0:
+            raise SchemaError((*path, keyword), f"{value} is less than the minimum of 0")
+    if least in built and most in built and built[least] > built[most]:
+        raise SchemaError(path, f"'{least}' is greater than '{most}'")
+    return built
+
+
+def _between_decimals(limits: Mapping[str, int | float]) -> bool:
+    """Say whether there are numbers within ``limits``, but none of at most six decimals."""
+    exact = {keyword: Decimal(repr(limit)) for keyword, limit in limits.items()}
+    lows = [(exact[key], key == "exclusiveMinimum") for key in exact if key.endswith("inimum")]
+    highs = [(exact[key], key == "exclusiveMaximum") for key in exact if key.endswith("aximum")]
+    if not lows or not highs:
+        return False
+    lowest, above = max(lows)
+    highest, below = min(highs, key=lambda high: (high[0], not high[1]))
+    if lowest > highest or (lowest == highest and (above or below)):
+        return False  # there are none
+    first = _scaled(lowest, ROUND_FLOOR) + 1 if above else _scaled(lowest, ROUND_CEILING)
+    last = _scaled(highest, ROUND_CEILING) - 1 if below else _scaled(highest, ROUND_FLOOR)
+    return first > last
+
+
+def _scaled(limit: Decimal, rounding: str) -> Decimal:
+    return limit.scaleb(DECIMALS).to_integral_value(rounding)
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    """Say what of ``pattern`` cannot be enforced: JSON would have to write it with a backslash."""
+    if _LOOKAROUND.search(pattern):
+        return "lookarounds and word boundaries are not permitted"
+    classes = [content for negated, content in _CLASS.findall(pattern) if not negated]
+    outside = _CLASS.sub(lambda found: found[0] if found[0][0] == "\\" else "", pattern)
+    if _UNWRITABLE.search(outside) or any(map(_UNWRITABLE_IN_CLASS.search, classes)):
+        return "quotes, backslashes, control characters and character codes are not permitted"
+    return None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
