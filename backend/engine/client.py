@@ -29,13 +29,17 @@ from backend.ports import (
     RequestRejectedError,
     UnavailableError,
 )
+from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.cache_events import NOTHING_CACHED, EventBatch
+from backend.scheduler.prefix_cache import extend_block_hashes, root_hash
 from backend.scheduler.request import GenerationRequest, TextDelta, TokenDelta
 from backend.scheduler.stats import EngineStats
 from backend.scheduler.stopping import Choice, IncrementalDetokenizer
 
 _TOKENS = 32
 """Of a long answer that become text at a time, in turns with everything else on the event loop."""
+_BLOCKS = 256
+"""Of a long prompt that are hashed at a time."""
 _TURN_SECONDS = 0.002
 """What is left undone after this long waits until all others had their turn."""
 
@@ -243,7 +247,11 @@ class EngineClient:
         return self._stats
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
-        number, stream, engine = self._enter(request)
+        description = self._check(request).description
+        hashes = await _block_hashes(description.fingerprint, request)
+        number, stream, engine = self._enter()
+        if engine.description != description:
+            hashes = ()  # another engine took the place meanwhile
         choices = {
             index: Choice(index, request.sampling.stop, engine.text.detokenizer())
             for index in range(request.n)
@@ -251,7 +259,7 @@ class EngineClient:
         over = False
         try:
             arrived = monotonic() if request.arrived is None else request.arrived
-            self._send(Submit(number, request, arrived))
+            self._send(Submit(number, request, arrived, hashes))
             while choices:
                 for tokens in await stream.receive():
                     choice = choices.get(tokens.index)
@@ -271,13 +279,19 @@ class EngineClient:
         finally:
             self._leave(number, None if over else AbortCause.LEFT)
 
-    def _enter(self, request: GenerationRequest) -> tuple[int, Stream, _Engine]:
+    def _check(self, request: GenerationRequest) -> _Engine:
+        engine = self._engine
+        if engine is None:
+            raise UnavailableError(self._refusal)
+        _validate(request, engine.description)
+        return engine
+
+    def _enter(self) -> tuple[int, Stream, _Engine]:
         stream = Stream(asyncio.get_running_loop())
         with self._lock:
             engine = self._engine
             if engine is None:
                 raise UnavailableError(self._refusal)
-            _validate(request, engine.description)
             number = next(self._numbers)
             self._streams[number] = stream
         return number, stream, engine
@@ -304,6 +318,20 @@ def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
     max_tokens = request.sampling.max_tokens
     if request.n < 1 or (max_tokens is not None and max_tokens < 1):
         raise RequestRejectedError("n and max_tokens must be at least 1")
+
+
+async def _block_hashes(fingerprint: bytes, request: GenerationRequest) -> tuple[bytes, ...]:
+    """Return the hashes of the prompt's blocks; a long prompt's take turns with the event loop."""
+    tokens = request.prompt_tokens
+    hashes = [root_hash(fingerprint, request.cache_salt)]
+    num_blocks = len(tokens) // BLOCK_SIZE
+    began = monotonic()
+    for done in range(0, num_blocks, _BLOCKS):
+        extend_block_hashes(hashes, tokens, min(done + _BLOCKS, num_blocks))
+        if monotonic() - began > _TURN_SECONDS:
+            await asyncio.sleep(0)
+            began = monotonic()
+    return tuple(hashes)
 
 
 async def text_of(choice: Choice, tokens: TokenDelta) -> TextDelta | None:

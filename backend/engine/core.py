@@ -30,7 +30,6 @@ from backend.scheduler.cache_events import EventBatch, EventLog
 from backend.scheduler.prefix_cache import PrefixCache, PrefixCacheStats
 from backend.scheduler.request import (
     FinishReason,
-    GenerationRequest,
     TokenDelta,
     TokenLogprobs,
     choice_seed,
@@ -167,7 +166,7 @@ class EngineCore:
         # Who looks for stop strings sees every token; otherwise a plain reply needs the last only.
         job = _Job(message.number, request.stream or bool(request.sampling.stop))
         try:
-            sequences = self._sequences(request, message.arrived, grammar)
+            sequences = self._sequences(message, grammar)
             self.scheduler.add_all(sequences, monotonic(), among=request.among)
         except GrammarError as error:
             self._put(job, GrammarRejectedError(str(error)))
@@ -300,9 +299,8 @@ class EngineCore:
         )
         return Stepper(self.runner, scheduler, cap, self, overlap=limits.overlap)
 
-    def _sequences(
-        self, request: GenerationRequest, arrived: float, grammar: PendingGrammar | None
-    ) -> list[Sequence]:
+    def _sequences(self, message: Submit, grammar: PendingGrammar | None) -> list[Sequence]:
+        request, arrived = message.request, message.arrived
         sampling = request.sampling
         room = self.limits.max_model_len - len(request.prompt_tokens)
         max_new_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
@@ -328,6 +326,7 @@ class EngineCore:
                 cache_salt=request.cache_salt,
                 matcher=None if grammar is None else grammar.matcher(),
                 reads_cache=sampling.prompt_logprobs is None,
+                block_hashes=list(message.block_hashes),
             )
             for index in range(request.n)
         ]

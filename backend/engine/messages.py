@@ -34,11 +34,16 @@ class AbortCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Generate; ``arrived`` is on the clock of ``time.monotonic``, one for all processes."""
+    """Generate; ``arrived`` is on the clock of ``time.monotonic``, one for all processes.
+
+    ``block_hashes`` are those of the prompt under the engine's fingerprint, so that the loop need
+    not compute them; the scheduler computes what is not given.
+    """
 
     number: int
     request: GenerationRequest
     arrived: float
+    block_hashes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

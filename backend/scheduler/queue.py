@@ -84,10 +84,11 @@ class WaitingQueue:
     def add(self, sequence: Sequence, twin: Sequence | None = None) -> None:
         """Queue a new sequence; a ``twin`` that was queued may have the same prompt."""
         salt = sequence.cache_salt
-        if twin is not None and twin.cache_salt == salt and twin.tokens == sequence.tokens:
-            sequence.block_hashes = twin.block_hashes.copy()
-        else:
-            sequence.block_hashes = self._cache.hash_blocks(sequence.tokens, salt)
+        if not (sequence.block_hashes and self._cache.enabled):
+            if twin is not None and twin.cache_salt == salt and twin.tokens == sequence.tokens:
+                sequence.block_hashes = twin.block_hashes.copy()
+            else:
+                sequence.block_hashes = self._cache.hash_blocks(sequence.tokens, salt)
         self._enter(sequence, self._lane_of_new(sequence))
 
     def resume(self, sequence: Sequence) -> None:

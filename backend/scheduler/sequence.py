@@ -69,6 +69,8 @@ class Sequence:
     reads_cache: bool = True
     matcher: Matcher | None = None
     """Where there is a grammar."""
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Of the full blocks, after the root hash. The waiting queue computes them if there are none."""
 
     num_prompt_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
@@ -85,8 +87,6 @@ class Sequence:
     block_table: list[int] = field(init=False, default_factory=list)
     num_sent_blocks: int = field(init=False, default=0)
     """Blocks at the head of the table that the executor was told of (``batch``)."""
-    block_hashes: list[bytes] = field(init=False, default_factory=list)
-    """Of the full blocks, after the root hash."""
     num_cached_blocks: int = field(init=False, default=0)
     """Blocks at the head of the table that were found in the prefix cache or offered to it."""
     status: SequenceStatus = field(init=False, default=SequenceStatus.WAITING)

@@ -4,14 +4,17 @@ import asyncio
 import pickle
 import threading
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from backend.engine import client
 from backend.engine.client import Stream, deliver
-from backend.engine.messages import Report
-from backend.ports import EngineError
-from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs
+from backend.engine.messages import EngineDescription, Report
+from backend.ports import EngineError, UnavailableError
+from backend.scheduler.block_pool import BlockPool
+from backend.scheduler.prefix_cache import PrefixCache
+from backend.scheduler.request import FinishReason, GenerationRequest, TokenDelta, TokenLogprobs
 from backend.scheduler.stopping import Choice
 
 
@@ -128,3 +131,74 @@ async def test_others_have_their_turn_meanwhile(monkeypatch):
         others += 1
     assert others > 20
     assert len((await task).text) == 3200
+
+
+def opened(*, fingerprint=b"model"):
+    """A client of an engine that does nothing, and what was sent to it."""
+    sent = []
+    engine = client.EngineClient(sent.append)
+    text = SimpleNamespace(detokenizer=Letters)
+    engine.open(EngineDescription("nowhere", 1_000_000, 50, fingerprint), text)
+    return engine, sent
+
+
+def asked(length):
+    return GenerationRequest("r", tuple(range(40)) * (length // 40), cache_salt="tenant")
+
+
+async def first_turn(engine, request):
+    return asyncio.create_task(anext(engine.generate(request)))
+
+
+async def sent_first(sent):
+    while not sent:  # noqa: ASYNC110 (it says nothing)
+        await asyncio.sleep(0)
+    return sent[0]
+
+
+async def test_the_prompt_is_hashed_before_it_is_sent():
+    engine, sent = opened()
+    request = asked(400)
+    task = await first_turn(engine, request)
+    cache = PrefixCache(BlockPool(1), fingerprint=b"model")
+    expected = cache.hash_blocks(request.prompt_tokens, "tenant")
+    assert list((await sent_first(sent)).block_hashes) == expected
+    task.cancel()
+
+
+async def test_others_have_their_turn_while_a_long_prompt_is_hashed(monkeypatch):
+    ticks = count(0.0, 0.003)
+    monkeypatch.setattr(client, "monotonic", lambda: next(ticks))
+    engine, sent = opened()
+    task = await first_turn(engine, asked(100_000))
+    others = 0
+    while not sent:
+        await asyncio.sleep(0)
+        others += 1
+    assert others > 20
+    assert len(sent[0].block_hashes) == 1 + 100_000 // 16
+    task.cancel()
+
+
+async def test_hashes_for_one_engine_are_not_sent_to_the_next(monkeypatch):
+    ticks = count(0.0, 0.003)
+    monkeypatch.setattr(client, "monotonic", lambda: next(ticks))
+    engine, sent = opened()
+    task = await first_turn(engine, asked(100_000))
+    await asyncio.sleep(0)
+    engine.close("the engine died")
+    engine.open(EngineDescription("nowhere", 1_000_000, 50, b"another model"), engine._last.text)
+    assert (await sent_first(sent)).block_hashes == ()
+    task.cancel()
+
+
+async def test_an_engine_that_goes_while_a_prompt_is_hashed_fails_the_request(monkeypatch):
+    ticks = count(0.0, 0.003)
+    monkeypatch.setattr(client, "monotonic", lambda: next(ticks))
+    engine, sent = opened()
+    task = await first_turn(engine, asked(100_000))
+    await asyncio.sleep(0)
+    engine.close("the engine died")
+    with pytest.raises(UnavailableError, match="the engine died"):
+        await task
+    assert (sent, engine.has_requests) == ([], False)
