@@ -70,7 +70,7 @@ class Sequence:
     matcher: Matcher | None = None
     """Where there is a grammar."""
     block_hashes: list[bytes] = field(default_factory=list)
-    """Of the full blocks, after the root hash. The waiting queue computes them if there are none."""
+    """Of the full blocks, after the root hash. The waiting queue computes absent ones."""
 
     num_prompt_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
