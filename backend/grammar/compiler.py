@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from backend.grammar.matcher import GrammarError, GrammarMatcher
 from backend.grammar.worker import GrammarWorker, Vocabulary, WorkerError
@@ -35,22 +35,6 @@ class CompilerLimits:
     wait_seconds: float = 30.0
     compile_seconds: float = 30.0
     cache_bytes: int = 64 * 2**20
-
-
-class Worker(Protocol):
-    """Compiles one grammar at a time."""
-
-    def compile(self, grammar: Grammar, seconds: float) -> "xgrammar.CompiledGrammar":
-        """Compile within ``seconds``. Raises GrammarError, WorkerError."""
-        ...
-
-    def restart(self) -> None:
-        """Replace a process that ended, before the next grammar. Raises WorkerError."""
-        ...
-
-    def close(self) -> None:
-        """End a compilation that is under way, from any thread."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +68,7 @@ class GrammarCompiler:
         self,
         vocabulary: Callable[[], Vocabulary],
         limits: CompilerLimits | None = None,
-        worker: Worker | None = None,
+        worker: GrammarWorker | None = None,
     ) -> None:
         """Nothing is loaded before the first grammar; then ``vocabulary`` is called once."""
         self.wake: Callable[[], None] = lambda: None

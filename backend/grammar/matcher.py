@@ -85,9 +85,10 @@ def apply_bitmask_(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) 
     Plain PyTorch: xgrammar's own kernel for CUDA would be compiled at its first use, in a step.
     """
     place = torch.arange(8, dtype=torch.uint8, device=bitmask.device)
-    bits = torch.bitwise_left_shift(torch.ones_like(place), place)
-    # Bytes instead of words: what is unpacked takes a byte a token, not four.
-    excluded = (bitmask.view(torch.uint8).unsqueeze(-1) & bits) == 0
+    byte = torch.arange(256, dtype=torch.uint8, device=bitmask.device)
+    unpacked = (byte.unsqueeze(-1) >> place) & 1 == 0
+    # A table of bytes: on a CPU it takes half the time of shifting each word.
+    excluded = unpacked.index_select(0, bitmask.view(torch.uint8).flatten().int())
     excluded = excluded.view(len(bitmask), -1)[:, : logits.shape[-1]]
     if rows is None:
         logits.masked_fill_(excluded, -torch.inf)

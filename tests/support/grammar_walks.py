@@ -6,7 +6,7 @@ import threading
 
 from backend.grammar.compiler import CompilerLimits, GrammarCompiler
 from backend.grammar.matcher import GrammarError, GrammarMatcher, allocate_bitmask
-from backend.grammar.worker import GrammarLibrary, Vocabulary, WorkerError
+from backend.grammar.worker import GrammarLibrary, GrammarWorker, Vocabulary, WorkerError
 from backend.scheduler.request import Grammar
 
 END = 256
@@ -15,10 +15,11 @@ BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), 257, frozense
 _CLOSING = frozenset(b'"}]') | {END}
 
 
-class LocalWorker:
+class LocalWorker(GrammarWorker):
     """Compiles in this process."""
 
     def __init__(self, vocabulary: Vocabulary = BYTES, most_bytes: int = 2**26) -> None:
+        super().__init__(lambda: vocabulary, most_bytes)
         self.library = GrammarLibrary(vocabulary, most_bytes)
 
     def compile(self, grammar, seconds):
