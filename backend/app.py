@@ -92,15 +92,9 @@ def _reasoning_format(settings: Settings) -> ReasoningFormat | None:
 
 def _load_embedder(directory: Path, settings: Settings) -> LoadedEmbedder:
     # torch takes seconds to import, and the socket answers before that.
-    from backend.engine.embedding_engine import start_embedding_engine  # noqa: PLC0415
+    from backend.engine.embedder import start_embedding_engine  # noqa: PLC0415
 
-    engine, tokenizer = start_embedding_engine(
-        directory,
-        device=settings.device,
-        dtype=settings.dtype,
-        max_model_len=settings.max_model_len,
-        threads=settings.threads,
-    )
+    engine, tokenizer = start_embedding_engine(replace(settings, model=str(directory)))
 
     async def close() -> None:
         try:

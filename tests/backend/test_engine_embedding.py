@@ -7,13 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from backend.engine.embedding_engine import EmbeddingEngine
+from backend.engine.embedder import EmbeddingEngine, EmbeddingJob, EmbeddingQueue
 from backend.models.config import ModelLoadError
 from backend.models.threads import ThreadsWorth
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
+from backend.settings import EngineOptions
 
 pytest_plugins = ["running_backend", "running_embedder"]
+
+
+def queue(per_pass=100, waiting=1000):
+    return EmbeddingQueue(max_tokens_per_pass=per_pass, max_waiting_tokens=waiting)
 
 
 @pytest.fixture
@@ -23,7 +30,7 @@ def model(gated_model):
 
 @pytest.fixture
 def engine(model):
-    engine = EmbeddingEngine(model, max_tokens_per_pass=40, max_waiting_tokens=100)
+    engine = EmbeddingEngine(model, queue(per_pass=40, waiting=100))
     engine.start()
     yield engine
     model.open.set()
@@ -170,10 +177,9 @@ async def test_a_pass_that_does_not_end_is_reported(engine, model):
 
 
 def load(directory, **changes):
-    from backend.engine.embedding_model import load_embedding_model
+    from backend.engine.embedder import load_embedding_model
 
-    settings = {"device": "cpu", "dtype": "auto", "max_model_len": None, "threads": None}
-    return load_embedding_model(directory, **settings | changes)
+    return load_embedding_model(EngineOptions(str(directory), device="cpu", **changes))
 
 
 def copied(minilm, tmp_path, **changed):
@@ -236,7 +242,7 @@ class FewThreads:
 
 
 def test_a_thread_that_begins_while_another_engine_takes_few_has_its_own():
-    from backend.engine.embedding_model import EmbeddingModel
+    from backend.engine.embedder import EmbeddingModel
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -247,3 +253,62 @@ def test_a_thread_that_begins_while_another_engine_takes_few_has_its_own():
     finally:
         torch.set_num_threads(before)
     assert unpacked(vectors) == [(2.0, 2.0)]
+
+
+def job(*lengths):
+    return EmbeddingJob([(1,) * length for length in lengths])
+
+
+def test_the_longest_inputs_of_a_request_go_first():
+    waiting = queue(per_pass=60)
+    waiting.add(job(10, 30, 20))
+    assert [position for _, position in waiting.take()] == [1, 2]
+    assert [position for _, position in waiting.take()] == [0]
+
+
+def test_requests_take_turns_so_that_a_large_one_holds_nobody_up():
+    waiting, small = queue(per_pass=40), job(10)
+    waiting.add(job(*[10] * 50))
+    waiting.add(small)
+    assert small in [each for each, _ in waiting.take()]
+
+
+def test_padding_counts():
+    waiting = queue(per_pass=100)
+    waiting.add(job(90))
+    waiting.add(job(5, 5))
+    assert [len(waiting.take()) for _ in range(2)] == [1, 2]
+
+
+def test_an_input_over_the_budget_gets_a_pass_of_its_own():
+    waiting = queue(per_pass=10)
+    waiting.add(job(50, 50))
+    assert [len(waiting.take()) for _ in range(3)] == [1, 1, 0]
+
+
+def test_what_waits_is_bounded_and_a_refusal_takes_nothing():
+    waiting, large, small = queue(waiting=100), job(150), job(1)
+    waiting.add(large)  # larger than the bound, but nothing else waits
+    with pytest.raises(QueueFullError, match="150 tokens wait"):
+        waiting.add(small)
+    assert waiting.num_waiting == 1
+    waiting.drop(large)
+    waiting.drop(large)
+    waiting.add(small)
+    assert waiting.num_waiting_tokens == 1
+
+
+@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=8), max_size=8))
+def test_every_input_is_in_one_pass_within_the_budget(requests):
+    waiting, jobs = queue(per_pass=100, waiting=10_000), [job(*lengths) for lengths in requests]
+    for each in jobs:
+        waiting.add(each)
+    taken = []
+    while batch := waiting.take():
+        longest = max(len(each.inputs[position]) for each, position in batch)
+        assert len(batch) == 1 or longest * len(batch) <= 100
+        taken += batch
+    expected = [(each, position) for each in jobs for position in range(len(each.inputs))]
+    assert len(taken) == len(expected)
+    assert set(taken) == set(expected)
+    assert waiting.num_waiting == waiting.num_waiting_tokens == 0

@@ -25,11 +25,10 @@ def minilm() -> Path:
 @pytest.fixture(scope="module")
 def embedding_engine(minilm):
     """An engine with the real model, and its tokenizer."""
-    from backend.engine.embedding_engine import start_embedding_engine
+    from backend.engine.embedder import start_embedding_engine
+    from backend.settings import EngineOptions
 
-    engine, tokenizer = start_embedding_engine(
-        minilm, device="cpu", dtype="auto", max_model_len=None, threads=None
-    )
+    engine, tokenizer = start_embedding_engine(EngineOptions(str(minilm), device="cpu"))
     yield engine, tokenizer
     engine.stop()
 
