@@ -57,7 +57,7 @@ def _serve(settings: Settings) -> int:
     from backend.app import create_app
     from backend.models.config import ModelLoadError
     from backend.process import is_left_behind
-    from backend.server.serving import StartError, serve
+    from backend.server.app import StartError, serve
 
     app = create_app(settings)
     try:

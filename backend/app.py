@@ -12,7 +12,7 @@ from backend.engine.model_files import is_embedding_model, recommended_sampling,
 from backend.engine.supervisor import EngineSupervisor
 from backend.process import in_background
 from backend.scheduler.request import SamplingParams
-from backend.server.application import build_application
+from backend.server.app import build_application
 from backend.server.kv_events import KvEvents
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
 from backend.server.tool_parsers import FORMATS, ToolFormat, format_of, reasoning
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def create_app(settings: Settings) -> web.Application:
     """Return the application for ``settings``; nothing is read or started before it is served.
 
-    The model at ``served_model_key`` is loaded by whoever serves the application.
+    The model at ``SERVED_MODEL`` is loaded by whoever serves the application.
     """
     kv_events = KvEvents() if settings.kv_events else None
     model = ServedModel(settings.model_name, lambda tell: _load(settings, tell, kv_events))

@@ -1,4 +1,4 @@
-"""Request bodies: one JSON object, read within bounds and strictly.
+"""Bodies: of requests, one JSON object, read within bounds and strictly; of plain replies.
 
 Duplicate keys are refused because parsers differ on which of the two wins, and a cache in front
 of this server must not key one while the other is answered. A parser holds the interpreter's lock
@@ -7,6 +7,7 @@ from the first byte to the last, so bytes and values are bounded even in a threa
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -103,3 +104,12 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
         if key in seen:
             raise _DuplicateKeyError(key)
         seen.add(key)
+
+
+def json_response(
+    body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return ``body`` as JSON."""
+    return web.Response(
+        body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
+    )

@@ -1,20 +1,54 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: its request, its handler, and its reply with reasoning and calls."""
 
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
+from aiohttp import web
 from pydantic import Field, model_validator
 
+from backend.scheduler.request import FinishReason, TokenLogprobs
+from backend.server.body import read_request
+from backend.server.pipeline import Generation, answer, new_generation, sampling_params
+from backend.server.prompts import chat_prompt
 from backend.server.protocol.fields import combination, only
-from backend.server.protocol.generation import ChatLogprobFields, CompletionFields, ResponseFormat
+from backend.server.protocol.generation import (
+    ChatLogprobFields,
+    CompletionFields,
+    GenerationFields,
+    ResponseFormat,
+    StreamOptions,
+)
 from backend.server.protocol.messages import (
+    DEFAULT_TEMPLATE,
     AnyMessage,
     NamedChoice,
     TemplateFields,
+    TemplateOptions,
+    Tool,
     ToolChoice,
     Tools,
     check_choice,
     check_order,
 )
+from backend.server.replies import ChoicesReply, FinishedChoice, Object, Spell, chat_logprobs
+from backend.server.served_model import LoadedModel, ServedModel
+from backend.server.structured import Constraint, constraint_of
+from backend.server.tool_parsers import AnswerFormat, answer_format, tool_use
+from backend.server.tool_parsers.streaming_json import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+    ToolCallParser,
+    gather,
+)
+
+REASONING = "reasoning_content"
+"""DeepSeek's name, which SGLang and most clients share."""
 
 
 class ChatRequest(CompletionFields, ChatLogprobFields, TemplateFields):
@@ -63,3 +97,214 @@ class ChatRequest(CompletionFields, ChatLogprobFields, TemplateFields):
     def most_tokens(self) -> int | None:
         """The limit, under whichever name."""
         return self.max_completion_tokens or self.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What chat and responses ask for, in chat's words; ``…_at`` is where a client says it."""
+
+    messages: Sequence[AnyMessage]
+    tools: Sequence[Tool] | None
+    tool_choice: ToolChoice | None
+    parallel: bool | None
+    response_format: ResponseFormat | None
+    max_tokens: int | None
+    logprobs: int | None
+    template: TemplateOptions = DEFAULT_TEMPLATE
+    keep_last: int | None = None
+    prefix: str = "chatcmpl-"
+    messages_at: str = "messages"
+    format_at: str = "response_format"
+    parameters_at: str = "function.parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatGeneration:
+    """What is generated for a conversation, and how the answer is read and written."""
+
+    generation: Generation
+    constraint: Constraint | None
+    format: AnswerFormat | None
+    spell: Spell | None
+    """Given where log probabilities are wanted."""
+
+
+async def prepare_chat(
+    request: web.Request,
+    asked: GenerationFields,
+    loaded: LoadedModel,
+    chat: Conversation,
+    *,
+    arrived: float,
+) -> ChatGeneration:
+    """Return what is generated for a conversation. Raises ApiError."""
+    tools = tool_use(
+        chat.tools,
+        chat.tool_choice,
+        chat.parallel,
+        loaded.tool_format,
+        parameters_at=chat.parameters_at,
+    )
+    constraint = await constraint_of(asked, chat.response_format, tools, param=chat.format_at)
+    prompt = await chat_prompt(
+        loaded.encoder,
+        chat.messages,
+        max_model_len=loaded.max_model_len,
+        template=chat.template,
+        keep_last=chat.keep_last,
+        tools=() if tools is None else tools.functions,
+        param=chat.messages_at,
+    )
+    sampling = sampling_params(
+        asked, loaded, constraint, max_tokens=chat.max_tokens, logprobs=chat.logprobs
+    )
+    return ChatGeneration(
+        new_generation(chat.prefix, (prompt.tokens,), asked, sampling, request, arrived=arrived),
+        constraint,
+        answer_format(tools, loaded.reasoning_format, prompt.end, sampling.grammar),
+        None if chat.logprobs is None else loaded.encoder.token_bytes,
+    )
+
+
+async def chat_completions(model: ServedModel, request: web.Request) -> web.StreamResponse:
+    """Answer POST /v1/chat/completions."""
+    arrived = time.monotonic()
+    asked = await read_request(request, ChatRequest)
+    loaded = model.require(asked.model)
+    chat = Conversation(
+        messages=asked.messages,
+        tools=asked.tools,
+        tool_choice=asked.tool_choice,
+        parallel=asked.parallel_tool_calls,
+        response_format=asked.response_format,
+        max_tokens=asked.most_tokens,
+        logprobs=asked.wanted_logprobs,
+        template=asked.template,
+        keep_last=asked.max_prompt_tokens(loaded.max_model_len),
+    )
+    prepared = await prepare_chat(request, asked, loaded, chat, arrived=arrived)
+    generation = prepared.generation
+    reply = ChatReply(
+        generation.id,
+        asked.model,
+        asked.stream_options or StreamOptions(),
+        prepared.format,
+        prepared.spell,
+    )
+    return await answer(request, generation, loaded.generator, reply, prepared.constraint)
+
+
+@dataclass(slots=True)
+class _Streamed:
+    """One streamed choice: its text so far, as the parser has it."""
+
+    parser: ToolCallParser | None
+    called: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of text that is held back."""
+
+
+class ChatReply(ChoicesReply):
+    """OpenAI's objects for chat, with reasoning and calls where the text is read."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        reply_id: str,
+        model: str,
+        options: StreamOptions,
+        form: AnswerFormat | None,
+        spell: Spell | None,
+    ) -> None:
+        """``spell`` is given where log probabilities are wanted."""
+        super().__init__(reply_id, model, options)
+        self._format = form
+        self._spell = spell
+        self._streamed: dict[int, _Streamed] = {}
+
+    def choice(self, index: int, choice: FinishedChoice) -> Object:
+        """Return a choice of a plain reply."""
+        message: Object = {
+            "role": "assistant",
+            "content": choice.text,
+            "refusal": None,
+            "annotations": [],
+        }
+        reason = choice.finish_reason.value
+        if self._format is not None:
+            parser = self._format.parser(eager=self._format.demanded)
+            events = [*parser.push(choice.text), *parser.finish()]
+            message["content"], calls = gather(events)
+            reasoning = "".join(each.text for each in events if isinstance(each, Reasoning))
+            if reasoning or calls:
+                message["content"] = message["content"] or None
+            if reasoning:
+                message[REASONING] = reasoning
+            if calls:
+                message["tool_calls"] = [_call(call.name, call.arguments) for call in calls]
+                reason = _reason_of_calls(choice.finish_reason)
+        logprobs = chat_logprobs(choice.logprobs, self._spell) if self._spell else None
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def opening(self, index: int, prompt: Sequence[TokenLogprobs]) -> list[Object]:
+        """Return the role."""
+        del prompt
+        parser = None if self._format is None else self._format.parser(eager=True)
+        self._streamed[index] = _Streamed(parser)
+        return [_chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)]
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
+        """Return choices of chunks with new text."""
+        choice = self._streamed[index]
+        choice.logprobs += logprobs
+        events = [Content(text)] if choice.parser is None else choice.parser.push(text)
+        return [self._told(index, choice, _delta(choice, event)) for event in events]
+
+    def ending(self, index: int, reason: FinishReason) -> list[Object]:
+        """Return a choice's last chunks."""
+        choice = self._streamed.pop(index)
+        if choice.parser is None:
+            return [_chunk(index, {}, reason.value)]
+        events = choice.parser.finish()
+        chunks = [self._told(index, choice, _delta(choice, event)) for event in events]
+        last = self._told(index, choice, {})
+        last["finish_reason"] = _reason_of_calls(reason) if choice.called else reason.value
+        return [*chunks, last]
+
+    def _told(self, index: int, choice: _Streamed, delta: Object) -> Object:
+        chunk = _chunk(index, delta, None)
+        if self._spell is not None:
+            chunk["logprobs"] = chat_logprobs(choice.logprobs, self._spell)
+        choice.logprobs = []
+        return chunk
+
+
+def _chunk(index: int, delta: Object, reason: str | None) -> Object:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+
+def _delta(choice: _Streamed, event: Event) -> Object:
+    match event:
+        case Reasoning(text):
+            return {REASONING: text}
+        case Content(text):
+            return {"content": text}
+        case CallStart(number, name):
+            choice.called = True
+            return {"tool_calls": [{"index": number} | _call(name, "")]}
+        case CallArguments(number, text):
+            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+
+
+def _call(name: str, arguments: str) -> Object:
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _reason_of_calls(reason: FinishReason) -> str:
+    return "tool_calls" if reason is FinishReason.STOP else reason.value

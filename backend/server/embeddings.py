@@ -42,37 +42,29 @@ class EmbeddingRequest(Closed):
         return each_of(self.input)
 
 
-class EmbeddingHandlers:
-    """The handler for one served model."""
+async def embeddings(model: ServedModel, metrics: Metrics, request: web.Request) -> web.Response:
+    """Answer POST /v1/embeddings."""
+    asked = await read_request(request, EmbeddingRequest)
+    loaded = model.require_embedder(asked.model)
+    shape = loaded.embedder.shape
+    dimensions = _dimensions(asked.dimensions, shape)
+    inputs = await input_tokens(loaded.encoder, asked.inputs, max_tokens=shape.max_tokens)
+    try:
+        vectors = await loaded.embedder.embed(inputs)
+    except OverloadedError as error:
+        raise overloaded(error) from error
+    except EngineError as error:
+        raise engine_failed(str(error)) from error
+    num_tokens = sum(map(len, inputs))
+    metrics.count_embedded(num_tokens)
 
-    def __init__(self, model: ServedModel, metrics: Metrics) -> None:
-        self._model = model
-        self._metrics = metrics
+    def write() -> bytes:
+        written = _base64 if asked.encoding_format == "base64" else _floats
+        cut = vectors if dimensions == shape.dimensions else _cut(vectors, dimensions)
+        return _reply(asked.model, written(cut), num_tokens)
 
-    async def embeddings(self, request: web.Request) -> web.Response:
-        """POST /v1/embeddings."""
-        asked = await read_request(request, EmbeddingRequest)
-        self._model.check_name(asked.model)
-        loaded = self._model.require_embedder()
-        shape = loaded.embedder.shape
-        dimensions = _dimensions(asked.dimensions, shape)
-        inputs = await input_tokens(loaded.encoder, asked.inputs, max_tokens=shape.max_tokens)
-        try:
-            vectors = await loaded.embedder.embed(inputs)
-        except OverloadedError as error:
-            raise overloaded(error) from error
-        except EngineError as error:
-            raise engine_failed(str(error)) from error
-        num_tokens = sum(map(len, inputs))
-        self._metrics.count_embedded(num_tokens)
-
-        def write() -> bytes:
-            written = _base64 if asked.encoding_format == "base64" else _floats
-            cut = vectors if dimensions == shape.dimensions else _cut(vectors, dimensions)
-            return _reply(asked.model, written(cut), num_tokens)
-
-        body = await off_loop(write, len(vectors) * dimensions > ON_LOOP_NUMBERS)
-        return web.Response(body=body, content_type="application/json")
+    body = await off_loop(write, len(vectors) * dimensions > ON_LOOP_NUMBERS)
+    return web.Response(body=body, content_type="application/json")
 
 
 async def input_tokens(

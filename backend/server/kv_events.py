@@ -25,8 +25,8 @@ from backend.scheduler.cache_events import (
     Snapshot,
     parts,
 )
-from backend.server.event_stream import EventStream
 from backend.server.protocol.errors import RATE_LIMIT, ApiError
+from backend.server.sse import EventStream
 
 MOST_READERS = 32
 BEAT_SECONDS = 15.0

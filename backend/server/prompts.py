@@ -12,7 +12,6 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from backend.ports import PromptEncoder
-from backend.server.logprob_replies import EchoedPrompt
 from backend.server.protocol.errors import ApiError
 from backend.server.protocol.messages import (
     DEFAULT_TEMPLATE,
@@ -147,23 +146,6 @@ async def completion_prompts(
     return tuple(_last(tokens, keep_last) for tokens in encoded)
 
 
-async def echoed_prompts(
-    encoder: PromptEncoder,
-    prompts: Sequence[str | tuple[int, ...]],
-    encoded: Sequence[tuple[int, ...]],
-) -> tuple[EchoedPrompt, ...]:
-    """Return each prompt as it is sent back; of tokens special ones are spelled too."""
-
-    def spell(item: tuple[str | tuple[int, ...], tuple[int, ...]]) -> EchoedPrompt:
-        prompt, tokens = item
-        if isinstance(prompt, str):
-            return EchoedPrompt(prompt, tokens)
-        return EchoedPrompt(encoder.decode(prompt, skip_special_tokens=False), tokens)
-
-    items = tuple(zip(prompts, encoded, strict=True))
-    return await each_off_loop(spell, items, sum(map(len, encoded)) > ON_LOOP_CHARACTERS)
-
-
 async def encode_each(
     encoder: PromptEncoder,
     texts: Sequence[str | tuple[int, ...]],
@@ -184,19 +166,6 @@ async def encode_each(
         return tokens
 
     return await each_off_loop(encode, texts, sum(map(len, texts)) > ON_LOOP_CHARACTERS)
-
-
-def check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
-    """Raise ApiError where a bias is for no token of the vocabulary."""
-    for token, _ in biases:
-        if token >= vocab_size:
-            raise ApiError(
-                400,
-                f"Invalid key in 'logit_bias': token {token} is not in the vocabulary of "
-                f"{vocab_size} tokens.",
-                param="logit_bias",
-                code="invalid_value",
-            )
 
 
 def _for_template(message: AnyMessage) -> dict[str, Any]:

@@ -1,16 +1,24 @@
-"""What replies look like: OpenAI's objects for chat and completions, whole and in chunks. Pure."""
+"""What the replies of all endpoints are made of: usage, choices, log probabilities.
 
-from collections.abc import Mapping, Sequence
+Log probabilities are the model's own: before temperature, bias, penalties and filters.
+"""
+
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backend.scheduler.request import FinishReason, TokenLogprobs
-from backend.server.logprob_replies import (
-    EchoedPrompt,
-    Spell,
-    chat_logprobs,
-    completion_logprobs,
-)
+from backend.scheduler.request import FinishReason, TextDelta, TokenLogprobs
+from backend.server.protocol.errors import ApiError
+from backend.server.protocol.generation import StreamOptions
+
+Object = dict[str, Any]
+
+Spell = Callable[[int], bytes]
+"""A token's text; special tokens by their names."""
+
+_LEAST = -9999.0
+"""OpenAI's number for what has no probability: JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,7 @@ class Usage:
     cached_tokens: int
     """Of the prompts, found in the prefix cache."""
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Object:
         """Return OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -38,154 +46,136 @@ class FinishedChoice:
 
     text: str
     finish_reason: FinishReason
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What all chunks of a reply share; ``created`` in seconds since the epoch."""
+class Reply(Protocol):
+    """How one endpoint writes one reply, whole or as events."""
 
-    id: str
-    model: str
-    created: int
+    typed: bool
+    """Whether events carry their type; otherwise ``[DONE]`` ends the stream."""
 
-    def body(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return a reply or chunk of ``kind`` without usage."""
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
+        """Return the plain reply."""
+        ...
+
+    def begin(self) -> Sequence[Object]:
+        """Return the events that precede everything."""
+        ...
+
+    def push(
+        self, delta: TextDelta, usage: Callable[[], Usage], *, first: bool
+    ) -> Sequence[Object]:
+        """Return the events of a delta; ``first``: none of its choice came before."""
+        ...
+
+    def finish(self, choices: Sequence[FinishedChoice], usage: Usage) -> Sequence[Object]:
+        """Return the last events."""
+        ...
+
+    def fail(self, error: ApiError) -> Sequence[Object]:
+        """Return the events of a reply that breaks off."""
+        ...
+
+
+class ChoicesReply:
+    """A reply made of choices, each of which a subclass writes: chat's and completions'."""
+
+    typed = False
+    kind = ""
+    """The ``object`` of a plain reply."""
+    chunk_kind = ""
+
+    def __init__(self, reply_id: str, model: str, options: StreamOptions) -> None:
+        """``model`` is the name that the client used."""
+        self._id = reply_id
+        self._model = model
+        self._created = int(time.time())
+        self._options = options
+
+    def choice(self, index: int, choice: FinishedChoice) -> Object:
+        """Return a choice of a plain reply."""
+        raise NotImplementedError
+
+    def opening(self, index: int, prompt: Sequence[TokenLogprobs]) -> list[Object]:
+        """Return choices of chunks that precede the text.
+
+        ``prompt`` are log probabilities of the prompt, where they were asked for.
+        """
+        raise NotImplementedError
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
+        """Return choices of chunks with new text."""
+        raise NotImplementedError
+
+    def ending(self, index: int, reason: FinishReason) -> list[Object]:
+        """Return a choice's last chunks."""
+        raise NotImplementedError
+
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
+        """Return the plain reply."""
+        written = [self.choice(index, choice) for index, choice in enumerate(choices)]
+        return self._body(self.kind, written) | {"usage": usage.body()}
+
+    def begin(self) -> list[Object]:
+        """Return nothing: each choice has an opening of its own."""
+        return []
+
+    def push(self, delta: TextDelta, usage: Callable[[], Usage], *, first: bool) -> list[Object]:
+        """Return the chunks of a delta."""
+        choices = self.opening(delta.index, delta.prompt_logprobs) if first else []
+        if delta.text or delta.logprobs:
+            choices += self.text(delta.index, delta.text, delta.logprobs)
+        if delta.finish_reason is not None:
+            choices += self.ending(delta.index, delta.finish_reason)
+        # With usage asked for, every chunk has the key. All but the last hold null, or what was
+        # used so far.
+        used: Object = {"usage": None} if self._options.include_usage else {}
+        if choices and self._options.continuous_usage_stats:
+            used = {"usage": usage().body()}
+        return [self._body(self.chunk_kind, [choice]) | used for choice in choices]
+
+    def finish(self, choices: Sequence[FinishedChoice], usage: Usage) -> list[Object]:
+        """Return the chunk of the usage, where it is wanted."""
+        del choices
+        if not self._options.include_usage:
+            return []
+        return [self._body(self.chunk_kind, []) | {"usage": usage.body()}]
+
+    def fail(self, error: ApiError) -> list[Object]:
+        """Return the error event."""
+        return [error.body()]
+
+    def _body(self, kind: str, choices: Sequence[Object]) -> Object:
         return {
-            "id": self.id,
+            "id": self._id,
             "object": kind,
-            "created": self.created,
-            "model": self.model,
+            "created": self._created,
+            "model": self._model,
             "choices": choices,
         }
 
 
-Logprobs = Sequence[TokenLogprobs]
+def chat_logprobs(tokens: Sequence[TokenLogprobs], spell: Spell) -> Object:
+    """Return the ``logprobs`` of a chat choice."""
 
-
-class ReplyForm(Protocol):
-    """How one endpoint writes choices."""
-
-    @property
-    def whole_kind(self) -> str:
-        """The ``object`` of a plain reply."""
-        ...
-
-    @property
-    def chunk_kind(self) -> str:
-        """The ``object`` of a chunk."""
-        ...
-
-    def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
-        """Return a choice of a plain reply."""
-        ...
-
-    def opening(self, index: int, prompt: Logprobs) -> dict[str, Any] | None:
-        """Return what precedes a choice's text in a stream, if anything does.
-
-        ``prompt`` are log probabilities of the prompt, where they were asked for.
-        """
-        ...
-
-    def text(self, index: int, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
-        """Return choices of chunks with new text."""
-        ...
-
-    def finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
-        """Return a choice's last chunks."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChatForm:
-    """/v1/chat/completions. ``spell`` is given where log probabilities are wanted."""
-
-    spell: Spell | None = None
-    whole_kind: str = "chat.completion"
-    chunk_kind: str = "chat.completion.chunk"
-
-    def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
-        """See ReplyForm."""
+    def describe(token: int, logprob: float) -> Object:
+        text = spell(token)
         return {
-            "index": index,
-            "message": {
-                "role": "assistant",
-                "content": choice.text,
-                "refusal": None,
-                "annotations": [],
-            },
-            "logprobs": chat_logprobs(choice.logprobs, self.spell) if self.spell else None,
-            "finish_reason": choice.finish_reason.value,
+            "token": text.decode(errors="replace"),
+            "logprob": finite(logprob),
+            "bytes": list(text),
         }
 
-    def opening(self, index: int, prompt: Logprobs) -> dict[str, Any] | None:  # noqa: ARG002
-        """Return the role."""
-        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
-
-    def text(self, index: int, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
-        """See ReplyForm."""
-        return [self.chunk(index, {"content": text}, logprobs)]
-
-    def finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
-        """See ReplyForm."""
-        return [self._chunk(index, {}, reason.value)]
-
-    def chunk(self, index: int, delta: dict[str, Any], logprobs: Logprobs) -> dict[str, Any]:
-        """Return a choice of a chunk with ``delta``."""
-        chunk = self._chunk(index, delta, None)
-        return chunk | {"logprobs": chat_logprobs(logprobs, self.spell)} if self.spell else chunk
-
-    @staticmethod
-    def _chunk(index: int, delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    content = [
+        describe(each.token, each.logprob)
+        | {"top_logprobs": [describe(token, value) for token, value in each.top]}
+        for each in tokens
+    ]
+    return {"content": content, "refusal": None}
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionForm:
-    """/v1/completions. ``echo`` has the prompt that precedes each choice, or is empty.
-
-    ``spell`` is given where log probabilities are wanted.
-    """
-
-    spell: Spell | None = None
-    echo: tuple[EchoedPrompt, ...] = ()
-    whole_kind: str = "text_completion"
-    chunk_kind: str = "text_completion"
-
-    def whole(self, index: int, choice: FinishedChoice) -> dict[str, Any]:
-        """See ReplyForm."""
-        text = self.echo[index].text + choice.text if self.echo else choice.text
-        written = self._choice(index, text, choice.finish_reason.value)
-        told = self._logprobs(index, choice.logprobs)
-        if self.echo and self.spell is not None:
-            prompt = self.echo[index].logprobs(choice.prompt_logprobs, self.spell)
-            told = {"logprobs": {key: prompt[key] + told["logprobs"][key] for key in prompt}}
-        return written | told
-
-    def opening(self, index: int, prompt: Logprobs) -> dict[str, Any] | None:
-        """Return the prompt, where it was asked to be echoed."""
-        if not self.echo:
-            return None
-        written = self._choice(index, self.echo[index].text, None)
-        if self.spell is None:
-            return written
-        return written | {"logprobs": self.echo[index].logprobs(prompt, self.spell)}
-
-    def text(self, index: int, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
-        """See ReplyForm."""
-        return [self._choice(index, text, None) | self._logprobs(index, logprobs)]
-
-    def finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
-        """See ReplyForm."""
-        return [self._choice(index, "", reason.value)]
-
-    def _logprobs(self, index: int, logprobs: Logprobs) -> dict[str, Any]:
-        if self.spell is None:
-            return {}
-        start = len(self.echo[index].text) if self.echo else 0
-        return {"logprobs": completion_logprobs(logprobs, self.spell, start)}
-
-    @staticmethod
-    def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
-        return {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
+def finite(logprob: float) -> float:
+    """Return a number that JSON can hold."""
+    return max(logprob, _LEAST)

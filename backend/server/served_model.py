@@ -124,22 +124,24 @@ class ServedModel:
         if name != self.name:
             raise unknown_model(name)
 
-    def require(self) -> LoadedModel:
-        """Return the model once it can generate. Raises ApiError (503, 404)."""
-        loaded = self.require_any()
+    def require(self, name: str | None = None) -> LoadedModel:
+        """Return the model once it can generate, if ``name`` is its own. Raises ApiError."""
+        loaded = self.require_any(name)
         if isinstance(loaded, LoadedEmbedder):
             raise cannot_generate(self.name)
         return loaded
 
-    def require_embedder(self) -> LoadedEmbedder:
-        """Return the model once it can embed. Raises ApiError (503, 404)."""
-        loaded = self.require_any()
+    def require_embedder(self, name: str | None = None) -> LoadedEmbedder:
+        """Return the model once it can embed, if ``name`` is its own. Raises ApiError."""
+        loaded = self.require_any(name)
         if isinstance(loaded, LoadedModel):
             raise cannot_embed(self.name)
         return loaded
 
-    def require_any(self) -> Loaded:
-        """Return the model, of whichever kind, once it can compute. Raises ApiError (503)."""
+    def require_any(self, name: str | None = None) -> Loaded:
+        """Return the model once it can compute. Raises ApiError (404, 503)."""
+        if name is not None:
+            self.check_name(name)
         reasons = self.unready_reasons()
         if self._loaded is None or reasons:
             raise unavailable(", ".join(reasons))

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Self
 from aiohttp import web
 from pydantic import Field, WrapValidator, model_validator
 
-from backend.server.body import read_request
-from backend.server.json_reply import json_response
+from backend.server.body import json_response, read_request
 from backend.server.prompts import (
     ON_LOOP_CHARACTERS,
     off_loop,
@@ -15,7 +14,7 @@ from backend.server.prompts import (
 )
 from backend.server.protocol.fields import Closed, combination, only
 from backend.server.protocol.messages import AnyMessage, TemplateFields, quickly
-from backend.server.served_model import Loaded, ServedModel
+from backend.server.served_model import ServedModel
 
 
 class TokenizeRequest(Closed, TemplateFields):
@@ -50,60 +49,49 @@ class DetokenizeRequest(Closed):
     ]
 
 
-class TokenHandlers:
-    """The handlers for one served model."""
-
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """POST /tokenize; the length is told, not judged."""
-        asked = await read_request(request, TokenizeRequest)
-        loaded = self._require(asked.model)
-        tokens = await self._tokens(loaded, asked)
-        body: dict[str, Any] = {
+async def tokenize(model: ServedModel, request: web.Request) -> web.Response:
+    """Answer POST /tokenize; the length is told, not judged."""
+    asked = await read_request(request, TokenizeRequest)
+    loaded = model.require_any(asked.model)
+    encoder = loaded.encoder
+    if asked.messages is not None:
+        special = asked.add_special_tokens is True
+        prompt = await render_chat(
+            encoder, asked.messages, template=asked.template, add_special_tokens=special
+        )
+        tokens = prompt.tokens
+    else:
+        text = asked.prompt or ""
+        special = asked.add_special_tokens is not False
+        tokens = await off_loop(
+            lambda: tuple(encoder.encode(text, add_special_tokens=special)),
+            len(text) > ON_LOOP_CHARACTERS,
+        )
+    strings = None
+    if asked.return_token_strs:
+        strings = await off_loop(
+            lambda: encoder.token_strings(tokens), len(tokens) > ON_LOOP_CHARACTERS
+        )
+    return json_response(
+        {
             "count": len(tokens),
             "max_model_len": loaded.max_model_len,
             "tokens": tokens,
-            "token_strs": None,
+            "token_strs": strings,
         }
-        if asked.return_token_strs:
-            body["token_strs"] = await off_loop(
-                lambda: loaded.encoder.token_strings(tokens), len(tokens) > ON_LOOP_CHARACTERS
-            )
-        return json_response(body)
+    )
 
-    async def detokenize(self, request: web.Request) -> web.Response:
-        """POST /detokenize; special tokens are written out."""
-        asked = await read_request(request, DetokenizeRequest)
-        loaded = self._require(asked.model)
 
-        def decode() -> str:
-            tokens = tuple(asked.tokens)
-            if tokens:
-                refuse_outside_vocabulary(tokens, loaded.encoder.vocab_size, "tokens")
-            return loaded.encoder.decode(tokens, skip_special_tokens=False)
+async def detokenize(model: ServedModel, request: web.Request) -> web.Response:
+    """Answer POST /detokenize; special tokens are written out."""
+    asked = await read_request(request, DetokenizeRequest)
+    encoder = model.require_any(asked.model).encoder
 
-        text = await off_loop(decode, len(asked.tokens) > ON_LOOP_CHARACTERS)
-        return json_response({"prompt": text})
+    def decode() -> str:
+        tokens = tuple(asked.tokens)
+        if tokens:
+            refuse_outside_vocabulary(tokens, encoder.vocab_size, "tokens")
+        return encoder.decode(tokens, skip_special_tokens=False)
 
-    def _require(self, name: str | None) -> Loaded:
-        if name is not None:
-            self._model.check_name(name)
-        return self._model.require_any()
-
-    async def _tokens(self, loaded: Loaded, asked: TokenizeRequest) -> tuple[int, ...]:
-        if asked.messages is not None:
-            prompt = await render_chat(
-                loaded.encoder,
-                asked.messages,
-                template=asked.template,
-                add_special_tokens=asked.add_special_tokens is True,
-            )
-            return prompt.tokens
-        text = asked.prompt or ""
-        special = asked.add_special_tokens is not False
-        return await off_loop(
-            lambda: tuple(loaded.encoder.encode(text, add_special_tokens=special)),
-            len(text) > ON_LOOP_CHARACTERS,
-        )
+    text = await off_loop(decode, len(asked.tokens) > ON_LOOP_CHARACTERS)
+    return json_response({"prompt": text})

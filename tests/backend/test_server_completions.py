@@ -6,7 +6,7 @@ import pytest
 
 from backend.ports import EngineError
 from backend.scheduler.request import FinishReason, SamplingParams, TextDelta
-from backend.server.generation import Generation
+from backend.server.pipeline import Generation
 
 pytest_plugins = ["running_backend"]
 

@@ -9,7 +9,7 @@ import pytest
 from backend.app import create_app
 from backend.scheduler.cache_events import NOTHING_CACHED, BlockRemoved, BlocksStored, EventBatch
 from backend.server import kv_events as module
-from backend.server.application import build_application
+from backend.server.app import build_application
 from backend.server.kv_events import KvEvents
 from backend.server.served_model import ServedModel
 from backend.settings import Settings

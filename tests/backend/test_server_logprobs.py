@@ -5,7 +5,7 @@ import math
 import pytest
 
 from backend.scheduler.request import FinishReason, TextDelta, TokenLogprobs
-from backend.server.logprob_replies import EchoedPrompt
+from backend.server.completions import EchoedPrompt
 
 pytest_plugins = ["running_backend"]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from backend.scheduler.request import FinishReason
 from backend.server.replies import Usage
-from backend.server.responses.writing import ResponseWriter
+from backend.server.responses import ResponseWriter
 from backend.server.tool_parsers import FORMATS
 from backend.server.tool_parsers.reasoning import ReasoningParser
 from gateway.protocol.endpoints.responses import StreamedResponse, render_response

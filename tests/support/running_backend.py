@@ -197,19 +197,19 @@ StartServer = Callable[..., Awaitable[RunningServer]]
 @pytest.fixture
 async def serve_application() -> AsyncIterator[StartServer]:
     """Serve an application on a free port until the test ends; its model is not loaded."""
-    from backend.server.application import served_model_key
+    from backend.server.app import SERVED_MODEL
 
     servers: list[RunningServer] = []
 
     async def start(app: web.Application, generator: Any = None) -> RunningServer:
+        from backend.server.app import refuse
         from backend.server.http_server import Runner
-        from backend.server.middleware import refuse
 
         runner = Runner(app, refuse, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
-        model = app[served_model_key]
+        model = app[SERVED_MODEL]
         servers.append(RunningServer(generator, ClientSession(), host, port, runner, model))
         return servers[-1]
 
@@ -222,7 +222,7 @@ async def serve_application() -> AsyncIterator[StartServer]:
 @pytest.fixture
 async def start_server(serve_application: StartServer) -> StartServer:
     """Start servers with a scripted generator; keyword arguments change it or the limits."""
-    from backend.server.application import build_application
+    from backend.server.app import build_application
     from backend.server.served_model import LoadedModel, ServedModel
 
     async def start(
@@ -277,7 +277,7 @@ async def start_real_server(
     """
     from backend.engine.model_files import recommended_sampling
     from backend.executor.model_loader import load_engine
-    from backend.server.application import build_application
+    from backend.server.app import build_application
     from backend.server.served_model import LoadedModel, ServedModel
 
     engines = []

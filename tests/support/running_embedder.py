@@ -36,7 +36,7 @@ def embedding_engine(minilm):
 @pytest.fixture
 def serve_embedder(serve_application):
     """Serve an embedding engine, which is not stopped with its server."""
-    from backend.server.application import build_application
+    from backend.server.app import build_application
     from backend.server.served_model import LoadedEmbedder, ServedModel
 
     async def start(engine, tokenizer=None, name="gated"):

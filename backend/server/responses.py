@@ -1,17 +1,34 @@
-"""One response as it is written: the object that repeats its request, its items, their events.
+"""POST /v1/responses: chat under another name. Nothing is kept, so there is nothing to get.
 
-Pure. A plain reply is what the last of these events holds, so that it says what a stream does.
-Law: nothing of an item is told before it is announced, and all of it again when it is done.
+A plain reply is what the last event of a stream holds, so that it says what a stream does.
+Law: nothing of an item is sent before it is announced, and all of it again when it is done.
 """
 
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.scheduler.request import FinishReason, TokenLogprobs
-from backend.server.logprob_replies import Spell, chat_logprobs
+import orjson
+from aiohttp import web
+
+from backend.scheduler.request import FinishReason, SamplingParams, TextDelta, TokenLogprobs
+from backend.server.body import read_request
+from backend.server.chat import Conversation, prepare_chat
+from backend.server.pipeline import answer
+from backend.server.prompts import off_loop
 from backend.server.protocol.errors import RATE_LIMIT, ApiError
-from backend.server.replies import Usage
+from backend.server.protocol.messages import TemplateOptions
+from backend.server.protocol.responses import (
+    FunctionTool,
+    NamedFunction,
+    ResponsesRequest,
+    TextFormat,
+)
+from backend.server.replies import FinishedChoice, Object, Spell, Usage, chat_logprobs
+from backend.server.served_model import ServedModel
+from backend.server.tool_parsers import AnswerFormat
 from backend.server.tool_parsers.reasoning import ReasoningParser
 from backend.server.tool_parsers.streaming_json import (
     CallArguments,
@@ -22,9 +39,87 @@ from backend.server.tool_parsers.streaming_json import (
     ToolCallParser,
 )
 
-Object = dict[str, Any]
+ON_LOOP_ITEMS = 500
+"""Translating this many takes a millisecond or two."""
+
 NewId = Callable[[str], str]
 """Returns an id that begins with what it is given."""
+
+
+async def responses(model: ServedModel, request: web.Request) -> web.StreamResponse:
+    """Answer POST /v1/responses."""
+    arrived = time.monotonic()
+    asked = await read_request(request, ResponsesRequest)
+    loaded = model.require(asked.model)
+    chat = Conversation(
+        messages=await off_loop(lambda: asked.chat_messages, asked.num_items > ON_LOOP_ITEMS),
+        tools=asked.chat_tools,
+        tool_choice=asked.chat_tool_choice,
+        parallel=asked.parallel_tool_calls,
+        response_format=asked.chat_format,
+        max_tokens=asked.max_output_tokens,
+        logprobs=asked.wanted_logprobs,
+        template=TemplateOptions(variables=asked.chat_template_kwargs or {}),
+        prefix="resp_",
+        messages_at="input",
+        format_at="text.format",
+        parameters_at="parameters",
+    )
+    prepared = await prepare_chat(request, asked, loaded, chat, arrived=arrived)
+    generation = prepared.generation
+    repeated = _repeated(asked, generation.sampling, generation.id)
+    reply = ResponseReply(repeated, prepared.format, prepared.spell)
+    return await answer(request, generation, loaded.generator, reply, prepared.constraint)
+
+
+class ResponseReply:
+    """Implements ``Reply`` by a ``ResponseWriter`` for its one choice."""
+
+    typed = True
+
+    def __init__(
+        self, repeated: Mapping[str, Any], form: AnswerFormat | None, spell: Spell | None
+    ) -> None:
+        """``repeated`` are the fields of the response that are known from the start."""
+        self._repeated = repeated
+        self._format = form
+        self._spell = spell
+        self._writer = self._new_writer(eager=True)
+
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
+        """Return the response."""
+        writer = self._new_writer(eager=self._format is not None and self._format.demanded)
+        [choice] = choices
+        writer.push(choice.text, choice.logprobs)
+        *_, last = writer.finish(choice.finish_reason, usage, int(time.time()))
+        response: Object = last["response"]
+        return response
+
+    def begin(self) -> list[Object]:
+        """Return the events before anything has come."""
+        return self._writer.begin()
+
+    def push(self, delta: TextDelta, usage: Callable[[], Usage], *, first: bool) -> list[Object]:
+        """Return the events of the next piece of text."""
+        del usage, first
+        return self._writer.push(delta.text, delta.logprobs)
+
+    def finish(self, choices: Sequence[FinishedChoice], usage: Usage) -> list[Object]:
+        """Return the events of the answer's end."""
+        [choice] = choices
+        return self._writer.finish(choice.finish_reason, usage, int(time.time()))
+
+    def fail(self, error: ApiError) -> list[Object]:
+        """Return the events of an answer that broke off."""
+        return self._writer.fail(error)
+
+    def _new_writer(self, *, eager: bool) -> "ResponseWriter":
+        parser = None if self._format is None else self._format.parser(eager=eager)
+        return ResponseWriter(self._repeated, parser, self._spell, _new_id)
+
+
+def _new_id(prefix: str) -> str:
+    return prefix + uuid.uuid4().hex
 
 
 @dataclass(slots=True)
@@ -273,4 +368,79 @@ def _usage(usage: Usage) -> Object:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _repeated(asked: ResponsesRequest, sampling: SamplingParams, response_id: str) -> Object:
+    """Return the fields of a response that repeat its request, defaults filled in.
+
+    ``sampling`` has the model's own advice. Who asks is repeated as null too: a cache fills in
+    there who asks for an answer that it has kept. Raises ApiError (400) where a client's schema is
+    nested deeper than can be repeated.
+    """
+    repeated: Object = {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "background": False,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "model": asked.model,
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": asked.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": asked.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": sampling.temperature,
+        "text": {
+            "format": _format(None if asked.text is None else asked.text.format),
+            "verbosity": "medium",
+        },
+        "tool_choice": _choice(asked),
+        "tools": [_tool(tool) for tool in asked.tools or ()],
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": asked.user,
+        "metadata": asked.metadata or {},
+    }
+    try:
+        orjson.dumps({"response": repeated})
+    except orjson.JSONEncodeError:
+        raise ApiError(400, "The request body is nested too deeply.") from None
+    return repeated
+
+
+def _choice(asked: ResponsesRequest) -> Any:
+    chosen = asked.tool_choice
+    if isinstance(chosen, NamedFunction):
+        return {"type": "function", "name": chosen.name}
+    return chosen or "auto"
+
+
+def _format(wanted: TextFormat | None) -> dict[str, Any]:
+    if wanted is None:
+        return {"type": "text"}
+    if wanted.type != "json_schema":
+        return {"type": wanted.type} | ({"schema": wanted.definition} if wanted.definition else {})
+    described = {} if wanted.description is None else {"description": wanted.description}
+    return {
+        "type": "json_schema",
+        "name": wanted.name,
+        **described,
+        "schema": wanted.definition,
+        "strict": wanted.strict or False,
+    }
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict or False,
     }

@@ -1,0 +1,359 @@
+"""The HTTP application: routes, what every request meets first and last, and its lifetime."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from backend import request_id
+from backend.ports import EngineError
+from backend.server.body import ALLOW_UNKNOWN, json_response
+from backend.server.chat import chat_completions
+from backend.server.completions import completions
+from backend.server.embeddings import embeddings
+from backend.server.http_server import Runner, leave_unread, refusal
+from backend.server.kv_events import KvEvents
+from backend.server.metrics import CONTENT_TYPE, Metrics
+from backend.server.protocol.errors import SERVER_ERROR, ApiError, internal_error
+from backend.server.responses import responses
+from backend.server.served_model import ServedModel
+from backend.server.sse import EventStream
+from backend.server.tokens import detokenize, tokenize
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""Several times what the text of the longest context in use today takes."""
+
+PARENT_PIPE = "REFRAIN_PARENT_PIPE"
+"""Set to 1 where stdin is a pipe that the parent holds: its end means that the parent is gone."""
+
+SERVED_MODEL = web.AppKey("served_model", ServedModel)
+KV_EVENTS = web.AppKey("kv_events", KvEvents)
+"""Streams to routers. They do not end by themselves."""
+STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
+"""Set once the server is to stop: it still answers, and asks its clients to go elsewhere."""
+
+_GIVEN_UP_SECONDS = 0.5
+"""From the engine's end to the last byte of an error."""
+
+# Handlers were drained by then; this is for connections that are slow to close.
+_CLOSE_SECONDS = 1.0
+
+_STDIN = 0
+
+log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The server cannot run; the text is for people and fits a line."""
+
+
+def build_application(
+    model: ServedModel,
+    *,
+    kv_events: KvEvents | None = None,
+    allow_unknown_fields: bool = False,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> web.Application:
+    """Return the application for ``model``, which the caller loads once the socket listens.
+
+    On shutdown the engine is stopped and open requests fail; ``drain`` waits for them before. Run
+    it with ``handler_cancellation=True``, or nobody notices that a client left. ``kv_events`` are
+    sent to routers; with None the path does not exist. ``allow_unknown_fields``: fields of requests
+    that no server is known to read are ignored, not refused.
+    """
+    metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
+    in_flight: set[asyncio.Task[object]] = set()
+    app = web.Application(
+        client_max_size=max_body_bytes, middlewares=[_middleware(metrics, in_flight)]
+    )
+    app[SERVED_MODEL] = model
+    app[ALLOW_UNKNOWN] = allow_unknown_fields
+    app[STOPPING] = asyncio.Event()
+    app.on_response_prepare.append(_complete_head)
+    post, get = app.router.add_post, app.router.add_get
+    post("/v1/chat/completions", partial(chat_completions, model))
+    post("/v1/completions", partial(completions, model))
+    post("/v1/responses", partial(responses, model))
+    post("/v1/embeddings", partial(embeddings, model, metrics))
+    post("/tokenize", partial(tokenize, model))
+    post("/detokenize", partial(detokenize, model))
+    get("/v1/models", partial(_list_models, model))
+    get("/v1/models/{model:.+}", partial(_get_model, model))
+    get("/healthz", _healthz)
+    get("/readyz", partial(_readyz, model))
+    get("/metrics", partial(_metrics, metrics))
+
+    if kv_events is not None:
+        app[KV_EVENTS] = kv_events
+        get("/kv_events", kv_events.stream)
+
+    async def give_up(_: web.Application) -> None:
+        if kv_events is not None:
+            kv_events.close()
+        await _give_up(in_flight, model.close)
+
+    async def model_lifetime(_: web.Application) -> AsyncIterator[None]:
+        if kv_events is not None:
+            kv_events.open()
+        yield
+        await model.close()
+
+    app.on_shutdown.append(give_up)
+    app.cleanup_ctx.append(model_lifetime)
+    return app
+
+
+async def _list_models(model: ServedModel, _: web.Request) -> web.Response:
+    return json_response({"object": "list", "data": [_describe(model)]})
+
+
+async def _get_model(model: ServedModel, request: web.Request) -> web.Response:
+    model.check_name(request.match_info["model"])  # a hub id has a slash in it
+    return json_response(_describe(model))
+
+
+def _describe(model: ServedModel) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "refrain"}
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    return json_response({"status": "ok"})
+
+
+async def _readyz(model: ServedModel, request: web.Request) -> web.Response:
+    if request.app[STOPPING].is_set():
+        stopping = {"status": "stopping", "reasons": ["the server was told to stop"]}
+        return json_response(stopping, status=503)
+    reasons = model.unready_reasons()
+    if reasons:
+        return json_response({"status": "unavailable", "reasons": reasons}, status=503)
+    return json_response({"status": "ready", "reasons": []})
+
+
+async def _metrics(metrics: Metrics, _: web.Request) -> web.Response:
+    return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _middleware(metrics: Metrics, in_flight: set[asyncio.Task[object]]) -> Middleware:
+    """Return what gives requests an id, refuses by the head alone, counts, and words failures."""
+
+    @web.middleware
+    async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request_id.begin(request.headers)
+        refused = refusal(request, refuse)
+        if refused is not None:
+            return refused
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a handler runs in a task")
+        resource = request.match_info.route.resource
+        endpoint = "other" if resource is None else resource.canonical
+        began = time.perf_counter()
+        in_flight.add(task)
+        try:
+            response = await _answer(request, handler)
+        except asyncio.CancelledError:
+            metrics.count_request(endpoint, "cancelled")
+            raise
+        except ConnectionResetError as error:
+            # A write found out before the cancellation came that the client has left; aiohttp would
+            # log it as a failure of ours.
+            metrics.count_request(endpoint, "cancelled")
+            raise asyncio.CancelledError from error
+        finally:
+            in_flight.discard(task)
+        outcome = _outcome(response)
+        metrics.count_request(endpoint, outcome)
+        if outcome == "ok" and request.method == "POST":
+            metrics.observe_request(endpoint, time.perf_counter() - began)
+        leave_unread(request, response)
+        return response
+
+    return observe
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        failure = error
+    except web.HTTPException as error:
+        failure = _from_http(request, error)
+    except ConnectionResetError:
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        failure = internal_error()
+    return json_response(failure.body(), failure.status, failure.headers)
+
+
+async def _complete_head(request: web.Request, response: web.StreamResponse) -> None:
+    headers = response.headers
+    if request.app[STOPPING].is_set():
+        response.force_close()
+        headers["Connection"] = "close"
+    if request_id.HEADER not in headers or request_id.HEADER in request.headers:
+        headers[request_id.HEADER] = request_id.current()
+
+
+def refuse(status: int, message: str, code: str) -> web.Response:
+    """Return the reply to a request that no handler sees, see ``http_server``."""
+    error = ApiError(status, message, code=code)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        error = ApiError(status, message, kind=SERVER_ERROR, code=code)
+    headers = {request_id.HEADER: request_id.current()}
+    return json_response(error.body(), error.status, headers)
+
+
+def _outcome(response: web.StreamResponse) -> str:
+    if response.status == 503:
+        return "unavailable"
+    if response.status >= 500 or (isinstance(response, EventStream) and response.failed):
+        return "server_error"
+    return "client_error" if response.status >= 400 else "ok"
+
+
+def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
+    where = f"{request.method} {request.path}"
+    if isinstance(error, web.HTTPNotFound):
+        return ApiError(404, f"Invalid URL ({where})", code="unknown_url")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return ApiError(
+            405,
+            f"Not allowed to {request.method} on {request.path} (accepted: {allowed}).",
+            code="method_not_supported",
+            headers={"Allow": allowed},
+        )
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return ApiError(
+            413, f"The request body is too large. {error.text}", code="request_too_large"
+        )
+    return ApiError(error.status, error.reason)
+
+
+async def _give_up(
+    in_flight: set[asyncio.Task[object]], end_engine: Callable[[], Awaitable[None]]
+) -> None:
+    """End the engine, so that open requests fail and their clients are told.
+
+    What does not end even then is cancelled.
+    """
+    late = set(in_flight)
+    if not late:
+        return
+    log.warning("%d requests did not end in time and were given up", len(late))
+    await end_engine()
+    _, stuck = await asyncio.wait(late, timeout=_GIVEN_UP_SECONDS)
+    for task in stuck:
+        task.cancel()
+    if stuck:
+        await asyncio.wait(stuck, timeout=_GIVEN_UP_SECONDS)
+
+
+async def serve(
+    app: web.Application,
+    host: str,
+    port: int,
+    *,
+    drain_delay: float = 0.0,
+    drain_timeout: float = 0.0,
+) -> None:
+    """Run until SIGINT, SIGTERM or the parent's end.
+
+    Then it drains: see ``drain``.
+
+    Raises StartError when the address is taken, EngineError when the engine does not warm up, and
+    whatever loading the model raises.
+    """
+    stop = _stop_event()
+    runner = Runner(app, refuse, shutdown_timeout=_CLOSE_SECONDS)
+    await runner.setup()
+    try:
+        await _listen(runner, host, port)
+        await _load_and_wait(app[SERVED_MODEL], stop)
+        log.info("stopping")
+        await drain(runner, app, delay=drain_delay, wait=drain_timeout)
+    finally:
+        await runner.cleanup()
+
+
+async def drain(runner: Runner, app: web.Application, *, delay: float, wait: float) -> None:
+    """Say 503 at ``/readyz`` for ``delay`` seconds, close the port, wait for open requests.
+
+    The wait ends after ``wait`` seconds.
+    """
+    app[STOPPING].set()
+    await asyncio.sleep(delay)
+    for site in list(runner.sites):
+        await site.stop()
+    if (kv_events := app.get(KV_EVENTS)) is not None:
+        kv_events.close()
+    await runner.idle(wait)
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        named = error.strerror if isinstance(error, socket.gaierror) else None
+        # asyncio's own text repeats the address, in another form.
+        reason = named or os.strerror(error.errno or 0)
+        raise StartError(f"cannot listen on {host}:{port}: {reason}") from error
+    bound_host, bound_port, *_ = runner.addresses[0]
+    shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+    log.info("listening on http://%s:%d", shown, bound_port)
+
+
+async def _load_and_wait(model: ServedModel, stop: asyncio.Event) -> None:
+    began = time.perf_counter()
+    loading = asyncio.create_task(model.load())
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            return
+        try:
+            await loading
+        except EngineError as error:
+            raise StartError(f"the model does not warm up: {error}") from error
+        log.info("%s is ready after %.1f s", model.name, time.perf_counter() - began)
+        await stopping
+    finally:
+        for task in (loading, stopping):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(loading, stopping, return_exceptions=True)
+
+
+def _stop_event() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if os.environ.get(PARENT_PIPE) == "1":
+        # A thread, because an event loop cannot watch whatever stdin may be.
+        threading.Thread(
+            target=_watch_parent, args=(loop, stop), name="parent-pipe", daemon=True
+        ).start()
+    return stop
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    # A stdin that cannot be read, because it was closed, has ended as well.
+    with contextlib.suppress(OSError):
+        while os.read(_STDIN, 4096):
+            pass
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(stop.set)

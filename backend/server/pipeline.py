@@ -1,0 +1,415 @@
+"""One generation: what a checked request asks of the engine, and the reply, whole or as events.
+
+Law: a stream that ends without a finish reason for every choice has failed, and is never passed
+off as an answer.
+"""
+
+import asyncio
+import hashlib
+import logging
+import math
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import orjson
+from aiohttp import web
+
+from backend.ports import (
+    EngineError,
+    Generator,
+    GrammarRejectedError,
+    OverloadedError,
+    RequestRejectedError,
+    UnavailableError,
+)
+from backend.scheduler.request import (
+    FinishReason,
+    GenerationRequest,
+    Priority,
+    SamplingParams,
+    TextDelta,
+    TokenLogprobs,
+)
+from backend.server.prompts import off_loop
+from backend.server.protocol.errors import (
+    ApiError,
+    engine_failed,
+    internal_error,
+    overloaded,
+    unavailable,
+)
+from backend.server.protocol.generation import GenerationFields
+from backend.server.replies import FinishedChoice, Reply, Usage
+from backend.server.served_model import LoadedModel
+from backend.server.sse import EventStream
+from backend.server.structured import Constraint
+
+QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"
+PRIORITY = "X-Refrain-Priority"
+
+_TENANT = ("Authorization", "api-key", "x-api-key", "OpenAI-Organization", "OpenAI-Project")
+
+_PRIORITIES = {priority.name.lower(): priority for priority in Priority}
+
+_FAILURES = (EngineError, OverloadedError, RequestRejectedError)
+"""What a generation raises."""
+
+_ON_LOOP_CHARACTERS = 20_000
+"""Writing this many takes a millisecond or two."""
+_CHARACTERS_OF_A_LOGPROB = 400  # twenty others belong to it, perhaps
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What is to be generated: ``n`` choices for each prompt.
+
+    Choices are numbered over all prompts: those of the first come first.
+    """
+
+    id: str
+    prompts: tuple[tuple[int, ...], ...]
+    sampling: SamplingParams
+    n: int
+    priority: Priority = Priority.NORMAL
+    stream: bool = True
+    prompt_only: bool = False
+    """Nothing is generated: of the one token that the engine computes nothing is told."""
+    queue_seconds: float | None = None
+    cache_salt: str = ""
+    arrived: float | None = None
+    """When the HTTP request did, on the clock of ``time.monotonic``."""
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts."""
+        return len(self.prompts) * self.n
+
+    def deltas(self, generator: Generator) -> AsyncGenerator[TextDelta, None]:
+        """Return the deltas of all choices as they come; closing it cancels what still runs.
+
+        Raises what the generator raises: RequestRejectedError, OverloadedError, EngineError.
+        """
+        streams = [
+            generator.generate(
+                GenerationRequest(
+                    request_id=f"{self.id}-{position}",
+                    prompt_tokens=prompt,
+                    sampling=self.sampling,
+                    n=self.n,
+                    priority=self.priority,
+                    stream=self.stream,
+                    queue_seconds=self.queue_seconds,
+                    cache_salt=self.cache_salt,
+                    arrived=self.arrived,
+                    among=self.num_choices,
+                )
+            )
+            for position, prompt in enumerate(self.prompts)
+        ]
+        deltas = streams[0] if len(streams) == 1 else _merge(streams, self.n)
+        return _emptied(deltas) if self.prompt_only else deltas
+
+
+async def _emptied(deltas: AsyncGenerator[TextDelta, None]) -> AsyncGenerator[TextDelta, None]:
+    async with aclosing(deltas):
+        async for delta in deltas:
+            reason = None if delta.finish_reason is None else FinishReason.LENGTH
+            if delta.finish_reason is FinishReason.ABORT:
+                reason = FinishReason.ABORT
+            yield replace(delta, text="", completion_tokens=0, logprobs=(), finish_reason=reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    error: Exception | None
+
+
+async def _merge(
+    streams: Sequence[AsyncGenerator[TextDelta, None]], n: int
+) -> AsyncGenerator[TextDelta, None]:
+    """Interleave, renumbering choices. The first failure ends everything.
+
+    What is not read is not fetched either: it gathers where it becomes one delta.
+    """
+    arrivals: asyncio.Queue[TextDelta | _Ended] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(position: int, stream: AsyncGenerator[TextDelta, None]) -> None:
+        error: Exception | None = None
+        try:
+            async with aclosing(stream):
+                async for delta in stream:
+                    await arrivals.put(replace(delta, index=position * n + delta.index))
+        except Exception as failure:  # noqa: BLE001  # raised again by the reader
+            error = failure
+        await arrivals.put(_Ended(error))
+
+    pumps = [asyncio.create_task(pump(*item)) for item in enumerate(streams)]
+    try:
+        open_streams = len(streams)
+        while open_streams:
+            arrival = await arrivals.get()
+            if isinstance(arrival, TextDelta):
+                yield arrival
+            elif arrival.error is not None:
+                raise arrival.error
+            else:
+                open_streams -= 1
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def sampling_params(
+    asked: GenerationFields,
+    loaded: LoadedModel,
+    constraint: Constraint | None,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """Return how ``asked`` is to be sampled, as the model's makers advise where it does not say.
+
+    Raises ApiError where a bias is for no token of the vocabulary.
+    """
+    advised, vocab_size = loaded.sampling, loaded.encoder.vocab_size
+    biases = asked.token_biases
+    for token, _ in biases:
+        if token >= vocab_size:
+            raise ApiError(
+                400,
+                f"Invalid key in 'logit_bias': token {token} is not in the vocabulary of "
+                f"{vocab_size} tokens.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+    return SamplingParams(
+        temperature=advised.temperature if asked.temperature is None else asked.temperature,
+        top_p=advised.top_p if asked.top_p is None else asked.top_p,
+        top_k=advised.top_k if asked.top_k is None else max(asked.top_k, 0),
+        min_p=advised.min_p if asked.min_p is None else asked.min_p,
+        seed=asked.seed,
+        max_tokens=max_tokens,
+        min_tokens=asked.min_tokens or 0,
+        stop=asked.stop_strings,
+        stop_token_ids=frozenset(asked.stop_token_ids or ()),
+        ignore_eos=asked.ignore_eos or False,
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        repetition_penalty=asked.repetition_penalty or advised.repetition_penalty,
+        logit_bias=biases,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=None if constraint is None else constraint.grammar,
+    )
+
+
+def new_generation(
+    prefix: str,
+    prompts: tuple[tuple[int, ...], ...],
+    asked: GenerationFields,
+    sampling: SamplingParams,
+    request: web.Request,
+    *,
+    arrived: float,
+    prompt_only: bool = False,
+) -> Generation:
+    """Return what is to be generated; headers say who asks and how urgently. Raises ApiError."""
+    headers = request.headers
+    return Generation(
+        id=f"{prefix}{uuid.uuid4().hex}",
+        prompts=prompts,
+        sampling=sampling,
+        n=asked.n or 1,
+        stream=asked.stream or False,
+        prompt_only=prompt_only,
+        priority=_PRIORITIES.get(headers.get(PRIORITY, ""), Priority.NORMAL),
+        queue_seconds=_queue_seconds(headers),
+        cache_salt=kv_salt(headers, asked.cache_salt),
+        arrived=arrived,
+    )
+
+
+def kv_salt(headers: Mapping[str, str], client_salt: str | None) -> str:
+    """Return the salt of the request's KV blocks; empty where neither tenant nor salt is given.
+
+    A cached prefix is computed faster, so requests that share KV can time one another. A client's
+    salt divides its tenant's KV further: it is hashed with the tenant and never replaces it.
+    """
+    tenant = _tenant_salt(headers)
+    if client_salt is None:
+        return tenant
+    # The tenant's part is empty or 64 characters of hex, so the comma is the first one.
+    return hashlib.sha256(f"{tenant},{client_salt}".encode()).hexdigest()
+
+
+def _tenant_salt(headers: Mapping[str, str]) -> str:
+    credentials = [headers.get(name, "") for name in _TENANT]
+    if not any(credentials):
+        return ""
+    # A header holds no NUL.
+    return hashlib.sha256("\0".join(credentials).encode(errors="surrogateescape")).hexdigest()
+
+
+def _queue_seconds(headers: Mapping[str, str]) -> float | None:
+    """Return how long a request may wait before anything is computed for it."""
+    text = headers.get(QUEUE_TIMEOUT)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ApiError(
+            400,
+            f"Invalid header '{QUEUE_TIMEOUT}': expected seconds above 0.",
+            param=QUEUE_TIMEOUT,
+            code="invalid_value",
+        )
+    return seconds
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What arrived of one choice."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_tokens: int = 0
+    cached_tokens: int | None = None
+    """None until the first delta."""
+    reason: FinishReason | None = None
+
+
+class Answer:
+    """What of a generation arrived so far."""
+
+    def __init__(self, generation: Generation) -> None:
+        """Begin empty."""
+        self._generation = generation
+        self._choices = [_Choice() for _ in range(generation.num_choices)]
+
+    def add(self, delta: TextDelta) -> bool:
+        """Take the next delta and return whether it is the first of its choice.
+
+        Raises EngineError when the engine gave the choice up.
+        """
+        choice = self._choices[delta.index]
+        first = choice.cached_tokens is None
+        choice.num_tokens = delta.completion_tokens
+        choice.cached_tokens = delta.cached_tokens
+        if delta.text:
+            choice.texts.append(delta.text)
+        choice.logprobs += delta.logprobs
+        choice.prompt_logprobs += delta.prompt_logprobs
+        if delta.finish_reason is FinishReason.ABORT:
+            raise EngineError("the generation was given up")
+        choice.reason = delta.finish_reason
+        return first
+
+    def choices(self) -> tuple[FinishedChoice, ...]:
+        """Return the whole answer. Raises EngineError when it is not whole."""
+        finished = []
+        for each in self._choices:
+            if each.reason is None:
+                raise EngineError("the generation ended early")
+            text = "".join(each.texts)
+            finished.append(FinishedChoice(text, each.reason, each.logprobs, each.prompt_logprobs))
+        return tuple(finished)
+
+    def usage(self) -> Usage:
+        """Return the tokens so far."""
+        n = self._generation.n
+        cached = [each.cached_tokens for each in self._choices]
+        # Choices of one prompt find what the first of them computed; that saved the rest, but the
+        # prompt counts once, and so does what no choice computed.
+        by_prompt = (
+            [each for each in cached[start : start + n] if each is not None]
+            for start in range(0, len(cached), n)
+        )
+        return Usage(
+            prompt_tokens=sum(map(len, self._generation.prompts)),
+            completion_tokens=sum(each.num_tokens for each in self._choices),
+            cached_tokens=sum(min(known, default=0) for known in by_prompt),
+        )
+
+
+async def answer(
+    request: web.Request,
+    generation: Generation,
+    generator: Generator,
+    reply: Reply,
+    constraint: Constraint | None,
+) -> web.StreamResponse:
+    """Generate, and write the reply. Raises ApiError for what fails before its first byte."""
+    if generation.stream:
+        return await _stream(request, generation, generator, reply, constraint)
+    collected = Answer(generation)
+    try:
+        async with aclosing(generation.deltas(generator)) as deltas:
+            async for delta in deltas:
+                collected.add(delta)
+        choices = collected.choices()
+        effort = sum(
+            len(each.text) + _CHARACTERS_OF_A_LOGPROB * len(each.logprobs) for each in choices
+        )
+        body = await off_loop(
+            lambda: orjson.dumps(reply.whole(choices, collected.usage())),
+            effort > _ON_LOOP_CHARACTERS,
+        )
+    except _FAILURES as error:
+        raise _api_error(error, constraint) from error
+    return web.Response(body=body, content_type="application/json")
+
+
+async def _stream(
+    request: web.Request,
+    generation: Generation,
+    generator: Generator,
+    reply: Reply,
+    constraint: Constraint | None,
+) -> EventStream:
+    collected = Answer(generation)
+    events = EventStream(typed=reply.typed)
+    try:
+        async with aclosing(generation.deltas(generator)) as deltas:
+            async for delta in deltas:
+                if not events.prepared:
+                    await events.prepare(request)
+                    await events.send(reply.begin())
+                first = collected.add(delta)
+                await events.send(reply.push(delta, collected.usage, first=first))
+        await events.finish(reply.finish(collected.choices(), collected.usage()))
+    except _FAILURES as error:
+        failure = _api_error(error, constraint)
+        if not events.prepared:
+            raise failure from error
+        await events.fail(reply.fail(failure))
+    except Exception as error:
+        # Another response cannot be begun later, and nobody listens after a reset.
+        if isinstance(error, ConnectionResetError) or not events.prepared:
+            raise
+        log.exception("%s failed in the middle of its stream", request.path)
+        await events.fail(reply.fail(internal_error()))
+    return events
+
+
+def _api_error(error: Exception, constraint: Constraint | None) -> ApiError:
+    """Return what a client is told of one of ``_FAILURES``."""
+    match error:
+        case GrammarRejectedError() if constraint is not None:
+            return constraint.refused(str(error))
+        case RequestRejectedError():
+            return ApiError(400, f"The engine cannot run this request: {error}.", code="rejected")
+        case OverloadedError():
+            return overloaded(error)
+        case UnavailableError():
+            return unavailable(str(error))
+    return engine_failed(str(error))
