@@ -139,7 +139,7 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         _kernel_runner(network, cache, limits) if has_kernels else _runner(network, cache, limits)
     )
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
-    fingerprint = model_fingerprint(directory, str(torch_dtype))
+    fingerprint = model_fingerprint(directory, f"{torch_dtype} {options.quantization}")
     description = EngineDescription(
         str(directory), sizing.max_model_len, shape.vocab_size, fingerprint
     )

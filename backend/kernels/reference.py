@@ -10,6 +10,7 @@ from torch import Tensor
 from backend.kernels.decode_attention import BlockTables
 from backend.kernels.noise import MIN_TEMPERATURE, log_exponential, vocabulary
 from backend.kernels.prefill_attention import Tile
+from backend.kernels.quantized_matmul import PackedWeight
 from backend.kernels.sampling import NOT_FINITE, SamplingRows
 
 
@@ -153,3 +154,18 @@ def kept_tokens(scaled: Tensor, rows: SamplingRows) -> Tensor:
     dropped[:, 0] = False
     kept = ~dropped & (ordered > -torch.inf)
     return torch.zeros_like(kept).scatter(1, ids, kept)
+
+
+def quantized_matmul(rows: Tensor, weight: PackedWeight) -> Tensor:
+    """See ``quantized_matmul``."""
+    codes = weight.codes
+    if weight.kind == "int4":
+        codes = torch.cat((codes & 15, codes >> 4), dim=2).to(torch.int8) - 8
+    elif weight.kind == "fp8":
+        codes = codes.view(torch.float8_e4m3fn)
+    values = codes.double().transpose(0, 1).flatten(1)[:, : weight.columns]
+    group = torch.arange(weight.columns, device=codes.device) // weight.group_size
+    if weight.zeros is not None:
+        values = values - weight.zeros.t()[:, group].double()
+    matrix = values * weight.scales.t()[:, group].double()
+    return (rows.double() @ matrix.t()).to(rows.dtype)

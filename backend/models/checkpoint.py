@@ -8,8 +8,9 @@ import json
 import logging
 import math
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,10 +20,40 @@ from backend.models.config import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
-_FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+# Bytes of a value, by the names that safetensors has for types.
+_QUANTIZED_BYTES = {"F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4}
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 # Tensors that checkpoints carry and no model needs.
-_NEEDLESS = ("rotary_emb.inv_freq", "masked_bias")
+# Activations get scales of their own at every step.
+_NEEDLESS = ("rotary_emb.inv_freq", "masked_bias", ".input_scale")
+
+
+class Tensors(Protocol):
+    """Tensors by name; what is wrong with one is a ModelLoadError that names it."""
+
+    @property
+    def source(self) -> str:
+        """Where the tensors come from."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor ``name``."""
+        ...
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse another shape than ``shape``."""
+        ...
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Copy floats into ``out``."""
+        ...
+
+    def read(
+        self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Collection[torch.dtype]
+    ) -> Tensor:
+        """Return a tensor of one of ``shapes`` and ``dtypes``."""
+        ...
 
 
 class Checkpoint:
@@ -46,14 +77,24 @@ class Checkpoint:
         """Which file names the tensors."""
         return str(self._source)
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor ``name``."""
+        return name in self._path_of
+
     def check_files(self) -> None:
         """Open every shard, so that a damaged one is told before anything is computed."""
         for path in set(self._path_of.values()):
             self._open(path)
 
     def check_room(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Raise ModelLoadError when all numbers as ``dtype`` are more than ``device`` can hold."""
-        needed = self._num_values() * dtype.itemsize
+        """Raise ModelLoadError when the tensors are more than ``device`` can hold.
+
+        Floats are as wide as ``dtype``; what is quantised stays as wide as it is.
+        """
+        needed = sum(
+            math.prod(self._shape(name)) * _QUANTIZED_BYTES.get(self._kind(name), dtype.itemsize)
+            for name in self._path_of
+        )
         room = _room(device)
         if needed > room:
             raise ModelLoadError(
@@ -72,24 +113,29 @@ class Checkpoint:
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Copy the tensor ``name`` into ``out``, which has the shape wanted; cast if need be."""
-        self.expect(name, tuple(out.shape))
+        tensor = self.read(name, (tuple(out.shape),), FLOATS)
+        out.copy_(tensor)
+        if not _is_finite(out):
+            raise _refusal(self._path_of[name], name, f"has values that do not fit {out.dtype}")
+
+    def read(
+        self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Collection[torch.dtype]
+    ) -> Tensor:
+        """Return the tensor ``name``, which has one of ``shapes`` and one of ``dtypes``."""
+        if self._shape(name) not in shapes[1:]:
+            self.expect(name, shapes[0])
         path = self._path_of[name]
         self._read.add(name)
         try:
             tensor: Tensor = self._open(path).get_tensor(name)
         except SafetensorError as error:
             raise _refusal(path, name, f"cannot be read: {error}") from error
-        if tensor.dtype not in _FLOATS:
-            raise _refusal(
-                path,
-                name,
-                f"has dtype {tensor.dtype}, expected floats (quantised weights are not supported)",
-            )
-        out.copy_(tensor)
-        if not _is_finite(out):
-            if _is_finite(tensor):
-                raise _refusal(path, name, f"has values that do not fit {out.dtype}")
+        if tensor.dtype not in dtypes:
+            expected = "floats" if dtypes is FLOATS else " or ".join(sorted(map(str, dtypes)))
+            raise _refusal(path, name, f"has dtype {tensor.dtype}, expected {expected}")
+        if tensor.dtype.is_floating_point and not _is_finite(tensor):
             raise _refusal(path, name, "has values that are not finite")
+        return tensor
 
     def close(self) -> None:
         """Tell of tensors that nobody read: a config that does not fit looks like that."""
@@ -104,9 +150,6 @@ class Checkpoint:
             )
         self._files.clear()
 
-    def _num_values(self) -> int:
-        return sum(math.prod(self._shape(name)) for name in self._path_of)
-
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._path_of:
             raise ModelLoadError(f"{self._source}: tensor {name} is missing")
@@ -115,6 +158,9 @@ class Checkpoint:
             return tuple(self._open(path).get_slice(name).get_shape())
         except SafetensorError as error:
             raise _refusal(path, name, f"cannot be read: {error}") from error
+
+    def _kind(self, name: str) -> str:
+        return str(self._open(self._path_of[name]).get_slice(name).get_dtype())
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:
@@ -165,6 +211,8 @@ def _room(device: torch.device) -> int:
 
 def _is_finite(tensor: Tensor) -> bool:
     # NaN and infinities survive a sum, which needs no mask; that of large values may overflow too.
+    if tensor.dtype.itemsize == 1:  # FP8 knows NaN and no infinities, and cannot be summed
+        return not bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any())
     total = tensor.sum(dtype=torch.float32)
     return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
 

@@ -308,10 +308,10 @@ class DecoderConfig:
     rotary: RotaryConfig
     windows: tuple[int | None, ...]
     tied_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    fused_projections: bool
-    experts: ExpertsConfig | None
     checkpoint_dtype: str
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    fused_projections: bool = False
+    experts: ExpertsConfig | None = None

@@ -16,7 +16,14 @@ from torch.nn import functional
 
 from backend.models.attention import Attention
 from backend.models.config import DecoderConfig
-from backend.models.layers import Linear, Operations, RMSNorm, TorchOperations
+from backend.models.layers import (
+    DenseLinear,
+    Embedding,
+    Linear,
+    Operations,
+    RMSNorm,
+    TorchOperations,
+)
 from backend.models.moe import Experts
 
 
@@ -26,6 +33,11 @@ class MLP:
 
     gate_up: Linear
     down: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take in memory."""
+        return self.gate_up.num_bytes + self.down.num_bytes
 
     def __call__(self, rows: Tensor, operations: Operations) -> Tensor:
         """Map [tokens, hidden] to the same shape."""
@@ -51,10 +63,28 @@ class DecoderLayer:
 class DecoderWeights:
     """Everything a checkpoint holds; ``head`` shares the embedding where they are tied."""
 
-    embedding: Tensor
+    embedding: Embedding
     layers: tuple[DecoderLayer, ...]
     final_norm: RMSNorm
     head: Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """What embedding and matrices take in memory; a tied matrix counts once."""
+        matrices = [self.embedding.num_bytes]
+        head = self.head
+        if not isinstance(head, DenseLinear) or head.weight is not self.embedding.rows:
+            matrices.append(head.num_bytes)
+        for layer in self.layers:
+            matrices += [layer.qkv.num_bytes, layer.output.num_bytes, layer.mlp.num_bytes]
+        return sum(matrices)
+
+    @property
+    def has_static_steps(self) -> bool:
+        """Whether the host learns nothing within a step, so that a graph can hold one."""
+        return all(
+            layer.mlp.has_static_steps for layer in self.layers if isinstance(layer.mlp, Experts)
+        )
 
 
 class Decoder:
@@ -91,11 +121,11 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self._weights.embedding.device
+        return self._weights.embedding.rows.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and KV."""
+        """Of activations, and of KV unless it is quantised."""
         return self._weights.embedding.dtype
 
     def forward(
@@ -114,7 +144,7 @@ class Decoder:
             return self._single.forward(tokens, positions, attention)
         operations = self._operations
         rotations = self._rotations.index_select(0, positions).unsqueeze(1)
-        hidden = functional.embedding(tokens, self._weights.embedding)
+        hidden = self._weights.embedding(tokens)
         normed = operations.norm(hidden, self._weights.layers[0].input_norm)
         last = len(self._layers) - 1
         for index, (layer, window, next_norm) in enumerate(self._layers):
@@ -138,6 +168,9 @@ class Decoder:
         return self._weights.head(hidden)
 
 
+_DenseLayer = tuple[DecoderLayer, DenseLinear, DenseLinear, DenseLinear, DenseLinear]
+
+
 class SingleRowDecoder:
     """``Decoder.forward`` of one token whose successor is wanted."""
 
@@ -145,15 +178,13 @@ class SingleRowDecoder:
         self,
         config: DecoderConfig,
         weights: DecoderWeights,
-        mlps: Sequence[MLP],
+        layers: Sequence[_DenseLayer],
         rotations: Tensor,
     ) -> None:
-        self._embedding, self._final_norm = weights.embedding, weights.final_norm
-        self._layers: tuple[tuple[DecoderLayer, MLP, int | None], ...] = tuple(
-            zip(weights.layers, mlps, config.windows, strict=True)
-        )
+        self._embedding, self._final_norm = weights.embedding.rows, weights.final_norm
+        self._layers = tuple(zip(layers, config.windows, strict=True))
         self._rotations = rotations
-        new = weights.embedding.new_empty
+        new = weights.embedding.rows.new_empty
         self._hidden = new(1, config.hidden_size)
         self._hidden_row = self._hidden[0]
         self._qkv = new(1, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
@@ -167,32 +198,29 @@ class SingleRowDecoder:
 
     @classmethod
     def of(cls, config: DecoderConfig, weights: DecoderWeights, rotations: Tensor) -> Self | None:
-        """Return one for ``weights``; None: they are not in float32 on CPU, or have experts."""
-        like = weights.embedding
-        mlps = [layer.mlp for layer in weights.layers if isinstance(layer.mlp, MLP)]
+        """Return one for ``weights``; None: not all are float32 on CPU, or there are experts."""
+        like = weights.embedding.rows
         if like.device.type != "cpu" or like.dtype is not torch.float32:
             return None
-        if len(mlps) < len(weights.layers):
-            return None
-        return cls(config, weights, mlps, rotations)
+        layers = _dense_layers(weights.layers)
+        return None if layers is None else cls(config, weights, layers, rotations)
 
     def forward(self, token: Tensor, position: Tensor, attention: Attention) -> Tensor:
         hidden = self._hidden
         torch.index_select(self._embedding, 0, token, out=hidden)
         rotation = self._rotations.index_select(0, position).unsqueeze(1)
-        for index, (layer, mlp, window) in enumerate(self._layers):
-            self._normed_product(layer.input_norm, layer.qkv, self._qkv)
+        for index, (dense, window) in enumerate(self._layers):
+            layer, qkv, output, gate_up, down = dense
+            self._normed_product(layer.input_norm, qkv, self._qkv)
             if layer.head_norm is not None:
                 self._rotated.copy_(layer.head_norm(self._rotated))
             self._pairs.mul_(rotation)
-            self._add_product(
-                layer.output, attention(index, self._queries, self._keys_values, window)
-            )
-            self._normed_product(layer.mlp_norm, mlp.gate_up, self._gate_up)
-            self._add_product(mlp.down, functional.silu(self._gate).mul_(self._up))
+            self._add_product(output, attention(index, self._queries, self._keys_values, window))
+            self._normed_product(layer.mlp_norm, gate_up, self._gate_up)
+            self._add_product(down, functional.silu(self._gate).mul_(self._up))
         return (hidden * self._final_norm.weight).mul_(self._factor(self._final_norm))
 
-    def _normed_product(self, norm: RMSNorm, linear: Linear, out: Tensor) -> None:
+    def _normed_product(self, norm: RMSNorm, linear: DenseLinear, out: Tensor) -> None:
         """Write what ``linear`` makes of the normalised residual."""
         bias, weight = linear.bias, linear.by_input
         torch.addmm(
@@ -208,8 +236,24 @@ class SingleRowDecoder:
         row = self._hidden_row
         return 1.0 / math.sqrt(torch.dot(row, row).item() / len(row) + norm.eps)
 
-    def _add_product(self, linear: Linear, row: Tensor) -> None:
+    def _add_product(self, linear: DenseLinear, row: Tensor) -> None:
         """Add what ``linear`` makes of ``row`` to the residual."""
         self._hidden.addmm_(row, linear.by_input)
         if linear.bias is not None:
             self._hidden.add_(linear.bias)
+
+
+def _dense_layers(layers: Sequence[DecoderLayer]) -> list[_DenseLayer] | None:
+    """Return each layer with its matrices, None unless all are dense and without experts."""
+    found: list[_DenseLayer] = []
+    for layer in layers:
+        match layer:
+            case DecoderLayer(
+                qkv=DenseLinear() as qkv,
+                output=DenseLinear() as output,
+                mlp=MLP(DenseLinear() as gate_up, DenseLinear() as down),
+            ):
+                found.append((layer, qkv, output, gate_up, down))
+            case _:
+                return None
+    return found

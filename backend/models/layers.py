@@ -1,4 +1,7 @@
-"""The two building blocks with weights: a linear map and a normalisation."""
+"""What a decoder is made of beside attention: linear maps, embedding, norms, activations.
+
+A weight matrix is a ``Linear``; ``quantization`` has those of four and eight bits.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -17,8 +20,21 @@ _COLUMN_TILE = 16
 _MAX_COPY_BYTES = 16 * 2**20
 
 
+class Linear(Protocol):
+    """A matrix of weights in a type of its own, whatever type activations have."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take in memory."""
+        ...
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Map [rows, in] to [rows, out] in the type of ``rows``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class Linear:
+class DenseLinear:
     """``rows @ weight.T + bias``; ``weight`` is [out, in] and does not change any more.
 
     On CPU in float32 the shape decides how BLAS is asked: it reads a matrix once, and how fast it
@@ -37,6 +53,11 @@ class Linear:
         object.__setattr__(self, "_by_input", self.weight.t().contiguous() if worth else None)
 
     @property
+    def num_bytes(self) -> int:
+        """What the weights take in memory, the copy included."""
+        return self.weight.nbytes + (0 if self._by_input is None else self._by_input.nbytes)
+
+    @property
     def by_input(self) -> Tensor:
         """The weight as [in, out], the way that is best for one row."""
         return self.weight.t() if self._by_input is None else self._by_input
@@ -47,25 +68,36 @@ class Linear:
             if self.bias is None:
                 return torch.mm(rows, self._by_input)
             return torch.addmm(self.bias, rows, self._by_input)
-        return linear(rows, self.weight, self.bias)
+        num_rows = rows.shape[0]
+        is_plain = rows.is_cuda or rows.dtype is not torch.float32
+        if is_plain or num_rows == 1 or (num_rows > _COLUMN_TILE and num_rows % _COLUMN_TILE):
+            return functional.linear(rows, self.weight, self.bias)
+        # For full tiles, and for very few, BLAS is up to twice as fast with the weight on the left.
+        if _COLUMN_TILE // 2 < num_rows < _COLUMN_TILE:
+            rows = functional.pad(rows, (0, 0, 0, _COLUMN_TILE - num_rows))
+        result = torch.mm(self.weight, rows.t()).t()[:num_rows]
+        return result if self.bias is None else result + self.bias
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``rows @ weight.T + bias``; on CPU the result may be transposed in memory."""
-    num_rows = rows.shape[0]
-    is_plain = rows.is_cuda or rows.dtype is not torch.float32
-    if is_plain or num_rows == 1 or (num_rows > _COLUMN_TILE and not is_tiled(num_rows)):
-        return functional.linear(rows, weight, bias)
-    # For full tiles, and for very few, BLAS is up to twice as fast with the weight on the left.
-    if _COLUMN_TILE // 2 < num_rows < _COLUMN_TILE:
-        rows = functional.pad(rows, (0, 0, 0, _COLUMN_TILE - num_rows))
-    result = torch.mm(weight, rows.t()).t()[:num_rows]
-    return result if bias is None else result + bias
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """A row of ``dtype`` for each token; ``scales`` [vocab, 1], where rows are codes of 8 bits."""
 
+    rows: Tensor
+    dtype: torch.dtype
+    scales: Tensor | None = None
 
-def is_tiled(num_rows: int) -> bool:
-    """Whether so many rows fill whole tiles."""
-    return num_rows % _COLUMN_TILE == 0
+    @property
+    def num_bytes(self) -> int:
+        """What the rows take in memory."""
+        return self.rows.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return [tokens, hidden] in new memory."""
+        found = self.rows.index_select(0, tokens)
+        if self.scales is None:
+            return found
+        return (found * self.scales.index_select(0, tokens)).to(self.dtype)
 
 
 class RMSNorm:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backend.models.layers import Operations, linear
+from backend.models.layers import Linear, Operations
 
 # What torch's grouped product asks of the rows' size, in bytes.
 _ALIGNMENT = 16
@@ -20,14 +20,29 @@ _ALIGNMENT = 16
 class Experts:
     """``router`` is [experts, hidden]; each expert's ``gate_up`` [2 * inner, hidden] and ``down``.
 
+    All experts' weights are one tensor, or, if they are quantised, a ``Linear`` each.
     ``normalised``: the weights of a token's ``top_k`` experts are made to sum to 1.
     """
 
     router: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | tuple[Linear, ...]
+    down: Tensor | tuple[Linear, ...]
     top_k: int
     normalised: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """What the weights take in memory."""
+        stacks = (self.gate_up, self.down)
+        return self.router.nbytes + sum(
+            each.nbytes if isinstance(each, Tensor) else sum(linear.num_bytes for linear in each)
+            for each in stacks
+        )
+
+    @property
+    def has_static_steps(self) -> bool:
+        """Whether the host learns nothing within a step: groups are counted on the device."""
+        return self.router.is_cuda and _can_group(self.router, self.gate_up, self.down)
 
     def __call__(self, rows: Tensor, operations: Operations) -> Tensor:
         """Map [tokens, hidden] to the same shape."""
@@ -41,7 +56,7 @@ class Experts:
         pairs = rows.index_select(0, order // self.top_k)
         every = torch.arange(len(self.router), device=rows.device)
         ends = torch.searchsorted(picked, every, right=True, out_int32=True)
-        if _is_grouped(pairs, self.gate_up, self.down):
+        if self.has_static_steps:
             computed = self._grouped(pairs, ends, operations)
         else:
             computed = self._one_by_one(pairs, ends.tolist(), operations)
@@ -51,9 +66,12 @@ class Experts:
 
     def _grouped(self, pairs: Tensor, ends: Tensor, operations: Operations) -> Tensor:
         """All experts in two launches, the sizes of the groups staying on the device."""
-        inner = functional.grouped_mm(pairs, self.gate_up.transpose(1, 2), offs=ends)
+        gate_up, down = self.gate_up, self.down
+        if not (isinstance(gate_up, Tensor) and isinstance(down, Tensor)):
+            raise TypeError("a grouped product takes all experts' weights as one tensor")
+        inner = functional.grouped_mm(pairs, gate_up.transpose(1, 2), offs=ends)
         gated = operations.gated(inner)
-        return functional.grouped_mm(gated, self.down.transpose(1, 2), offs=ends)
+        return functional.grouped_mm(gated, down.transpose(1, 2), offs=ends)
 
     def _one_by_one(self, pairs: Tensor, ends: list[int], operations: Operations) -> Tensor:
         """Each picked expert in turn: on CPU no slower than one call, in any dtype and shape."""
@@ -61,15 +79,19 @@ class Experts:
         start = 0
         for expert, stop in enumerate(ends):
             if stop > start:
-                inner = linear(pairs[start:stop], self.gate_up[expert])
-                computed[start:stop] = linear(operations.gated(inner), self.down[expert])
+                inner = _product(pairs[start:stop], self.gate_up[expert])
+                computed[start:stop] = _product(operations.gated(inner), self.down[expert])
                 start = stop
         return computed
 
 
-def _is_grouped(pairs: Tensor, *weights: Tensor) -> bool:
-    return (
-        pairs.is_cuda
-        and pairs.dtype is torch.bfloat16
-        and all(weight.shape[-1] * weight.itemsize % _ALIGNMENT == 0 for weight in weights)
+def _product(rows: Tensor, weight: Tensor | Linear) -> Tensor:
+    return functional.linear(rows, weight) if isinstance(weight, Tensor) else weight(rows)
+
+
+def _can_group(router: Tensor, *weights: Tensor | tuple[Linear, ...]) -> bool:
+    """Whether PyTorch's grouped product takes these weights."""
+    return router.dtype is torch.bfloat16 and all(
+        isinstance(each, Tensor) and each.shape[-1] * each.itemsize % _ALIGNMENT == 0
+        for each in weights
     )

@@ -15,8 +15,9 @@ from backend.models.attention import Attention
 from backend.models.checkpoint import Checkpoint, read_json
 from backend.models.config import DecoderConfig, LongRopeScaling, ModelLoadError, ModelShape
 from backend.models.decoder import Decoder
-from backend.models.families import native_family, parse_config, refuse_quantised
+from backend.models.families import FAMILIES, native_family, parse_config
 from backend.models.layers import Operations
+from backend.models.quantization import is_quantized
 from backend.models.rope import rotation_table
 from backend.models.weights import load_weights
 
@@ -87,15 +88,22 @@ def load_network(
     ``dtype`` is auto or a name; ``quantization`` int8 quantises weights that are not quantised yet.
     ``tell`` is called with how far that is.
     """
-    if quantization is not None:
-        raise ModelLoadError(f"quantization {quantization} is not supported yet")
+    if quantization not in {None, "int8"}:
+        raise ModelLoadError(f"quantization {quantization}: expected int8")
     source = directory / "config.json"
     values = read_json(source)
-    refuse_quantised(values, str(source))
+    is_native = native_family(values) is not None
+    if not is_native and (quantization is not None or is_quantized(values)):
+        raise ModelLoadError(
+            f"{source}: architectures: {values.get('architectures') or []}: quantised weights are "
+            f"supported for {', '.join(FAMILIES)} only"
+        )
+    if quantization is not None and is_quantized(values):
+        raise ModelLoadError(f"{source}: quantization {quantization}: it is quantised already")
     try:
-        if native_family(values) is None:
-            return _generic(directory, values, device, dtype, tell)
-        return _native(directory, values, device, dtype, tell)
+        if is_native:
+            return _native(directory, values, device, dtype, tell, int8=quantization is not None)
+        return _generic(directory, values, device, dtype, tell)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ModelLoadError(f"{directory}: out of memory on {device} while loading") from error
     except RuntimeError as error:
@@ -111,18 +119,20 @@ def _native(
     device: torch.device,
     dtype: str,
     tell: Callable[[str], None],
+    *,
+    int8: bool,
 ) -> Network:
     config = parse_config(values, str(directory / "config.json"))
     chosen = _dtype(dtype, config.checkpoint_dtype, device)
-    weights = load_weights(directory, config, device=device, dtype=chosen, tell=tell)
+    weights = load_weights(directory, config, device=device, dtype=chosen, int8=int8, tell=tell)
+    logger.info("%s: weights of %.1f MiB", directory, weights.num_bytes / 2**20)
 
     def with_context(length: int, operations: Operations) -> Model:
         _tell_of_long_factors(config, length)
         rotations = rotation_table(config.rotary, config.head_dim, length, device=device)
         return Decoder(config, weights, rotations, operations)
 
-    # The sizes of experts' groups are counted on the host.
-    return Network(config, chosen, with_context, has_static_steps=config.experts is None)
+    return Network(config, chosen, with_context, has_static_steps=weights.has_static_steps)
 
 
 def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:
@@ -202,6 +212,13 @@ def _dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtyp
     if name == "auto":
         # CPUs without fast half-precision arithmetic are the common case.
         name = checkpoint_dtype if device.type == "cuda" else "float32"
+        if name == "float32" and device.type == "cuda":
+            name = "bfloat16"
+            logger.info(
+                "the checkpoint is of float32, which %s multiplies slowly: it is cast to bfloat16; "
+                "--dtype float32 keeps it",
+                device,
+            )
         if name not in _DTYPES:
             raise ModelLoadError(f"config.json: dtype: {name} is none of {', '.join(_DTYPES)}")
     if name not in _DTYPES:

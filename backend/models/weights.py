@@ -6,19 +6,25 @@ one tensor more.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from backend.models.checkpoint import Checkpoint, read_json
+from backend.models.checkpoint import Checkpoint, Tensors, read_json
 from backend.models.config import DecoderConfig, ExpertsConfig, ModelLoadError
 from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
 from backend.models.families import parse_config
-from backend.models.layers import Linear, RMSNorm
+from backend.models.layers import DenseLinear, Embedding, Linear, RMSNorm
 from backend.models.moe import Experts
+from backend.models.quantization import (
+    CheckpointFormat,
+    QuantizedWeight,
+    checkpoint_format,
+    quantize,
+    quantized_linear,
+)
 from backend.models.rope import interleave
 
 logger = logging.getLogger(__name__)
@@ -39,33 +45,36 @@ def load_weights(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    int8: bool = False,
     tell: Callable[[str], None] = logger.debug,
 ) -> DecoderWeights:
-    """Read all tensors, cast and move them. Raises ModelLoadError."""
+    """Read all tensors, cast and move them. Raises ModelLoadError.
+
+    ``int8`` makes embedding and matrices int8, one after the other.
+    """
+    source = directory / "config.json"
+    held = checkpoint_format(read_json(source), str(source))
     checkpoint = Checkpoint(directory)
-    checkpoint.check_room(device, dtype)
-    weights = _Builder(config, checkpoint, device, dtype, tell).build()
+    checkpoint.check_room(device, torch.int8 if int8 else dtype)
+    weights = _Builder(config, checkpoint, device, dtype, tell, held=held, int8=int8).build()
     checkpoint.close()
     return weights
 
 
 def random_weights(
-    config: DecoderConfig, *, device: torch.device, dtype: torch.dtype, seed: int = 0
+    config: DecoderConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    int8: bool = False,
+    seed: int = 0,
 ) -> DecoderWeights:
     """Make weights of the right shapes out of nothing, the same for the same ``seed``.
 
     For measurements: a model's real shapes without its checkpoint.
     """
-    return _Builder(config, _RandomTensors(device, seed), device, dtype, logger.debug).build()
-
-
-class _Tensors(Protocol):
-    @property
-    def source(self) -> str: ...
-
-    def expect(self, name: str, shape: tuple[int, ...]) -> None: ...
-
-    def read_into(self, name: str, out: Tensor) -> None: ...
+    tensors = _RandomTensors(device, seed)
+    return _Builder(config, tensors, device, dtype, logger.debug, held=None, int8=int8).build()
 
 
 class _RandomTensors:
@@ -73,8 +82,16 @@ class _RandomTensors:
         self.source = "random weights"
         self._generator = torch.Generator(device).manual_seed(seed)
 
+    def has(self, name: str) -> bool:  # noqa: ARG002 (of what is quantised there is nothing)
+        return False
+
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         pass
+
+    def read(
+        self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Collection[torch.dtype]
+    ) -> Tensor:
+        raise NotImplementedError
 
     def read_into(self, name: str, out: Tensor) -> None:
         if name.endswith("norm.weight"):
@@ -89,22 +106,27 @@ class _Builder:
     def __init__(
         self,
         config: DecoderConfig,
-        tensors: _Tensors,
+        tensors: Tensors,
         device: torch.device,
         dtype: torch.dtype,
         tell: Callable[[str], None],
+        *,
+        held: CheckpointFormat | None,
+        int8: bool,
     ) -> None:
         self._config = config
         self._tensors = tensors
         self._device = device
         self._dtype = dtype
         self._tell = tell
+        self._held = held
+        self._int8 = int8
         self._bytes = 0
 
     def build(self) -> DecoderWeights:
         config = self._config
         shape = (config.vocab_size, config.hidden_size)
-        embedding = self._single("model.embed_tokens.weight", shape)
+        embedding, head = self._embedding(shape)
         layers: list[DecoderLayer] = []
         tenth = max(config.num_layers // 10, 1)
         for index in range(config.num_layers):
@@ -122,10 +144,21 @@ class _Builder:
             embedding=embedding,
             layers=tuple(layers),
             final_norm=self._norm("model.norm"),
-            head=Linear(
-                embedding if config.tied_embeddings else self._single("lm_head.weight", shape)
-            ),
+            head=head,
         )
+
+    def _embedding(self, shape: tuple[int, int]) -> tuple[Embedding, Linear]:
+        rows = self._single("model.embed_tokens.weight", shape)
+        tied = self._config.tied_embeddings
+        if not self._int8:
+            head = rows if tied else self._single("lm_head.weight", shape)
+            return Embedding(rows, self._dtype), DenseLinear(head)
+        codes = quantize(rows)
+        embedding = Embedding(codes.codes, self._dtype, codes.scales)
+        del rows
+        if tied:
+            return embedding, quantized_linear(codes, None)
+        return embedding, self._linear((("lm_head", shape[0]),), shape[1], bias=False)
 
     def _layer(self, index: int) -> DecoderLayer:
         config, prefix = self._config, f"model.layers.{index}."
@@ -157,12 +190,11 @@ class _Builder:
                 (f"{attention}v_proj", keys),
             )
         )
-        weight, bias = self._fused(parts, config.hidden_size, bias=config.qkv_bias)
-        for tensor in (weight, bias):
-            if tensor is not None:
-                rotated = tensor[: queries + keys]
-                rotated.copy_(interleave(rotated, config.head_dim, config.rotary.dim))
-        return Linear(weight, bias)
+        heads = torch.arange(queries + 2 * keys, device=self._device)
+        heads[: queries + keys] = interleave(
+            heads[: queries + keys], config.head_dim, config.rotary.dim
+        )
+        return self._linear(parts, config.hidden_size, bias=config.qkv_bias, order=heads)
 
     def _head_norm(self, attention: str) -> RMSNorm:
         config = self._config
@@ -192,45 +224,75 @@ class _Builder:
 
     def _experts(self, module: str, experts: ExpertsConfig) -> Experts:
         hidden, inner = self._config.hidden_size, experts.intermediate_size
+        gate, up, down = experts.projections
+        router = self._single(f"{module}gate.weight", (experts.num_experts, hidden))
+        if self._is_quantized(f"{module}experts.0.{gate}"):
+            each = [f"{module}experts.{expert}." for expert in range(experts.num_experts)]
+            return Experts(
+                router,
+                tuple(
+                    self._linear(((name + gate, inner), (name + up, inner)), hidden, bias=False)
+                    for name in each
+                ),
+                tuple(self._linear(((name + down, hidden),), inner, bias=False) for name in each),
+                top_k=experts.top_k,
+                normalised=experts.normalised,
+            )
         last = f"{module}experts.{experts.num_experts - 1}."
-        gate, up, out = (f"{last}{name}.weight" for name in experts.projections)
         for name in (gate, up):
-            self._tensors.expect(name, (inner, hidden))
-        self._tensors.expect(out, (hidden, inner))
-        gate_up = self._empty(gate, (experts.num_experts, 2 * inner, hidden))
-        down = self._empty(out, (experts.num_experts, hidden, inner))
+            self._tensors.expect(f"{last}{name}.weight", (inner, hidden))
+        self._tensors.expect(f"{last}{down}.weight", (hidden, inner))
+        gates_ups = self._empty(f"{last}{gate}.weight", (experts.num_experts, 2 * inner, hidden))
+        downs = self._empty(f"{last}{down}.weight", (experts.num_experts, hidden, inner))
         for expert in range(experts.num_experts):
-            buffers = (gate_up[expert, :inner], gate_up[expert, inner:], down[expert])
+            buffers = (gates_ups[expert, :inner], gates_ups[expert, inner:], downs[expert])
             for name, buffer in zip(experts.projections, buffers, strict=True):
                 self._tensors.read_into(f"{module}experts.{expert}.{name}.weight", buffer)
-        return Experts(
-            router=self._single(f"{module}gate.weight", (experts.num_experts, hidden)),
-            gate_up=gate_up,
-            down=down,
-            top_k=experts.top_k,
-            normalised=experts.normalised,
-        )
+        return Experts(router, gates_ups, downs, top_k=experts.top_k, normalised=experts.normalised)
 
-    def _linear(self, parts: Sequence[tuple[str, int]], size: int, *, bias: bool) -> Linear:
-        return Linear(*self._fused(parts, size, bias=bias))
+    def _is_quantized(self, name: str) -> bool:
+        return self._int8 or (self._held is not None and self._held.holds(self._tensors, name))
 
-    def _fused(
-        self, parts: Sequence[tuple[str, int]], size: int, *, bias: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Join the linear maps ``parts``, name and number of rows of each, to one."""
+    def _linear(
+        self,
+        parts: Sequence[tuple[str, int]],
+        size: int,
+        *,
+        bias: bool,
+        order: Tensor | None = None,
+    ) -> Linear:
+        """Join the linear maps ``parts``, name and number of rows of each; ``order`` their rows."""
+        held = self._held
+        weight: Tensor | QuantizedWeight
+        if held is not None and held.holds(self._tensors, parts[0][0]):
+            read = [held.read(self._tensors, name, (count, size)) for name, count in parts]
+            weight = QuantizedWeight.join(read).to(self._device)
+            if order is not None:
+                weight = weight.take(order)
+        else:
+            weight = self._fused(parts, "weight", (size,))
+            if order is not None:
+                weight.copy_(weight.index_select(0, order))
+            if self._int8:
+                weight = quantize(weight)
+        vector = self._fused(parts, "bias", ()) if bias else None
+        if vector is not None and order is not None:
+            vector = vector.index_select(0, order)
+        if isinstance(weight, Tensor):
+            return DenseLinear(weight, vector)
+        return quantized_linear(weight, vector)
+
+    def _fused(self, parts: Sequence[tuple[str, int]], kind: str, size: tuple[int, ...]) -> Tensor:
+        """Join the weights or biases of ``parts``."""
         for name, count in parts:
-            self._tensors.expect(f"{name}.weight", (count, size))
-        first, rows = parts[0][0], sum(count for _, count in parts)
-        weight = self._empty(f"{first}.weight", (rows, size))
-        vector = self._empty(f"{first}.bias", (rows,)) if bias else None
+            self._tensors.expect(f"{name}.{kind}", (count, *size))
+        rows = sum(count for _, count in parts)
+        fused = self._empty(f"{parts[0][0]}.{kind}", (rows, *size))
         start = 0
         for name, count in parts:
-            part = slice(start, start + count)
-            self._tensors.read_into(f"{name}.weight", weight[part])
-            if vector is not None:
-                self._tensors.read_into(f"{name}.bias", vector[part])
+            self._tensors.read_into(f"{name}.{kind}", fused[start : start + count])
             start += count
-        return weight, vector
+        return fused
 
     def _norm(self, name: str) -> RMSNorm:
         return RMSNorm(

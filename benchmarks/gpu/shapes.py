@@ -77,13 +77,7 @@ def shape_for(machine: Machine, values: dict[str, Any]) -> dict[str, Any]:
 
 def streamed_bytes(weights: DecoderWeights, *, tied: bool) -> int:
     """Return what a decode step reads of the weights: all but the rows of other tokens."""
-    tensors = [weights.head.weight, weights.final_norm.weight]
-    for layer in weights.layers:
-        tensors += [layer.input_norm.weight, layer.mlp_norm.weight]
-        linears = [layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down]
-        tensors += [each.weight if hasattr(each, "weight") else each for each in linears]
-    assert tied == (weights.head.weight is weights.embedding)
-    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+    return weights.num_bytes - (0 if tied else weights.embedding.num_bytes)
 
 
 @dataclass(frozen=True)

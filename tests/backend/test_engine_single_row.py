@@ -84,7 +84,7 @@ def test_a_result_outlives_the_next_step():
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
 def test_what_is_not_finite_shows_and_is_gone_with_the_next_step(value):
     _, weights, _, model = decoder("plain")
-    weights.embedding[3] = value
+    weights.embedding.rows[3] = value
     one, other = torch.tensor([3]), torch.tensor([9])
     before = model.forward(other, one, attend, None)
     logits = model.logits(model.forward(one, one, attend, None))

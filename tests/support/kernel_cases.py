@@ -15,6 +15,7 @@ from torch import Tensor
 from backend.kernels import reference
 from backend.kernels.decode_attention import BlockTables
 from backend.kernels.prefill_attention import Span, query_tiles, tile_tokens
+from backend.kernels.quantized_matmul import pack
 from backend.kernels.sampling import SamplingRows
 
 BLOCK_SIZE = 16
@@ -213,3 +214,25 @@ def sampling_rows(
         log_min_p=column(min_p).log(),
         keys=keys.to(world.device, torch.int32),
     )
+
+
+def check_quantized_matmul(
+    world: World, kind: str, *, tokens: int, rows: int, columns: int, group: int
+) -> None:
+    """Products with a weight of ``kind``, whose groups have zeros if it is of four bits."""
+    generator = torch.Generator().manual_seed(tokens + rows)
+    groups = -(-columns // group)
+    if kind == "fp8":
+        codes = torch.randn(rows, columns, generator=generator).mul_(50).to(torch.float8_e4m3fn)
+        codes.view(torch.uint8)[0, :16] = torch.arange(16, dtype=torch.uint8)  # subnormal ones too
+    else:
+        half = 8 if kind == "int4" else 128
+        codes = torch.randint(-half, half, (rows, columns), generator=generator, dtype=torch.int8)
+    scales = torch.rand(rows, groups, generator=generator) + 0.5
+    zeros = torch.randint(-8, 8, (rows, groups), generator=generator).float()
+    codes, scales = codes.to(world.device), scales.to(world.device)
+    zeros = zeros.to(world.device) if kind == "int4" else None
+    weight = pack(codes, scales, zeros, group, bits=4 if kind == "int4" else 8)
+    inputs = world.random(tokens, columns)
+    result, _ = world.call("backend.kernels.quantized_matmul:quantized_matmul", inputs, weight)
+    assert_close(result, reference.quantized_matmul(inputs, weight))
