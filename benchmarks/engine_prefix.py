@@ -22,8 +22,8 @@ from engines.replay import StepCost, replay
 from engines.sides import EngineSide, bundled_or_random, random_prompts
 from traffic import TRACE, read_trace
 
+from backend.engine.loading import load_model
 from backend.engine.messages import Submit
-from backend.executor.model_loader import load_model
 from backend.scheduler import running
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool
 from backend.scheduler.prefix_cache import PrefixCache
@@ -34,7 +34,7 @@ from backend.settings import EngineOptions
 
 SHARED = 2048
 OWN = 32
-CACHE_METHODS = ("hash_blocks", "match_prefix", "count", "allocate", "cache_full_blocks")
+CACHE_METHODS = ("new_chain", "match", "count", "allocate", "publish")
 
 
 def first_token(directory: Path, threads: int, rounds: int) -> dict[str, float]:

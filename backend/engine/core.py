@@ -11,9 +11,9 @@ from time import monotonic
 
 from backend.engine.messages import Abort, AbortCause, Item, Submit
 from backend.engine.stepper import Stepper
-from backend.executor.memory_use import MemoryMeter
-from backend.executor.model_runner import Runner
-from backend.executor.sampled import SampledToken
+from backend.executor.memory import MemoryMeter
+from backend.executor.model_runner import ModelRunner
+from backend.executor.sampled import Sampled
 from backend.grammar.compiler import GrammarCompiler, PendingGrammar
 from backend.grammar.matcher import GrammarError
 from backend.ports import (
@@ -90,7 +90,7 @@ class EngineCore:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         eos_token_ids: frozenset[int],
         limits: EngineLimits,
         grammars: GrammarCompiler,
@@ -121,7 +121,6 @@ class EngineCore:
         self._past_prefix = PrefixCacheStats(0, 0)
         self._prompt_tokens = 0
         self._generated_tokens = 0
-        self._num_in_order = 0
         self._stepper = self._new_stepper()
 
     @property
@@ -183,7 +182,6 @@ class EngineCore:
         for index, sequence in enumerate(sequences):
             job.open_sequences[index] = sequence
             self._continuations[sequence] = _Continuation(job, index)
-            self._num_in_order += sequence.needs_history
         self._recorder.arrived(sequences, message.arrived)
         self._jobs[message.number] = job
         self._prompt_tokens += len(request.prompt_tokens)
@@ -206,13 +204,13 @@ class EngineCore:
         """Advance what can be advanced. Raises DeviceLostError; after others, ``start_over``."""
         for sequence in self.scheduler.expire(monotonic()):
             self._expire(sequence)
-        self._stepper.turn(in_order=self._num_in_order > 0)
+        self._stepper.turn()
 
     def completed(self, step: Step, began: float, now: float) -> None:
         """See StepListener."""
         self._recorder.completed(step, began, now)
 
-    def advanced(self, sequence: Sequence, sampled: SampledToken | None) -> None:
+    def advanced(self, sequence: Sequence, sampled: Sampled | None) -> None:
         """See StepListener."""
         continuation = self._continuations.get(sequence)
         if continuation is None:
@@ -225,7 +223,7 @@ class EngineCore:
             # not.
             self._fail(continuation.job, f"constrained decoding cannot go on: {failure}")
             return
-        self._generated_tokens += 1
+        self._generated_tokens += len(sampled.tokens)
         self._tell(sequence, continuation, sampled)
 
     def failed(self, sequences: tuple[Sequence, ...], reason: str) -> None:
@@ -238,7 +236,6 @@ class EngineCore:
         """Fail every request and begin with an empty scheduler."""
         jobs, self._jobs = self._jobs, {}
         self._continuations.clear()
-        self._num_in_order = 0
         for job in jobs.values():
             self._put(job, EngineError(reason))
         self._stepper.abandon()
@@ -331,14 +328,15 @@ class EngineCore:
             for index in range(request.n)
         ]
 
-    def _tell(self, sequence: Sequence, continuation: _Continuation, sampled: SampledToken) -> None:
-        if sampled.logprobs is not None:
-            continuation.held.append(sampled.logprobs)
+    def _tell(self, sequence: Sequence, continuation: _Continuation, sampled: Sampled) -> None:
+        continuation.held.extend(sampled.logprobs)
         continuation.held_of_prompt.extend(sampled.prompt_logprobs)
         reason = finish_reason(sequence)
         job = continuation.job
         if job.streams or reason is not None:
-            first = len(sequence.tokens) - 1 if job.streams else sequence.num_prompt_tokens
+            first = sequence.num_prompt_tokens
+            if job.streams:
+                first = len(sequence.tokens) - len(sampled.tokens)
             tokens = tuple(sequence.tokens[first:])
             held, prompt = tuple(continuation.held), tuple(continuation.held_of_prompt)
             continuation.held.clear()
@@ -374,7 +372,6 @@ class EngineCore:
         continuation = self._continuations.pop(sequence, None)
         if continuation is None:
             return
-        self._num_in_order -= sequence.needs_history
         job = continuation.job
         del job.open_sequences[continuation.index]
         if not job.open_sequences:

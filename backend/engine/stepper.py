@@ -15,11 +15,14 @@ from typing import Protocol
 import torch
 
 from backend.engine.step_faults import DeviceLostError, Fault, fault_of
-from backend.executor.model_runner import InFlight, Runner
-from backend.executor.sampled import SampledToken
+from backend.executor.model_runner import InFlight, ModelRunner
+from backend.executor.sampled import Sampled
+from backend.executor.sampler.sampler import GrammarMask
+from backend.grammar.matcher import allocate_bitmask, fill_bitmask
+from backend.scheduler.batch import batch_of
 from backend.scheduler.budget import OomBackoff
 from backend.scheduler.scheduler import Scheduler
-from backend.scheduler.sequence import Sequence, Step
+from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +34,8 @@ class StepListener(Protocol):
         """Take note that the device computed ``step`` from ``began`` on."""
         ...
 
-    def advanced(self, sequence: Sequence, sampled: SampledToken | None) -> None:
-        """Take the next token of ``sequence``; None: the model's output was not finite."""
+    def advanced(self, sequence: Sequence, sampled: Sampled | None) -> None:
+        """Take the next tokens of ``sequence``; None: the model's output was not finite."""
         ...
 
     def failed(self, sequences: tuple[Sequence, ...], reason: str) -> None:
@@ -52,7 +55,7 @@ class Stepper:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         scheduler: Scheduler,
         cap: OomBackoff,
         listener: StepListener,
@@ -68,14 +71,11 @@ class Stepper:
         self._launched: _Launched | None = None
         self._collected_at = 0.0
 
-    def turn(self, *, in_order: bool) -> None:
+    def turn(self) -> None:
         """Schedule and launch a step, and collect one.
 
-        ``in_order``: some sequence's next token can be chosen only once the host knows its last.
         Raises DeviceLostError; after any exception ``abandon`` is due.
         """
-        if in_order:
-            self._collect_last()
         began = monotonic()
         step = self.scheduler.schedule(began)
         if spoilt := self.scheduler.pool.take_to_erase():
@@ -96,14 +96,18 @@ class Stepper:
         spoilt = list(self.scheduler.pool.take_to_erase())
         if launched is not None:
             with contextlib.suppress(Exception):
-                for sequence, sampled in self._runner.collect(launched.in_flight):
-                    spoilt += sequence.block_table if sampled is None else ()
+                results = self._runner.collect(launched.in_flight)
+                for each, sampled in zip(_sampling(launched.step), results, strict=True):
+                    spoilt += each.sequence.block_table if sampled is None else ()
         if spoilt:
             self._runner.discard(spoilt)
 
     def _launch(self, step: Step, began: float) -> _Launched | None:
         try:
-            return _Launched(step, self._runner.launch(step), began)
+            computing = self._runner.launch(batch_of(step))
+            # Masks are made on the host while the device is at work.
+            mask = grammar_mask(step, self._runner.vocab_size)
+            return _Launched(step, self._runner.sample(computing, mask), began)
         except Exception as error:
             fault = fault_of(error)
             if fault is Fault.DEVICE:
@@ -130,15 +134,13 @@ class Stepper:
             self._fail(step)
             return
         now = monotonic()
-        chosen = dict(sampled)
-        tokens = [chosen[scheduled.sequence] for scheduled in step if scheduled.samples]
         self.scheduler.complete(
-            step, [None if token is None else (token.token,) for token in tokens], now
+            step, [None if each is None else each.tokens for each in sampled], now
         )
         self._listener.completed(step, max(launched.at, self._collected_at), now)
         self._collected_at = now
-        for sequence, token in sampled:
-            self._listener.advanced(sequence, token)
+        for scheduled, tokens in zip(_sampling(step), sampled, strict=True):
+            self._listener.advanced(scheduled.sequence, tokens)
 
     def _take_back(self, step: Step) -> bool:
         num_tokens = sum(scheduled.num_tokens for scheduled in step)
@@ -153,3 +155,27 @@ class Stepper:
     def _fail(self, step: Step) -> None:
         ended = self.scheduler.fail(step)
         self._listener.failed(ended, "the engine failed while it computed this request")
+
+
+def _sampling(step: Step) -> list[ScheduledSequence]:
+    return [scheduled for scheduled in step if scheduled.samples]
+
+
+def grammar_mask(step: Step, vocab_size: int) -> GrammarMask | None:
+    """Return which tokens may come next in the rows of ``step`` that have a grammar.
+
+    A row whose matcher fails allows all; what is chosen for it is nobody's.
+    """
+    constrained = [
+        (place, scheduled.sequence, scheduled.sequence.matcher)
+        for place, scheduled in enumerate(step)
+        if scheduled.samples and scheduled.sequence.matcher is not None
+    ]
+    if not constrained:
+        return None
+    bitmask = allocate_bitmask(len(constrained), vocab_size)
+    for _, sequence, matcher in constrained:
+        start = sequence.num_prompt_tokens + matcher.num_accepted
+        matcher.accept_tokens(sequence.tokens[start:])
+    fill_bitmask(bitmask, ((row, each[-1]) for row, each in enumerate(constrained)))
+    return GrammarMask(tuple(place for place, _, _ in constrained), bitmask)

@@ -177,7 +177,7 @@ def _end_with_parent(sock: socket.socket) -> None:
 def _serve(endpoint: SocketEndpoint, options: EngineOptions) -> int:
     try:
         endpoint.tell(Loading("importing torch"))
-        from backend.executor.model_loader import load_model  # noqa: PLC0415  # seconds
+        from backend.engine.loading import load_model  # noqa: PLC0415  # seconds
 
         loaded = load_model(options, lambda stage: endpoint.tell(Loading(stage)))
         endpoint.tell(Loading("taking the first step"))

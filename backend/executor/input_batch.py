@@ -1,155 +1,333 @@
-"""From a scheduled step to tensors: tokens, positions, where KV goes, who attends to what."""
+"""From a step's value to tensors, with what stays from step to step kept on the device.
 
+The block table and the last token of every slot live on the device; a step sends block ids that
+were appended, and little else. All of it is int32, laid end to end in pinned memory and copied as
+one piece, so that a CUDA graph finds its inputs where they were when it was captured: the parts
+before those of the backend depend on the padded size of the batch alone.
+
+Law: the last token of a slot is on the device from the moment that it is chosen. The host tells it
+only where it chose: the last token of a prompt, and the one after verified drafts.
+"""
+
+from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
-from backend.executor.kv_mirror import MIRROR_BYTES, KVMirror, cut_by_length
-from backend.executor.prompt_logprobs import ScoredSpan, scored_span
-from backend.models.attention import AttentionPlan, DecodeGroup, Gather, PrefillSpan
-from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
-from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
+from backend.executor.attention.backend import AttentionBackend, HostRows, Ints, StepTensors
+from backend.executor.sampled import ScoredSpan, on_device
+from backend.scheduler.batch import Row, StepBatch
+from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
+
+# Parts begin at multiples of so many numbers: kernels are compiled for aligned addresses.
+_ALIGNMENT = 16
+# A buffer is written again only when the step after the next is built; one more for safety.
+_HOST_BUFFERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What bounds a step; ``num_slots`` sequences are known at a time."""
+
+    num_slots: int
+    max_num_seqs: int
+    max_tokens_per_step: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """A row of the step that samples: its logit rows are ``first`` and those behind it.
+
+    ``place`` is where the row stands in ``StepBatch.rows``. It has one logit row, and one more for
+    each of its ``drafts``.
+    """
+
+    place: int
+    slot: int
+    first: int
+    drafts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """One step as the model takes it.
+    """One step as model and sampler take it; padded rows come after the single tokens.
 
-    ``logit_rows`` are the tokens to sample after, None when it is every token; ``sampling`` are
-    the sequences they belong to, in the same order. Behind them come the rows of ``scored``.
-    ``unseen`` says which of ``tokens`` the host does not know: the last of these sequences, chosen
-    by the step before.
+    ``logit_rows`` are the tokens to sample after, then those of ``scored``; None when these are all
+    tokens in order. For each logit row to sample from, ``slots`` tells whose it is, and ``numbers``
+    the position that the chosen token will have.
     """
 
     tokens: Tensor
     positions: Tensor
-    plan: AttentionPlan
     logit_rows: Tensor | None
-    sampling: tuple[ScheduledSequence, ...]
-    unseen: dict[Sequence, int]
-    scored: tuple[ScoredSpan, ...] = ()
+    sampled: tuple[SampledRow, ...]
+    slots: Ints
+    numbers: Ints
+    scored: tuple[ScoredSpan, ...]
+
+
+class Staging:
+    """Int32 parts laid end to end, copied to the device at once without waiting."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        """Make room for ``capacity`` numbers; parts that find none travel alone."""
+        self._device = device
+        self._turn = 0
+        on_cuda = device.type == "cuda"
+        self._host = [
+            torch.zeros(capacity, dtype=torch.int32, pin_memory=on_cuda)
+            for _ in range(_HOST_BUFFERS if on_cuda else 1)
+        ]
+        self._copied: list[Any] = [None] * len(self._host)
+        self._target = (
+            torch.zeros(capacity, dtype=torch.int32, device=device) if on_cuda else self._host[0]
+        )
+
+    def send(self, parts: SequenceOf[Ints]) -> list[Tensor]:
+        """Return ``parts`` on the device, each as a view of one buffer."""
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._host)
+        if self._copied[turn] is not None:
+            self._copied[turn].synchronize()
+        host = self._host[turn].numpy()
+        sent: list[Tensor] = []
+        at = 0
+        for part in parts:
+            stop = at + len(part)
+            if stop > len(host):
+                sent.append(on_device(part, self._target))
+                continue
+            host[at:stop] = part
+            sent.append(self._target[at:stop])
+            at = aligned(stop)
+        if self._device.type == "cuda":
+            self._target[:at].copy_(self._host[turn][:at], non_blocking=True)
+            self._copied[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied[turn].record()
+        return sent
 
 
 class InputBatchBuilder:
-    """Lays out steps for ``PagedAttention`` (see ``kv_cache`` for the rows)."""
+    """Keeps the slots' tables and last tokens, and lays out steps."""
 
     def __init__(
-        self,
-        caches: SequenceOf[Tensor],
-        max_model_len: int,
-        *,
-        mirror_bytes: int = MIRROR_BYTES,
+        self, limits: BatchLimits, attention: AttentionBackend, device: torch.device
     ) -> None:
-        """Prepare for ``caches``, one a layer; ``max_model_len`` bounds sequences.
+        """Allocate for ``limits``; ``attention`` says what else a step carries."""
+        self._attention = attention
+        self._nobody = limits.num_slots
+        """A slot whose block table is padding."""
+        self._width = blocks_for(limits.max_model_len)
+        num_slots = limits.num_slots + 1
+        self._tables = np.zeros((num_slots, self._width), np.int32)
+        self._known: list[Ints] = [np.zeros(0, np.int32)] * num_slots
+        self._num_known = np.zeros(num_slots, np.int32)
+        self._scored: dict[int, int] = {}
+        """Prompts whose log probabilities are wanted: their length, by slot."""
+        self._told: dict[int, int] = {}
+        state = torch.zeros(num_slots * (self._width + 1), dtype=torch.int32, device=device)
+        self._state = state
+        self._device_tables = state[: num_slots * self._width]
+        self.last_tokens = state[num_slots * self._width :]
+        # The first parts always fit; long lists of blocks and of a backend's work may not.
+        fixed = 5 * limits.max_tokens_per_step + 5 * limits.max_num_seqs
+        self._staging = Staging(4 * fixed + 16 * _ALIGNMENT, device)
 
-        ``mirror_bytes`` is memory for contiguous copies (see ``kv_mirror``).
+    def tell(self, slot: int, token: int) -> None:
+        """Note that ``token`` is the last one of ``slot``, which the device does not know."""
+        self._told[slot] = token
+
+    def keep(self, slots: Ints, tokens: Tensor) -> None:
+        """Note on the device that ``tokens`` [rows] are the last ones of ``slots``.
+
+        Of a slot with several rows any may stay: what its drafts come to is told later.
         """
-        like = caches[0]
-        self._device, self._dtype = like.device, like.dtype
-        _, self._rows_per_block, _, self._head_dim = like.shape
-        self._num_kv_heads = self._rows_per_block // 2
-        self._heads = torch.arange(self._rows_per_block, device=self._device)
-        self._head_offsets = np.arange(self._rows_per_block) * BLOCK_SIZE
-        self._longest = blocks_for(max_model_len) * BLOCK_SIZE
-        self._block_bytes = like[0].nbytes
-        self._mirror = KVMirror(caches, max_model_len, mirror_bytes)
-        # The mask of n keys is the window that begins n before the middle: see _gathered.
-        self._mask_line = torch.zeros(2 * self._longest, device=self._device, dtype=self._dtype)
-        self._mask_line[self._longest :] = -torch.inf
+        self.last_tokens.index_copy_(0, on_device(slots.astype(np.int64), tokens), tokens.int())
 
-    def build(self, step: Step) -> InputBatch:
-        """Put sequences with one token first, by length, then the longer spans."""
-        arranged = self._mirror.arrange([each for each in step if each.num_tokens == 1])
-        decode = list(arranged.groups)
-        ordered = list(arranged.order)
-        for members in cut_by_length(arranged.rest, self._block_bytes):
-            decode.append(self._gathered(members, len(ordered)))
-            ordered += members
-        spans = [each for each in step if each.num_tokens > 1]
-        num_singles = len(ordered)
-        ordered += spans
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        logit_rows: list[int] = []
-        unseen: dict[Sequence, int] = {}
-        scored: list[ScoredSpan] = []
-        scored_rows: list[int] = []
-        for each in ordered:
-            sequence, start, stop = each.sequence, each.start, each.start + each.num_tokens
-            if (span := scored_span(each)) is not None:
-                scored.append(span)
-                scored_rows += range(len(tokens), len(tokens) + span.stop - span.start)
-            tokens += sequence.tokens[start:stop]
-            if stop > len(sequence.tokens):
-                unseen[sequence] = len(tokens)
-                tokens.append(0)
-            positions += range(start, stop)
-            slots += self._slots(sequence.block_table, start, stop)
-            if each.samples:
-                logit_rows.append(len(tokens) - 1)
-        placed = self._tensor([tokens, positions])
-        write_rows = np.add.outer(np.array(slots), self._head_offsets)
+    def build(self, step: StepBatch, padded: int | None = None) -> InputBatch:
+        """Apply what is new and lay out the rows; ``padded`` needs single tokens alone."""
+        where, what = self._apply(step)
+        singles = [place for place, row in enumerate(step.rows) if row.num_tokens == 1]
+        singles = self._attention.arrange(step.rows, singles, self._tables)
+        places = singles + [place for place, row in enumerate(step.rows) if row.num_tokens > 1]
+        ordered = [step.rows[place] for place in places]
+        spans = ordered[len(singles) :]
+        rows = self._host_rows(ordered, len(singles), padded)
+        self._tell_known(rows, where, what)
+        first_rows = self._first_rows(rows)
+        tokens = self._tokens(rows, spans)
+        positions, slot_mapping = self._positions(rows)
+        sampled, logit_rows = _sampled(ordered, first_rows, places)
+        scored, scored_rows = self._scored_spans(ordered, first_rows)
+        lengths = np.zeros(rows.num_padded, np.int32)
+        lengths[: rows.num_singles] = rows.starts[: rows.num_singles] + 1
+        own = np.full(rows.num_padded, self._nobody, np.int32)
+        own[: rows.num_singles] = rows.slots[: rows.num_singles]
+        whole = not scored and (padded is not None or len(logit_rows) == len(tokens))
+        picked = np.array([] if whole else logit_rows + scored_rows, np.int32)
+        parts = self._staging.send(
+            [
+                tokens,
+                positions,
+                slot_mapping,
+                lengths,
+                own * np.int32(self._width),
+                own,
+                picked,
+                np.concatenate(where) if where else np.zeros(0, np.int32),
+                np.concatenate(what) if what else np.zeros(0, np.int32),
+                *self._attention.layout(rows),
+            ]
+        )
+        if where:
+            self._state.index_copy_(0, parts[7].long(), parts[8])
+        if rows.num_padded:
+            torch.index_select(self.last_tokens, 0, parts[5], out=parts[0][: rows.num_padded])
+        self._attention.plan(
+            rows,
+            StepTensors(parts[1], parts[2], parts[3], parts[4], self._device_tables, parts[9:]),
+        )
+        slots = _ints([row.slot for row in sampled for _ in (None, *row.drafts)])
         return InputBatch(
-            tokens=placed[0],
-            positions=placed[1],
-            plan=AttentionPlan(
-                write_rows=self._tensor(write_rows.reshape(-1)),
-                decode=tuple(decode),
-                prefill=self._prefill_spans(spans, num_singles),
-            ),
-            logit_rows=None
-            if len(logit_rows) == len(tokens) and not scored
-            else self._tensor(logit_rows + scored_rows),
-            sampling=tuple(each for each in ordered if each.samples),
-            unseen=unseen,
+            tokens=parts[0],
+            positions=parts[1],
+            logit_rows=None if whole else parts[6],
+            sampled=tuple(sampled),
+            slots=slots,
+            numbers=positions[logit_rows] + np.int32(1),
             scored=tuple(scored),
         )
 
-    def _tensor(self, values: ArrayLike) -> Tensor:
-        # By way of numpy, in half the time of torch.tensor.
-        return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
+    def _apply(self, step: StepBatch) -> tuple[list[Ints], list[Ints]]:
+        """Note what is new; return where the device's state changes, and the values there."""
+        where: list[Ints] = []
+        what: list[Ints] = []
+        for new in step.new:
+            known = np.array(new.tokens, np.int32)
+            self._known[new.slot] = known
+            self._num_known[new.slot] = len(known)
+            self._told.pop(new.slot, None)
+            # With tokens of its own, it was preempted: the prompt has been reported.
+            wanted = new.sampling.prompt_logprobs is not None
+            if wanted and len(known) == new.num_prompt_tokens:
+                self._scored[new.slot] = new.sampling.prompt_logprobs or 0
+            else:
+                self._scored.pop(new.slot, None)
+        if step.new:
+            self._attention.start([new.slot for new in step.new])
+        for slot, start, blocks in step.appended:
+            self._tables[slot, start : start + len(blocks)] = blocks
+            first = slot * self._width + start
+            where.append(np.arange(first, first + len(blocks), dtype=np.int32))
+            what.append(np.array(blocks, np.int32))
+        return where, what
 
-    def _slots(self, table: list[int], start: int, stop: int) -> list[int]:
-        """Return the rows of each token's first head."""
-        per_block = self._rows_per_block * BLOCK_SIZE
-        return [table[at // BLOCK_SIZE] * per_block + at % BLOCK_SIZE for at in range(start, stop)]
-
-    def _gathered(self, members: list[ScheduledSequence], start: int) -> DecodeGroup:
-        width = blocks_for(members[-1].start + 1)
-        tables = [_padded(each.sequence.block_table, width) for each in members]
-        windows = [
-            self._longest - each.start - 1 for each in members for _ in range(self._num_kv_heads)
-        ]
-        mask = self._mask_line.unfold(0, width * BLOCK_SIZE, 1)
-        rows = self._cache_rows(tables)
-        return DecodeGroup(
-            start,
-            start + len(members),
-            mask.index_select(0, self._tensor(windows)).unsqueeze(1),
-            Gather(rows, self._mask_line.new_empty(len(rows), BLOCK_SIZE, self._head_dim)),
+    def _host_rows(self, ordered: list[Row], num_singles: int, padded: int | None) -> HostRows:
+        return HostRows(
+            slots=_ints([row.slot for row in ordered]),
+            starts=_ints([row.start for row in ordered]),
+            counts=_ints([row.num_tokens for row in ordered]),
+            num_singles=num_singles,
+            num_padded=padded or num_singles,
+            is_fixed=padded is not None,
+            tables=self._tables,
         )
 
-    def _prefill_spans(self, spans: list[ScheduledSequence], start: int) -> tuple[PrefillSpan, ...]:
-        result: list[PrefillSpan] = []
-        for span in spans:
-            stop = start + span.num_tokens
-            blocks = span.sequence.block_table[: blocks_for(span.start + span.num_tokens)]
-            rows = self._cache_rows([blocks]) if span.start else None
-            result.append(PrefillSpan(start, stop, span.start, rows))
-            start = stop
-        return tuple(result)
+    def _tell_known(self, rows: HostRows, where: list[Ints], what: list[Ints]) -> None:
+        """Send the last tokens that the host knows and the device does not."""
+        slots, starts = rows.slots[: rows.num_singles], rows.starts[: rows.num_singles]
+        told = {
+            int(slots[at]): int(self._known[slots[at]][starts[at]])
+            for at in np.flatnonzero(starts < self._num_known[slots])
+        }
+        if self._told:
+            told |= {slot: self._told.pop(slot) for slot in slots.tolist() if slot in self._told}
+        if told:
+            where.append(_ints(told) + np.int32(self._device_tables.shape[0]))
+            what.append(_ints(told.values()))
 
-    def _cache_rows(self, tables: list[list[int]]) -> Tensor:
-        """Return the rows of keys, then values: [2, tables, kv_heads, blocks], flat."""
-        blocks = torch.tensor(tables, device=self._device) * self._rows_per_block
-        heads = self._heads.view(2, 1, -1, 1)
-        return (blocks.unsqueeze(1) + heads).flatten()
+    def _first_rows(self, rows: HostRows) -> list[int]:
+        """Return the token row at which each row of the step begins."""
+        starts = list(range(rows.num_singles))
+        at = rows.num_padded
+        for count in rows.counts[rows.num_singles :].tolist():
+            starts.append(at)
+            at += count
+        return starts
+
+    def _tokens(self, rows: HostRows, spans: list[Row]) -> Ints:
+        """Return the tokens of the spans behind zeros, which the device fills in."""
+        parts = [np.zeros(rows.num_padded, np.int32)]
+        for slot, start, count, _, drafted in spans:
+            known = _ints(drafted) if drafted else self._known[slot][start : start + count]
+            parts.append(known)
+        return np.concatenate(parts)
+
+    def _positions(self, rows: HostRows) -> tuple[Ints, Ints]:
+        """Return the position of each token, and the place of its KV in the cache."""
+        singles = rows.num_singles
+        positions = np.zeros(rows.num_tokens, np.int32)
+        positions[:singles] = rows.starts[:singles]
+        mapping = np.zeros(rows.num_tokens, np.int32)
+        own = rows.slots[:singles], rows.starts[:singles]
+        mapping[:singles] = self._places(*own)
+        at = rows.num_padded
+        for slot, start, count in zip(
+            rows.slots[singles:].tolist(),
+            rows.starts[singles:].tolist(),
+            rows.counts[singles:].tolist(),
+            strict=True,
+        ):
+            here = np.arange(start, start + count, dtype=np.int32)
+            positions[at : at + count] = here
+            mapping[at : at + count] = self._places(slot, here)
+            at += count
+        return positions, mapping
+
+    def _places(self, slots: Any, positions: Ints) -> Ints:
+        blocks: Ints = self._tables[slots, positions // BLOCK_SIZE]
+        return blocks * np.int32(BLOCK_SIZE) + positions % np.int32(BLOCK_SIZE)
+
+    def _scored_spans(
+        self, ordered: list[Row], first_rows: list[int]
+    ) -> tuple[list[ScoredSpan], list[int]]:
+        """Return the spans whose next tokens the prompt knows, and their token rows."""
+        spans: list[ScoredSpan] = []
+        rows: list[int] = []
+        if not self._scored:
+            return spans, rows
+        for row, first in zip(ordered, first_rows, strict=True):
+            wanted = self._scored.get(row.slot)
+            known = self._known[row.slot]
+            following = known[row.start + 1 : row.start + 1 + row.num_tokens]
+            if wanted is not None and len(following):
+                spans.append(ScoredSpan(row.slot, row.start + 1, following, wanted))
+                rows += range(first, first + len(following))
+        return spans, rows
 
 
-def _padded(table: list[int], width: int) -> list[int]:
-    return table[:width] + [PADDING_BLOCK] * (width - len(table))
+def _sampled(
+    ordered: list[Row], first_rows: list[int], places: list[int]
+) -> tuple[list[SampledRow], list[int]]:
+    sampled: list[SampledRow] = []
+    logit_rows: list[int] = []
+    for row, first, place in zip(ordered, first_rows, places, strict=True):
+        if row.samples:
+            sampled.append(SampledRow(place, row.slot, len(logit_rows), row.drafted[1:]))
+            last = first + row.num_tokens
+            logit_rows += range(first if row.drafted else last - 1, last)
+    return sampled, logit_rows
+
+
+def aligned(count: int) -> int:
+    """Return ``count`` rounded up to where a part may begin."""
+    return -(-count // _ALIGNMENT) * _ALIGNMENT
+
+
+def _ints(values: Any) -> Ints:
+    # Several times as fast as numpy, which looks at each number's type.
+    return np.frombuffer(array("i", values), np.int32)

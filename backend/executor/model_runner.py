@@ -1,126 +1,254 @@
-"""Runs one scheduled step on the device: tensors in, one token for each caught-up sequence out."""
+"""Runs steps on a device: a step's value in, the next tokens of each row that samples out.
 
-from collections.abc import Iterable
+``launch`` and ``sample`` never wait for the device, ``collect`` does. A step may be launched before
+the one before it was collected: the tokens that one chose stay on the device.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from backend.executor.input_batch import InputBatch, InputBatchBuilder
+from backend.executor.attention.backend import AttentionBackend
+from backend.executor.cuda_graphs import (
+    PIECE_SIZES,
+    DecodeGraphs,
+    PieceGraphs,
+    Recorder,
+    graph_sizes,
+    size_for,
+)
+from backend.executor.input_batch import BatchLimits, InputBatch, InputBatchBuilder, SampledRow
 from backend.executor.kv_cache import KVCache
-from backend.executor.prompt_logprobs import PromptLogprobs, SpanLogprobs, score
-from backend.executor.sampled import SampledToken, SampledTokens
-from backend.executor.sampler import Sampler
-from backend.models.attention import PagedAttention
+from backend.executor.sampled import (
+    PromptLogprobs,
+    Sampled,
+    SampledTokens,
+    SpanLogprobs,
+    score,
+)
+from backend.executor.sampler.sampler import Draw, GrammarMask, Sampler
+from backend.models.decoder import Decoder
 from backend.models.registry import Model
-from backend.scheduler.block_pool import PADDING_BLOCK
+from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
+from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
 from backend.scheduler.request import SamplingParams
-from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
+
+logger = logging.getLogger(__name__)
+
+_GREEDY = SamplingParams(temperature=0.0)
+_ORDINARY = SamplingParams(top_k=20, top_p=0.9, min_p=0.01)
+# Uses every part of the sampler: what it allocates shows before the first request.
+_COSTLY = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step whose hidden states are being computed."""
+
+    batch: InputBatch
+    hidden: Tensor
+    scored: tuple[SpanLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A step that was launched: whose next tokens it brings, and those tokens."""
+    """A step whose tokens are being chosen: whose they are, and what is on its way."""
 
-    sequences: tuple[Sequence, ...]
+    rows: tuple[SampledRow, ...]
     sampled: SampledTokens
-    scored: tuple[SpanLogprobs, ...] = ()
+    scored: tuple[SpanLogprobs, ...]
 
 
-class Runner(Protocol):
-    """Runs steps; used by the engine loop's thread alone."""
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """What a runner runs: a model, and how it attends and draws."""
+
+    model: Model
+    vocab_size: int
+    cache: KVCache
+    attention: AttentionBackend
+    draw: Draw | None = None
+
+
+class ModelRunner:
+    """Owns the model, its KV cache and what is known of each slot; used by one thread."""
+
+    def __init__(
+        self,
+        parts: Executable,
+        limits: BatchLimits,
+        *,
+        recorder: Recorder | None = None,
+        pads: bool = False,
+    ) -> None:
+        """Capture graphs with ``recorder``; ``pads`` fills up decode batches to their sizes."""
+        self._model = parts.model
+        self._cache = parts.cache
+        self._attention = parts.attention
+        self._limits = limits
+        self.vocab_size = parts.vocab_size
+        self._inputs = InputBatchBuilder(limits, parts.attention, self.device)
+        self._sampler = Sampler(limits.num_slots + 1, parts.vocab_size, self.device, parts.draw)
+        self._sizes = graph_sizes(limits.max_num_seqs) if pads or recorder else ()
+        self._graphs = None if recorder is None else DecodeGraphs(recorder)
+        self._pieces = None
+        if recorder is not None and isinstance(self._model, Decoder):
+            sizes = [size for size in PIECE_SIZES if size <= limits.max_tokens_per_step]
+            if sizes:
+                with torch.inference_mode():
+                    self._pieces = PieceGraphs(self._model, recorder, sizes)
+        self._prompt_logprobs = PromptLogprobs()
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
-        ...
-
-    def launch(self, step: Step) -> InFlight:
-        """Compute the step's tokens and choose the next of each sequence that samples.
-
-        A token that the host does not know yet was chosen by the step launched before this one.
-        """
-        ...
-
-    def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
-        """Return the chosen tokens; None: the model's output for this sequence is not finite."""
-        ...
-
-    def warm_up(self) -> None:
-        """Run a step in the padding block: libraries start their threads, errors show now."""
-        ...
-
-    def discard(self, blocks: Iterable[int]) -> None:
-        """Erase blocks whose content is not finite, so that their next owner is not infected."""
-        ...
-
-
-class ModelRunner:
-    """``Runner`` in plain torch, on any device; owns the model and its KV cache."""
-
-    def __init__(self, model: Model, cache: KVCache, inputs: InputBatchBuilder) -> None:
-        """``cache`` and ``inputs`` are shaped for ``model``."""
-        self._model = model
-        self._cache = cache
-        self._inputs = inputs
-        self._sampler = Sampler()
-        self._prompt_logprobs = PromptLogprobs()
-        self._last: InFlight | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """See Runner."""
-        return self._cache.layers[0].device
+        return self._model.device
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> InFlight:
-        """See Runner."""
-        batch = self._inputs.build(step)
-        if batch.unseen:
-            self._fill_in(batch)
-        attention = PagedAttention(batch.plan, self._cache.layers)
-        hidden = self._model.forward(batch.tokens, batch.positions, attention, batch.logit_rows)
+    def launch(self, step: StepBatch) -> Launched:
+        """Compute the hidden states of ``step``."""
+        for new in step.new:
+            self._prompt_logprobs.start(new.slot)
+        self._sampler.start(step.new)
+        decodes = all(row.num_tokens == 1 and row.samples for row in step.rows)
+        size = size_for(len(step.rows), self._sizes) if decodes else None
+        batch = self._inputs.build(step, size)
+        hidden = self._hidden(batch, size)
+        num_sampling = len(batch.slots)
         scored: tuple[SpanLogprobs, ...] = ()
         if batch.scored:
-            num_sampling = len(batch.sampling)
             scored = score(batch.scored, hidden[num_sampling:], self._model.logits)
-            hidden = hidden[:num_sampling]
-        sampled = self._sampler.sample(self._model.logits(hidden), batch.sampling)
-        sequences = tuple(scheduled.sequence for scheduled in batch.sampling)
-        self._last = InFlight(sequences, sampled, scored)
-        return self._last
+        return Launched(batch, hidden[:num_sampling], scored)
 
-    def _fill_in(self, batch: InputBatch) -> None:
-        """Take tokens from the step before, where they lie on the device."""
-        if self._last is None:
-            raise RuntimeError("the first step has no step before it")
-        place = {sequence: row for row, sequence in enumerate(self._last.sequences)}
-        sources = [place[sequence] for sequence in batch.unseen]
-        chosen = self._last.sampled.tokens
-        rows = torch.tensor([list(batch.unseen.values()), sources], device=chosen.device)
-        batch.tokens.index_copy_(0, rows[0], chosen.index_select(0, rows[1]))
+    @torch.inference_mode()
+    def sample(self, launched: Launched, mask: GrammarMask | None = None) -> InFlight:
+        """Choose the next tokens; ``mask.rows`` are places in the step's rows."""
+        batch = launched.batch
+        if mask is not None:
+            first = {row.place: row.first for row in batch.sampled}
+            mask = GrammarMask(tuple(first[place] for place in mask.rows), mask.bits)
+        logits = self._model.logits(launched.hidden)
+        sampled = self._sampler.sample(logits, batch.slots, batch.numbers, mask)
+        if len(batch.slots):
+            self._inputs.keep(batch.slots, sampled.tokens)
+        return InFlight(batch.sampled, sampled, launched.scored)
 
-    def collect(self, in_flight: InFlight) -> list[tuple[Sequence, SampledToken | None]]:
-        """See Runner."""
-        tokens = in_flight.sampled.fetch()
+    def collect(self, in_flight: InFlight) -> list[Sampled | None]:
+        """Wait, and return the tokens of each row that samples, in the step's order.
+
+        None: the model's output for this sequence is not finite.
+        """
+        tokens, finite, logprobs = in_flight.sampled.fetch()
         self._prompt_logprobs.add(in_flight.scored)
-        return list(
-            zip(
-                in_flight.sequences,
-                map(self._prompt_logprobs.complete, in_flight.sequences, tokens),
-                strict=True,
-            )
-        )
+        results: list[tuple[int, Sampled | None]] = []
+        for row in in_flight.rows:
+            last = row.first + _num_accepted(row, tokens)
+            chosen = range(row.first, last + 1)
+            if not all(finite[at] for at in chosen):
+                results.append((row.place, None))
+                continue
+            if row.drafts:
+                self._inputs.tell(row.slot, tokens[last])
+            found = tuple(logprobs[at] for at in chosen if at in logprobs)
+            prompt = self._prompt_logprobs.take(row.slot)
+            results.append((row.place, Sampled(tuple(tokens[at] for at in chosen), found, prompt)))
+        return [sampled for _, sampled in sorted(results, key=lambda each: each[0])]
 
     def warm_up(self) -> None:
-        """See Runner."""
-        warm = Sequence(0, [0, 0], max_length=2, sampling=SamplingParams(temperature=0.0))
-        warm.block_table = [PADDING_BLOCK]
-        step = (ScheduledSequence(warm, 0, 2, samples=True),)
-        self.collect(self.launch(step))
+        """Run steps in the padding block: kernels are compiled, graphs captured, errors show."""
+        longest = min(2 * BLOCK_SIZE, self._limits.max_model_len - 1)
+        for sampling in (_GREEDY, _ORDINARY, _COSTLY):
+            for num_tokens in (longest, 1):
+                self._run(_nobody([num_tokens], sampling), masked=sampling is _ORDINARY)
+        if self._graphs is not None:
+            self._capture_all(self._graphs)
+        self.discard([PADDING_BLOCK])
+
+    def run_worst_case(self) -> None:
+        """Take the steps that need most memory, for nobody, in the padding block alone."""
+        limits = self._limits
+        count = min(limits.max_num_seqs, max(limits.max_tokens_per_step // 2, 1))
+        longest = max(min(limits.max_tokens_per_step // count, limits.max_model_len), 2)
+        self._run(_nobody([longest] * count, _COSTLY))
+        self._run(_nobody([1] * limits.max_num_seqs, _COSTLY))
         self.discard([PADDING_BLOCK])
 
     @torch.inference_mode()
     def discard(self, blocks: Iterable[int]) -> None:
-        """See Runner."""
+        """Erase blocks whose content is not finite, so that their next owner is not infected."""
         self._cache.clear(blocks)
+
+    def _hidden(self, batch: InputBatch, size: int | None) -> Tensor:
+        if size is not None and self._graphs is not None and size in self._graphs:
+            self._attention.replay(size)
+            return self._graphs.replay(size)
+        if self._pieces is not None and size is None:
+            piece = self._pieces.size_for(len(batch.tokens))
+            if piece is not None:
+                return self._pieces.forward(
+                    piece, batch.tokens, batch.positions, self._attention, batch.logit_rows
+                )
+        return self._forward(batch)
+
+    def _forward(self, batch: InputBatch) -> Tensor:
+        return self._model.forward(batch.tokens, batch.positions, self._attention, batch.logit_rows)
+
+    def _run(self, step: StepBatch, *, masked: bool = False) -> None:
+        mask = None
+        if masked:
+            words = -(-self.vocab_size // 32)
+            mask = GrammarMask((0,), torch.full((1, words), -1, dtype=torch.int32))
+        self.collect(self.sample(self.launch(step), mask))
+
+    def _capture_all(self, graphs: DecodeGraphs) -> None:
+        # The largest first: the others then find room in its memory.
+        captures: list[tuple[str, Callable[[], None]]] = [
+            (f"{size} sequences", lambda size=size: self._capture(graphs, size))  # type: ignore[misc]
+            for size in reversed(self._sizes)
+        ]
+        if (pieces := self._pieces) is not None:
+            captures += [
+                (f"{size} tokens", lambda size=size: pieces.capture(size))  # type: ignore[misc]
+                for size in reversed(PIECE_SIZES)
+                if size <= self._limits.max_tokens_per_step
+            ]
+        for what, capture in captures:
+            try:
+                with torch.inference_mode():
+                    capture()
+            except RuntimeError as error:
+                # Memory mostly, which a capture may tell in other words. Steps run without; where
+                # the device is lost, the next of them says so.
+                logger.warning("no graph of %s and less: %s", what, error)
+                return
+
+    def _capture(self, graphs: DecodeGraphs, size: int) -> None:
+        batch = self._inputs.build(_nobody([1] * size, _GREEDY), size)
+        self._attention.capture(size)
+        graphs.capture(size, lambda: self._forward(batch))
+
+
+def _num_accepted(row: SampledRow, tokens: Sequence[int]) -> int:
+    """Return how many drafts are what was chosen in their places."""
+    for at, draft in enumerate(row.drafts):
+        if tokens[row.first + at] != draft:
+            return at
+    return len(row.drafts)
+
+
+def _nobody(counts: Sequence[int], sampling: SamplingParams) -> StepBatch:
+    """Return a step of new sequences whose KV all goes to the padding block."""
+    return StepBatch(
+        tuple(
+            NewSequence(slot, (0,) * count, count, sampling, 0, frozenset())
+            for slot, count in enumerate(counts)
+        ),
+        tuple(
+            AppendedBlocks(slot, 0, (PADDING_BLOCK,) * blocks_for(count))
+            for slot, count in enumerate(counts)
+        ),
+        tuple(Row(slot, 0, count, samples=True) for slot, count in enumerate(counts)),
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from backend.scheduler.sequence import Matcher, Sequence
+from backend.scheduler.sequence import Matcher
 
 if TYPE_CHECKING:
     import xgrammar
@@ -95,18 +95,3 @@ def apply_bitmask_(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) 
     else:
         masked = logits.index_select(0, rows).masked_fill_(excluded, -torch.inf)
         logits.index_copy_(0, rows, masked)
-
-
-def mask_(logits: Tensor, constrained: SequenceOf[tuple[int, Sequence, Matcher]]) -> None:
-    """Set to -inf each token that may not come next, in the rows of ``constrained``."""
-    bitmask = allocate_bitmask(len(constrained), logits.shape[-1])
-    for _, sequence, matcher in constrained:
-        start = sequence.num_prompt_tokens + matcher.num_accepted
-        matcher.accept_tokens(sequence.tokens[start:])
-    fill_bitmask(bitmask, ((place, each[-1]) for place, each in enumerate(constrained)))
-    rows = torch.tensor([row for row, _, _ in constrained], dtype=torch.int64)
-    if logits.is_cuda:  # without waiting for the device
-        bitmask, rows = (
-            each.pin_memory().to(logits.device, non_blocking=True) for each in (bitmask, rows)
-        )
-    apply_bitmask_(logits, bitmask, rows)

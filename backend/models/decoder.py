@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backend.models.attention import Attention
+from backend.models.attention import Attention, AttentionLayer
 from backend.models.config import DecoderConfig
 from backend.models.layers import (
     DenseLinear,
@@ -98,10 +98,16 @@ class Decoder:
         operations: Operations | None = None,
     ) -> None:
         """``rotations`` comes from ``rotary.rotation_table`` and bounds the context."""
-        self._num_heads = config.num_heads
-        self._num_rotated = config.num_heads + config.num_kv_heads
         self._head_dim = config.head_dim
         self._weights = weights
+        self.attended_size = config.num_heads * config.head_dim
+        """Numbers that an attention returns for a token."""
+        self.attention_layers = tuple(
+            AttentionLayer(index, window, layer.head_norm)
+            for index, (layer, window) in enumerate(
+                zip(weights.layers, config.windows, strict=True)
+            )
+        )
         self._rotations = rotations
         self._operations = TorchOperations() if operations is None else operations
         # Kernels are faster than it, where there are any.
@@ -109,14 +115,7 @@ class Decoder:
         self._single = SingleRowDecoder.of(config, weights, rotations) if in_torch else None
         # The norm after a layer is the next one's first, so that it fuses with the addition.
         next_norms = [layer.input_norm for layer in weights.layers[1:]]
-        self._layers = tuple(
-            zip(
-                weights.layers,
-                config.windows,
-                (*next_norms, weights.final_norm),
-                strict=True,
-            )
-        )
+        self._next_norms = (*next_norms, weights.final_norm)
 
     @property
     def device(self) -> torch.device:
@@ -142,26 +141,46 @@ class Decoder:
         """
         if self._single is not None and logit_rows is None and tokens.shape[0] == 1:
             return self._single.forward(tokens, positions, attention)
-        operations = self._operations
+        hidden, qkv, rotations = self.enter(tokens, positions)
+        for layer in self.attention_layers[:-1]:
+            attended = attention.forward(layer, qkv, rotations)
+            hidden, qkv = self.between(layer.index, hidden, attended)
+        attended = attention.forward(self.attention_layers[-1], qkv, rotations)
+        return self.leave(hidden, attended, logit_rows)
+
+    def enter(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the residual, and what the first attention takes: qkv and rotations."""
         rotations = self._rotations.index_select(0, positions).unsqueeze(1)
         hidden = self._weights.embedding(tokens)
-        normed = operations.norm(hidden, self._weights.layers[0].input_norm)
-        last = len(self._layers) - 1
-        for index, (layer, window, next_norm) in enumerate(self._layers):
-            qkv = layer.qkv(normed).contiguous().view(len(normed), -1, self._head_dim)
-            operations.rotate(qkv[:, : self._num_rotated], layer.head_norm, rotations)
-            attended = attention(
-                index, qkv[:, : self._num_heads], qkv[:, self._num_heads :], window
-            )
-            if index == last and logit_rows is not None:
-                # Nothing after this reads other tokens' activations: only their KV was needed.
-                attended = attended.index_select(0, logit_rows)
-                hidden = hidden.index_select(0, logit_rows)
-                if not len(logit_rows):
-                    return hidden
-            hidden, normed = operations.add_norm(hidden, layer.output(attended), layer.mlp_norm)
-            hidden, normed = operations.add_norm(hidden, layer.mlp(normed, operations), next_norm)
+        normed = self._operations.norm(hidden, self._weights.layers[0].input_norm)
+        return hidden, self._qkv(0, normed), rotations
+
+    def between(self, index: int, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual and the next layer's qkv, from what layer ``index`` attended to."""
+        hidden, normed = self._after_attention(index, hidden, attended)
+        return hidden, self._qkv(index + 1, normed)
+
+    def leave(self, hidden: Tensor, attended: Tensor, logit_rows: Tensor | None) -> Tensor:
+        """Return the last hidden states of ``logit_rows``, normalised."""
+        if logit_rows is not None:
+            # Nothing after this reads other tokens' activations: only their KV was needed.
+            attended = attended.index_select(0, logit_rows)
+            hidden = hidden.index_select(0, logit_rows)
+            if not len(logit_rows):
+                return hidden
+        _, normed = self._after_attention(len(self.attention_layers) - 1, hidden, attended)
         return normed
+
+    def _qkv(self, index: int, normed: Tensor) -> Tensor:
+        qkv = self._weights.layers[index].qkv(normed)
+        return qkv.contiguous().view(len(normed), -1, self._head_dim)
+
+    def _after_attention(
+        self, index: int, hidden: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        operations, layer = self._operations, self._weights.layers[index]
+        hidden, normed = operations.add_norm(hidden, layer.output(attended), layer.mlp_norm)
+        return operations.add_norm(hidden, layer.mlp(normed, operations), self._next_norms[index])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [rows, vocab] for hidden states [rows, hidden] of ``forward``."""
@@ -182,16 +201,17 @@ class SingleRowDecoder:
         rotations: Tensor,
     ) -> None:
         self._embedding, self._final_norm = weights.embedding.rows, weights.final_norm
-        self._layers = tuple(zip(layers, config.windows, strict=True))
+        self._layers = tuple(
+            (layer, AttentionLayer(index, window))
+            for index, (layer, window) in enumerate(zip(layers, config.windows, strict=True))
+        )
         self._rotations = rotations
         new = weights.embedding.rows.new_empty
         self._hidden = new(1, config.hidden_size)
         self._hidden_row = self._hidden[0]
         self._qkv = new(1, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
-        heads = self._qkv.view(1, -1, config.head_dim)
-        self._queries = heads[:, : config.num_heads]
-        self._keys_values = heads[:, config.num_heads :]
-        self._rotated = heads[:, : config.num_heads + config.num_kv_heads]
+        self._heads = self._qkv.view(1, -1, config.head_dim)
+        self._rotated = self._heads[:, : config.num_heads + config.num_kv_heads]
         self._pairs = torch.view_as_complex(self._rotated.view(*self._rotated.shape[:2], -1, 2))
         self._gate_up = new(1, 2 * config.intermediate_size)
         self._gate, self._up = self._gate_up.chunk(2, -1)
@@ -209,13 +229,13 @@ class SingleRowDecoder:
         hidden = self._hidden
         torch.index_select(self._embedding, 0, token, out=hidden)
         rotation = self._rotations.index_select(0, position).unsqueeze(1)
-        for index, (dense, window) in enumerate(self._layers):
+        for dense, attending in self._layers:
             layer, qkv, output, gate_up, down = dense
             self._normed_product(layer.input_norm, qkv, self._qkv)
             if layer.head_norm is not None:
                 self._rotated.copy_(layer.head_norm(self._rotated))
             self._pairs.mul_(rotation)
-            self._add_product(output, attention(index, self._queries, self._keys_values, window))
+            self._add_product(output, attention.forward(attending, self._heads, None))
             self._normed_product(layer.mlp_norm, gate_up, self._gate_up)
             self._add_product(down, functional.silu(self._gate).mul_(self._up))
         return (hidden * self._final_norm.weight).mul_(self._factor(self._final_norm))

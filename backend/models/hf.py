@@ -21,9 +21,8 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from backend.models.attention import Attention, RuledAttention
+from backend.models.attention import Attention, AttentionLayer, ScoreRules
 from backend.models.config import ModelLoadError
-from backend.models.score_rules import ScoreRules
 
 _INTERFACE = "refrain_paged"
 _STEP = "refrain_step"
@@ -46,32 +45,35 @@ class GenericShape:
     checkpoint_dtype: str
 
 
+@dataclass(frozen=True, slots=True)
+class SeenAttention:
+    """One attention of a model: ``shape`` is (heads, kv_heads, head_dim)."""
+
+    layer: int
+    shape: tuple[int, int, int]
+    window: int | None
+
+
 class _Step:
     """What the attention modules of one model find: who attends, and which layer they are."""
 
     def __init__(self) -> None:
         self.attention: Attention | None = None
         self.layers: dict[int, int] = {}
+        self.seen: list[SeenAttention] | None = None
+        """Where attentions are noted instead of computed."""
         self.has_rules = False
 
-    def attend(
-        self,
-        layer: int,
-        queries: Tensor,
-        keys_values: Tensor,
-        window: int | None,
-        rules: ScoreRules | None,
-    ) -> Tensor:
+    def attend(self, layer: AttentionLayer, qkv: Tensor, num_heads: int) -> Tensor:
+        self.has_rules |= layer.rules is not None
+        if self.seen is not None:
+            num_kv_heads = (qkv.shape[1] - num_heads) // 2
+            shape = (num_heads, num_kv_heads, qkv.shape[2])
+            self.seen.append(SeenAttention(layer.index, shape, layer.window))
+            return torch.zeros_like(qkv[:, :num_heads]).flatten(1)
         if self.attention is None:
             raise RuntimeError("no step is under way")
-        if rules is None:
-            return self.attention(layer, queries, keys_values, window)
-        self.has_rules = True
-        if not isinstance(self.attention, RuledAttention):
-            raise ModelLoadError(
-                "capped scores and attention sinks are not supported on this device"
-            )
-        return self.attention.ruled(layer, queries, keys_values, window, rules)
+        return self.attention.forward(layer, qkv, None)
 
 
 class GenericModel:
@@ -128,6 +130,16 @@ class GenericModel:
         transformers.AttentionInterface.register(_INTERFACE, _attend)
         self._model.set_attn_implementation(_INTERFACE)
 
+    def attentions(self) -> list[SeenAttention]:
+        """Run the model on two tokens and return its attentions, in order; after ``take_over``."""
+        seen = self._step.seen = []
+        two = torch.arange(2, device=self.device)
+        try:
+            self._model(input_ids=two[None], position_ids=two[None], use_cache=False)
+        finally:
+            self._step.seen = None
+        return seen
+
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
     ) -> Tensor:
@@ -175,12 +187,12 @@ def _attend(
     value_dim = value.shape[-1]
     if value_dim < head_dim:
         value = functional.pad(value, (0, head_dim - value_dim))
+    rules = ScoreRules(softcap, s_aux) if softcap is not None or s_aux is not None else None
+    index = step.layers.setdefault(id(module), len(step.layers))
     attended = step.attend(
-        step.layers.setdefault(id(module), len(step.layers)),
-        query[0].transpose(0, 1).contiguous(),
-        torch.cat((key[0], value[0])).transpose(0, 1).contiguous(),
-        sliding_window,
-        ScoreRules(softcap, s_aux) if softcap is not None or s_aux is not None else None,
+        AttentionLayer(index, sliding_window, rules=rules),
+        torch.cat((query[0], key[0], value[0])).transpose(0, 1).contiguous(),
+        num_heads,
     )
     return attended.view(1, num_tokens, num_heads, head_dim)[..., :value_dim], None
 

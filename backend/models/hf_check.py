@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backend.models.attention import RuledAttention
+from backend.models.attention import AttentionLayer, ScoreRules, ruled_prefill
 from backend.models.config import ModelLoadError
 from backend.models.hf import GenericModel, GenericShape
-from backend.models.score_rules import ScoreRules, ruled_prefill
 
 # Greatest difference of a logit, in standard deviations of all logits.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
@@ -26,56 +25,30 @@ _STEPS = (((0, 10), (1, 7)), ((0, 1), (1, 10)), ((0, 13),))
 _SHORT_WINDOW = 5
 
 
-class _Recorder(RuledAttention):
-    """An ``Attention`` that only looks at what it is given."""
-
-    def __init__(self) -> None:
-        self.shapes: list[tuple[int, int, int]] = []
-        self.windows: list[int | None] = []
-        self.repeated = False
-
-    def ruled(
-        self,
-        layer: int,
-        queries: Tensor,
-        keys_values: Tensor,
-        window: int | None,
-        rules: ScoreRules | None,  # noqa: ARG002 (a shape has none)
-    ) -> Tensor:
-        if layer < len(self.shapes):
-            self.repeated = True
-        self.shapes.append((queries.shape[1], keys_values.shape[1] // 2, queries.shape[2]))
-        self.windows.append(window)
-        return torch.zeros_like(queries).flatten(1)
-
-
-class _PlainAttention(RuledAttention):
+class _PlainAttention:
     """An ``Attention`` over everything that each sequence has had so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_heads: int) -> None:
         self.spans: tuple[tuple[int, int], ...] = ()
+        self._num_heads = num_heads
         self._past: dict[tuple[int, int], Tensor] = {}
 
-    def ruled(
-        self,
-        layer: int,
-        queries: Tensor,
-        keys_values: Tensor,
-        window: int | None,
-        rules: ScoreRules | None,
-    ) -> Tensor:
+    def forward(self, layer: AttentionLayer, qkv: Tensor, rotations: Tensor | None) -> Tensor:
+        del rotations
+        queries, keys_values = qkv[:, : self._num_heads], qkv[:, self._num_heads :]
         attended = []
         start = 0
         for sequence, count in self.spans:
             new = slice(start, start + count)
-            past = self._past.get((layer, sequence), keys_values[:0])
+            past = self._past.get((layer.index, sequence), keys_values[:0])
             known = torch.cat((past, keys_values[new]))
-            self._past[layer, sequence] = known
+            self._past[layer.index, sequence] = known
             keys, values = known.transpose(0, 1).chunk(2)
             at = torch.arange(len(known), device=known.device)
             ages = at[len(past) :].unsqueeze(1) - at
-            seen = (ages >= 0) & (ages < (len(known) if window is None else window))
-            attended.append(ruled_prefill(queries[new], keys, values, seen, rules or ScoreRules()))
+            seen = (ages >= 0) & (ages < (len(known) if layer.window is None else layer.window))
+            rules = layer.rules or ScoreRules()
+            attended.append(ruled_prefill(queries[new], keys, values, seen, rules))
             start += count
         return torch.cat(attended)
 
@@ -97,7 +70,7 @@ def verify(model: GenericModel, checkpoint_dtype: str) -> GenericShape:
         model.take_over()
         shape = _shape(model, vocab_size, checkpoint_dtype)
         with _short_windows(model):
-            computed = _in_steps(model, prompts)
+            computed = _in_steps(model, prompts, shape.num_heads)
     except ModelLoadError as error:
         raise ModelLoadError(f"{model.source}: {_name(model)}: {error}") from error
     except torch.OutOfMemoryError:
@@ -112,18 +85,17 @@ def verify(model: GenericModel, checkpoint_dtype: str) -> GenericShape:
 
 
 def _shape(model: GenericModel, vocab_size: int, checkpoint_dtype: str) -> GenericShape:
-    recorder = _Recorder()
-    two = torch.arange(2, device=model.device)
-    model.forward(two, two, recorder, None)
+    attentions = model.attentions()
     num_layers = int(model.config.num_hidden_layers)
-    if recorder.repeated or len(recorder.shapes) != num_layers:
+    if sorted(each.layer for each in attentions) != list(range(num_layers)):
         raise ModelLoadError(
-            f"{len(recorder.shapes)} attentions in {num_layers} layers: state-space layers, shared "
+            f"{len(attentions)} attentions in {num_layers} layers: state-space layers, shared "
             "layers and attention beside transformers' AttentionInterface are not supported"
         )
-    if len(set(recorder.shapes)) != 1:
-        raise ModelLoadError(f"layers of different shapes: {sorted(set(recorder.shapes))}")
-    num_heads, num_kv_heads, head_dim = recorder.shapes[0]
+    shapes = {each.shape for each in attentions}
+    if len(shapes) != 1:
+        raise ModelLoadError(f"layers of different shapes: {sorted(shapes)}")
+    [(num_heads, num_kv_heads, head_dim)] = shapes
     return GenericShape(
         vocab_size=vocab_size,
         num_layers=num_layers,
@@ -131,13 +103,13 @@ def _shape(model: GenericModel, vocab_size: int, checkpoint_dtype: str) -> Gener
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_positions=int(model.config.max_position_embeddings),
-        windows=tuple(recorder.windows),
+        windows=tuple(each.window for each in attentions),
         checkpoint_dtype=checkpoint_dtype,
     )
 
 
-def _in_steps(model: GenericModel, prompts: list[Tensor]) -> list[Tensor]:
-    attention = _PlainAttention()
+def _in_steps(model: GenericModel, prompts: list[Tensor], num_heads: int) -> list[Tensor]:
+    attention = _PlainAttention(num_heads)
     done = [0] * len(prompts)
     logits: list[list[Tensor]] = [[] for _ in prompts]
     for spans in _STEPS:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backend.models.rope import rotate_
-
 # BLAS works on this many columns at once; what is left over costs it dearly.
 _COLUMN_TILE = 16
 
@@ -133,13 +131,6 @@ class Operations(Protocol):
         """Return the sum of both, and that sum normalised. ``hidden`` may be overwritten."""
         ...
 
-    def rotate(self, heads: Tensor, head_norm: RMSNorm | None, rotations: Tensor) -> None:
-        """Normalise queries and keys [tokens, heads, head_dim] by head if need be, and turn them.
-
-        In place. ``rotations`` is complex64 [tokens, 1, head_dim / 2] (see ``rotary``).
-        """
-        ...
-
     def gated(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up for [rows, 2 * inner], gates first."""
         ...
@@ -156,12 +147,6 @@ class TorchOperations:
         """See Operations."""
         total = torch.add(hidden, update)
         return total, norm(total)
-
-    def rotate(self, heads: Tensor, head_norm: RMSNorm | None, rotations: Tensor) -> None:
-        """See Operations."""
-        if head_norm is not None:
-            heads.copy_(head_norm(heads))
-        rotate_(heads, rotations)
 
     def gated(self, gate_up: Tensor) -> Tensor:
         """See Operations."""

@@ -72,7 +72,7 @@ class Network:
     has_static_steps: bool
     """Whether the host learns nothing within a step, so that a graph can hold one."""
     needs_rules: bool = False
-    """Whether its attention has to be a ``RuledAttention``."""
+    """Whether its attention caps scores or has sinks, which plain torch alone knows."""
 
 
 def load_network(

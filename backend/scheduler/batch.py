@@ -38,15 +38,15 @@ class AppendedBlocks(NamedTuple):
 class Row(NamedTuple):
     """The ``num_tokens`` tokens of ``slot`` from position ``start`` on are computed.
 
-    ``samples``: the next token is chosen. ``drafts`` are guesses of the tokens behind the first one
-    and are counted in ``num_tokens``; each is verified.
+    ``samples``: the next token is chosen. ``drafted`` is empty, or the first of the tokens and the
+    guesses of those behind it, each of which is verified.
     """
 
     slot: int
     start: int
     num_tokens: int
     samples: bool
-    drafts: tuple[int, ...] = ()
+    drafted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
                 new.append(_described(sequence))
             appended.append(AppendedBlocks(sequence.slot, sent, tuple(table[sent:])))
             sequence.num_sent_blocks = len(table)
-        rows.append(Row(sequence.slot, start, num_tokens, samples, drafts))
+        drafted = (sequence.tokens[-1], *drafts) if drafts else ()
+        rows.append(Row(sequence.slot, start, num_tokens, samples, drafted))
     return StepBatch(tuple(new), tuple(appended), tuple(rows))
 
 

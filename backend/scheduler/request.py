@@ -79,9 +79,13 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """Whether a token can be chosen only once the host knows the one before."""
+        return self.grammar is not None
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether what was said before counts."""
         return (
-            self.grammar is not None
-            or self.presence_penalty != 0.0
+            self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
         )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from traffic import TracedRequest
 
+from backend.engine.loading import load_model
 from backend.engine.messages import Submit
-from backend.executor.model_loader import load_model
 from backend.scheduler.block_pool import BlockPool
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.scheduler import Scheduler

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 from torch.nn import functional
 
-from backend.executor.model_loader import load_engine
+from backend.engine.loading import load_engine
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 BUNDLED = Path(__file__).parents[2] / "backend" / "demo" / "model"

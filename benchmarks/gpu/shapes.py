@@ -11,7 +11,8 @@ from torch import Tensor
 
 from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.messages import Submit
-from backend.executor.cuda_engine import make_cuda_runner
+from backend.executor.factory import make_runner
+from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.grammar.compiler import GrammarCompiler
 from backend.models.config import DecoderConfig
@@ -22,6 +23,7 @@ from backend.models.registry import Model, Network
 from backend.models.rope import rotation_table
 from backend.models.weights import random_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
+from backend.scheduler.scheduler import slots_for
 from gpu.machine import Machine
 
 LLAMA_8B: dict[str, Any] = {
@@ -120,14 +122,14 @@ def engine(
         torch.cuda.empty_cache()
     tokens_per_step = 64 if machine.smoke else 8192
     cache = KVCache(model.config, num_blocks, device=machine.device, dtype=machine.dtype)
-    runner = make_cuda_runner(
-        model.network,
-        cache,
+    batches = BatchLimits(
+        num_slots=slots_for(max_num_seqs),
         max_num_seqs=max_num_seqs,
         max_tokens_per_step=tokens_per_step,
         max_model_len=max_model_len,
-        graphs=graphs and not machine.smoke,
     )
+    captures = graphs and not machine.smoke
+    runner = make_runner(model.network, cache, batches, kernels=True, graphs=captures)
     limits = EngineLimits(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,

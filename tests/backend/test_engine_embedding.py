@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.embedder import EmbeddingEngine, EmbeddingJob, EmbeddingQueue
+from backend.executor.cpu_threads import ThreadsWorth
 from backend.models.config import ModelLoadError
-from backend.models.threads import ThreadsWorth
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.settings import EngineOptions
 

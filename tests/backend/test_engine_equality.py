@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from backend.engine.engine import Engine
+from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
-from backend.executor.model_loader import load_engine
 from backend.models.weights import load_config
 from backend.scheduler.request import GenerationRequest, SamplingParams
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from backend.executor.model_loader import load_engine
+from backend.engine.loading import load_engine
 from backend.models.checkpoint import read_json
 from backend.models.config import ModelLoadError
 from backend.models.hf import GenericModel, load_generic

@@ -11,7 +11,7 @@ import pytest
 from grammar_walks import BYTES, HeldWorker, LocalWorker, Walks, next_tokens
 
 from backend.engine import core as engine_core
-from backend.executor.model_loader import load_engine
+from backend.engine.loading import load_engine
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.matcher import GrammarMatcher
 from backend.grammar.worker import GrammarLibrary, Vocabulary

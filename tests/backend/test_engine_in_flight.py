@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
-from backend.executor.model_loader import load_engine
 from backend.models.weights import load_config
 from backend.ports import EngineError
 from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
@@ -75,7 +75,7 @@ async def idle(engine):
 async def test_the_same_tokens_with_and_without_overlap(checkpoint, engine_for):
     """In chunks, with too few blocks for all, with others leaving, and sampled in every way."""
     per_block = block_bytes(load_config(checkpoint("llama")[0]), torch.float32)
-    options = {"max_num_seqs": 6, "max_tokens_per_step": 40, "kv_bytes": 15 * per_block}
+    options = {"max_num_seqs": 6, "max_tokens_per_step": 40, "kv_bytes": 12 * per_block}
     wanted = list(requests(12))
     texts = {}
     for overlap in (False, True):
@@ -93,6 +93,8 @@ async def test_the_same_tokens_with_and_without_overlap(checkpoint, engine_for):
 
 async def test_a_step_is_launched_before_the_last_is_collected(engine_for):
     engine = engine_for(overlap=True)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    await text_of(engine, GenerationRequest("r", (1, 2, 3), params))
     runner, order = engine._core.runner, []
     launch, collect = runner.launch, runner.collect
 
@@ -105,13 +107,13 @@ async def test_a_step_is_launched_before_the_last_is_collected(engine_for):
         return collect(in_flight)
 
     runner.launch, runner.collect = launched, collected
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     await text_of(engine, GenerationRequest("r", (1, 2, 3), params))
     assert order == ["launch", *["launch", "collect"] * 3, "collect"]
     order.clear()
+    # What was said is counted on the device, so a penalty makes nobody wait.
     params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, presence_penalty=1.0)
     await text_of(engine, GenerationRequest("r", (1, 2, 3), params))
-    assert order == ["launch", "collect"] * 3
+    assert order == ["launch", *["launch", "collect"] * 2, "collect"]
 
 
 async def test_an_end_token_costs_one_token_for_nobody(engine_for):
@@ -135,17 +137,28 @@ async def test_a_step_that_fails_in_flight_fails_its_requests_alone(engine_for, 
     wanted = list(requests(4))
     expected = [await text_of(engine, request) for request in wanted]
     runner = engine._core.runner
-    original = getattr(runner, where)
+    original, launch = getattr(runner, where), runner.launch
+    bad = set()
 
     def failing(argument):
-        sequences = (
-            [scheduled.sequence for scheduled in argument]
-            if where == "launch"
-            else argument.sequences
-        )
-        if any(sequence.tokens[0] == 319 for sequence in sequences):
+        rows = argument.rows
+        if where == "launch":
+            note(argument)
+        if any(row.slot in bad for row in rows):
             raise RuntimeError("kernel launch failed")
         return original(argument)
+
+    def note(step):
+        for new in step.new:
+            bad.discard(new.slot)
+            if new.tokens[0] == 319:
+                bad.add(new.slot)
+
+    def noting(step):
+        note(step)
+        return launch(step)
+
+    runner.launch = noting
 
     setattr(runner, where, failing)
     params = SamplingParams(temperature=0.0, max_tokens=5)
@@ -162,18 +175,20 @@ async def test_a_step_that_finds_no_memory_comes_again_smaller(engine_for):
     request = GenerationRequest(
         "long", tuple(range(180)), SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
     )
-    launch, sizes = engine._core.runner.launch, []
+    await text_of(engine, next(requests(1)))
+    runner = engine._core.runner
+    forward, sizes = runner._forward, []
 
-    def hungry(step):
-        sizes.append(sum(scheduled.num_tokens for scheduled in step))
+    def hungry(batch):
+        sizes.append(len(batch.tokens))
         if sizes[-1] > 60:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return launch(step)
+        return forward(batch)
 
-    engine._core.runner.launch = hungry
+    runner._forward = hungry
     shrunk = await text_of(engine, request)
     assert sizes[:3] == [180, 90, 45]
-    engine._core.runner.launch = launch
+    runner._forward = forward
     whole = engine_for(overlap=False)
     assert shrunk == await text_of(whole, request)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
-from backend.executor.model_loader import load_engine
 from backend.models.config import ModelLoadError
 from backend.models.weights import load_config, load_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams

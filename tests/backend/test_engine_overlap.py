@@ -4,7 +4,7 @@ are free."""
 import pytest
 
 from backend.scheduler.block_pool import BlockPool
-from backend.scheduler.request import SamplingParams
+from backend.scheduler.request import Grammar, GrammarKind, SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
@@ -88,7 +88,7 @@ def test_a_sequence_at_its_last_token_is_not_scheduled_past_it():
     assert not engine.has_work
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(repetition_penalty=1.1)])
+@pytest.mark.parametrize("sampling", [SamplingParams(grammar=Grammar(GrammarKind.JSON_OBJECT))])
 def test_who_needs_its_history_waits_for_it_while_others_go_on(sampling):
     engine = scheduler()
     first = started(engine, sequence(0, 5, sampling=sampling), sequence(1, 5))

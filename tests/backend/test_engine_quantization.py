@@ -10,7 +10,7 @@ import torch
 from quantized_checkpoints import LAYOUTS, compressed_tensors, quantize_checkpoint
 from safetensors.torch import load_file, save_file
 
-from backend.executor.model_loader import load_engine
+from backend.engine.loading import load_engine
 from backend.models import quantization
 from backend.models.checkpoint import Checkpoint, read_json
 from backend.models.config import ModelLoadError

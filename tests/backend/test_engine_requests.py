@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from backend.executor.model_loader import load_engine
+from backend.engine.loading import load_engine
 from backend.ports import EngineError, RequestRejectedError
 from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
 
@@ -153,7 +153,7 @@ async def test_an_abort_takes_effect_within_one_step(engine):
 
     def counted(step):
         assert go.acquire(timeout=LIMIT)
-        steps.append(len(step))
+        steps.append(len(step.rows))
         return launch(step)
 
     engine._core.runner.launch = counted
@@ -208,7 +208,7 @@ async def test_a_crashing_step_fails_its_requests_and_the_loop_goes_on(engine):
     launch = engine._core.runner.launch
 
     def crash(step):
-        if any(319 in scheduled.sequence.tokens for scheduled in step):
+        if any(319 in new.tokens for new in step.new):
             raise RuntimeError("kernel launch failed")
         return launch(step)
 

@@ -1,9 +1,10 @@
-"""The model runner: tokens that the host does not know yet are taken from the step before."""
+"""The model runner: tokens stay on the device, and drafts are verified."""
 
 import pytest
 import torch
 
-from backend.executor.model_loader import load_model
+from backend.engine.loading import load_model
+from backend.scheduler.batch import Row, StepBatch, batch_of
 from backend.scheduler.request import SamplingParams
 from backend.scheduler.sequence import ScheduledSequence, Sequence
 from backend.settings import EngineOptions
@@ -29,10 +30,11 @@ def reference(model, prompt):
     return output[0, len(prompt) :].tolist()
 
 
-def started(number, prompt):
+def started(slot, prompt):
     """Return a sequence with blocks of its own for all that it will grow to."""
-    sequence = Sequence(number, list(prompt), 100, sampling=SamplingParams(temperature=0.0))
-    sequence.block_table = list(range(1 + 7 * number, 8 + 7 * number))
+    sequence = Sequence(slot, list(prompt), 100, sampling=SamplingParams(temperature=0.0))
+    sequence.slot = slot
+    sequence.block_table = list(range(1 + 7 * slot, 8 + 7 * slot))
     return sequence
 
 
@@ -41,28 +43,48 @@ def decoding(sequence, step):
     return ScheduledSequence(sequence, sequence.num_prompt_tokens + step, 1, samples=True)
 
 
+def launched(runner, step):
+    return runner.sample(runner.launch(batch_of(step)))
+
+
 def test_steps_launched_before_their_tokens_are_known_choose_the_same(checkpoint, runner):
     model = checkpoint("llama")[1]
     prompts = [list(range(3, 20)), [7] * 30, [250, 9]]
     sequences = [started(number, prompt) for number, prompt in enumerate(prompts)]
-    flight = runner.launch(
-        tuple(ScheduledSequence(each, 0, len(each.tokens), samples=True) for each in sequences)
-    )
-    for step in range(NEW_TOKENS - 1):
-        # Order changes from step to step, and the last one leaves early.
-        order = sequences[step % 2 :: -1] + sequences[step % 2 + 1 :]
-        running = [each for each in order if each is not sequences[2] or step < 5]
-        ahead = runner.launch(tuple(decoding(each, step) for each in running))
-        for sequence, sampled in runner.collect(flight):
-            sequence.tokens.append(sampled.token)
+    running = sequences
+    step = tuple(ScheduledSequence(each, 0, len(each.tokens), samples=True) for each in running)
+    flight = launched(runner, step)
+    for number in range(NEW_TOKENS):
+        before, ahead = running, None
+        if number + 1 < NEW_TOKENS:
+            # Order changes from step to step, and the last one leaves early.
+            order = sequences[number % 2 :: -1] + sequences[number % 2 + 1 :]
+            running = [each for each in order if each is not sequences[2] or number < 5]
+            ahead = launched(runner, tuple(decoding(each, number) for each in running))
+        for sequence, sampled in zip(before, runner.collect(flight), strict=True):
+            sequence.tokens += sampled.tokens
         flight = ahead
-    for sequence, sampled in runner.collect(flight):
-        sequence.tokens.append(sampled.token)
     for sequence, prompt in zip(sequences[:2], prompts, strict=False):
         assert sequence.tokens[len(prompt) :] == reference(model, prompt)
     assert sequences[2].tokens[2:] == reference(model, prompts[2])[:6]
 
 
-def test_an_unknown_token_that_no_step_chose_is_an_error(runner):
-    with pytest.raises(RuntimeError, match="no step before"):
-        runner.launch((decoding(started(0, [1, 2, 3]), 0),))
+@pytest.mark.parametrize("wrong", [0, 1, 4, None], ids=lambda at: f"draft {at} is refused")
+def test_drafts_are_accepted_as_far_as_they_are_what_would_be_chosen(checkpoint, runner, wrong):
+    prompt = list(range(3, 20))
+    expected = reference(checkpoint("llama")[1], prompt)
+    sequence = started(0, prompt)
+    first = launched(runner, (ScheduledSequence(sequence, 0, len(prompt), samples=True),))
+    (sampled,) = runner.collect(first)
+    assert sampled.tokens == (expected[0],)
+    drafts = expected[1:6]
+    if wrong is not None:
+        drafts[wrong] += 1
+    row = Row(0, len(prompt), 6, samples=True, drafted=(expected[0], *drafts))
+    (sampled,) = runner.collect(runner.sample(runner.launch(StepBatch((), (), (row,)))))
+    count = 1 + (5 if wrong is None else wrong)
+    assert sampled.tokens == tuple(expected[1 : 1 + count])
+    # The next step goes on behind them, over what refused drafts wrote.
+    row = Row(0, len(prompt) + count, 1, samples=True)
+    (sampled,) = runner.collect(runner.sample(runner.launch(StepBatch((), (), (row,)))))
+    assert sampled.tokens == (expected[1 + count],)

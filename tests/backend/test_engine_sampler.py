@@ -3,11 +3,12 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
-from sampling_rows import draw, row, sample
+from sampling_rows import draw, results, row, sample
 
-from backend.executor.sampler import Sampler
+from backend.executor.sampler.sampler import GrammarMask, Sampler
 from backend.scheduler.request import SamplingParams
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0, -torch.inf])
@@ -170,17 +171,47 @@ def test_penalties_look_at_what_was_said():
 
 def test_counts_follow_a_sequence_from_step_to_step():
     """What is remembered between steps is what a new look at the history gives."""
-    sampler = Sampler()
+    sampler = Sampler(2, 300, torch.device("cpu"))
     fields = {"temperature": 0.0, "frequency_penalty": 90.0, "repetition_penalty": 1.1}
     one, other = row(prompt=range(250, 300), **fields), row(temperature=0.0)
+    sampler.start([one.new(1), other.new(0)])
     logits = torch.arange(300.0).expand(2, -1)
-    said = one.sequence.tokens
-    for _ in range(120):
-        fresh = row(prompt=range(250, 300), generated=said[50:], **fields)
-        token = sample(logits, [one, other], sampler)[0]
+    said = []
+    for number in range(120):
+        fresh = row(prompt=range(250, 300), generated=said, **fields)
+        slots = np.array([1, 0] if number % 2 else [0, 1], np.int32)
+        positions = np.array([50 + number, 2], np.int32)
+        tokens, _, _ = sampler.sample(logits, slots, positions).fetch()
+        token = tokens[slots.tolist().index(1)]
         assert sample(logits[:1], [fresh]) == [token]
         said.append(token)
-    assert len(set(said[50:])) > 64
+    assert len(set(said)) > 64
+
+
+def test_a_slot_counts_for_its_newest_sequence_alone():
+    sampler = Sampler(1, 4, torch.device("cpu"))
+    fields = {"temperature": 0.0, "presence_penalty": 1.0}
+    logits = torch.tensor([[3.0, 2.9, 1.0, 0.0]])
+    chosen = []
+    for start in (True, False, True):
+        if start:
+            sampler.start([row(**fields).new(0)])
+        slots, positions = np.zeros(1, np.int32), np.array([2], np.int32)
+        chosen += sampler.sample(logits, slots, positions).fetch()[0]
+    assert chosen == [0, 1, 0]
+
+
+@pytest.mark.parametrize("vocab", [5, 32, 70])
+def test_a_mask_forbids_tokens_in_its_rows_alone(vocab):
+    sampler = Sampler(3, vocab, torch.device("cpu"))
+    sampler.start([row(temperature=0.0).new(slot) for slot in range(3)])
+    logits = torch.arange(float(vocab)).expand(3, -1)
+    bits = torch.zeros(2, -(-vocab // 32), dtype=torch.int32)
+    bits[0, 0], bits[1] = 0b1010, -1
+    slots = np.arange(3, dtype=np.int32)
+    positions = np.full(3, 2, np.int32)
+    chosen = sampler.sample(logits, slots, positions, GrammarMask((2, 0), bits)).fetch()[0]
+    assert chosen == [vocab - 1, vocab - 1, 3]
 
 
 def test_log_probabilities_are_the_models_own():
@@ -188,22 +219,21 @@ def test_log_probabilities_are_the_models_own():
     fields = {"temperature": 0.3, "top_k": 1, "presence_penalty": 1.0, "seed": 1}
     biased = row(logprobs=2, logit_bias=((2, 100.0),), **fields)
     plain, none = row(logprobs=0, temperature=0.0), row(temperature=0.0)
-    first, second, third = Sampler().sample(LOGITS.expand(3, -1), [none, biased, plain]).fetch()
+    tokens, _, logprobs = results(LOGITS.expand(3, -1), [none, biased, plain])
     expected = torch.log_softmax(LOGITS, 0).tolist()
-    assert first.logprobs is None
-    assert second.logprobs.token == second.token == 2
-    assert math.isclose(second.logprobs.logprob, expected[2], abs_tol=1e-6)
-    assert [token for token, _ in second.logprobs.top] == [1, 3]
-    assert all(
-        math.isclose(value, expected[token], abs_tol=1e-6) for token, value in second.logprobs.top
-    )
-    assert third.logprobs.top == ()
-    assert math.isclose(third.logprobs.logprob, expected[1], abs_tol=1e-6)
+    assert set(logprobs) == {1, 2}
+    second, third = logprobs[1], logprobs[2]
+    assert second.token == tokens[1] == 2
+    assert math.isclose(second.logprob, expected[2], abs_tol=1e-6)
+    assert [token for token, _ in second.top] == [1, 3]
+    assert all(math.isclose(value, expected[token], abs_tol=1e-6) for token, value in second.top)
+    assert third.top == ()
+    assert math.isclose(third.logprob, expected[1], abs_tol=1e-6)
 
 
 def test_more_log_probabilities_than_tokens_are_all_of_them():
-    (sampled,) = Sampler().sample(LOGITS.unsqueeze(0), [row(temperature=0.0, logprobs=20)]).fetch()
-    assert len(sampled.logprobs.top) == 5
+    _, _, logprobs = results(LOGITS.unsqueeze(0), [row(temperature=0.0, logprobs=20)])
+    assert len(logprobs[0].top) == 5
 
 
 def test_half_precision_logits_are_drawn_alike():

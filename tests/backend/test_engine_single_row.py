@@ -8,7 +8,7 @@ import torch
 from backend.models.decoder import Decoder, SingleRowDecoder
 from backend.models.families import parse_config
 from backend.models.layers import RMSNorm
-from backend.models.rope import rotation_table
+from backend.models.rope import rotate_, rotation_table
 from backend.models.weights import random_weights
 
 CPU = torch.device("cpu")
@@ -32,10 +32,21 @@ FAMILIES = {
 }
 
 
-def attend(layer, queries, keys_values, window):
-    """Return something that depends on all that attention is given, in new memory."""
-    keys, values = keys_values.repeat_interleave(2, dim=1).chunk(2, dim=1)
-    return (queries * torch.tanh(keys) + values * (layer + 1)).flatten(1)
+class Attend:
+    """Attention that depends on all that it is given, and returns new memory."""
+
+    def forward(self, layer, qkv, rotations):
+        rotated = qkv[:, :6]
+        if rotations is not None:
+            if layer.head_norm is not None:
+                rotated.copy_(layer.head_norm(rotated))
+            rotate_(rotated, rotations)
+        queries, keys_values = qkv[:, :4], qkv[:, 4:]
+        keys, values = keys_values.repeat_interleave(2, dim=1).chunk(2, dim=1)
+        return (queries * torch.tanh(keys) + values * (layer.index + 1)).flatten(1)
+
+
+attend = Attend()
 
 
 def decoder(family, dtype=torch.float32):

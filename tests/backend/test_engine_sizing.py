@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from backend.executor.sizing import MemoryReading, Sizing, size_cache
+from backend.executor.memory import MemoryReading, Sizing, size_cache
 from backend.models.config import ModelLoadError
 
 GIB = 2**30

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend.models.threads import ThreadsWorth
+from backend.executor.cpu_threads import ThreadsWorth
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ from fake_engine import STUCK
 from host_requests import LIMIT, ask, children, request, until
 
 from backend.engine import engine, supervisor
+from backend.engine.loading import load_engine
 from backend.engine.messages import EngineDescription, Loaded, Loading, Ping
 from backend.engine.supervisor import TURNS, EngineProcess, EngineSupervisor
 from backend.engine.wire import frame
-from backend.executor.model_loader import load_engine
 from backend.models.config import ModelLoadError
 from backend.ports import EngineError, UnavailableError
 from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams

@@ -68,9 +68,12 @@ def test_steps_that_overlap_draw_the_same(interpreter, checkpoint):
     assert ahead == plain
 
 
-def test_prefill_without_a_kernel_computes_the_same(interpreter, checkpoint):
-    directory, model = checkpoint("llama")
-    batch = prompts([18])
-    options = {"max_tokens_per_step": 10, "prefill": "torch"}
-    tokens, _ = interpreter(GENERATE, str(directory), batch, 1, **options)
-    assert tokens == [reference(model, prompt, 1) for prompt in batch]
+def test_penalties_draw_what_torch_draws(interpreter, checkpoint):
+    """The same requests by plain torch and by kernels, sampled with all that is counted."""
+    directory, batch = str(checkpoint("llama")[0]), prompts([4, 19])
+    how = {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.2, "presence_penalty": 0.3}
+    by_kernels, by_torch = (
+        interpreter(GENERATE, directory, batch, 3, how, kernels=kernels)[0]
+        for kernels in (True, False)
+    )
+    assert by_kernels == by_torch

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from backend.executor.model_loader import load_engine
+from backend.engine.loading import load_engine
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]

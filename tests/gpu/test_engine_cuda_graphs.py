@@ -84,9 +84,3 @@ def test_preemption_among_graphs(checkpoint, batch):
     options = {"num_blocks": 9, "max_num_seqs": 5}
     tokens = run(checkpoint, "llama", batch, graphs=True, overlap=True, **options)
     assert tokens == [reference(checkpoint("llama")[1], prompt) for prompt in batch]
-
-
-@pytest.mark.parametrize("prefill", ["torch", "triton"])
-def test_every_prefill_equals_transformers(checkpoint, batch, prefill):
-    tokens = run(checkpoint, "llama", batch, prefill=prefill)
-    assert tokens == [reference(checkpoint("llama")[1], prompt) for prompt in batch]

@@ -11,18 +11,21 @@ import torch
 
 from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.messages import Submit
-from backend.executor.cuda_engine import make_cuda_runner
+from backend.executor.factory import make_runner
+from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.grammar.compiler import GrammarCompiler
 from backend.models.registry import load_network
+from backend.scheduler.batch import batch_of
 from backend.scheduler.block_pool import blocks_for
 from backend.scheduler.request import GenerationRequest, SamplingParams
+from backend.scheduler.scheduler import slots_for
 from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 MAX_LENGTH = 256
 
 
-def make_runner(
+def runner_for(
     directory: str,
     *,
     num_blocks: int = 64,
@@ -30,6 +33,7 @@ def make_runner(
     max_tokens_per_step: int = 64,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
+    kernels: bool = True,
     **options: Any,
 ):
     """Return a runner for the checkpoint in ``directory``."""
@@ -37,14 +41,13 @@ def make_runner(
         Path(directory), device=torch.device(device), dtype=str(dtype).removeprefix("torch.")
     )
     cache = KVCache(network.shape, num_blocks, device=torch.device(device), dtype=dtype)
-    return make_cuda_runner(
-        network,
-        cache,
+    limits = BatchLimits(
+        num_slots=slots_for(max_num_seqs),
         max_num_seqs=max_num_seqs,
         max_tokens_per_step=max_tokens_per_step,
         max_model_len=MAX_LENGTH,
-        **options,
     )
+    return make_runner(network, cache, limits, kernels=kernels, pads=kernels, **options)
 
 
 def generate(
@@ -65,7 +68,7 @@ def generate(
         max_tokens_per_step=options.get("max_tokens_per_step", 64),
         overlap=overlap,
     )
-    runner = make_runner(directory, **options)
+    runner = runner_for(directory, **options)
     if warms_up:
         runner.warm_up()
     core = EngineCore(runner, frozenset(), limits, GrammarCompiler(_no_vocabulary))
@@ -91,35 +94,35 @@ def generate_ahead(
     directory: str, prompts: SequenceOf[SequenceOf[int]], new_tokens: int, **options: Any
 ) -> list[list[int]]:
     """The same, each step launched before the one before it is collected."""
-    runner = make_runner(directory, **options)
+    runner = runner_for(directory, **options)
     greedy = SamplingParams(temperature=0.0)
     sequences = []
     first_block = 1
     for number, prompt in enumerate(prompts):
         sequence = Sequence(number, list(prompt), len(prompt) + new_tokens, sampling=greedy)
+        sequence.slot = number
         count = blocks_for(len(prompt) + new_tokens)
         sequence.block_table = list(range(first_block, first_block + count))
         first_block += count
         sequences.append(sequence)
-    in_flight = runner.launch(
-        tuple(
-            ScheduledSequence(sequence, 0, len(sequence.tokens), samples=True)
-            for sequence in sequences
+
+    def launch(number: int) -> tuple[list[Sequence], Any]:
+        # The order changes, so that tokens must find their rows.
+        order = sequences[::-1] if number % 2 else sequences
+        step = tuple(
+            # Behind the first step its token is chosen, and known to the device alone.
+            ScheduledSequence(sequence, sequence.num_prompt_tokens + number - 1, 1, samples=True)
+            if number
+            else ScheduledSequence(sequence, 0, len(sequence.tokens), samples=True)
+            for sequence in order
         )
-    )
-    for number in range(new_tokens):
-        following = None
-        if number + 1 < new_tokens:
-            following = runner.launch(
-                tuple(
-                    # Its last token is chosen, and known to the device alone.
-                    ScheduledSequence(sequence, len(sequence.tokens), 1, samples=True)
-                    # The order changes, so that tokens must find their rows.
-                    for sequence in (sequences[::-1] if number % 2 else sequences)
-                )
-            )
-        for sequence, sampled in runner.collect(in_flight):
+        return order, runner.sample(runner.launch(batch_of(step)))
+
+    launched = launch(0)
+    for number in range(1, new_tokens + 1):
+        following = launch(number) if number < new_tokens else None
+        for sequence, sampled in zip(launched[0], runner.collect(launched[1]), strict=True):
             assert sampled is not None
-            sequence.tokens.append(sampled.token)
-        in_flight = following
+            sequence.tokens += sampled.tokens
+        launched = following
     return [sequence.tokens[sequence.num_prompt_tokens :] for sequence in sequences]

@@ -275,8 +275,8 @@ async def start_real_server(
     ``refrain backend`` has its engine in a process, which takes seconds to start: see
     ``test_engine_process``.
     """
+    from backend.engine.loading import load_engine
     from backend.engine.model_files import recommended_sampling
-    from backend.executor.model_loader import load_engine
     from backend.server.app import build_application
     from backend.server.served_model import LoadedModel, ServedModel
 

@@ -13,7 +13,7 @@ import pytest
 from tool_templates import with_template
 
 from backend.engine.client import Stream
-from backend.executor.model_loader import load_engine
+from backend.engine.loading import load_engine
 from backend.scheduler.request import SamplingParams
 from backend.server.app import build_application
 from backend.server.served_model import LoadedModel, ServedModel

@@ -8,19 +8,21 @@ what else is in the batch changes nothing.
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from backend.executor.sampled import SampledTokens, raw_logprobs
-from backend.executor.sampling_batch import DrawGroup, SamplingBatch, build_batch
-from backend.executor.token_counts import penalise_
-from backend.grammar.matcher import mask_
+from backend.executor.attention.backend import Ints
+from backend.executor.cpu_threads import ThreadsWorth
+from backend.executor.sampled import SampledTokens, on_device, raw_logprobs
+from backend.executor.sampler.batch import DrawGroup, SamplingBatch, SlotSampling, numbers_of
+from backend.executor.sampler.penalties import Penalties
+from backend.grammar.matcher import apply_bitmask_
 from backend.kernels.noise import Uint64s, log_exponential, vocabulary
-from backend.models.threads import ThreadsWorth
-from backend.scheduler.sequence import ScheduledSequence
+from backend.scheduler.batch import NewSequence
 
 # Nearly all of the probability is mostly in as many tokens; where it is not, all are sorted.
 _NUCLEI = (128, 512, 4096)
@@ -30,46 +32,81 @@ Draw = Callable[[Tensor, DrawGroup, Tensor], Tensor]
 """From the logits [rows, vocab] of a group and its noise's keys to its tokens."""
 
 
-class Sampler:
-    """Chooses tokens; remembers the last batch, because most are like the one before."""
+@dataclass(frozen=True, slots=True)
+class GrammarMask:
+    """Which tokens may come next: bits, int32 [rows, ceil(vocab / 32)], and whose rows they are."""
 
-    def __init__(self, draw: Draw | None = None) -> None:
-        """``draw`` draws all rows that are not greedy, None: torch does."""
-        self._batch: SamplingBatch | None = None
+    rows: tuple[int, ...]
+    bits: Tensor
+
+
+class Sampler:
+    """Chooses tokens by what it was told of each slot."""
+
+    def __init__(
+        self, num_slots: int, vocab_size: int, device: torch.device, draw: Draw | None = None
+    ) -> None:
+        """``draw`` draws all rows in one call, greedy ones too; None: torch draws."""
+        self._slots = SlotSampling(num_slots, vocab_size, one_group=draw is not None)
+        self._penalties = Penalties(vocab_size, device)
         self._draw = _draw_in_torch if draw is None else draw
 
-    def sample(self, logits: Tensor, step: SequenceOf[ScheduledSequence]) -> SampledTokens:
-        """Choose the next token of each of ``step``, whose rows ``logits`` [rows, vocab] are.
+    def start(self, new: SequenceOf[NewSequence]) -> None:
+        """Take in the sequences that take over slots."""
+        self._slots.start(new)
+        self._penalties.start(new)
 
-        Sequences that need history must have all their tokens known.
+    def sample(
+        self, logits: Tensor, slots: Ints, positions: Ints, mask: GrammarMask | None = None
+    ) -> SampledTokens:
+        """Choose a token for each row of ``logits`` [rows, vocab].
+
+        ``slots`` tells whose rows these are, ``positions`` where the chosen tokens will stand.
         """
-        sequences = tuple(scheduled.sequence for scheduled in step)
-        if self._batch is None or self._batch.sequences != sequences:
-            self._batch = build_batch(sequences, self._batch, logits)
+        batch = self._slots.gather(slots, logits)
         with ThreadsWorth(logits.nbytes):
-            return _sample(logits, self._batch, step, self._draw)
+            return self._sample(logits, batch, positions, mask)
 
+    def _sample(
+        self, logits: Tensor, batch: SamplingBatch, positions: Ints, mask: GrammarMask | None
+    ) -> SampledTokens:
+        tokens, finite = _largest(logits)
+        needs_numbers = batch.bounded or batch.groups
+        numbers = numbers_of(positions, batch) if needs_numbers else np.zeros(0, np.uint64)
+        adjusted = self._adjust(logits, batch, numbers, mask)
+        if adjusted is not logits:
+            tokens, _ = _largest(adjusted)
+        for group in batch.groups:
+            own = adjusted if group.index is None else adjusted.index_select(0, group.index)
+            drawn = self._draw(own, group, group.keys(numbers, logits))
+            tokens = drawn if group.index is None else tokens.index_copy_(0, group.index, drawn)
+        if batch.penalised:
+            self._penalties.count(batch.penalised, tokens)
+        logprobs = None
+        if batch.reported:
+            logprobs = raw_logprobs(logits, batch.reported_index, batch.reported, tokens)
+        return SampledTokens(tokens, finite, logprobs)
 
-def _sample(
-    logits: Tensor, batch: SamplingBatch, step: SequenceOf[ScheduledSequence], draw: Draw
-) -> SampledTokens:
-    tokens, finite = _largest(logits)
-    lengths = _lengths(step) if batch.bounded or batch.groups else np.zeros(0, np.uint64)
-    adjusted = _adjust(logits, batch, lengths)
-    if batch.constrained:
-        # Masks are made on the host while the device is still at work.
-        mask_(adjusted, batch.constrained)
-    if adjusted is not logits:
-        tokens, _ = _largest(adjusted)
-    for group in batch.groups:
-        own = adjusted if group.index is None else adjusted.index_select(0, group.index)
-        keys = group.keys(lengths, logits)
-        drawn = draw(own, group, keys)
-        tokens = drawn if group.index is None else tokens.index_copy_(0, group.index, drawn)
-    logprobs = None
-    if batch.reported:
-        logprobs = raw_logprobs(logits, batch.reported_index, batch.reported, tokens)
-    return SampledTokens(tokens, finite, logprobs)
+    def _adjust(
+        self, logits: Tensor, batch: SamplingBatch, numbers: Uint64s, mask: GrammarMask | None
+    ) -> Tensor:
+        """Return what tokens are chosen from: ``logits`` itself when nothing changes them."""
+        early = [(row, ids) for row, least, ids in batch.bounded if numbers[row] < least]
+        if not (early or batch.biased or batch.penalised or mask):
+            return logits
+        # Row after row: products on CPU come out otherwise, and what follows goes by places.
+        adjusted = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        for row, ids in early:
+            adjusted[row].index_fill_(0, ids, -torch.inf)
+        if batch.biased is not None:
+            places, bias = batch.biased
+            adjusted.view(-1).index_add_(0, places, bias)
+        if batch.penalised:
+            self._penalties.apply_(adjusted, batch.penalised)
+        if mask is not None:
+            rows = on_device(np.array(mask.rows, np.int64), adjusted)
+            apply_bitmask_(adjusted, on_device(mask.bits.numpy(), adjusted), rows)
+        return adjusted
 
 
 def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,37 +129,10 @@ def _draw_in_torch(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
     return draw(logits, group, keys)
 
 
-def _lengths(step: SequenceOf[ScheduledSequence]) -> Uint64s:
-    """Return how many tokens each sequence has generated: the number of the one to come."""
-    return np.array(
-        [each.start + each.num_tokens - each.sequence.num_prompt_tokens for each in step],
-        np.uint64,
-    )
-
-
-def _adjust(logits: Tensor, batch: SamplingBatch, lengths: Uint64s) -> Tensor:
-    """Return what tokens are chosen from: ``logits`` itself when nothing changes them."""
-    early = [(row, ids) for row, least, ids in batch.bounded if lengths[row] < least]
-    if not (early or batch.biased or batch.penalised or batch.constrained):
-        return logits
-    # Row after row: products on CPU come out otherwise, and what follows goes by places.
-    adjusted = logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    for row, ids in early:
-        adjusted[row].index_fill_(0, ids, -torch.inf)
-    if batch.biased is not None:
-        places, bias = batch.biased
-        adjusted.view(-1).index_add_(0, places, bias)
-    if batch.penalised:
-        for row, counts in batch.penalised:
-            counts.follow(batch.sequences[row].tokens)
-        penalise_(adjusted, batch.penalised)
-    return adjusted
-
-
 def _scaled(logits: Tensor, group: DrawGroup) -> Tensor:
     """Apply temperature and min_p."""
     scaled = (logits.float() / group.temperature).contiguous()
-    if group.log_min_p is not None:
+    if group.has_min_p:
         least = scaled.amax(dim=-1, keepdim=True) + group.log_min_p
         scaled.masked_fill_(scaled < least, -torch.inf)
     return scaled

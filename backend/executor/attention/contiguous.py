@@ -4,20 +4,21 @@ The block pool stays the truth; a copy is filled from it when a sequence begins 
 follows: each step appends its token to both. Gathering by block table, which reads a sequence's KV
 and writes it again for every token, is left to sequences that find no room here.
 
-Law: a copy is valid while its sequence decodes in every step, without a gap. Whoever missed a
-step, or came back from elsewhere, is copied anew.
+Law: a copy is valid while its sequence decodes in every step, without a gap. A sequence that missed
+a step, or came back from elsewhere, is copied anew.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from backend.models.attention import DecodeGroup, Mirror, MirroredLayer
+from backend.executor.attention.backend import Ints
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
-from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 # A group may read this many times the blocks that its sequences hold, or so many bytes more in a
 # layer: another group costs as much.
@@ -31,9 +32,67 @@ MIRROR_BYTES = 256 * 2**20
 _MIN_GROWTH = 64
 
 
-def cut_by_length(
-    singles: SequenceOf[ScheduledSequence], block_bytes: int
-) -> list[list[ScheduledSequence]]:
+class Single(NamedTuple):
+    """A sequence that computes one token, at position ``start``."""
+
+    slot: int
+    start: int
+
+
+ReadBlocks = Callable[[int, Tensor], Tensor]
+"""From a layer and block numbers to their KV [blocks, 2 * kv_heads, block, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredLayer:
+    """One layer's contiguous copy of a group's KV.
+
+    ``rows`` is all of it as rows of head_dim; ``keys`` [sequences * kv_heads, head_dim, keys] and
+    ``values`` [sequences * kv_heads, keys, head_dim] are views of it.
+    """
+
+    rows: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Copies of a group's KV; ``write_rows`` [sequences * 2 * kv_heads] takes the new tokens'."""
+
+    write_rows: Tensor
+    layers: SequenceOf[MirroredLayer]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedGroup:
+    """Sequences whose copies lie side by side: the single tokens ``start`` to ``stop``.
+
+    ``mask`` [sequences * kv_heads, 1, keys] is 0 where there is a key, else -inf.
+    """
+
+    start: int
+    stop: int
+    mask: Tensor
+    copies: Mirror
+
+
+@dataclass(frozen=True, slots=True)
+class CopyShape:
+    """What copies are made of: ``num_layers`` tensors like those of a decoding step."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    like: Tensor
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's KV in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.like.itemsize
+
+
+def cut_by_length(singles: SequenceOf[Single], block_bytes: int) -> list[list[Single]]:
     """Sort sequences by length and cut where padding to the longest would cost too much.
 
     ``block_bytes`` is what a layer keeps in a block.
@@ -56,24 +115,24 @@ def cut_by_length(
 class Arrangement:
     """``order``: the sequences as ``groups`` cover them; ``rest`` found no room."""
 
-    order: list[ScheduledSequence]
-    groups: tuple[DecodeGroup, ...]
-    rest: list[ScheduledSequence]
+    order: list[Single]
+    groups: tuple[CopiedGroup, ...]
+    rest: list[Single]
 
 
 class _Group:
     """Copies side by side: ``slots`` many, each with room for ``room`` tokens."""
 
-    def __init__(self, caches: SequenceOf[Tensor], slots: int, room: int) -> None:
+    def __init__(self, shape: CopyShape, read: ReadBlocks, slots: int, room: int) -> None:
         self.slots = slots
         self.room = room
-        self.members: list[Sequence] = []
-        self._caches = caches
-        self._num_kv_heads, self._head_dim = caches[0].shape[1] // 2, caches[0].shape[-1]
+        self.members: list[int] = []
+        self._read = read
+        self._num_kv_heads, self._head_dim = shape.num_kv_heads, shape.head_dim
         self._batch = slots * self._num_kv_heads
-        like = caches[0]
+        like = shape.like
         self._copies = [
-            like.new_empty(2, self._batch, room, self._head_dim) for _ in range(len(caches))
+            like.new_empty(2, self._batch, room, self._head_dim) for _ in range(shape.num_layers)
         ]
         self._mask = like.new_full((self._batch, 1, room), -torch.inf)
         heads = torch.arange(self._batch, device=like.device)
@@ -102,19 +161,19 @@ class _Group:
         """Whether so many fit, the longest of so many tokens."""
         return num_sequences <= self.slots and length <= self.room
 
-    def seat(self, scheduled: SequenceOf[ScheduledSequence], stays: set[Sequence]) -> None:
+    def seat(self, scheduled: SequenceOf[Single], stays: set[int], tables: Ints) -> None:
         """Take exactly these sequences, leaving those of ``stays`` where they are."""
         free = list(scheduled)
-        seats: list[ScheduledSequence | None] = []
-        by_sequence = {each.sequence: each for each in scheduled}
+        seats: list[Single | None] = []
+        by_slot = {each.slot: each for each in scheduled}
         for member in self.members[: len(scheduled)]:
-            kept = by_sequence.get(member) if member in stays else None
+            kept = by_slot.get(member) if member in stays else None
             seats.append(kept)
             if kept is not None:
                 free.remove(kept)
         seats += [None] * (len(scheduled) - len(seats))
         seated = [seat or free.pop() for seat in seats]
-        self.members = [each.sequence for each in seated]
+        self.members = [each.slot for each in seated]
         self._lengths = [each.start + 1 for each in seated]
         width = blocks_for(max(self._lengths)) * BLOCK_SIZE
         # What no member has written must be finite, and the kept may be narrower than this.
@@ -122,7 +181,7 @@ class _Group:
             copy[:, : len(seated) * self._num_kv_heads, min(self._width, width) : width] = 0
         for slot, (before, each) in enumerate(zip(seats, seated, strict=True)):
             if before is None:
-                self._fill(slot, each.sequence.block_table, each.start, width)
+                self._fill(slot, tables[each.slot], each.start, width)
         positions = torch.tensor(self._lengths, device=self._mask.device).unsqueeze(1) - 1
         self._write_rows = (self._kv_starts[: len(seated)] + positions).flatten()
         self._mask_rows = (self._row_starts[: len(seated), 0] + positions).flatten()
@@ -139,22 +198,22 @@ class _Group:
                 copy[:, :, self._width : self._width + BLOCK_SIZE] = 0
             self._set_width(self._width + BLOCK_SIZE)
 
-    def plan(self, start: int) -> DecodeGroup:
+    def plan(self, start: int) -> CopiedGroup:
         """Describe the group, whose first token in the step is ``start``."""
         stop = start + len(self.members)
         mask = self._mask[: len(self.members) * self._num_kv_heads, :, : self._width]
-        return DecodeGroup(start, stop, mask, Mirror(self._write_rows, self._layers))
+        return CopiedGroup(start, stop, mask, Mirror(self._write_rows, self._layers))
 
-    def _fill(self, slot: int, table: list[int], start: int, width: int) -> None:
+    def _fill(self, slot: int, table: Ints, start: int, width: int) -> None:
         """Copy what was computed before ``start``, and clear the rest."""
         rows = slice(slot * self._num_kv_heads, (slot + 1) * self._num_kv_heads)
         self._mask[rows, :, :start] = 0.0
         self._mask[rows, :, start:] = -torch.inf
-        blocks = torch.tensor(table[: blocks_for(start)], device=self._mask.device)
+        blocks = torch.from_numpy(table[: blocks_for(start)].copy()).to(self._mask.device)
         shape = (-1, 2, self._num_kv_heads, BLOCK_SIZE, self._head_dim)
-        for copy, cache in zip(self._copies, self._caches, strict=True):
+        for layer, copy in enumerate(self._copies):
             if start:
-                found = cache.index_select(0, blocks).view(shape).permute(1, 2, 0, 3, 4)
+                found = self._read(layer, blocks).view(shape).permute(1, 2, 0, 3, 4)
                 copy[:, rows, :start] = found.flatten(2, 3)[:, :, :start]
             copy[:, rows, start:width] = 0
 
@@ -174,67 +233,78 @@ class _Group:
 class KVMirror:
     """Arranges decoding sequences into groups that attend together, as far as memory goes."""
 
-    def __init__(self, caches: SequenceOf[Tensor], max_model_len: int, max_bytes: int) -> None:
-        """Mirror ``caches``, one a layer (see ``kv_cache``)."""
-        self._caches = caches
+    def __init__(
+        self, shape: CopyShape, read: ReadBlocks, max_model_len: int, max_bytes: int = MIRROR_BYTES
+    ) -> None:
+        """Copy what ``read`` returns; copies take ``max_bytes`` at most."""
+        self._shape = shape
+        self._read = read
         self._longest = blocks_for(max_model_len) * BLOCK_SIZE
         self._max_bytes = max_bytes
         self._groups: list[_Group] = []
-        self._next_start: dict[Sequence, int] = {}
-        self._outside: set[Sequence] = set()
+        self._next_start: dict[int, int] = {}
+        self._outside: set[int] = set()
+        self._is_current = True
+        """Whether the groups hold exactly the sequences of ``_next_start``."""
 
-    def arrange(self, singles: SequenceOf[ScheduledSequence]) -> Arrangement:
+    def forget(self, slots: SequenceOf[int]) -> None:
+        """Let go of the copies of ``slots``: their sequences have left."""
+        for slot in slots:
+            if self._next_start.pop(slot, None) is not None:
+                self._is_current = False
+
+    def arrange(self, singles: SequenceOf[Single], tables: Ints) -> Arrangement:
         """Bring the copies up to the step that computes one token of each of ``singles``."""
         if self._continues(singles):
             for group in self._groups:
                 group.advance()
         else:
-            self._rearrange(singles)
-        self._next_start = {each.sequence: each.start + 1 for each in singles}
-        by_sequence = {each.sequence: each for each in singles}
-        order = [by_sequence[member] for group in self._groups for member in group.members]
-        plans: list[DecodeGroup] = []
+            self._rearrange(singles, tables)
+        self._next_start = {slot: start + 1 for slot, start in singles}
+        by_slot = {each.slot: each for each in singles}
+        order = [by_slot[member] for group in self._groups for member in group.members]
+        plans: list[CopiedGroup] = []
         for group in self._groups:
             plans.append(group.plan(plans[-1].stop if plans else 0))
-        rest = [each for each in singles if each.sequence in self._outside]
+        rest = [each for each in singles if each.slot in self._outside]
         return Arrangement(order, tuple(plans), rest)
 
-    def _continues(self, singles: SequenceOf[ScheduledSequence]) -> bool:
+    def _continues(self, singles: SequenceOf[Single]) -> bool:
         expected = self._next_start
         return (
-            len(singles) == len(expected)
-            and all(expected.get(each.sequence) == each.start for each in singles)
+            self._is_current
+            and len(singles) == len(expected)
+            and all(expected.get(slot) == start for slot, start in singles)
             and all(group.has_room for group in self._groups)
         )
 
-    def _rearrange(self, singles: SequenceOf[ScheduledSequence]) -> None:
+    def _rearrange(self, singles: SequenceOf[Single], tables: Ints) -> None:
         expected = self._next_start
-        stays = {
-            each.sequence for each in singles if expected.get(each.sequence) == each.start
-        } - self._outside
+        stays = {slot for slot, start in singles if expected.get(slot) == start} - self._outside
+        self._is_current = True
         before, self._groups = self._groups, []
         self._outside = set()
-        for members in cut_by_length(singles, self._caches[0][0].nbytes):
+        for members in cut_by_length(singles, BLOCK_SIZE * self._shape.token_bytes):
             group = self._group_for(members, before)
             if group is None:
-                self._outside.update(each.sequence for each in members)
+                self._outside.update(each.slot for each in members)
             else:
-                group.seat(members, stays)
+                group.seat(members, stays, tables)
                 self._groups.append(group)
 
-    def _group_for(self, members: list[ScheduledSequence], before: list[_Group]) -> _Group | None:
+    def _group_for(self, members: list[Single], before: list[_Group]) -> _Group | None:
         """Take the old group that knows the most of them, or else a new one; None: no memory."""
         length = members[-1].start + 1
         fitting = [group for group in before if group.fits(len(members), length)]
         if fitting:
-            wanted = {each.sequence for each in members}
+            wanted = {each.slot for each in members}
             best = max(fitting, key=lambda group: len(wanted.intersection(group.members)))
             before.remove(best)
             return best
         slots = 1 << (len(members) - 1).bit_length()
         room = min(self._longest, blocks_for(length + length // 2 + _MIN_GROWTH) * BLOCK_SIZE)
         used = sum(group.num_bytes for group in self._groups)
-        per_token = sum(cache[0, :, 0].nbytes for cache in self._caches)
+        per_token = self._shape.num_layers * self._shape.token_bytes
         if used + slots * room * per_token > self._max_bytes:
             return None
-        return _Group(self._caches, slots, room)
+        return _Group(self._shape, self._read, slots, room)

@@ -1,20 +1,24 @@
-"""How many KV blocks and how long a context: the arithmetic between a model and a machine."""
+"""How much memory there is for KV blocks, and how much an engine uses."""
 
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from backend.executor.kv_cache import block_bytes
 from backend.models.config import ModelLoadError, ModelShape
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
+from backend.scheduler.stats import MemoryUse
 
 logger = logging.getLogger(__name__)
 
 _CPU_SHARE = 0.25
 _CUDA_SHARE = 0.85
 _MIB = 2**20
+_STATM = Path("/proc/self/statm")
+_FRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +105,31 @@ def _spare_bytes(device: torch.device, utilization: float) -> int:
         return int(min(free, allowed) * _CUDA_SHARE)
     # Pages of the pool that are never written cost nothing, so a share of the total is safe.
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _CPU_SHARE)
+
+
+class MemoryMeter:
+    """Asks the system once a second at most."""
+
+    def __init__(self, device: torch.device) -> None:
+        """``device`` is the engine's."""
+        self._device = device
+        self._asked_at = -float("inf")
+        self._use: MemoryUse | None = None
+
+    def read(self, now: float) -> MemoryUse | None:
+        """Return what is in use; None where the system does not tell."""
+        if now - self._asked_at >= _FRESH_SECONDS:
+            self._asked_at = now
+            self._use = self._ask()
+        return self._use
+
+    def _ask(self) -> MemoryUse | None:
+        try:
+            pages = int(_STATM.read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return None  # not Linux
+        resident = pages * os.sysconf("SC_PAGE_SIZE")
+        if self._device.type != "cuda":
+            return MemoryUse(resident)
+        free, total = torch.cuda.mem_get_info(self._device)
+        return MemoryUse(resident, total - free, total)

@@ -11,17 +11,17 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import resolve_model
-from backend.executor.input_batch import InputBatchBuilder
+from backend.executor.factory import make_runner, read_memory
+from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache, block_bytes
-from backend.executor.model_runner import ModelRunner, Runner
-from backend.executor.sizing import MemoryReading, context_length, size_cache
+from backend.executor.memory import MemoryReading, context_length, size_cache
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
 from backend.models.config import ModelLoadError
-from backend.models.layers import TorchOperations
 from backend.models.registry import Network, kv_cache_dtype, load_network, model_fingerprint
 from backend.scheduler.block_pool import BLOCK_SIZE
+from backend.scheduler.scheduler import slots_for
 from backend.settings import EngineOptions
 from backend.tokenizer.tokenizer import Tokenizer
 
@@ -79,9 +79,8 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         quantization=options.quantization,
         tell=tell,
     )
-    if kv_cache_dtype(options.kv_dtype, network.dtype, torch_device) is not network.dtype:
-        raise ModelLoadError(f"kv-dtype {options.kv_dtype} is not supported yet")
-    shape, torch_dtype = network.shape, network.dtype
+    kv_dtype = kv_cache_dtype(options.kv_dtype, network.dtype, torch_device)
+    shape = network.shape
     max_tokens_per_step = options.max_tokens_per_step
     if max_tokens_per_step is None:
         max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
@@ -91,11 +90,13 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     reading = None
     if has_kernels and options.kv_bytes is None:
         tell("measuring the memory of the largest step")
-        reading = _read_memory(network, torch_device, options, max_num_seqs, max_tokens_per_step)
+        wanted_len = context_length(shape, options.max_model_len)
+        wanted = _batch_limits(max_num_seqs, max_tokens_per_step, wanted_len)
+        reading = _read_memory(network, wanted, kv_dtype, utilization)
     sizing = size_cache(
         shape,
         device=torch_device,
-        dtype=torch_dtype,
+        dtype=kv_dtype,
         max_num_seqs=max_num_seqs,
         max_model_len=options.max_model_len,
         kv_bytes=options.kv_bytes,
@@ -104,7 +105,7 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     )
     tell("making the KV pool")
     try:
-        cache = KVCache(shape, sizing.num_blocks, device=torch_device, dtype=torch_dtype)
+        cache = KVCache(shape, sizing.num_blocks, device=torch_device, dtype=kv_dtype)
     except torch.OutOfMemoryError as error:
         raise ModelLoadError(f"{directory}: out of device memory for the KV pool") from error
     except RuntimeError as error:
@@ -112,13 +113,15 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         if "allocate memory" not in str(error):
             raise
         raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
-    per_block = block_bytes(shape, torch_dtype)
+    per_block = block_bytes(shape, kv_dtype)
     logger.info(
-        "%s on %s in %s: context %d tokens; KV pool %d blocks of %d tokens x %d bytes = %.0f MiB",
+        "%s on %s in %s: context %d tokens; KV pool in %s: %d blocks of %d tokens x %d bytes = "
+        "%.0f MiB",
         directory,
         torch_device,
-        torch_dtype,
+        network.dtype,
         sizing.max_model_len,
+        kv_dtype,
         sizing.num_blocks,
         BLOCK_SIZE,
         per_block,
@@ -135,11 +138,11 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         target_itl=_in_seconds(options.target_itl_ms),
         overlap=on_cuda if options.overlap is None else options.overlap,
     )
-    runner = (
-        _kernel_runner(network, cache, limits) if has_kernels else _runner(network, cache, limits)
-    )
+    batches = _batch_limits(max_num_seqs, max_tokens_per_step, sizing.max_model_len)
+    runner = make_runner(network, cache, batches, kernels=has_kernels)
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
-    fingerprint = model_fingerprint(directory, f"{torch_dtype} {options.quantization}")
+    made_of = f"{network.dtype} {kv_dtype} {options.quantization}"
+    fingerprint = model_fingerprint(directory, made_of)
     description = EngineDescription(
         str(directory), sizing.max_model_len, shape.vocab_size, fingerprint
     )
@@ -172,45 +175,23 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     )
 
 
-def _runner(network: Network, cache: KVCache, limits: EngineLimits) -> Runner:
-    model = network.with_context(limits.max_model_len, TorchOperations())
-    return ModelRunner(model, cache, InputBatchBuilder(cache.layers, limits.max_model_len))
-
-
-def _kernel_runner(network: Network, cache: KVCache, limits: EngineLimits) -> Runner:
-    # Triton is not everywhere.
-    from backend.executor.cuda_engine import make_cuda_runner  # noqa: PLC0415
-
-    return make_cuda_runner(
-        network,
-        cache,
-        max_num_seqs=limits.max_num_seqs,
-        max_tokens_per_step=limits.max_tokens_per_step,
-        max_model_len=limits.max_model_len,
+def _batch_limits(max_num_seqs: int, max_tokens_per_step: int, max_model_len: int) -> BatchLimits:
+    return BatchLimits(
+        num_slots=slots_for(max_num_seqs),
+        max_num_seqs=max_num_seqs,
+        max_tokens_per_step=max_tokens_per_step,
+        max_model_len=max_model_len,
     )
 
 
 def _read_memory(
-    network: Network,
-    device: torch.device,
-    options: EngineOptions,
-    max_num_seqs: int,
-    max_tokens_per_step: int,
+    network: Network, limits: BatchLimits, kv_dtype: torch.dtype, utilization: float
 ) -> MemoryReading:
-    from backend.executor.cuda_engine import read_memory  # noqa: PLC0415
-
     try:
-        return read_memory(
-            network,
-            device,
-            max_num_seqs=max_num_seqs,
-            max_tokens_per_step=max_tokens_per_step,
-            utilization=options.gpu_memory_utilization,
-            max_model_len=context_length(network.shape, options.max_model_len),
-        )
+        return read_memory(network, limits, kv_dtype, utilization)
     except torch.OutOfMemoryError as error:
         raise ModelLoadError(
-            f"a step of {max_tokens_per_step} tokens does not fit into device memory; "
+            f"a step of {limits.max_tokens_per_step} tokens does not fit into device memory; "
             "take less with max-tokens-per-step or max-num-seqs"
         ) from error
 

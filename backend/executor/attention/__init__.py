@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache: one seam, and a backend in each file."""
