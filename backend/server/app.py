@@ -21,15 +21,14 @@ from backend.ports import EngineError
 from backend.server.body import ALLOW_UNKNOWN, json_response
 from backend.server.chat import chat_completions
 from backend.server.completions import completions
-from backend.server.embeddings import embeddings
+from backend.server.encoding import detokenize, embeddings, tokenize
 from backend.server.http_server import Runner, leave_unread, refusal
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import CONTENT_TYPE, Metrics
 from backend.server.protocol.errors import SERVER_ERROR, ApiError, internal_error
+from backend.server.replies import EventStream
 from backend.server.responses import responses
 from backend.server.served_model import ServedModel
-from backend.server.sse import EventStream
-from backend.server.tokens import detokenize, tokenize
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Several times what the text of the longest context in use today takes."""

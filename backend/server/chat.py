@@ -13,7 +13,7 @@ from backend.scheduler.request import FinishReason, TokenLogprobs
 from backend.server.body import read_request
 from backend.server.pipeline import Generation, answer, new_generation, sampling_params
 from backend.server.prompts import chat_prompt
-from backend.server.protocol.fields import combination, only
+from backend.server.protocol import combination, only
 from backend.server.protocol.generation import (
     ChatLogprobFields,
     CompletionFields,

@@ -15,7 +15,7 @@ from backend.scheduler.request import FinishReason, TokenLogprobs
 from backend.server.body import read_request
 from backend.server.pipeline import answer, new_generation, sampling_params
 from backend.server.prompts import ON_LOOP_CHARACTERS, completion_prompts, each_off_loop
-from backend.server.protocol.fields import combination, only
+from backend.server.protocol import combination, only
 from backend.server.protocol.generation import MAX_CHOICES, CompletionFields, StreamOptions
 from backend.server.protocol.messages import Prompt, each_of
 from backend.server.replies import ChoicesReply, FinishedChoice, Object, Spell, finite

@@ -26,7 +26,7 @@ from backend.scheduler.cache_events import (
     parts,
 )
 from backend.server.protocol.errors import RATE_LIMIT, ApiError
-from backend.server.sse import EventStream
+from backend.server.replies import EventStream
 
 MOST_READERS = 32
 BEAT_SECONDS = 15.0

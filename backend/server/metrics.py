@@ -1,17 +1,49 @@
 """What /metrics shows: requests are counted here, all else is read from the engine.
 
 Each application has a registry of its own, so that two in one process do not mix.
+Law: every label has few values. Tenants are the ten with the most blocks and the others together.
 """
 
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
 
-from backend.scheduler.stats import REQUEST_SECONDS, EngineStats
-from backend.server.engine_collector import EmbeddingCollector, EngineCollector
+from backend.scheduler.stats import REQUEST_SECONDS, Distribution, EngineStats, Recording
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "refrain_engine_"
+
+_MOST_TENANTS = 10
+_NO_SALT = "shared"
+_OTHERS = "other"
+
+_DISTRIBUTIONS = {
+    "time_to_first_token_seconds": "From a request's arrival to a choice's first token (TTFT)",
+    "inter_token_latency_seconds": "Between two tokens of one choice (ITL)",
+    "time_per_output_token_seconds": "Mean time of a choice's tokens after the first (TPOT)",
+    "queue_seconds": "From a request's arrival to a choice's first step",
+    "prefill_seconds": "From a choice's first step to its first token",
+    "decode_seconds": "From a choice's first token to its last",
+    "step_seconds": "Time of a step",
+    "batch_size": "Sequences in a step",
+    "step_tokens": "Tokens computed in a step",
+    "sequence_prompt_tokens": "Length of a choice's prompt",
+    "sequence_generation_tokens": "Tokens generated for a choice",
+}
+_COUNTS = {"sequences_finished": "Choices that ended, by reason"}
+_LABELS = {"step_seconds": ("phase", "batch_size"), "sequences_finished": ("reason",)}
+
+FamilyT = TypeVar("FamilyT", HistogramMetricFamily, CounterMetricFamily)
 
 
 class Metrics:
@@ -29,8 +61,7 @@ class Metrics:
         ``model`` is the name that clients use.
         """
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(stats))
-        self._registry.register(EmbeddingCollector(embeddings_waiting))
+        self._registry.register(EngineCollector(stats, embeddings_waiting))
         build = Info("refrain_engine_build", "What runs, always 1", registry=self._registry)
         build.info({"version": _version(), "model": model})
         self._embedded = Counter(
@@ -74,3 +105,108 @@ def _version() -> str:
         return importlib.metadata.version("refrain")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
         return "unknown"
+
+
+class EngineCollector(Collector):
+    """An engine's figures, read when they are asked for."""
+
+    def __init__(
+        self, stats: Callable[[], EngineStats | None], waiting: Callable[[], int | None]
+    ) -> None:
+        """``stats`` is None while there is no engine, ``waiting`` where nothing is embedded."""
+        self._stats = stats
+        self._waiting = waiting
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the engine that there is."""
+        if (stats := self._stats()) is not None:
+            yield from _gauges(stats)
+            yield from _counters(stats)
+            yield _tenants(stats.tenants)
+            yield from _recorded(stats.recording)
+        if (waiting := self._waiting()) is not None:
+            text = "Inputs that wait to be embedded"
+            yield GaugeMetricFamily(f"{PREFIX}embeddings_waiting", text, waiting)
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: reading the engine while registering would be too early."""
+        return []
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    total = stats.kv_blocks_total
+    rows: list[tuple[str, str, float | None]] = [
+        ("sequences_running", "Sequences that hold KV blocks", stats.running),
+        ("sequences_waiting", "Sequences that wait for KV blocks", stats.waiting),
+        ("kv_blocks_used", "KV blocks in use", stats.kv_blocks_used),
+        ("kv_blocks", "KV blocks in the pool", total),
+        ("kv_use_ratio", "Share of KV blocks in use", stats.kv_blocks_used / total if total else 0),
+    ]
+    if (memory := stats.memory) is not None:
+        rows += [
+            ("resident_bytes", "Memory of the engine's process", memory.resident),
+            ("device_used_bytes", "Memory of the device in use", memory.device_used),
+            ("device_bytes", "Memory of the device", memory.device_total),
+        ]
+    for name, text, value in rows:
+        if value is not None:
+            yield GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def _counters(stats: EngineStats) -> Iterator[Metric]:
+    rows = (
+        ("preemptions", "Sequences that lost their blocks and began anew", stats.preemptions),
+        ("prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
+        ("generation_tokens", "Tokens generated", stats.generated_tokens),
+        ("prefix_cache_queries", "Prompt tokens looked up", stats.prefix_queries),
+        ("prefix_cache_hits", "Prompt tokens found in the prefix cache", stats.prefix_hits),
+        (
+            "tokens_after_disconnect",
+            "Tokens computed for clients that had left",
+            stats.tokens_after_disconnect,
+        ),
+        ("restarts", "Times that the engine started over", stats.restarts),
+    )
+    for name, text, value in rows:
+        yield CounterMetricFamily(PREFIX + name, text, value)
+
+
+def _tenants(tenants: Sequence[tuple[str, int]]) -> Metric:
+    family = GaugeMetricFamily(
+        f"{PREFIX}prefix_cache_blocks", "Blocks in the prefix cache, by tenant", labels=("tenant",)
+    )
+    by_size = sorted(
+        (tenant for tenant in tenants if tenant[0] != _OTHERS), key=lambda each: (-each[1], each[0])
+    )
+    shown, others = by_size[:_MOST_TENANTS], by_size[_MOST_TENANTS:]
+    rest = sum(blocks for _, blocks in others) + dict(tenants).get(_OTHERS, 0)
+    for tenant, blocks in shown:
+        family.add_metric((tenant or _NO_SALT,), blocks)
+    family.add_metric((_OTHERS,), rest)
+    return family
+
+
+def _recorded(recording: Recording) -> Iterator[Metric]:
+    histograms = {name: _family(HistogramMetricFamily, name) for name in _DISTRIBUTIONS}
+    for (name, labels), distribution in sorted(recording.distributions.items()):
+        family = histograms.setdefault(name, _family(HistogramMetricFamily, name, labels))
+        family.add_metric(labels, _buckets(distribution), distribution.total)
+    counters = {name: _family(CounterMetricFamily, name) for name in _COUNTS}
+    for (name, labels), count in sorted(recording.counts.items()):
+        counters.setdefault(name, _family(CounterMetricFamily, name, labels)).add_metric(
+            labels, count
+        )
+    yield from histograms.values()
+    yield from counters.values()
+
+
+def _family(kind: type[FamilyT], name: str, labels: Sequence[str] = ()) -> FamilyT:
+    """Return a family without samples; one that is not listed above is shown without its words."""
+    text = (_DISTRIBUTIONS | _COUNTS).get(name, name)
+    label_names = _LABELS.get(name) or [f"label_{number}" for number in range(len(labels))]
+    return kind(PREFIX + name, text, labels=label_names)
+
+
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
+    bounds = [*(str(float(bound)) for bound in distribution.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(distribution.counts)), strict=True))

@@ -41,9 +41,8 @@ from backend.server.protocol.errors import (
     unavailable,
 )
 from backend.server.protocol.generation import GenerationFields
-from backend.server.replies import FinishedChoice, Reply, Usage
+from backend.server.replies import EventStream, FinishedChoice, Reply, Usage
 from backend.server.served_model import LoadedModel
-from backend.server.sse import EventStream
 from backend.server.structured import Constraint
 
 QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"

@@ -273,3 +273,13 @@ def test_labels_are_bounded_whatever_happens():
             figures.step(size - prefilling, prefilling, size, 0.01)
     labels = {key[1:3] for key in recorded(figures) if key[0] == "step_seconds_count"}
     assert len(labels) <= 3 * 11
+
+
+def test_a_figure_that_the_page_does_not_know_is_shown_by_its_name():
+    observed = Histogram((1.0,))
+    observed.observe(0.5)
+    recording = Recording({("new_seconds", ("a",)): observed.read()}, {("new_events", ()): 3})
+    found = samples(replace(STATS, recording=recording))
+    assert found["new_seconds_count",] == 1
+    assert found["new_events_total",] == 3
+    assert found["sequences_running",] == 1

@@ -7,7 +7,7 @@ import pytest
 from backend.scheduler.request import FinishReason, GrammarKind, TextDelta
 from backend.server.chat import ChatRequest
 from backend.server.completions import CompletionRequest
-from backend.server.protocol.fields import HARMLESS, REFUSED
+from backend.server.protocol import HARMLESS, REFUSED
 from backend.server.protocol.responses import ResponsesRequest
 from backend.server.tool_parsers import FORMATS
 

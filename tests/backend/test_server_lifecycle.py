@@ -10,7 +10,7 @@ from fake_models import at_once, nothing_to_close
 from backend.ports import EngineError
 from backend.process import in_background, is_left_behind
 from backend.scheduler.request import FinishReason, TextDelta
-from backend.server import sse
+from backend.server import replies
 from backend.server.app import build_application, drain
 from backend.server.served_model import LoadedModel, ServedModel
 
@@ -183,7 +183,7 @@ async def test_work_that_is_given_up_leaves_its_thread_and_says_so():
 
 
 async def test_a_client_that_does_not_read_is_let_go(start_server, monkeypatch):
-    monkeypatch.setattr(sse, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(replies, "WRITE_SECONDS", 0.2)
 
     async def endless(request):
         if request.request_id == "warm-up":

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from backend.ports import OverloadedError, QueueFullError, QueueTimeoutError
-from backend.server.protocol.fields import ALLOW_UNKNOWN
+from backend.server.protocol import ALLOW_UNKNOWN
 
 INVALID_REQUEST = "invalid_request_error"
 RATE_LIMIT = "rate_limit_error"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.protocol.fields import Closed, Strict, combination, disorder, one_of
+from backend.server.protocol import Closed, Strict, combination, disorder, one_of
 
 MOST_CHOICES = 1_000
 MOST_CHARACTERS = 64 * 1024

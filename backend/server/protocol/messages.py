@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from backend.server.protocol.fields import Strict, combination, disorder, one_of, only
+from backend.server.protocol import Strict, combination, disorder, one_of, only
 
 MAX_PROMPTS = 2_048
 MOST_TOOLS = 128

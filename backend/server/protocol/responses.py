@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.protocol.fields import Closed, Strict, combination, disorder, one_of, only
+from backend.server.protocol import Closed, Strict, combination, disorder, one_of, only
 from backend.server.protocol.generation import GenerationFields, NamedSchema, ResponseFormat
 from backend.server.protocol.messages import (
     MOST_TOOLS,
