@@ -77,3 +77,15 @@ def test_elementwise_kernels(compiled):
 def test_sampling(compiled):
     (kernel,) = compiled(lambda: kernels.sample(BF16, 128_256))
     assert "ld.global.v4" in kernel.ptx
+
+
+@pytest.mark.parametrize("architecture", sorted(kernels.SHARED_MEMORY))
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+def test_products_with_quantized_weights(compiled, architecture, kind):
+    (one,) = compiled(lambda: kernels.quantized(kind, 1), architecture)
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in one.ptx
+    (many,) = compiled(lambda: kernels.quantized(kind, 512), architecture)
+    for kernel in (one, many):
+        assert "cp.async.cg.shared.global" in kernel.ptx
+        # The smallest FP8 values are subnormal until they are scaled.
+        assert "mul.ftz" not in kernel.ptx

@@ -23,6 +23,7 @@ from backend.kernels import (
     kv_write,
     norm,
     prefill_attention,
+    quantized_matmul,
     rotary,
     sampling,
 )
@@ -37,6 +38,7 @@ _MODULES = (
     kv_write,
     norm,
     prefill_attention,
+    quantized_matmul,
     rotary,
     sampling,
 )
@@ -46,6 +48,8 @@ _TYPES = {
     torch.float32: "*fp32",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
 }
 _OPTIONS = {"num_warps", "num_stages"}
 
@@ -171,6 +175,16 @@ def sample(dtype: torch.dtype, vocab: int) -> None:
     column = tensor(33, 1, dtype=torch.float32)
     rows = sampling.SamplingRows(column, column, column, column, tensor(33, 2))
     sampling.sample_tokens(tensor(33, vocab, dtype=dtype), rows)
+
+
+def quantized(kind: str, tokens: int, *, size: int = 4096, group: int = 128) -> torch.Tensor:
+    """Launch a product of ``tokens`` rows with a weight of ``kind`` [size, size]."""
+    shape = size // 64, size, 32 if kind == "int4" else 64
+    codes = tensor(*shape, dtype=torch.int8 if kind == "int8" else torch.uint8)
+    scales = tensor(size // group, size, dtype=torch.float32)
+    zeros = scales if kind == "int4" else None
+    weight = quantized_matmul.PackedWeight(codes, scales, zeros, size, group, kind)
+    return quantized_matmul.quantized_matmul(tensor(tokens, size, dtype=torch.bfloat16), weight)
 
 
 def _projection(dtype: torch.dtype, heads: int, head_dim: int) -> torch.Tensor:
