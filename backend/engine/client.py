@@ -1,7 +1,7 @@
 """The client's half of an engine: requests out, tokens in, and text made of them.
 
 Law: every request that was let in gets an end. A request is in the table from before its message is
-sent until its generator is closed; ``close`` fails all that are in it and lets nobody else in.
+sent until its generator is closed; ``close`` fails all that are in it and lets no other in.
 Tokens become text in the task that reads them, never in the engine.
 """
 
@@ -37,11 +37,11 @@ from backend.scheduler.stats import EngineStats
 from backend.scheduler.stopping import Choice, IncrementalDetokenizer
 
 _TOKENS = 32
-"""Of a long answer that become text at a time, in turns with everything else on the event loop."""
+"""Of a long answer that become text at a time."""
 _BLOCKS = 256
 """Of a long prompt that are hashed at a time."""
 _TURN_SECONDS = 0.002
-"""What is left undone after this long waits until all others had their turn."""
+"""After this long, other tasks of the event loop run before the rest is done."""
 
 _NO_STATS = EngineStats(
     running=0,
@@ -79,8 +79,8 @@ class Stream:
     async def receive(self) -> list[TokenDelta]:
         """Wait for deltas and return them in order, at most one for each choice.
 
-        Raises the exception that ended the stream, once the deltas before it were returned. That
-        an engine which hangs ends its streams too is its host's to see to.
+        Raises the exception that ended the stream, once the deltas before it were returned. The
+        supervisor ends the streams of an engine that hangs.
         """
         await self._arrival.wait()
         items = self._items
@@ -161,7 +161,7 @@ class EngineClient:
     """Implements ``backend.ports.Generator`` in front of an engine that can be replaced."""
 
     def __init__(self, send: Callable[[ToEngine], None]) -> None:
-        """``send`` hands a message to the engine of the time, from any thread, and never waits.
+        """``send`` hands a message to the current engine, from any thread, and never waits.
 
         It may raise OverloadedError for a request.
         """
@@ -172,7 +172,7 @@ class EngineClient:
         self._engine: _Engine | None = None
         self._last: _Engine | None = None
         self._streams: dict[int, Stream] = {}
-        self._tell_cache: Callable[[list[EventBatch]], None] = lambda _: None
+        self._cache_listener: Callable[[list[EventBatch]], None] = lambda _: None
         self._before = _NO_STATS
         self._stats = _NO_STATS
 
@@ -180,20 +180,20 @@ class EngineClient:
         """Let requests in."""
         with self._lock:
             if self._last is not None:
-                # Another engine begins to count; what is told goes on.
+                # Another engine counts from zero; the figures go on.
                 self._before = replace(self._stats, restarts=self._stats.restarts + 1)
                 self._stats = self._before
             self._engine = self._last = _Engine(description, text)
 
     def close(self, reason: str) -> None:
-        """Let nobody in, and fail whoever is; a second call changes the reason."""
+        """Let no request in, and fail those that are open; a second call changes the reason."""
         with self._lock:
             was_open, self._engine = self._engine is not None, None
             self._refusal = reason
             self._stats = replace(self._stats, running=0, waiting=0, kv_blocks_used=0)
             streams, self._streams = self._streams, {}
         if was_open:
-            self._tell_cache([NOTHING_CACHED])
+            self._cache_listener([NOTHING_CACHED])
         deliver((stream, EngineError(reason)) for stream in streams.values())
 
     def receive(self, report: Report) -> None:
@@ -202,11 +202,11 @@ class EngineClient:
             first = self._before is _NO_STATS
             self._stats = report.stats if first else report.stats.following(self._before)
         if report.cache_events:
-            self._tell_cache(report.cache_events)
+            self._cache_listener(report.cache_events)
         numbers = {}
         items = []
         for number, item in report.items:
-            # Whoever left in the meantime is not in the table, and misses nothing.
+            # A request that was left meanwhile is not in the table, and misses nothing.
             if (stream := self._streams.get(number)) is not None:
                 numbers[stream] = number
                 items.append((stream, item))
@@ -215,11 +215,11 @@ class EngineClient:
 
     def follow_cache(self, listener: Callable[[list[EventBatch]], None]) -> None:
         """Call ``listener`` with news of the prefix cache, from any thread, one at a time."""
-        self._tell_cache = listener
+        self._cache_listener = listener
 
     @property
     def fingerprint(self) -> bytes:
-        """What tells the model's KV from others'; empty before there was an engine."""
+        """Identifies the model's KV; empty before there was an engine."""
         return b"" if self._last is None else self._last.description.fingerprint
 
     @property
@@ -228,7 +228,7 @@ class EngineClient:
 
     @property
     def has_requests(self) -> bool:
-        """Whether anybody is let in and not gone."""
+        """Whether a request is open."""
         return bool(self._streams)
 
     @property
@@ -321,7 +321,7 @@ def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
 
 
 async def _block_hashes(fingerprint: bytes, request: GenerationRequest) -> tuple[bytes, ...]:
-    """Return the hashes of the prompt's blocks; a long prompt's take turns with the event loop."""
+    """Return the hashes of the prompt's blocks; other tasks run between those of a long one."""
     tokens = request.prompt_tokens
     hashes = [root_hash(fingerprint, request.cache_salt)]
     num_blocks = len(tokens) // BLOCK_SIZE

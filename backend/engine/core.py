@@ -125,7 +125,7 @@ class EngineCore:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler of the time."""
+        """The current scheduler; ``start_over`` replaces it."""
         return self._stepper.scheduler
 
     @property
@@ -134,7 +134,7 @@ class EngineCore:
         return self.scheduler.has_work
 
     def warm_up(self) -> None:
-        """Take a first step, for nobody."""
+        """Take a first step, without a request."""
         self.runner.warm_up()
 
     def submit(self, message: Submit) -> None:
@@ -187,7 +187,7 @@ class EngineCore:
         self._prompt_tokens += len(request.prompt_tokens)
 
     def abort(self, message: Abort) -> None:
-        """End a choice, or what is left of a request, without a word: nobody listens any more."""
+        """End a choice, or what is left of a request, silently: the client has gone."""
         if message.number in self._compiling:
             _, pending = self._compiling.pop(message.number)
             self.grammars.forget(pending)
@@ -207,11 +207,11 @@ class EngineCore:
         self._stepper.turn()
 
     def completed(self, step: Step, began: float, now: float) -> None:
-        """See StepListener."""
+        """Record what a completed step took."""
         self._recorder.completed(step, began, now)
 
     def advanced(self, sequence: Sequence, sampled: Sampled | None) -> None:
-        """See StepListener."""
+        """Report the chosen tokens of a sequence; None: its logits were not finite."""
         continuation = self._continuations.get(sequence)
         if continuation is None:
             return  # it ended while the step was on its way
@@ -227,7 +227,7 @@ class EngineCore:
         self._tell(sequence, continuation, sampled)
 
     def failed(self, sequences: tuple[Sequence, ...], reason: str) -> None:
-        """See StepListener."""
+        """Fail the requests of sequences whose step failed."""
         for sequence in sequences:
             if (continuation := self._continuations.get(sequence)) is not None:
                 self._fail(continuation.job, reason)

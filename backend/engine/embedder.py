@@ -34,7 +34,7 @@ from backend.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# A pass cannot be broken off: it is how long a new request waits for its turn at most.
+# A pass cannot be broken off: a new request waits for one at most.
 _TOKENS_PER_PASS_CPU = 2_048
 _TOKENS_PER_PASS_CUDA = 65_536
 # OpenAI takes 300,000 tokens in one request.
@@ -228,7 +228,7 @@ class EmbeddingModel:
 
         Every input has tokens, and they fit the context.
         """
-        # A thread begins with what torch was last told, by whichever engine of this process.
+        # A new thread has the number that was set last, perhaps by another engine of this process.
         torch.set_num_threads(self._num_threads)
         longest = max(map(len, batch))
         tokens = torch.full((len(batch), longest), self._pad_id, dtype=torch.long)

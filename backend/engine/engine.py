@@ -1,6 +1,6 @@
 """An engine in a thread of this process: for embedded use, benchmarks and tests.
 
-``refrain backend`` has its engine in a process of its own (``engine_process``); loop and client are
+``refrain backend`` has its engine in a process of its own (``worker``); loop and client are
 the same. A step that hangs is not found here: a thread cannot be ended.
 """
 
@@ -69,7 +69,7 @@ class Engine(EngineClient):
 
     def _run(self) -> None:
         reason = "the engine is shutting down"
-        # A thread begins with what torch was last told, by whichever engine of this process.
+        # A new thread has the number that was set last, perhaps by another engine of this process.
         torch.set_num_threads(self._num_threads)
         try:
             self._core.warm_up()
@@ -87,7 +87,7 @@ class Engine(EngineClient):
 
 
 class _QueueEndpoint:
-    """See ``Endpoint``: within one process."""
+    """The loop's end within one process."""
 
     def __init__(
         self, inbox: "queue.SimpleQueue[ToEngine | None]", send: Callable[[Report], None]
@@ -96,14 +96,12 @@ class _QueueEndpoint:
         self.send = send
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """See Endpoint."""
+        """Return what came; ``wait`` if nothing came."""
         messages = [self._inbox.get()] if wait else []
-        while True:
-            try:
-                messages.append(self._inbox.get_nowait())
-            except queue.Empty:
-                return [message for message in messages if message is not None]
+        while not self._inbox.empty():  # nobody else takes messages out
+            messages.append(self._inbox.get())
+        return [message for message in messages if message is not None]
 
     def wake(self) -> None:
-        """See Endpoint."""
+        """Let ``receive`` return, from any thread, though nothing came."""
         self._inbox.put(None)

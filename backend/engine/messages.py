@@ -1,8 +1,8 @@
-"""What a client and the engine's loop tell one another; they may be of two processes.
+"""The messages between a client and the engine's loop, which may be in two processes.
 
 Everything is a value. A request is known by its ``number``, which its client chose and uses once.
-Whoever was told ``Submit`` answers with deltas that end in a finish reason for each choice, or with
-one exception.
+The loop answers a ``Submit`` with deltas that end in a finish reason for each choice, or with one
+exception.
 """
 
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ class EngineDescription:
 
 
 class AbortCause(Enum):
-    """Why nobody wants the rest of a choice."""
+    """Why the rest of a choice is not wanted."""
 
     LEFT = auto()
-    """Whoever asked is gone."""
+    """The client has gone."""
     STOP_STRING = auto()
 
 
@@ -48,7 +48,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End choice ``index`` of a request, None: all of it, without a word.
+    """End choice ``index`` of a request, None: all of it, silently.
 
     ``at`` is when the cause came about, on the clock of ``Submit.arrived``.
     """
@@ -66,7 +66,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Report in this turn of the loop, whether or not there is news."""
+    """Report in this iteration of the loop, whether or not there is news."""
 
 
 ToEngine = Submit | Abort | Stop | Ping

@@ -2,7 +2,7 @@
 
 Laws: the client is open exactly while a warm engine is there. When its process ends, for whatever
 reason, every request that it had fails at once, and the next engine knows nothing of them. A
-process that has requests and is silent for too long counts as ended (``scheduler/watchdog``). A
+process that has requests and is silent for too long counts as ended (``Watchdog``). A
 severed connection delivers nothing more, and ``EngineProcess.end`` returns in bounded time with the
 process killed.
 """
@@ -16,6 +16,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import cast
 
@@ -34,7 +35,6 @@ from backend.engine.messages import (
 from backend.engine.wire import FrameReader, frame
 from backend.models.config import ModelLoadError
 from backend.ports import OverloadedError, UnavailableError
-from backend.scheduler.watchdog import Verdict, Watchdog
 from backend.settings import EngineOptions
 
 log = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ EXIT_SECONDS = 1.0
 """From a closed connection to the process's end."""
 KILL_SECONDS = 5.0
 """From SIGKILL to the process's end, which is at once unless it hangs in the kernel."""
-TURNS = 20
-"""In which a bound is counted, so a stop of this process costs a twentieth of it."""
+TICKS = 20
+"""A bound is counted in so many, so a stop of this process costs a twentieth of it."""
 
 MOST_UNSENT_BYTES = 64 * 2**20
-"""Requests that an engine may leave lying before it is sent no others: it hangs, perhaps."""
+"""Unsent requests, beyond which an engine is sent no others: perhaps it hangs."""
 
 KILLED = signal.SIGKILL.name
 
@@ -64,23 +64,58 @@ _DIED = "died"
 _HUNG = "hung"
 
 
+class Verdict(Enum):
+    """What a watcher is to do after a tick."""
+
+    WAIT = auto()
+    ASK = auto()
+    HUNG = auto()
+
+
+class Watchdog:
+    """Decides whether a silent engine hangs, by the ticks of its watcher and without a clock.
+
+    A watcher that was itself stopped has had one tick, however long it took. An idle engine owes no
+    answer. One that has work is asked, and owes an answer from then on, even if the work is gone.
+    It has all its ticks to give the answer, and any message is one.
+    """
+
+    def __init__(self, ticks: int) -> None:
+        """Give an engine ``ticks`` to answer in."""
+        self._ticks = ticks
+        self._left: int | None = None
+        """Ticks to answer in; None: it owes nothing."""
+
+    def tick(self, *, heard: bool, waiting: bool) -> Verdict:
+        """Judge after a tick in which a message was ``heard`` or not; requests are ``waiting``."""
+        if heard:
+            self._left = None
+        elif self._left is not None:
+            self._left -= 1
+            return Verdict.WAIT if self._left else Verdict.HUNG
+        elif waiting:
+            self._left = self._ticks
+            return Verdict.ASK
+        return Verdict.WAIT
+
+
 class _SilentError(ModelLoadError):
-    """The process is there and tells of no progress."""
+    """The process runs and reports no progress."""
 
 
 async def launch(
     options: EngineOptions,
     receive: Callable[[Report], None],
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     *,
     silent_seconds: float,
 ) -> "EngineProcess":
     """Start a process and wait until its engine is warm. Raises ModelLoadError.
 
-    It may take any time, but not be silent for so long.
+    It may take any time, but not be silent for ``silent_seconds``.
     """
     ours, theirs = socket.socketpair()
-    engine = EngineProcess(receive, tell)
+    engine = EngineProcess(receive, progress)
     try:
         # First of all, so that whatever breaks off here takes the process with it.
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
@@ -101,16 +136,16 @@ async def launch(
 
 
 class EngineProcess(asyncio.Protocol):
-    """The server's end of the way to one engine process."""
+    """One engine process, and the server's end of the connection to it."""
 
-    def __init__(self, receive: Callable[[Report], None], tell: Callable[[str], None]) -> None:
+    def __init__(self, receive: Callable[[Report], None], progress: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._process: Process | None = None
         self._receive = receive
-        self._tell = tell
+        self._progress = progress
         self._frames = FrameReader()
         self._heard = False
         self._stage = "starting"
@@ -120,17 +155,17 @@ class EngineProcess(asyncio.Protocol):
 
     @property
     def description(self) -> EngineDescription:
-        """What the process said of itself."""
+        """What the process reported when it was loaded."""
         if self._description is None:
             raise UnavailableError("the engine is not loaded")
         return self._description
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
+        """Keep the transport."""
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Act on the messages that ``data`` completes. Raises TypeError for an unknown one."""
         self._heard = True
         for message in self._frames.feed(data):
             match message:
@@ -138,7 +173,7 @@ class EngineProcess(asyncio.Protocol):
                     self._receive(message)
                 case Loading(stage):
                     self._stage = stage
-                    self._tell(stage)
+                    self._progress(stage)
                 case Loaded(description):
                     self._description = description
                     self._settle(None)
@@ -148,7 +183,7 @@ class EngineProcess(asyncio.Protocol):
                     raise TypeError(f"a message of type {type(message).__name__}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
+        """End the wait for the engine, and for its end."""
         del exc
         self._settle(UnavailableError("the engine's process ended"))
         if not self.closed.done():
@@ -166,13 +201,13 @@ class EngineProcess(asyncio.Protocol):
         theirs.close()  # or its end would not be seen
 
     def send_first(self, options: EngineOptions) -> None:
-        """Tell the process what to load."""
+        """Send the process what to load."""
         self._write([options])
 
     def send(self, message: ToEngine) -> None:
-        """Send ``message`` with all others of this turn of the event loop.
+        """Send ``message`` with all others of this iteration of the event loop.
 
-        Raises OverloadedError for a request where too much lies before it.
+        Raises OverloadedError for a request if too much is unsent.
         """
         if isinstance(message, Submit) and self._num_unsent() > MOST_UNSENT_BYTES:
             raise OverloadedError("the engine does not take in what was sent before", 1.0)
@@ -198,14 +233,14 @@ class EngineProcess(asyncio.Protocol):
         waiting: Callable[[], bool],
         ask: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Wait until ``over``. False: sooner than that, the process was silent for ``seconds``.
+        """Wait until ``over``. False: before that, the process was silent for ``seconds``.
 
-        Silence counts from when somebody was ``waiting`` and the process was asked to speak.
+        Silence counts from when a request was ``waiting`` and the process was asked for a report.
         """
-        watchdog = Watchdog(TURNS)
-        while not await _turn(over, seconds / TURNS):
+        watchdog = Watchdog(TICKS)
+        while not await _tick(over, seconds / TICKS):
             heard, self._heard = self._heard, False
-            match watchdog.turn(heard=heard, waiting=waiting()):
+            match watchdog.tick(heard=heard, waiting=waiting()):
                 case Verdict.ASK:
                     ask()
                 case Verdict.HUNG:
@@ -213,7 +248,7 @@ class EngineProcess(asyncio.Protocol):
         return True
 
     def sever(self) -> None:
-        """Hear nothing more of the process, and say nothing to it."""
+        """Deliver nothing more, in either direction."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -260,7 +295,7 @@ class EngineProcess(asyncio.Protocol):
             self.loaded.exception()  # it is no defect when nobody waits any more
 
 
-async def _turn(over: asyncio.Future[None], seconds: float) -> bool:
+async def _tick(over: asyncio.Future[None], seconds: float) -> bool:
     """Let ``seconds`` go by, however long that takes a busy loop. True: it is ``over``."""
     await asyncio.wait((over,), timeout=seconds)
     return over.done()
@@ -273,7 +308,7 @@ async def _wait(process: Process, seconds: float) -> None:
 
 
 async def _kill(process: Process) -> None:
-    """See to it that ``process`` has ended, or is to end as soon as the kernel lets it."""
+    """Kill ``process``; it has ended then, or ends as soon as the kernel lets it."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -289,19 +324,19 @@ class EngineSupervisor:
     def __init__(
         self,
         options: EngineOptions,
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         *,
         step_seconds: float = STEP_SECONDS,
         load_seconds: float = LOAD_SECONDS,
     ) -> None:
-        """``tell`` is called with what is being done while an engine is loaded, for people.
+        """``progress`` is called with the stage of loading, for people.
 
-        An engine hangs that has requests and says nothing for ``step_seconds``, which the longest
-        step must not take, or tells of no progress for ``load_seconds`` while it is loaded.
+        An engine hangs if it has requests and is silent for ``step_seconds``, which must be longer
+        than the longest step, or if it loads and is silent for ``load_seconds``.
         """
         self.client = EngineClient(self._send)
         self._options = options
-        self._tell = tell
+        self._progress = progress
         self._step_seconds = step_seconds
         self._load_seconds = load_seconds
         self._process: EngineProcess | None = None
@@ -312,7 +347,7 @@ class EngineSupervisor:
 
         Cancelling it ends the process.
         """
-        self._process = process = await self._launch(self._tell)
+        self._process = process = await self._launch(self._progress)
         return process.description
 
     def open(self, text: TextSource) -> None:
@@ -356,11 +391,11 @@ class EngineSupervisor:
                 backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
                 try:
                     self._process = await self._launch(partial(self._restarting, what))
-                except (ModelLoadError, OSError) as error:  # no process to be had is one
+                except (ModelLoadError, OSError) as error:  # a process that cannot be made is one
                     log.error("the engine cannot be started: %s", error)  # noqa: TRY400
                     self.client.close(f"the engine cannot be started: {error}")
                 except Exception:
-                    # Nobody but this task would ever try again.
+                    # No other task would try again.
                     log.exception("the engine cannot be started")
                     self.client.close("the engine cannot be started")
             process = self._process
@@ -368,7 +403,7 @@ class EngineSupervisor:
             log.info("the engine is ready again")
 
     async def _fate(self, process: EngineProcess) -> str:
-        """Return what became of a running engine, once it is to be replaced."""
+        """Wait until a running engine died or hangs, and return which."""
         died = await process.watch(
             process.closed,
             self._step_seconds,
@@ -380,7 +415,7 @@ class EngineSupervisor:
     def _restarting(self, what: str, stage: str) -> None:
         self.client.close(f"the engine {what} and is being started again: {stage}")
 
-    async def _launch(self, tell: Callable[[str], None]) -> EngineProcess:
+    async def _launch(self, progress: Callable[[str], None]) -> EngineProcess:
         return await launch(
-            self._options, self.client.receive, tell, silent_seconds=self._load_seconds
+            self._options, self.client.receive, progress, silent_seconds=self._load_seconds
         )

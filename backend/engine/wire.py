@@ -56,7 +56,7 @@ class FrameReader:
 
 
 class SocketEndpoint:
-    """The engine's end; see ``Endpoint``. Messages to it come in lists.
+    """The engine's end of a connection. Messages to it come in lists.
 
     Every method raises PeerGoneError when nobody is at the other end.
     """
@@ -76,7 +76,7 @@ class SocketEndpoint:
         self._held: Report | None = None
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """See Endpoint."""
+        """Return what came, and send what was left unsent; ``wait`` if nothing came."""
         while True:
             self._flush()
             if not self._has_news(wait=wait):
@@ -92,7 +92,7 @@ class SocketEndpoint:
             each.close()
 
     def wake(self) -> None:
-        """See Endpoint."""
+        """Let ``receive`` return, from any thread, though nothing came."""
         with suppress(BlockingIOError):  # full of wakes already
             self._waker.send(b"w")
 
@@ -103,7 +103,7 @@ class SocketEndpoint:
             return False
 
     def send(self, report: Report) -> None:
-        """See Endpoint."""
+        """Send what the socket takes; the rest waits and grows into the next message."""
         if self._held is not None:
             self._held.add(report)
         elif self._unsent:
@@ -121,7 +121,7 @@ class SocketEndpoint:
                     raise TypeError(f"expected {kind.__name__}, got {type(message).__name__}")
                 return message
 
-    def tell(self, message: FromEngine) -> None:
+    def send_now(self, message: FromEngine) -> None:
         """Send outside of the loop, and wait until it is sent."""
         self._unsent += frame(message)
         while self._unsent:

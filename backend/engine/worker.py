@@ -56,7 +56,7 @@ class Endpoint(Protocol):
         ...
 
     def send(self, report: Report) -> None:
-        """Send without waiting for whoever reads."""
+        """Send without waiting for the reader."""
         ...
 
     def wake(self) -> None:
@@ -86,7 +86,7 @@ class EngineLoop:
         self._failures = 0
 
     def run(self) -> None:
-        """Run until told to stop. Raises what makes it impossible to go on."""
+        """Run until a Stop arrives. Raises the error that makes it impossible to go on."""
         while self._take_in():
             worked = self._core.has_work
             if worked:
@@ -123,7 +123,7 @@ class EngineLoop:
             self._failures = 0
 
     def _check(self) -> None:
-        # Nothing runs, so it costs nobody anything but who comes in this moment.
+        # Nothing runs, so it delays only a request that arrives at this moment.
         began = self._clock()
         if began < self._next_check:
             return
@@ -154,7 +154,7 @@ class EngineLoop:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run on the socket whose descriptor is ``argv[0]``; return when told to stop."""
+    """Run on the socket whose descriptor is ``argv[0]``; return after a Stop."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     configure_logging()
@@ -169,29 +169,29 @@ def main(argv: Sequence[str]) -> int:
 
 def _end_with_parent(sock: socket.socket) -> None:
     poller = select.poll()
-    poller.register(sock, 0)  # that the other end is closed is told whether asked for or not
+    poller.register(sock, 0)  # poll reports a closed other end always
     poller.poll()
     os._exit(1)
 
 
 def _serve(endpoint: SocketEndpoint, options: EngineOptions) -> int:
     try:
-        endpoint.tell(Loading("importing torch"))
+        endpoint.send_now(Loading("importing torch"))
         from backend.engine.loading import load_model  # noqa: PLC0415  # seconds
 
-        loaded = load_model(options, lambda stage: endpoint.tell(Loading(stage)))
-        endpoint.tell(Loading("taking the first step"))
+        loaded = load_model(options, lambda stage: endpoint.send_now(Loading(stage)))
+        endpoint.send_now(Loading("taking the first step"))
         loaded.core.warm_up()
     except ModelLoadError as error:
-        endpoint.tell(LoadFailed(str(error)))
+        endpoint.send_now(LoadFailed(str(error)))
         return 1
     except PeerGoneError:
         raise
     except Exception as error:
         logger.exception("the engine cannot start")
-        endpoint.tell(LoadFailed(f"{type(error).__name__}: {error}"))
+        endpoint.send_now(LoadFailed(f"{type(error).__name__}: {error}"))
         return 1
-    endpoint.tell(Loaded(loaded.description))
+    endpoint.send_now(Loaded(loaded.description))
     code = 0
     try:
         EngineLoop(loaded.core, endpoint, stats_seconds=STATS_SECONDS).run()

@@ -17,7 +17,7 @@ from host_requests import LIMIT, ask, children, request, until
 from backend.engine import engine, supervisor
 from backend.engine.loading import load_engine
 from backend.engine.messages import EngineDescription, Loaded, Loading, Ping
-from backend.engine.supervisor import TURNS, EngineProcess, EngineSupervisor
+from backend.engine.supervisor import TICKS, EngineProcess, EngineSupervisor
 from backend.engine.wire import frame
 from backend.models.config import ModelLoadError
 from backend.ports import EngineError, UnavailableError
@@ -27,7 +27,7 @@ from backend.tokenizer.tokenizer import Tokenizer
 
 pytest_plugins = ["running_host", "running_backend"]
 
-FOUND_IN = TURNS + 2
+FOUND_IN = TICKS + 2
 """Turns from a request's coming: it may have begun one that was under way."""
 # Minutes of work for the tiny model.
 LONG = GenerationRequest("r", (1,), SamplingParams(max_tokens=400, ignore_eos=True), n=128)
@@ -72,13 +72,13 @@ class Turns:
                     await self.go()
                     gone += 1
                 await asyncio.sleep(0)
-        assert TURNS < gone <= 2 * FOUND_IN
+        assert TICKS < gone <= 2 * FOUND_IN
 
 
 @pytest.fixture
 def turns(monkeypatch):
     turns = Turns()
-    monkeypatch.setattr(supervisor, "_turn", turns)
+    monkeypatch.setattr(supervisor, "_tick", turns)
     return turns
 
 
@@ -128,7 +128,7 @@ async def test_a_process_that_stands_still_fails_all_its_requests_and_another_ta
     assert await ask(host) == ("aaa", FinishReason.LENGTH)
     assert host.client.stats().restarts == 1
     assert "hung (SIGKILL)" in caplog.text
-    assert turns.seconds == 60.0 / TURNS
+    assert turns.seconds == 60.0 / TICKS
 
 
 async def test_a_step_that_never_returns_is_found_and_the_next_engine_serves(start, turns):
@@ -151,7 +151,7 @@ async def test_a_hang_is_found_though_its_only_client_has_left(start, turns):
     stuck.cancel()
     await asyncio.wait((stuck,), timeout=LIMIT)
     await until(lambda: not host.client.has_requests)
-    await turns.go(TURNS)
+    await turns.go(TICKS)
     await until(lambda: host.client.stats().restarts == 1)
 
 
@@ -159,7 +159,7 @@ async def test_who_is_idle_is_left_alone_and_found_by_the_next_request_if_it_han
     host = await start()
     first = pid()
     stop(first)
-    await turns.go(10 * TURNS)
+    await turns.go(10 * TICKS)
     await turns.judged()
     assert host.client.ready
     os.kill(first, signal.SIGCONT)
@@ -178,7 +178,7 @@ async def test_an_engine_that_only_says_nothing_answers_when_it_is_asked(start, 
     stream = await begun(host)
     first = pid()
     await turns.go()  # in which the token was heard
-    for _ in range(3 * TURNS):
+    for _ in range(3 * TICKS):
         await turns.go()
         await until(lambda: host._process._heard)
         await turns.go()
@@ -258,7 +258,7 @@ async def test_loading_may_take_any_time_while_it_tells_of_progress(turns):
     link = EngineProcess(lambda _: None, told.append)
     loading = asyncio.create_task(link.load(1.0))
     for layer in range(10):
-        await turns.go(TURNS)
+        await turns.go(TICKS)
         await turns.judged()
         link.data_received(frame(Loading(f"{layer} of 10 layers")))
         await turns.go()

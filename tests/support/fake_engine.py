@@ -66,15 +66,15 @@ def main():
     model = options.model
     if Path(model).is_file():  # so that a test can change what the next one does
         model = Path(model).read_text()
-    endpoint.tell(Loading(f"trying to {model}"))
+    endpoint.send_now(Loading(f"trying to {model}"))
     if model == "refuse":
-        endpoint.tell(LoadFailed("the weights are missing"))
+        endpoint.send_now(LoadFailed("the weights are missing"))
         return
     if model == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if model == "freeze":
         sleep()
-    endpoint.tell(Loaded(EngineDescription("nowhere", 100, 50)))
+    endpoint.send_now(Loaded(EngineDescription("nowhere", 100, 50)))
     try:
         serve(endpoint)
     except PeerGoneError:

@@ -1,6 +1,6 @@
 """Whether silence is a hang: by turns, and only of who owes an answer."""
 
-from backend.scheduler.watchdog import Verdict, Watchdog
+from backend.engine.supervisor import Verdict, Watchdog
 
 WAIT, ASK, HUNG = Verdict.WAIT, Verdict.ASK, Verdict.HUNG
 
@@ -9,7 +9,7 @@ def verdicts(turns, *, heard="", waiting="", among=5):
     """Let turns go by; the strings have an x for each turn in which it was so."""
     watchdog = Watchdog(among)
     return [
-        watchdog.turn(heard=heard[at : at + 1] == "x", waiting=waiting[at : at + 1] == "x")
+        watchdog.tick(heard=heard[at : at + 1] == "x", waiting=waiting[at : at + 1] == "x")
         for at in range(turns)
     ]
 
