@@ -16,9 +16,6 @@ from backend.models.registry import Network
 
 logger = logging.getLogger(__name__)
 
-# What the interpreter's one processor is to be split for, so that splits are tested.
-_PROCESSORS_ELSEWHERE = 2
-
 
 def make_runner(
     network: Network,
@@ -57,14 +54,11 @@ def _with_kernels(network: Network, cache: KVCache, limits: BatchLimits) -> Exec
 
     model = network.with_context(limits.max_model_len, KernelOperations())
     shape, device = network.shape, model.device
-    processors = _PROCESSORS_ELSEWHERE
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
     prefill = flashinfer_prefill(
         (shape.num_heads, shape.num_kv_heads, shape.head_dim), model.dtype, device
     )
     logger.info("prefill attention: %s", "our kernel" if prefill is None else "FlashInfer")
-    attention = TritonAttention(cache, shape, limits, processors=processors, prefill=prefill)
+    attention = TritonAttention(cache, shape, limits, prefill=prefill)
     return Executable(model, shape.vocab_size, cache, attention, draw_by_kernel)
 
 

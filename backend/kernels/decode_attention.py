@@ -1,177 +1,184 @@
 """Attention of one query token a sequence over its paged keys and values.
 
-The query heads that share a KV head are the rows of one product, so each key is read once. Long
-sequences are cut into splits that run side by side; a second kernel joins them by their log-sums.
-The key tile is free of the block size: a tile gathers rows of as many blocks as it spans.
-"""
+The query heads that share a KV head are the rows of one product, so each key is read once.
 
-from dataclasses import dataclass
+How a sequence is cut into splits follows from its own length alone: ``SPLIT_KEYS`` keys each, and
+more only where it would have over ``splits`` of them. So one long sequence among short ones keeps
+the device busy, and what a sequence gets does not depend on those beside it. A fixed number of
+programs walks the splits of all sequences, and each finds its own from ``lengths`` on the device:
+a CUDA graph fits every mix of lengths, and short sequences cost no programs that have nothing to
+do. A second kernel joins the splits by their log-sums.
+"""
 
 import torch
 import triton
 from torch import Tensor
 from triton import language as tl
 
+from backend.kernels.attention import (
+    LARGE_HEAD,
+    LOG2_E,
+    MAX_SPLITS,
+    MIN_ROWS,
+    BlockTables,
+    DeviceLimits,
+    SplitWorkspace,
+    Tiling,
+    attend_keys,
+    device_limits,
+    join_parts,
+    padded_head,
+)
 from backend.kernels.launch import launch
 
-LOG2_E = 1.4426950408889634
-_MAX_SPLITS = 64
-# A split of fewer keys costs more to join than it saves.
-_SPLIT_KEYS = 256
-# tl.dot needs as many rows and columns.
-MIN_ROWS = 16
-# Tiles of as many dimensions are as large as registers and shared memory hold.
-LARGE_HEAD = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a kernel cuts its work: keys a tile, warps, depth of the load pipeline."""
-
-    keys: int = 64
-    num_warps: int = 4
-    num_stages: int = 3
+SPLIT_KEYS = 512
+"""A split of fewer keys costs more to begin and to join than it saves."""
+# Programs that share a multiprocessor hide one another's waits.
+_PROGRAMS = 4
+# Splits of all KV heads of one sequence that fill every device.
+_USEFUL_SPLITS = 256
+# Numbers of sequences up to this share one compiled kernel.
+_SEQUENCES = 256
 
 
 def decode_tiling(dtype: torch.dtype, block_d: int) -> Tiling:
-    """Return what neither spills registers nor asks for more shared memory than there is."""
-    return Tiling(keys=16 if dtype is torch.float32 and block_d > LARGE_HEAD else 64)
+    """Return what neither spills registers nor asks for more shared memory than any GPU has."""
+    if dtype is torch.float32:
+        return Tiling(keys=64 if block_d <= LARGE_HEAD else 16)
+    return Tiling(keys=64 if block_d <= LARGE_HEAD else 32)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTables:
-    """The block tables of a step's sequences end to end, and where each begins; both int32."""
+def num_splits(kv_heads: int, max_keys: int) -> int:
+    """Return into how many splits a sequence of ``max_keys`` keys is cut: a power of two.
 
-    blocks: Tensor
-    starts: Tensor
+    It is part of what a result depends on, so take ``max_keys`` from the model's longest sequence.
+    """
+    useful = min(triton.cdiv(max_keys, SPLIT_KEYS), _USEFUL_SPLITS // kv_heads)
+    return int(min(triton.next_power_of_2(max(useful, 1)), MAX_SPLITS))
 
 
 @triton.jit
-def _attend_split(
+def _cut(
+    length,
+    WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return the first key, the number of splits (at least one), and the tiles of each."""
+    begin = length * 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - WINDOW, 0) // BLOCK_N * BLOCK_N
+    tiles = tl.cdiv(length - begin, BLOCK_N)
+    each = tl.maximum(tl.cdiv(tiles, SPLITS), SPLIT_TILES)
+    return begin, tl.maximum(tl.cdiv(tiles, each), 1), each
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def _attend_splits(
     queries,
     cache,
     block_tables,
     table_starts,
     lengths,
+    scales,
     output,
     partial,
     log_sums,
+    sequences,
     scale,
     query_stride,
     block_stride,
     WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    SCALED: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    sequence = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    kv_heads = tl.num_programs(1)
-    length = tl.load(lengths + sequence)
-    table = block_tables + tl.load(table_starts + sequence)
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0)
-    begin = first // BLOCK_N * BLOCK_N
-    tiles = tl.cdiv(tl.cdiv(length - begin, BLOCK_N), SPLITS)
-    start = begin + split * tiles * BLOCK_N
-    stop = tl.minimum(start + tiles * BLOCK_N, length)
-
+    kv_head = tl.program_id(0)
+    kv_heads = tl.num_programs(0)
+    value_scale = 1.0
+    if SCALED:
+        scale *= tl.load(scales + kv_head)
+        value_scale = tl.load(scales + kv_heads + kv_head)
     row = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + row
     real = (row[:, None] < GROUP) & (dim[None, :] < HEAD_DIM)
-    offsets = sequence * query_stride + head[:, None] * HEAD_DIM + dim[None, :]
-    query = tl.load(queries + offsets, mask=real, other=0.0)
-    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for at in range(start, stop, BLOCK_N):
-        key = at + tl.arange(0, BLOCK_N)
-        inside = key < stop
-        block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0)
-        rows = block.to(tl.int64) * block_stride + (kv_head * BLOCK_SIZE + key % BLOCK_SIZE) * (
-            HEAD_DIM
+
+    every = tl.arange(0, BLOCK_S)
+    every_length = tl.load(lengths + every, mask=every < sequences, other=0)
+    _, counts, _ = _cut(every_length, WINDOW, SPLITS, SPLIT_TILES, BLOCK_N)
+    ends = tl.cumsum(tl.where(every < sequences, counts, 0), axis=0)
+    for item in range(tl.program_id(1), tl.max(ends, axis=0), tl.num_programs(1)):
+        before = ends <= item
+        sequence = tl.sum(before.to(tl.int32), axis=0).to(tl.int64)
+        split = item - tl.max(tl.where(before, ends, 0), axis=0)
+        length = tl.load(lengths + sequence)
+        begin, count, tiles = _cut(length, WINDOW, SPLITS, SPLIT_TILES, BLOCK_N)
+        start = begin + split * tiles * BLOCK_N
+        at = (sequence * kv_heads * GROUP + head).to(tl.int64)
+        offsets = sequence * query_stride + head[:, None] * HEAD_DIM + dim[None, :]
+        query = tl.load(queries + offsets, mask=real, other=0.0)
+        top, total, sums = attend_keys(
+            tl.full((BLOCK_M,), -float("inf"), tl.float32),
+            tl.zeros((BLOCK_M,), tl.float32),
+            tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
+            query,
+            tl.zeros((BLOCK_M,), tl.int32) + length - 1,
+            cache,
+            block_tables + tl.load(table_starts + sequence),
+            start,
+            tl.minimum(start + tiles * BLOCK_N, length),
+            scale,
+            kv_head,
+            kv_heads,
+            block_stride,
+            MASKED=True,
+            WINDOW=WINDOW,
+            HEAD_DIM=HEAD_DIM,
+            BLOCK_SIZE=BLOCK_SIZE,
+            BLOCK_N=BLOCK_N,
+            BLOCK_D=BLOCK_D,
         )
-        mask = inside[:, None] & (dim[None, :] < HEAD_DIM)
-        source = cache + rows[:, None] + dim[None, :]
-        keys = tl.load(source, mask=mask, other=0.0)
-        values = tl.load(source + kv_heads * BLOCK_SIZE * HEAD_DIM, mask=mask, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where((inside & (key >= first))[None, :], scores, -float("inf"))
-        # Every tile holds a key that counts, so the new top is finite.
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        weights = tl.exp2(scores - new_top[:, None])
-        decay = tl.exp2(top - new_top)
-        total = total * decay + tl.sum(weights, axis=1)
-        sums = sums * decay[:, None]
-        sums = tl.dot(weights.to(values.dtype), values, acc=sums, input_precision="ieee")
-        top = new_top
-    sums = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-    if SPLITS == 1:
-        result = output + (sequence * kv_heads * GROUP + head[:, None]) * HEAD_DIM + dim[None, :]
-        tl.store(result, sums.to(output.dtype.element_ty), mask=real)
-    else:
-        at = (sequence * kv_heads * GROUP + head) * SPLITS + split
-        tl.store(log_sums + at, top + tl.log2(total), mask=row < GROUP)
-        tl.store(partial + at[:, None] * HEAD_DIM + dim[None, :], sums, mask=real)
+        sums = sums * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None]
+        if count == 1:
+            result = output + at[:, None] * HEAD_DIM + dim[None, :]
+            tl.store(result, sums.to(output.dtype.element_ty), mask=real)
+        else:
+            at = at * SPLITS + split
+            tl.store(log_sums + at, top + tl.log2(total), mask=row < GROUP)
+            tl.store(partial + at[:, None] * HEAD_DIM + dim[None, :], sums, mask=real)
 
 
 @triton.jit
 def _join_splits(
     partial,
     log_sums,
+    lengths,
     output,
+    HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    head = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, SPLITS)
-    dim = tl.arange(0, BLOCK_D)
-    logs = tl.load(log_sums + head * SPLITS + split)
-    top = tl.max(logs, axis=0)
-    # A split without keys has minus infinity; without any key at all the result is zero.
-    weights = tl.where(logs > -float("inf"), tl.exp2(logs - top), 0.0)
-    total = tl.sum(weights, axis=0)
-    mask = (logs > -float("inf"))[:, None] & (dim[None, :] < HEAD_DIM)
-    source = partial + (head * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :]
-    parts = tl.load(source, mask=mask, other=0.0)
-    joined = tl.sum(parts * weights[:, None], axis=0) / tl.where(total > 0.0, total, 1.0)
-    target = output + head * HEAD_DIM + dim
-    tl.store(target, joined.to(output.dtype.element_ty), mask=dim < HEAD_DIM)
-
-
-def num_splits(sequences: int, kv_heads: int, max_keys: int, processors: int) -> int:
-    """Return how many splits keep ``processors`` busy: a power of two.
-
-    Four programs a processor hide one another's waits; ``max_keys`` is what the longest sequence
-    may come to, for a graph is captured once for all lengths.
-    """
-    wanted = triton.cdiv(4 * processors, max(sequences * kv_heads, 1))
-    useful = triton.cdiv(max_keys, _SPLIT_KEYS)
-    return int(min(triton.next_power_of_2(max(min(wanted, useful), 1)), _MAX_SPLITS))
-
-
-@dataclass(frozen=True, slots=True)
-class SplitWorkspace:
-    """What the splits of a step leave for one another; one for all layers, they run in turn."""
-
-    partial: Tensor
-    log_sums: Tensor
-
-    @classmethod
-    def allocate(cls, rows: int, head_dim: int, device: torch.device) -> "SplitWorkspace":
-        """Room for ``rows`` = sequences * heads * splits."""
-        return cls(
-            torch.empty((rows, head_dim), device=device, dtype=torch.float32),
-            torch.empty(rows, device=device, dtype=torch.float32),
-        )
+    at = tl.program_id(0).to(tl.int64)
+    length = tl.load(lengths + at // HEADS)
+    _, count, _ = _cut(length, WINDOW, SPLITS, SPLIT_TILES, BLOCK_N)
+    if count > 1:
+        joined = join_parts(partial, log_sums, at * SPLITS, 1, count, SPLITS, HEAD_DIM, BLOCK_D)
+        dim = tl.arange(0, BLOCK_D)
+        target = output + at * HEAD_DIM + dim
+        tl.store(target, joined.to(output.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 def decode_attention(
@@ -181,48 +188,61 @@ def decode_attention(
     lengths: Tensor,
     *,
     splits: int = 1,
+    split_keys: int = SPLIT_KEYS,
     window: int | None = None,
+    scales: Tensor | None = None,
     tiling: Tiling | None = None,
+    limits: DeviceLimits | None = None,
     workspace: SplitWorkspace | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
     """Attend with ``queries`` [sequences, heads, head_dim] to ``lengths`` cached keys each.
 
     ``lengths`` int32 counts keys, the query's own included; 0 gives zeros. ``splits`` is a power of
-    two. Returns [sequences, heads, head_dim], ``output`` where it is given.
+    two, see ``num_splits``; above 1 the workspace has sequences * heads * splits rows. ``scales``
+    are those of a cache of 8 bits. Returns [sequences, heads, head_dim], ``output`` where given.
     """
     sequences, heads, head_dim = queries.shape
-    kv_heads = cache.shape[1] // 2
-    group = heads // kv_heads
+    kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
+    limits = limits or device_limits(queries.device)
     if output is None:
         output = torch.empty(queries.shape, device=queries.device, dtype=queries.dtype)
     if workspace is None:
         rows = sequences * heads * splits if splits > 1 else 0
         workspace = SplitWorkspace.allocate(rows, head_dim, queries.device)
-    block_d = max(triton.next_power_of_2(head_dim), MIN_ROWS)
+    block_d = padded_head(head_dim)
     tiling = tiling or decode_tiling(queries.dtype, block_d)
+    programs = triton.cdiv(_PROGRAMS * limits.processors, kv_heads)
+    cut = {
+        "WINDOW": window or 0,
+        "SPLITS": splits,
+        "SPLIT_TILES": max(split_keys // tiling.keys, 1),
+        "HEAD_DIM": head_dim,
+        "BLOCK_N": tiling.keys,
+        "BLOCK_D": block_d,
+    }
     launch(
-        _attend_split,
-        (sequences, kv_heads, splits),
+        _attend_splits,
+        (kv_heads, min(programs, sequences * splits)),
         queries,
         cache,
         tables.blocks,
         tables.starts,
         lengths,
+        lengths if scales is None else scales,
         output,
         workspace.partial,
         workspace.log_sums,
+        sequences,
         LOG2_E * head_dim**-0.5,
         queries.stride(0),
         cache.stride(0),
-        WINDOW=window or 0,
-        SPLITS=splits,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=cache.shape[2],
-        BLOCK_M=max(triton.next_power_of_2(group), MIN_ROWS),
-        BLOCK_N=tiling.keys,
-        BLOCK_D=block_d,
+        **cut,
+        SCALED=scales is not None,
+        GROUP=heads // kv_heads,
+        BLOCK_SIZE=block_size,
+        BLOCK_S=max(triton.next_power_of_2(sequences), _SEQUENCES),
+        BLOCK_M=max(triton.next_power_of_2(heads // kv_heads), MIN_ROWS),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
     )
@@ -232,9 +252,9 @@ def decode_attention(
             (sequences * heads,),
             workspace.partial,
             workspace.log_sums,
+            lengths,
             output,
-            SPLITS=splits,
-            HEAD_DIM=head_dim,
-            BLOCK_D=block_d,
+            **cut,
+            HEADS=heads,
         )
     return output

@@ -4,21 +4,31 @@ Arguments and results are the kernels'. Attention and norms compute in float64, 
 difference is the kernel's rounding and not the oracle's.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from backend.kernels.decode_attention import BlockTables
+from backend.kernels.attention import BlockTables
 from backend.kernels.noise import MIN_TEMPERATURE, log_exponential, vocabulary
-from backend.kernels.prefill_attention import Tile
+from backend.kernels.prefill_attention import Span
 from backend.kernels.quantized_matmul import PackedWeight
 from backend.kernels.sampling import NOT_FINITE, SamplingRows
 
 
-def write_kv(keys_values: Tensor, cache: Tensor, slots: Tensor) -> None:
+def write_kv(
+    keys_values: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
+) -> None:
     """See ``kv_write``."""
     block_size = cache.shape[2]
+    if scales is not None:
+        keys_values = keys_values.float() / scales.view(-1, 1)
+        if cache.dtype is torch.int8:
+            keys_values = (keys_values.clamp(-127, 127) + 0.5).floor()
+        else:
+            keys_values = keys_values.clamp(-448, 448)
     for token, slot in enumerate(slots.tolist()):
-        cache[slot // block_size, :, slot % block_size] = keys_values[token]
+        cache[slot // block_size, :, slot % block_size] = keys_values[token].to(cache.dtype)
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,6 +59,7 @@ def rotate_and_write(
     head_weights: Tensor | None,
     eps: float,
     keep_keys: bool = False,
+    scales: Tensor | None = None,
 ) -> None:
     """See ``rotary``."""
     kv_heads = cache.shape[1] // 2
@@ -68,7 +79,7 @@ def rotate_and_write(
         dim=-1,
     ).to(qkv.dtype)
     values = qkv[:, query_heads + kv_heads :]
-    write_kv(torch.cat([turned[:, query_heads:], values], dim=1), cache, slots)
+    write_kv(torch.cat([turned[:, query_heads:], values], dim=1), cache, slots, scales)
     kept = query_heads + kv_heads if keep_keys else query_heads
     qkv[:, :kept] = turned[:, :kept]
 
@@ -80,41 +91,52 @@ def decode_attention(
     lengths: Tensor,
     *,
     window: int | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
-    """See ``decode_attention``."""
-    output = torch.zeros_like(queries, memory_format=torch.contiguous_format)
-    for sequence, length in enumerate(lengths.tolist()):
-        if length:
-            one = queries[sequence : sequence + 1]
-            table = tables.blocks[tables.starts[sequence] :]
-            output[sequence] = _attend(one, cache, table, length - 1, window)
-    return output
+    """Attend with one token a sequence; see ``decode_attention.decode_attention``."""
+    spans = [
+        Span(table, row, 1, length - 1)
+        for row, (table, length) in enumerate(
+            zip(tables.starts.tolist(), lengths.tolist(), strict=True)
+        )
+        if length
+    ]
+    return prefill_attention(queries, cache, tables.blocks, spans, window=window, scales=scales)
 
 
 def prefill_attention(
     queries: Tensor,
     cache: Tensor,
     blocks: Tensor,
-    tiles: list[Tile],
+    spans: Sequence[Span],
     *,
     window: int | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
-    """See ``prefill_attention``."""
+    """Attend with the rows of ``spans``; other rows are zeros."""
     output = torch.zeros_like(queries, memory_format=torch.contiguous_format)
-    for table, start, tokens, position in tiles:
-        rows = slice(start, start + tokens)
-        output[rows] = _attend(queries[rows], cache, blocks[table:], position, window)
+    for span in spans:
+        rows = slice(span.start, span.start + span.num_tokens)
+        table = blocks[span.table :]
+        output[rows] = _attend(queries[rows], cache, table, span.prefix, window, scales)
     return output
 
 
 def _attend(
-    queries: Tensor, cache: Tensor, table: Tensor, first: int, window: int | None
+    queries: Tensor,
+    cache: Tensor,
+    table: Tensor,
+    first: int,
+    window: int | None,
+    scales: Tensor | None,
 ) -> Tensor:
     """Attend with tokens of one sequence, the first at position ``first``."""
     tokens, heads, head_dim = queries.shape
     kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
     num_keys = first + tokens
     blocks = cache[table[: -(-num_keys // block_size)].long()].double()
+    if scales is not None:
+        blocks *= scales.double().view(-1, 1, 1)
     rows = blocks.transpose(0, 1).reshape(2 * kv_heads, -1, head_dim)[:, :num_keys]
     keys, values = rows.repeat_interleave(heads // kv_heads, dim=0).chunk(2)
     scores = torch.einsum("thd,hkd->htk", queries.double(), keys) * head_dim**-0.5

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
+from backend.kernels.kv_write import to_storage
 from backend.kernels.launch import launch
 
 
@@ -18,6 +19,7 @@ def _rotate_and_write(
     slots,
     head_weights,
     cache,
+    scales,
     token_stride,
     block_stride,
     eps,
@@ -27,6 +29,7 @@ def _rotate_and_write(
     ROTATED: tl.constexpr,
     NORM: tl.constexpr,
     KEEP_KEYS: tl.constexpr,
+    SCALED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -56,7 +59,11 @@ def _rotate_and_write(
     slot = tl.load(slots + token).to(tl.int64)
     cache_row = (head - QUERY_HEADS) * BLOCK_SIZE + slot % BLOCK_SIZE
     target = cache + slot // BLOCK_SIZE * block_stride + cache_row * HEAD_DIM + dim
-    tl.store(target, rounded, mask=real & (head >= QUERY_HEADS))
+    cached = real & (head >= QUERY_HEADS)
+    if SCALED:
+        scale = tl.load(scales + head - QUERY_HEADS, mask=cached, other=1.0)
+        rounded = to_storage(rounded.to(tl.float32) / scale, cache.dtype.element_ty)
+    tl.store(target, rounded, mask=cached)
 
 
 def rotate_and_write(
@@ -68,11 +75,13 @@ def rotate_and_write(
     head_weights: Tensor | None,
     eps: float,
     keep_keys: bool = False,
+    scales: Tensor | None = None,
 ) -> None:
     """Turn ``qkv`` [tokens, heads + 2 * kv_heads, head_dim] into queries and cached KV.
 
     ``rotations`` is float32 [tokens, rotated / 2, 2], cosine and sine; what is beyond the
     rotated dimensions passes. ``head_weights`` [heads + kv_heads, head_dim] norms, None does not.
+    ``scales`` are those of a cache of 8 bits, see ``write_kv``.
     Only the queries are changed in place, the keys too with ``keep_keys``.
     """
     tokens, heads, head_dim = qkv.shape
@@ -86,6 +95,7 @@ def rotate_and_write(
         slots,
         rotations if head_weights is None else head_weights,
         cache,
+        slots if scales is None else scales,
         qkv.stride(0),
         cache.stride(0),
         eps,
@@ -94,6 +104,7 @@ def rotate_and_write(
         HEAD_DIM=head_dim,
         ROTATED=2 * rotations.shape[1],
         NORM=head_weights is not None,
+        SCALED=scales is not None,
         KEEP_KEYS=keep_keys,
         BLOCK_SIZE=cache.shape[2],
         BLOCK_H=block_h,

@@ -1,6 +1,7 @@
 """Every kernel against its oracle, on the device and in the type that is timed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from backend.kernels import reference
 from backend.kernels.activation import silu_mul
-from backend.kernels.decode_attention import BlockTables, decode_attention
+from backend.kernels.attention import BlockTables, device_limits
+from backend.kernels.decode_attention import decode_attention
 from backend.kernels.kv_write import write_kv
 from backend.kernels.norm import add_rms_norm, rms_norm
-from backend.kernels.prefill_attention import Span, prefill_attention, query_tiles, tile_tokens
+from backend.kernels.prefill_attention import PrefillShape, Span, plan_prefill, prefill_attention
 from backend.kernels.rotary import rotate_and_write
 from backend.kernels.sampling import SamplingRows, sample_tokens
 from gpu.machine import Machine
@@ -114,18 +116,22 @@ def _decode(machine: Machine, *, splits: int, window: int | None) -> float:
 
 
 def _prefill(machine: Machine, *, window: int | None) -> float:
-    spans = [(0, 40), (90, 9)] if machine.smoke else [(0, 700), (1000, 130), (17, 1)]
+    spans = [(0, 40), (90, 9)]
+    if not machine.smoke:
+        spans = [(0, 700), (1000, 130), (17, 1), (30_000, 50), (20_000, 9)]
     tables, blocks = random_tables(machine, [prefix + new for prefix, new in spans])
     laid_out, at = [], 0
     for table, (prefix, new) in zip(tables.starts.tolist(), spans, strict=True):
         laid_out.append(Span(table, at, new, prefix))
         at += new
-    tiles = query_tiles(laid_out, tile_tokens(4))
+    limits = device_limits(machine.device)
+    shape = PrefillShape.of(machine.dtype, heads=8, kv_heads=2, head_dim=128, limits=limits)
+    work = plan_prefill(laid_out, shape)
+    work = replace(work, items=work.items.to(machine.device))
     cache = machine.random(blocks + 1, 2 * 2, 16, 128)
     queries = machine.random(at, 8, 128)
-    named = torch.tensor(tiles, device=machine.device, dtype=torch.int32)
-    result = prefill_attention(queries, cache, tables.blocks, named, window=window)
-    expected = reference.prefill_attention(queries, cache, tables.blocks, tiles, window=window)
+    result = prefill_attention(queries, cache, tables.blocks, work, window=window)
+    expected = reference.prefill_attention(queries, cache, tables.blocks, laid_out, window=window)
     return _error(result, expected)
 
 

@@ -4,6 +4,8 @@ What the interpreter cannot show: types that only the compiler checks, spilled r
 memory, and whether loads are wide and in flight and products run on the matrix units.
 """
 
+import os
+
 import pytest
 import torch
 
@@ -20,8 +22,17 @@ pytestmark = [
     ),
 ]
 
-BF16, F32 = torch.bfloat16, torch.float32
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+F8, I8 = torch.float8_e4m3fn, torch.int8
 WIDE_AND_IN_FLIGHT = "cp.async.cg.shared.global"
+WARPS_PRODUCT = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+PRODUCTS = {
+    80: WARPS_PRODUCT,
+    86: WARPS_PRODUCT,
+    89: WARPS_PRODUCT,
+    90: "wgmma.mma_async.sync.aligned.m64n",
+    100: "tcgen05.mma.cta_group::1.kind::f16",
+}
 
 
 @pytest.fixture
@@ -41,11 +52,20 @@ def compiled(monkeypatch, tmp_path):
     return build
 
 
-@pytest.mark.parametrize(("architecture", "head_dim"), [(90, 128), (90, 256), (80, 128)])
-def test_decode_attention(compiled, architecture, head_dim):
-    split, join = compiled(kernels.decode(BF16, head_dim), architecture)
+@pytest.mark.parametrize(
+    ("architecture", "head_dim", "storage"),
+    [
+        (80, 128, None),
+        (80, 128, I8),
+        (89, 256, F8),
+        (90, 128, None),
+        (100, 128, F8),
+    ],
+)
+def test_decode_attention(compiled, architecture, head_dim, storage):
+    split, join = compiled(kernels.decode(BF16, head_dim, storage=storage), architecture)
     assert WIDE_AND_IN_FLIGHT in split.ptx
-    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in split.ptx
+    assert WARPS_PRODUCT in split.ptx
     assert "ld.global.v4" in join.ptx
 
 
@@ -54,18 +74,54 @@ def test_decode_attention_behind_a_window_without_groups(compiled):
     assert WIDE_AND_IN_FLIGHT in split.ptx
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
-def test_prefill_attention(compiled, head_dim):
-    (tile,) = compiled(kernels.prefill(BF16, head_dim))
-    assert WIDE_AND_IN_FLIGHT in tile.ptx
-    assert "wgmma.mma_async.sync.aligned.m64n" in tile.ptx
-    assert ".f32.bf16.bf16" in tile.ptx
+# Before sm_90 registers decide, which are as many on all: one architecture for each head size.
+@pytest.mark.parametrize(
+    ("architecture", "head_dim", "storage"),
+    [
+        (80, 128, None),
+        (86, 256, None),
+        (89, 128, F8),
+        (90, 128, None),
+        (90, 256, None),
+        (100, 64, None),
+        (100, 128, None),
+    ],
+)
+def test_prefill_attention(compiled, architecture, head_dim, storage):
+    call = kernels.prefill(BF16, head_dim, architecture, storage=storage)
+    small, large, _ = compiled(call, architecture)
+    for tile in (small, large):
+        assert WIDE_AND_IN_FLIGHT in tile.ptx
+        assert PRODUCTS[architecture] in tile.ptx
+
+
+@pytest.mark.skipif(
+    "COMPILE_EVERY_KERNEL" not in os.environ, reason="takes an hour: COMPILE_EVERY_KERNEL=1"
+)
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize(
+    "types", [(BF16, None), (F16, None), (F32, None), (BF16, F8), (BF16, I8)], ids=str
+)
+@pytest.mark.parametrize("architecture", [80, 86, 89, 90, 100])
+def test_attention_of_every_kind(compiled, architecture, head_dim, types, group):
+    dtype, storage = types
+    if storage is (F8 if architecture < 89 else I8):
+        pytest.skip("float8 from sm_89 on, int8 before")
+    how = {"heads": 8 * group, "storage": storage}
+    compiled(kernels.decode(dtype, head_dim, **how), architecture)
+    compiled(kernels.prefill(dtype, head_dim, architecture, **how), architecture)
 
 
 def test_attention_in_float32_takes_no_tf32(compiled):
-    for call in (kernels.decode(F32, 256, splits=1), kernels.prefill(F32, 64)):
-        (kernel,) = compiled(call)
-        assert "tf32" not in kernel.ptx
+    for call in (kernels.decode(F32, 256, splits=1), kernels.prefill(F32, 64, 90)):
+        for kernel in compiled(call):
+            assert "tf32" not in kernel.ptx
+
+
+def test_keys_and_values_in_eight_bits(compiled):
+    for kernel in compiled(lambda: kernels.elementwise(BF16, F8), 89):
+        assert "st.global.v4" in kernel.ptx or "st.global.v2" in kernel.ptx, kernel.name
 
 
 def test_elementwise_kernels(compiled):

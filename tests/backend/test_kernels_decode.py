@@ -9,7 +9,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_cases as cases
 
-from backend.kernels.decode_attention import Tiling, num_splits
+from backend.kernels.attention import DeviceLimits, Tiling
+from backend.kernels.decode_attention import num_splits
 
 pytest_plugins = ["interpreter"]
 
@@ -21,31 +22,35 @@ pytest_plugins = ["interpreter"]
         (80, torch.float32, 2),
         (96, torch.float16, 2),
         (128, torch.float32, 1),
+        (192, torch.float16, 2),
         (256, torch.float16, 4),
     ],
     ids=str,
 )
 def test_decode_of_every_head_size(interpreter, head_dim, dtype, splits):
     world = cases.World(interpreter.changing, dtype)
-    cases.check_decode(world, [33, 130], head_dim=head_dim, splits=splits, kv_heads=1)
+    how = {"head_dim": head_dim, "splits": splits, "kv_heads": 1}
+    cases.check_decode(world, [33, 130], split_keys=64, **how)
 
 
 @pytest.mark.parametrize("group", [1, 3, 16])
 def test_decode_of_every_group_size(interpreter, group):
     world = cases.World(interpreter.changing)
-    cases.check_decode(world, [5, 70], group=group, kv_heads=1, splits=2)
+    cases.check_decode(world, [5, 70], group=group, kv_heads=1, splits=2, split_keys=64)
 
 
 @pytest.mark.parametrize(("window", "splits"), [(1, 1), (65, 2), (500, 2)])
 def test_decode_behind_a_sliding_window(interpreter, window, splits):
     world = cases.World(interpreter.changing)
-    cases.check_decode(world, [3, 65, 200], splits=splits, window=window, kv_heads=1)
+    how = {"splits": splits, "split_keys": 64, "window": window, "kv_heads": 1}
+    cases.check_decode(world, [3, 65, 200], **how)
 
 
 @pytest.mark.parametrize("keys", [16, 128])
 def test_the_key_tile_of_decode_is_free_of_the_block_size(interpreter, keys):
     world = cases.World(interpreter.changing)
-    cases.check_decode(world, [1, 100, 129], tiling=Tiling(keys=keys), splits=2)
+    how = {"tiling": Tiling(keys=keys), "splits": 2, "split_keys": keys}
+    cases.check_decode(world, [1, 100, 129], **how)
 
 
 def test_a_sequence_without_keys_pads_a_batch_with_zeros(interpreter):
@@ -53,31 +58,64 @@ def test_a_sequence_without_keys_pads_a_batch_with_zeros(interpreter):
         cases.check_decode(cases.World(interpreter.changing), [0, 20, 0], splits=splits)
 
 
-def test_more_splits_than_keys(interpreter):
-    cases.check_decode(cases.World(interpreter.changing), [1, 70], splits=16, kv_heads=1)
+@pytest.mark.parametrize("processors", [1, 100])
+def test_one_long_sequence_among_short_ones(interpreter, processors):
+    world = cases.World(interpreter.changing)
+    limits = DeviceLimits(processors, 99 * 2**10)
+    lengths = [20, 2000, 0, 1]
+    cases.check_decode(world, lengths, splits=8, split_keys=64, kv_heads=1, limits=limits)
+
+
+def test_what_a_sequence_gets_depends_on_its_own_length_alone(interpreter):
+    world = cases.World(interpreter.changing)
+    how = {"splits": 4, "split_keys": 64, "kv_heads": 1}
+    alone = cases.check_decode(world, [700], **how)
+    # The same first sequence of the same blocks: those beside it only come behind it.
+    beside = cases.check_decode(world, [700], **how, limits=DeviceLimits(100, 0))
+    assert torch.equal(alone, beside)
+    tables, blocks = world.tables([700, 30, 1500, 0])
+    cache = world.cache(blocks, 1, 64)
+    queries = world.random(4, 2, 64)
+    name = "backend.kernels.decode_attention:decode_attention"
+    how = {"splits": 4, "split_keys": 64}
+    results = []
+    for count in (1, 2, 4):
+        some = cases.BlockTables(tables.blocks, tables.starts[:count])
+        lengths = world.integers([700, 30, 1500, 0][:count])
+        results.append(interpreter(name, queries[:count], cache, some, lengths, **how)[0])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("storage", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_decode_over_a_cache_of_eight_bits(interpreter, storage):
+    world = cases.World(interpreter.changing, torch.float16)
+    cases.check_decode(world, [33, 130], splits=2, split_keys=64, storage=storage)
 
 
 @settings(max_examples=5)
 @given(
-    lengths=st.lists(st.integers(1, 150), min_size=1, max_size=2),
+    lengths=st.lists(st.integers(0, 150), min_size=1, max_size=3),
     splits=st.sampled_from([1, 2, 8]),
     window=st.none() | st.integers(1, 160),
     group=st.integers(1, 5),
 )
 def test_decode_of_ragged_batches(interpreter, lengths, splits, window, group):
     world = cases.World(interpreter.changing)
-    cases.check_decode(world, lengths, splits=splits, window=window, group=group, kv_heads=1)
+    how = {"splits": splits, "split_keys": 64, "window": window, "group": group}
+    cases.check_decode(world, lengths, kv_heads=1, **how)
 
 
 @pytest.mark.parametrize(
-    ("sequences", "kv_heads", "max_keys", "expected"),
+    ("kv_heads", "max_keys", "expected"),
     [
-        (1, 8, 100_000, 64),  # alone: as many as there may be
-        (1, 8, 1_000, 4),  # no split of less than 256 keys
-        (256, 8, 100_000, 1),  # the batch fills the device
-        (16, 8, 8_192, 8),
-        (1, 1, 1, 1),
+        (8, 131_072, 32),  # 256 programs fill every device
+        (2, 131_072, 64),  # as many as the join takes
+        (8, 4_096, 8),  # no split of less than 512 keys
+        (16, 131_072, 16),
+        (512, 131_072, 1),
+        (1, 1, 1),
     ],
 )
-def test_splits_fill_the_device_and_no_more(sequences, kv_heads, max_keys, expected):
-    assert num_splits(sequences, kv_heads, max_keys, processors=132) == expected
+def test_splits_fill_the_device_and_no_more(kv_heads, max_keys, expected):
+    assert num_splits(kv_heads, max_keys) == expected

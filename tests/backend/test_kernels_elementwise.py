@@ -9,6 +9,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_cases as cases
 
+from backend.kernels import reference
+
 pytest_plugins = ["interpreter"]
 
 HALF_TOO = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -92,3 +94,27 @@ def test_cpu_tensors_are_refused_without_the_interpreter():
     with pytest.raises(Exception, match="kernels take tensors on a CUDA device") as caught:
         cases.check_rms_norm(cases.World(cases.call_here), 2, 64)
     assert type(caught.value).__name__ == "KernelLaunchError"
+
+
+def test_keys_and_values_are_written_in_eight_bits(interpreter):
+    # Not in float8: the interpreter loses the carry when a mantissa is rounded up.
+    world = cases.World(interpreter.changing, torch.float16)
+    cases.check_kv_write(world, 21, 2, 80, torch.int8)
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 64, "rotated": 64}
+    cases.check_rotary(world, tokens=9, norm=True, storage=torch.int8, **shape)
+
+
+@pytest.mark.parametrize(
+    ("storage", "bound"), [(torch.int8, 0.015), (torch.float8_e4m3fn, 0.04)], ids=str
+)
+def test_eight_bits_change_attention_by_little(storage, bound):
+    """Random keys and values of one size, a scale for each head: a few hundredths at most."""
+    world = cases.World(cases.call_here)
+    tables, blocks = world.tables([1000, 40])
+    exact = world.cache(blocks, 2, 64)
+    cache, scales = cases.stored(exact, storage)
+    queries, lengths = world.random(2, 8, 64), world.integers([1000, 40])
+    expected = reference.decode_attention(queries, exact, tables, lengths)
+    result = reference.decode_attention(queries, cache, tables, lengths, scales=scales)
+    error = (result - expected).norm() / expected.norm()
+    assert 0 < error <= bound

@@ -1,5 +1,7 @@
 """Every kernel equals its oracle on a CUDA device, in all types that models come in."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import kernel_cases as cases
 
 from backend.kernels import reference
-from backend.kernels.decode_attention import Tiling
+from backend.kernels.attention import Tiling
 from backend.kernels.sampling import sample_tokens
 
 
@@ -43,7 +45,7 @@ def test_rotation_norm_and_write(world, norm, shape):
     )
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("window", [None, 100])
 def test_attention_of_every_head_size(world, head_dim, window):
     for splits in (1, 8):
@@ -62,7 +64,26 @@ def test_attention_of_every_group_size(world, group):
 @pytest.mark.parametrize("tiling", [Tiling(32), Tiling(128, 8, 2)], ids=str)
 def test_attention_of_other_tilings(world, tiling):
     cases.check_decode(world, [1, 1000], tiling=tiling, splits=2)
-    cases.check_prefill(world, [(0, 100), (640, 64)], tiling=tiling)
+    large = replace(tiling, rows=64)
+    cases.check_prefill(world, [(0, 100), (640, 64)], small=tiling, large=large)
+
+
+def test_long_prefixes_are_split(world):
+    cases.check_decode(world, [20_000, *[30] * 40, 0], splits=32, group=4)
+    spans = [(20_000, 50), (9000, 9), (0, 300)]
+    assert cases.check_prefill(world, spans, group=4, processors=132) > 20
+
+
+@pytest.mark.parametrize("storage", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_cache_of_eight_bits(world, head_dim, storage):
+    if storage is not torch.int8 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("no float8 on this device")
+    cases.check_kv_write(world, 37, 3, head_dim, storage)
+    shape = {"heads": 8, "kv_heads": 2, "head_dim": head_dim, "rotated": head_dim}
+    cases.check_rotary(world, tokens=9, norm=True, storage=storage, **shape)
+    cases.check_decode(world, [1, 3000], splits=8, head_dim=head_dim, storage=storage)
+    cases.check_prefill(world, [(3000, 50), (0, 90)], head_dim=head_dim, storage=storage)
 
 
 def test_a_cache_whose_offsets_pass_32_bits():

@@ -7,7 +7,7 @@ block sizes, warps and stages are those that run.
 import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 
 from backend.kernels import (
     activation,
+    attention,
     decode_attention,
     kv_write,
     norm,
@@ -29,7 +30,13 @@ from backend.kernels import (
 )
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-SHARED_MEMORY = {80: 163 * 2**10, 90: 227 * 2**10}
+SHARED_MEMORY = {
+    80: 163 * 2**10,
+    86: 99 * 2**10,
+    89: 99 * 2**10,
+    90: 227 * 2**10,
+    100: 227 * 2**10,
+}
 """Bytes that a block of threads may have, by architecture."""
 
 _MODULES = (
@@ -50,6 +57,7 @@ _TYPES = {
     torch.int64: "*i64",
     torch.int8: "*i8",
     torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 _OPTIONS = {"num_warps", "num_stages"}
 
@@ -135,39 +143,78 @@ def compile_for(architecture: int, launch: Launch, folder: Path) -> Compiled:
     )
 
 
-def decode(dtype: torch.dtype, head_dim: int, *, heads: int = 32, splits: int = 8, **options: Any):
-    """Decode attention over 8 KV heads, as a call."""
-    qkv, cache = _projection(dtype, heads, head_dim), _cache(dtype, head_dim)
-    tables = decode_attention.BlockTables(tensor(100), tensor(33))
+def decode(
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    heads: int = 32,
+    splits: int = 32,
+    storage: torch.dtype | None = None,
+    **options: Any,
+):
+    """Decode attention over 8 KV heads, as a call; ``storage`` is the type of the cache."""
+    qkv, cache = _projection(dtype, heads, head_dim), _cache(storage or dtype, head_dim)
     return partial(
         decode_attention.decode_attention,
         qkv[:, :heads],
         cache,
-        tables,
+        attention.BlockTables(tensor(100), tensor(33)),
         tensor(33),
         splits=splits,
+        scales=tensor(16, dtype=torch.float32) if storage else None,
         **options,
     )
 
 
-def prefill(dtype: torch.dtype, head_dim: int, *, heads: int = 32, **options: Any):
-    """Prefill attention over 8 KV heads, as a call."""
-    qkv, cache = _projection(dtype, heads, head_dim), _cache(dtype, head_dim)
-    attend = prefill_attention.prefill_attention
-    return partial(attend, qkv[:, :heads], cache, tensor(100), tensor(7, 4), **options)
+def prefill(
+    dtype: torch.dtype,
+    head_dim: int,
+    architecture: int,
+    *,
+    heads: int = 32,
+    storage: torch.dtype | None = None,
+    tilings: dict[str, attention.Tiling] | None = None,
+    **options: Any,
+):
+    """Prefill attention over 8 KV heads in small and in large tiles, and the join, as a call."""
+    qkv, cache = _projection(dtype, heads, head_dim), _cache(storage or dtype, head_dim)
+    limits = attention.DeviceLimits(132, SHARED_MEMORY[architecture])
+    shape = prefill_attention.PrefillShape.of(
+        dtype,
+        heads=heads,
+        kv_heads=8,
+        head_dim=head_dim,
+        limits=limits,
+        quantized=storage is not None,
+    )
+    work = prefill_attention.PrefillWork(
+        tensor(7, 8), 3, 3, 8 * 128, replace(shape, **tilings or {})
+    )
+    return partial(
+        prefill_attention.prefill_attention,
+        qkv[:, :heads],
+        cache,
+        tensor(100),
+        work,
+        scales=tensor(16, dtype=torch.float32) if storage else None,
+        **options,
+    )
 
 
-def elementwise(dtype: torch.dtype) -> None:
+def elementwise(dtype: torch.dtype, storage: torch.dtype | None = None) -> None:
     """Launch all others, in the sizes of an 8B model whose heads are normed."""
     rows, weight = tensor(33, 4096, dtype=dtype), tensor(4096, dtype=dtype)
     norm.rms_norm(rows, weight, 1e-5)
     norm.add_rms_norm(rows, rows, weight, 1e-5)
     activation.silu_mul(tensor(33, 2 * 14336, dtype=dtype))
-    qkv, cache = _projection(dtype, 32, 128), _cache(dtype, 128)
+    qkv, cache = _projection(dtype, 32, 128), _cache(storage or dtype, 128)
+    scales = tensor(16, dtype=torch.float32) if storage else None
     turns = tensor(33, 64, 2, dtype=torch.float32)
     for head_weights in (None, tensor(40, 128, dtype=dtype)):
-        rotary.rotate_and_write(qkv, turns, tensor(33), cache, head_weights=head_weights, eps=1e-5)
-    kv_write.write_kv(tensor(33, 16, 128, dtype=dtype), cache, tensor(33))
+        rotary.rotate_and_write(
+            qkv, turns, tensor(33), cache, head_weights=head_weights, eps=1e-5, scales=scales
+        )
+    kv_write.write_kv(tensor(33, 16, 128, dtype=dtype), cache, tensor(33), scales)
 
 
 def sample(dtype: torch.dtype, vocab: int) -> None:

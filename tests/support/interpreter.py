@@ -5,15 +5,16 @@ so tests keep their own process free of it and send calls to this one.
 """
 
 import importlib
+import io
 import multiprocessing
 import os
-import pickle
 import traceback
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+import torch
 
 
 def _serve(connection: Connection, paths: list[str]) -> None:
@@ -21,13 +22,11 @@ def _serve(connection: Connection, paths: list[str]) -> None:
     import sys
 
     sys.path[:] = paths
-    import torch
-
     torch.set_num_threads(1)
     _patch_once()
     while True:
         try:
-            name, arguments, options = pickle.loads(connection.recv_bytes())
+            name, arguments, options = _unpacked(connection.recv_bytes())
         except EOFError:
             return
         try:
@@ -36,7 +35,18 @@ def _serve(connection: Connection, paths: list[str]) -> None:
             outcome = True, (result, arguments)
         except Exception as error:  # noqa: BLE001 (whatever it is, it is sent back)
             outcome = False, (type(error).__name__, str(error), traceback.format_exc())
-        connection.send_bytes(pickle.dumps(outcome))
+        connection.send_bytes(_packed(outcome))
+
+
+def _packed(message: Any) -> bytes:
+    """Pickle by torch, which alone knows how tensors of 8 bits are read again."""
+    buffer = io.BytesIO()
+    torch.save(message, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(message: bytes) -> Any:
+    return torch.load(io.BytesIO(message), weights_only=False)
 
 
 def _patch_once() -> None:
@@ -70,10 +80,10 @@ class Interpreter:
 
     def changing(self, name: str, *arguments: Any, **options: Any) -> tuple[Any, tuple[Any, ...]]:
         """Call and return the result and the arguments as the call left them."""
-        self._connection.send_bytes(pickle.dumps((name, arguments, options)))
+        self._connection.send_bytes(_packed((name, arguments, options)))
         if not self._connection.poll(60):
             raise TimeoutError(f"{name} took longer than a minute")
-        succeeded, outcome = pickle.loads(self._connection.recv_bytes())
+        succeeded, outcome = _unpacked(self._connection.recv_bytes())
         if not succeeded:
             kind, text, trace = outcome
             raise RuntimeError(f"{kind}: {text}") from RuntimeError(trace)

@@ -6,15 +6,15 @@ that Hypothesis can make it small.
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from backend.kernels import reference
-from backend.kernels.decode_attention import BlockTables
-from backend.kernels.prefill_attention import Span, query_tiles, tile_tokens
+from backend.kernels.attention import BlockTables, DeviceLimits
+from backend.kernels.prefill_attention import PrefillShape, Span, plan_prefill
 from backend.kernels.quantized_matmul import pack
 from backend.kernels.sampling import SamplingRows
 
@@ -67,16 +67,41 @@ class World:
         return BlockTables(blocks, self.integers(starts)), sum(counts)
 
 
-def check_kv_write(world: World, tokens: int, kv_heads: int, head_dim: int) -> None:
-    cache = world.cache(5, kv_heads, head_dim)
+def check_kv_write(
+    world: World, tokens: int, kv_heads: int, head_dim: int, storage: torch.dtype | None = None
+) -> None:
+    cache, scales = stored(world.cache(5, kv_heads, head_dim), storage)
     # A view into a fused projection, as the decoder has it.
     fused = world.random(tokens, 3 + 2 * kv_heads, head_dim)
     slots = torch.randperm(5 * BLOCK_SIZE, generator=torch.Generator().manual_seed(2))[:tokens]
     slots = (slots + BLOCK_SIZE).to(world.device)
     expected = cache.clone()
-    reference.write_kv(fused[:, 3:], expected, slots)
-    _, changed = world.call("backend.kernels.kv_write:write_kv", fused[:, 3:], cache, slots)
-    assert torch.equal(changed[1], expected)
+    reference.write_kv(fused[:, 3:], expected, slots, scales)
+    name = "backend.kernels.kv_write:write_kv"
+    _, changed = world.call(name, fused[:, 3:], cache, slots, scales)
+    if storage is None:
+        assert torch.equal(changed[1], expected)
+    else:
+        assert_same_but_rounding(changed[1], expected)
+
+
+def stored(cache: Tensor, storage: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
+    """Return ``cache`` in ``storage`` and a scale of each head, or as it is and None."""
+    if storage is None:
+        return cache, None
+    top = 127 if storage is torch.int8 else torch.finfo(storage).max
+    scales = cache.float().abs().amax(dim=(0, 2, 3)) / top
+    scaled = cache.float() / scales.view(-1, 1, 1)
+    return (scaled.round() if storage is torch.int8 else scaled).to(storage), scales
+
+
+def assert_same_but_rounding(result: Tensor, expected: Tensor) -> None:
+    """Compare values of 8 bits: a few lie so near the middle that they are rounded otherwise."""
+    assert result.dtype == expected.dtype
+    differing = result.view(torch.int8) != expected.view(torch.int8)
+    assert differing.float().mean() <= 0.002
+    difference = (result.float() - expected.float()).abs()
+    assert (difference <= expected.float().abs() / 8 + 1).all()
 
 
 def check_rms_norm(world: World, rows: int, size: int) -> None:
@@ -113,20 +138,24 @@ def check_rotary(
     rotated: int,
     norm: bool,
     keep_keys: bool = False,
+    storage: torch.dtype | None = None,
 ) -> None:
     qkv = world.random(tokens, heads + 2 * kv_heads, head_dim)
-    cache = world.cache(4, kv_heads, head_dim)
+    cache, scales = stored(world.cache(4, kv_heads, head_dim), storage)
     angles = torch.outer(7.0 * torch.arange(tokens), 0.7 ** torch.arange(rotated // 2))
     rotations = torch.stack([angles.cos(), angles.sin()], dim=-1).to(world.device)
     slots = (torch.arange(tokens) * 3 + BLOCK_SIZE).to(world.device)
     weights = world.random(heads + kv_heads, head_dim, seed=6) if norm else None
-    options = {"head_weights": weights, "eps": 1e-6, "keep_keys": keep_keys}
+    options = {"head_weights": weights, "eps": 1e-6, "keep_keys": keep_keys, "scales": scales}
     expected, expected_cache = qkv.clone(), cache.clone()
     reference.rotate_and_write(expected, rotations, slots, expected_cache, **options)
     name = "backend.kernels.rotary:rotate_and_write"
     _, changed = world.call(name, qkv, rotations, slots, cache, **options)
     assert_close(changed[0], expected)
-    assert_close(changed[3], expected_cache)
+    if storage is None:
+        assert_close(changed[3], expected_cache)
+    else:
+        assert_same_but_rounding(changed[3], expected_cache)
 
 
 def check_decode(
@@ -136,27 +165,22 @@ def check_decode(
     group: int = 2,
     kv_heads: int = 2,
     head_dim: int = 64,
-    splits: int = 1,
     window: int | None = None,
-    tiling: Any = None,
-) -> None:
+    storage: torch.dtype | None = None,
+    **options: Any,
+) -> Tensor:
+    """``storage`` is the type of a cache of 8 bits; returns the result."""
     tables, blocks = world.tables(lengths)
-    cache = world.cache(blocks, kv_heads, head_dim)
+    cache, scales = stored(world.cache(blocks, kv_heads, head_dim), storage)
     fused = world.random(len(lengths), kv_heads * (group + 2), head_dim)
     queries = fused[:, : kv_heads * group]
     counts = world.integers(list(lengths))
-    expected = reference.decode_attention(queries, cache, tables, counts, window=window)
-    result, _ = world.call(
-        "backend.kernels.decode_attention:decode_attention",
-        queries,
-        cache,
-        tables,
-        counts,
-        splits=splits,
-        window=window,
-        tiling=tiling,
-    )
+    how = {"window": window, "scales": scales}
+    expected = reference.decode_attention(queries, cache, tables, counts, **how)
+    name = "backend.kernels.decode_attention:decode_attention"
+    result, _ = world.call(name, queries, cache, tables, counts, **how, **options)
     assert_close(result, expected)
+    return result
 
 
 def check_prefill(
@@ -166,35 +190,37 @@ def check_prefill(
     group: int = 2,
     kv_heads: int = 2,
     head_dim: int = 64,
+    processors: int = 2,
     window: int | None = None,
-    tiling: Any = None,
-) -> None:
-    """``spans`` are (prefix, new tokens) of one sequence each."""
+    storage: torch.dtype | None = None,
+    **tilings: Any,
+) -> int:
+    """``spans`` are (prefix, new tokens) of one sequence each; returns how many items there are."""
     tables, blocks = world.tables([prefix + new for prefix, new in spans])
-    cache = world.cache(blocks, kv_heads, head_dim)
+    cache, scales = stored(world.cache(blocks, kv_heads, head_dim), storage)
     starts = [sum(new for _, new in spans[:index]) for index in range(len(spans) + 1)]
-    tiles = query_tiles(
-        [
-            Span(table, start, new, prefix)
-            for table, start, (prefix, new) in zip(
-                tables.starts.tolist(), starts, spans, strict=False
-            )
-        ],
-        tile_tokens(group),
+    laid_out = [
+        Span(table, start, new, prefix)
+        for table, start, (prefix, new) in zip(tables.starts.tolist(), starts, spans, strict=False)
+    ]
+    shape = PrefillShape.of(
+        world.dtype,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        limits=DeviceLimits(processors, 99 * 2**10),
+        quantized=storage is not None,
     )
+    work = plan_prefill(laid_out, replace(shape, **tilings))
+    work = replace(work, items=work.items.to(world.device))
     fused = world.random(starts[-1], kv_heads * (group + 2), head_dim)
     queries = fused[:, : kv_heads * group]
-    expected = reference.prefill_attention(queries, cache, tables.blocks, tiles, window=window)
-    result, _ = world.call(
-        "backend.kernels.prefill_attention:prefill_attention",
-        queries,
-        cache,
-        tables.blocks,
-        world.integers(tiles).view(-1, 4),
-        window=window,
-        tiling=tiling,
-    )
+    how = {"window": window, "scales": scales}
+    expected = reference.prefill_attention(queries, cache, tables.blocks, laid_out, **how)
+    name = "backend.kernels.prefill_attention:prefill_attention"
+    result, _ = world.call(name, queries, cache, tables.blocks, work, **how)
     assert_close(result, expected)
+    return work.small + work.large
 
 
 def sampling_rows(

@@ -5,23 +5,25 @@ without a GPU.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from backend.executor.attention.backend import HostRows, Ints, StepTensors
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
-from backend.kernels.decode_attention import (
-    BlockTables,
-    SplitWorkspace,
-    decode_attention,
-    num_splits,
-)
+from backend.kernels.attention import BlockTables, SplitWorkspace, device_limits
+from backend.kernels.decode_attention import decode_attention, num_splits
 from backend.kernels.kv_write import write_kv
-from backend.kernels.prefill_attention import Span, prefill_attention, query_tiles, tile_tokens
+from backend.kernels.prefill_attention import (
+    PrefillShape,
+    PrefillWork,
+    Span,
+    plan_prefill,
+    prefill_attention,
+)
 from backend.kernels.rotary import rotate_and_write
 from backend.models.attention import AttentionLayer
 from backend.models.config import ModelShape
@@ -49,27 +51,28 @@ class TritonAttention:
         shape: ModelShape,
         limits: BatchLimits,
         *,
-        processors: int,
         prefill: PrefillAttention | None = None,
     ) -> None:
-        """``processors`` are multiprocessors to keep busy."""
+        """Make room for what the parts of a step leave for one another."""
         self._layers = cache.layers
-        self._num_heads, self._num_kv_heads = shape.num_heads, shape.num_kv_heads
-        self._limits = limits
-        self._width = 0
-        self._processors = processors
-        self._tile_tokens = tile_tokens(shape.num_heads // shape.num_kv_heads)
+        self._num_heads = shape.num_heads
         self._prefill = prefill
-        device = cache.layers[0].blocks.device
-        rows = max(
-            size * shape.num_heads * self._splits(size, limits.max_model_len)
-            for size in range(1, limits.max_num_seqs + 1)
+        blocks = cache.layers[0].blocks
+        self._num_splits = num_splits(shape.num_kv_heads, limits.max_model_len)
+        self._prefill_shape = PrefillShape.of(
+            blocks.dtype,
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            limits=device_limits(blocks.device),
         )
-        self._workspace = SplitWorkspace.allocate(rows, shape.head_dim, device)
+        decode_rows = limits.max_num_seqs * shape.num_heads * self._num_splits
+        rows = max(decode_rows, self._prefill_shape.workspace_rows)
+        self._workspace = SplitWorkspace.allocate(rows, shape.head_dim, blocks.device)
         self._num_singles = 0
-        self._num_splits = 1
         self._tensors: StepTensors | None = None
-        self._tiles: Tensor | None = None
+        self._work: PrefillWork | None = None
+        self._compiled_windows: set[int | None] = set()
 
     def start(self, slots: Sequence[int]) -> None:
         """Nothing is known of slots beside their tables."""
@@ -80,7 +83,8 @@ class TritonAttention:
         return singles
 
     def layout(self, rows: HostRows) -> list[Ints]:
-        """Return the tiles of the spans' queries, four numbers each."""
+        """Return the work list of the spans, eight numbers an item."""
+        self._work = None
         if len(rows.slots) == rows.num_singles:
             return []
         spans: list[Span] = []
@@ -89,18 +93,18 @@ class TritonAttention:
         for slot, start, count in list(numbers)[rows.num_singles :]:
             spans.append(Span(slot * width, at, count, start))
             at += count
-        return [np.array(query_tiles(spans, self._tile_tokens), np.int32).ravel()]
+        self._work = plan_prefill(spans, self._prefill_shape)
+        return [self._work.items.numpy().ravel()]
 
     def plan(self, rows: HostRows, tensors: StepTensors) -> None:
-        """Choose how many splits single tokens are cut into."""
+        """Take the step's tensors, and the work list of the spans from among them."""
         self._tensors = tensors
         self._num_singles = rows.num_padded
-        longest = int(rows.starts[: rows.num_singles].max(initial=0)) + 1
-        keys = self._limits.max_model_len if rows.is_fixed else longest
-        self._num_splits = self._splits(rows.num_padded, keys)
-        self._tiles = tensors.parts[0].view(-1, 4) if tensors.parts else None
-        if self._prefill is not None and self._tiles is not None:
-            self._prefill.plan(rows, tensors)
+        if self._work is not None:
+            items = tensors.parts[0].view(self._work.items.shape)
+            self._work = replace(self._work, items=items)
+            if self._prefill is not None:
+                self._prefill.plan(rows, tensors)
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, rotations: Tensor | None) -> Tensor:
         """Norm, rotate and write in one kernel, then attend single tokens and spans."""
@@ -134,11 +138,9 @@ class TritonAttention:
                 workspace=self._workspace,
                 output=output[: self._num_singles],
             )
-        if self._tiles is not None:
+        if self._work is not None:
             if self._prefill is None:
-                prefill_attention(
-                    queries, cache, tensors.tables, self._tiles, window=layer.window, output=output
-                )
+                self._attend_spans(queries, layer, self._work, output)
             else:
                 spans = slice(self._num_singles, None)
                 self._prefill.attend(queries[spans], cache, layer.window, output[spans])
@@ -150,5 +152,23 @@ class TritonAttention:
     def replay(self, size: int) -> None:
         """Nothing to do: the step's tensors were copied to where the graph reads them."""
 
-    def _splits(self, sequences: int, keys: int) -> int:
-        return num_splits(sequences, self._num_kv_heads, keys, self._processors)
+    def _attend_spans(
+        self, queries: Tensor, layer: AttentionLayer, work: PrefillWork, output: Tensor
+    ) -> None:
+        """Attend through our kernels, all of which the first step compiles."""
+        if self._tensors is None:
+            raise RuntimeError("forward before plan")
+        works = [work]
+        if layer.window not in self._compiled_windows:
+            self._compiled_windows.add(layer.window)
+            works.append(PrefillWork.idle(self._prefill_shape, queries.device))
+        for each in works:
+            prefill_attention(
+                queries,
+                self._layers[layer.index].blocks,
+                self._tensors.tables,
+                each,
+                window=layer.window,
+                workspace=self._workspace,
+                output=output,
+            )
