@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backend.engine.loading import device_of
 from backend.engine.step_faults import Fault, fault_of
 from backend.models.config import ModelLoadError
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
@@ -260,7 +261,7 @@ class PromptedTokenizer(Tokenizer):
 def start_embedding_engine(options: EngineOptions) -> tuple[EmbeddingEngine, Tokenizer]:
     """Load what ``options`` name and start its engine. Raises ModelLoadError."""
     model, tokenizer = load_embedding_model(options)
-    on_cuda = _device(options.device) == "cuda"
+    on_cuda = device_of(options.device).type == "cuda"
     tokens = _TOKENS_PER_PASS_CUDA if on_cuda else _TOKENS_PER_PASS_CPU
     queue = EmbeddingQueue(max_tokens_per_pass=tokens, max_waiting_tokens=_MAX_WAITING_TOKENS)
     engine = EmbeddingEngine(model, queue)
@@ -278,7 +279,7 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
     disable_progress_bar()
-    directory, device = Path(options.model), _device(options.device)
+    directory, device = Path(options.model), device_of(options.device).type
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
@@ -304,13 +305,6 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
     tokenizer = PromptedTokenizer(copy, eos_token_ids=frozenset(), bos_token_id=None, template=None)
     tokenizer.prompt = prompt
     return EmbeddingModel(model, shape), tokenizer
-
-
-def _device(name: str) -> str:
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ModelLoadError("device cuda: torch finds no CUDA device")
-    return "cuda" if name != "cpu" and available else "cpu"
 
 
 def _check_kind(model: Any, directory: Path, *, prompted: bool) -> None:

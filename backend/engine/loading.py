@@ -1,8 +1,9 @@
-"""Builds an engine from a model's name: the composition of everything in this package."""
+"""Builds an engine from its options: tokenizer, network, KV cache, runner and core."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from backend.engine.model_files import resolve_model
 from backend.executor.factory import make_runner, read_memory
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache, block_bytes
-from backend.executor.memory import MemoryReading, context_length, size_cache
+from backend.executor.memory import MemoryReading, Sizing, context_length, size_cache
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
@@ -35,8 +36,8 @@ _MAX_NUM_SEQS_CUDA = 256
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model on its device, and everything that is needed to run it."""
+class LoadedEngine:
+    """An engine that is ready for its first step, and the tokenizer of its model."""
 
     core: EngineCore
     tokenizer: Tokenizer
@@ -52,8 +53,10 @@ def load_engine(model: str, **options: Any) -> tuple[Engine, Tokenizer]:
     return Engine(loaded.core, loaded.tokenizer, loaded.description), loaded.tokenizer
 
 
-def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debug) -> LoadedModel:
-    """Load what ``options`` name; ``tell`` is called with what is being done, for people.
+def load_model(
+    options: EngineOptions, progress: Callable[[str], None] = logger.debug
+) -> LoadedEngine:
+    """Load what ``options`` name; ``progress`` is called with the stage of loading, for people.
 
     Raises ModelLoadError, whose text names what is wrong.
     """
@@ -68,16 +71,16 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         torch.set_num_threads(options.threads)
     directory = resolve_model(options.model)
     tokenizer = Tokenizer.load(directory)
-    torch_device = _device(options.device)
+    torch_device = device_of(options.device)
     on_cuda = torch_device.type == "cuda"
     max_num_seqs = options.max_num_seqs or (_MAX_NUM_SEQS_CUDA if on_cuda else _MAX_NUM_SEQS_CPU)
-    tell(f"reading the weights of {directory}")
+    progress(f"reading the weights of {directory}")
     network = load_network(
         directory,
         device=torch_device,
         dtype=options.dtype,
         quantization=options.quantization,
-        tell=tell,
+        tell=progress,
     )
     kv_dtype = kv_cache_dtype(options.kv_dtype, network.dtype, torch_device)
     shape = network.shape
@@ -89,7 +92,7 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
     has_kernels = on_cuda and not network.needs_rules and _triton_compiles()
     reading = None
     if has_kernels and options.kv_bytes is None:
-        tell("measuring the memory of the largest step")
+        progress("measuring the memory of the largest step")
         wanted_len = context_length(shape, options.max_model_len)
         wanted = _batch_limits(max_num_seqs, max_tokens_per_step, wanted_len)
         reading = _read_memory(network, wanted, kv_dtype, utilization)
@@ -103,30 +106,8 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         reading=reading,
         utilization=utilization,
     )
-    tell("making the KV pool")
-    try:
-        cache = KVCache(shape, sizing.num_blocks, device=torch_device, dtype=kv_dtype)
-    except torch.OutOfMemoryError as error:
-        raise ModelLoadError(f"{directory}: out of device memory for the KV pool") from error
-    except RuntimeError as error:
-        # On CPU, torch has no type of its own for memory that it does not get.
-        if "allocate memory" not in str(error):
-            raise
-        raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
-    per_block = block_bytes(shape, kv_dtype)
-    logger.info(
-        "%s on %s in %s: context %d tokens; KV pool in %s: %d blocks of %d tokens x %d bytes = "
-        "%.0f MiB",
-        directory,
-        torch_device,
-        network.dtype,
-        sizing.max_model_len,
-        kv_dtype,
-        sizing.num_blocks,
-        BLOCK_SIZE,
-        per_block,
-        sizing.num_blocks * per_block / 2**20,
-    )
+    progress("making the KV pool")
+    cache = _kv_cache(network, sizing, torch_device, kv_dtype, directory)
     limits = EngineLimits(
         num_blocks=sizing.num_blocks,
         max_num_seqs=max_num_seqs,
@@ -154,7 +135,36 @@ def load_model(options: EngineOptions, tell: Callable[[str], None] = logger.debu
         fingerprint=fingerprint,
         cache_events=options.kv_events,
     )
-    return LoadedModel(core, tokenizer, description)
+    return LoadedEngine(core, tokenizer, description)
+
+
+def _kv_cache(
+    network: Network, sizing: Sizing, device: torch.device, dtype: torch.dtype, directory: Path
+) -> KVCache:
+    try:
+        cache = KVCache(network.shape, sizing.num_blocks, device=device, dtype=dtype)
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(f"{directory}: out of device memory for the KV pool") from error
+    except RuntimeError as error:
+        # On CPU, torch has no type of its own for memory that it does not get.
+        if "allocate memory" not in str(error):
+            raise
+        raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
+    per_block = block_bytes(network.shape, dtype)
+    logger.info(
+        "%s on %s in %s: context %d tokens; KV pool in %s: %d blocks of %d tokens x %d bytes = "
+        "%.0f MiB",
+        directory,
+        device,
+        network.dtype,
+        sizing.max_model_len,
+        dtype,
+        sizing.num_blocks,
+        BLOCK_SIZE,
+        per_block,
+        sizing.num_blocks * per_block / 2**20,
+    )
+    return cache
 
 
 def _in_seconds(milliseconds: float | None) -> float | None:
@@ -196,7 +206,8 @@ def _read_memory(
         ) from error
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """Return the device that auto, cpu or cuda names here. Raises ModelLoadError."""
     if name not in {"auto", "cpu", "cuda"}:
         raise ModelLoadError(f"device {name}: expected auto, cpu or cuda")
     available = torch.cuda.is_available()
