@@ -134,9 +134,8 @@ async def _readyz(model: ServedModel, request: web.Request) -> web.Response:
     if request.app[STOPPING].is_set():
         stopping = {"status": "stopping", "reasons": ["the server was told to stop"]}
         return json_response(stopping, status=503)
-    reasons = model.unready_reasons()
-    if reasons:
-        return json_response({"status": "unavailable", "reasons": reasons}, status=503)
+    if (reason := model.unready_reason) is not None:
+        return json_response({"status": "unavailable", "reasons": [reason]}, status=503)
     return json_response({"status": "ready", "reasons": []})
 
 
@@ -245,7 +244,7 @@ def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
 async def _give_up(
     in_flight: set[asyncio.Task[object]], end_engine: Callable[[], Awaitable[None]]
 ) -> None:
-    """End the engine, so that open requests fail and their clients are told.
+    """End the engine, so that open requests fail and their clients get an error.
 
     What does not end even then is cancelled.
     """

@@ -33,7 +33,7 @@ from backend.server.protocol.messages import (
     check_choice,
     check_order,
 )
-from backend.server.replies import ChoicesReply, FinishedChoice, Object, Spell, chat_logprobs
+from backend.server.replies import ChoicesReply, FinishedChoice, Object, TokenBytes, chat_logprobs
 from backend.server.served_model import LoadedModel, ServedModel
 from backend.server.structured import Constraint, constraint_of
 from backend.server.tool_parsers import AnswerFormat, answer_format, tool_use
@@ -125,13 +125,13 @@ class ChatGeneration:
     generation: Generation
     constraint: Constraint | None
     format: AnswerFormat | None
-    spell: Spell | None
+    token_bytes: TokenBytes | None
     """Given where log probabilities are wanted."""
 
 
 async def prepare_chat(
     request: web.Request,
-    asked: GenerationFields,
+    body: GenerationFields,
     loaded: LoadedModel,
     chat: Conversation,
     *,
@@ -145,7 +145,7 @@ async def prepare_chat(
         loaded.tool_format,
         parameters_at=chat.parameters_at,
     )
-    constraint = await constraint_of(asked, chat.response_format, tools, param=chat.format_at)
+    constraint = await constraint_of(body, chat.response_format, tools, param=chat.format_at)
     prompt = await chat_prompt(
         loaded.encoder,
         chat.messages,
@@ -156,10 +156,10 @@ async def prepare_chat(
         param=chat.messages_at,
     )
     sampling = sampling_params(
-        asked, loaded, constraint, max_tokens=chat.max_tokens, logprobs=chat.logprobs
+        body, loaded, constraint, max_tokens=chat.max_tokens, logprobs=chat.logprobs
     )
     return ChatGeneration(
-        new_generation(chat.prefix, (prompt.tokens,), asked, sampling, request, arrived=arrived),
+        new_generation(chat.prefix, (prompt.tokens,), body, sampling, request, arrived=arrived),
         constraint,
         answer_format(tools, loaded.reasoning_format, prompt.end, sampling.grammar),
         None if chat.logprobs is None else loaded.encoder.token_bytes,
@@ -169,27 +169,27 @@ async def prepare_chat(
 async def chat_completions(model: ServedModel, request: web.Request) -> web.StreamResponse:
     """Answer POST /v1/chat/completions."""
     arrived = time.monotonic()
-    asked = await read_request(request, ChatRequest)
-    loaded = model.require(asked.model)
+    body = await read_request(request, ChatRequest)
+    loaded = model.require(body.model)
     chat = Conversation(
-        messages=asked.messages,
-        tools=asked.tools,
-        tool_choice=asked.tool_choice,
-        parallel=asked.parallel_tool_calls,
-        response_format=asked.response_format,
-        max_tokens=asked.most_tokens,
-        logprobs=asked.wanted_logprobs,
-        template=asked.template,
-        keep_last=asked.max_prompt_tokens(loaded.max_model_len),
+        messages=body.messages,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel=body.parallel_tool_calls,
+        response_format=body.response_format,
+        max_tokens=body.most_tokens,
+        logprobs=body.wanted_logprobs,
+        template=body.template,
+        keep_last=body.max_prompt_tokens(loaded.max_model_len),
     )
-    prepared = await prepare_chat(request, asked, loaded, chat, arrived=arrived)
+    prepared = await prepare_chat(request, body, loaded, chat, arrived=arrived)
     generation = prepared.generation
     reply = ChatReply(
         generation.id,
-        asked.model,
-        asked.stream_options or StreamOptions(),
+        body.model,
+        body.stream_options or StreamOptions(),
         prepared.format,
-        prepared.spell,
+        prepared.token_bytes,
     )
     return await answer(request, generation, loaded.generator, reply, prepared.constraint)
 
@@ -216,12 +216,12 @@ class ChatReply(ChoicesReply):
         model: str,
         options: StreamOptions,
         form: AnswerFormat | None,
-        spell: Spell | None,
+        token_bytes: TokenBytes | None,
     ) -> None:
-        """``spell`` is given where log probabilities are wanted."""
+        """``token_bytes`` is given where log probabilities are wanted."""
         super().__init__(reply_id, model, options)
         self._format = form
-        self._spell = spell
+        self._token_bytes = token_bytes
         self._streamed: dict[int, _Streamed] = {}
 
     def choice(self, index: int, choice: FinishedChoice) -> Object:
@@ -245,7 +245,7 @@ class ChatReply(ChoicesReply):
             if calls:
                 message["tool_calls"] = [_call(call.name, call.arguments) for call in calls]
                 reason = _reason_of_calls(choice.finish_reason)
-        logprobs = chat_logprobs(choice.logprobs, self._spell) if self._spell else None
+        logprobs = chat_logprobs(choice.logprobs, self._token_bytes) if self._token_bytes else None
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def opening(self, index: int, prompt: Sequence[TokenLogprobs]) -> list[Object]:
@@ -260,7 +260,7 @@ class ChatReply(ChoicesReply):
         choice = self._streamed[index]
         choice.logprobs += logprobs
         events = [Content(text)] if choice.parser is None else choice.parser.push(text)
-        return [self._told(index, choice, _delta(choice, event)) for event in events]
+        return [self._chunk_of(index, choice, _delta(choice, event)) for event in events]
 
     def ending(self, index: int, reason: FinishReason) -> list[Object]:
         """Return a choice's last chunks."""
@@ -268,15 +268,15 @@ class ChatReply(ChoicesReply):
         if choice.parser is None:
             return [_chunk(index, {}, reason.value)]
         events = choice.parser.finish()
-        chunks = [self._told(index, choice, _delta(choice, event)) for event in events]
-        last = self._told(index, choice, {})
+        chunks = [self._chunk_of(index, choice, _delta(choice, event)) for event in events]
+        last = self._chunk_of(index, choice, {})
         last["finish_reason"] = _reason_of_calls(reason) if choice.called else reason.value
         return [*chunks, last]
 
-    def _told(self, index: int, choice: _Streamed, delta: Object) -> Object:
+    def _chunk_of(self, index: int, choice: _Streamed, delta: Object) -> Object:
         chunk = _chunk(index, delta, None)
-        if self._spell is not None:
-            chunk["logprobs"] = chat_logprobs(choice.logprobs, self._spell)
+        if self._token_bytes is not None:
+            chunk["logprobs"] = chat_logprobs(choice.logprobs, self._token_bytes)
         choice.logprobs = []
         return chunk
 

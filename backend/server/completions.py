@@ -1,4 +1,4 @@
-"""POST /v1/completions: its request, its handler, and its reply with the prompt where asked for."""
+"""POST /v1/completions: its request, its handler, and its reply with the prompt where wanted."""
 
 import codecs
 import time
@@ -18,7 +18,7 @@ from backend.server.prompts import ON_LOOP_CHARACTERS, completion_prompts, each_
 from backend.server.protocol import combination, only
 from backend.server.protocol.generation import MAX_CHOICES, CompletionFields, StreamOptions
 from backend.server.protocol.messages import Prompt, each_of
-from backend.server.replies import ChoicesReply, FinishedChoice, Object, Spell, finite
+from backend.server.replies import ChoicesReply, FinishedChoice, Object, TokenBytes, finite
 from backend.server.served_model import ServedModel
 from backend.server.structured import constraint_of
 
@@ -42,7 +42,7 @@ class CompletionRequest(CompletionFields):
 
     @property
     def most_tokens(self) -> int:
-        """The limit, OpenAI's where none is said."""
+        """The limit; OpenAI's where the request has none."""
         return _MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
@@ -82,41 +82,41 @@ class CompletionRequest(CompletionFields):
 async def completions(model: ServedModel, request: web.Request) -> web.StreamResponse:
     """Answer POST /v1/completions."""
     arrived = time.monotonic()
-    asked = await read_request(request, CompletionRequest)
-    loaded = model.require(asked.model)
+    body = await read_request(request, CompletionRequest)
+    loaded = model.require(body.model)
     encoder = loaded.encoder
-    keep_last = asked.max_prompt_tokens(loaded.max_model_len)
+    keep_last = body.max_prompt_tokens(loaded.max_model_len)
     prompts = await completion_prompts(
-        encoder, asked.prompts, max_model_len=loaded.max_model_len, keep_last=keep_last
+        encoder, body.prompts, max_model_len=loaded.max_model_len, keep_last=keep_last
     )
-    constraint = await constraint_of(asked)
+    constraint = await constraint_of(body)
     sampling = sampling_params(
-        asked,
+        body,
         loaded,
         constraint,
-        # The engine computes one token at least; where none is wanted, it is not told.
-        max_tokens=asked.most_tokens or 1,
-        logprobs=asked.logprobs,
-        prompt_logprobs=asked.logprobs if asked.echo else None,
+        # The engine computes one token at least; where none is wanted, it is not sent.
+        max_tokens=body.most_tokens or 1,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
     )
     generation = new_generation(
         "cmpl-",
         prompts,
-        asked,
+        body,
         sampling,
         request,
         arrived=arrived,
-        prompt_only=asked.most_tokens == 0,
+        prompt_only=body.most_tokens == 0,
     )
     # Of a prompt that was cut, what the model read is known by its tokens alone.
-    said = asked.prompts if keep_last is None else prompts
-    echoed = await _echoed_prompts(encoder, said, prompts) if asked.echo else ()
+    texts = body.prompts if keep_last is None else prompts
+    echoed = await _echoed_prompts(encoder, texts, prompts) if body.echo else ()
     reply = CompletionReply(
         generation.id,
-        asked.model,
-        asked.stream_options or StreamOptions(),
+        body.model,
+        body.stream_options or StreamOptions(),
         tuple(each for each in echoed for _ in range(generation.n)),
-        None if asked.logprobs is None else encoder.token_bytes,
+        None if body.logprobs is None else encoder.token_bytes,
     )
     return await answer(request, generation, loaded.generator, reply, constraint)
 
@@ -128,29 +128,29 @@ class EchoedPrompt:
     text: str
     tokens: tuple[int, ...]
 
-    def logprobs(self, known: Sequence[TokenLogprobs], spell: Spell) -> Object:
+    def logprobs(self, known: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> Object:
         """Return its ``logprobs``; ``known`` begins with the second token: none precedes the first.
 
         Raises EngineError when some are missing.
         """
         if len(known) != len(self.tokens) - 1:
             raise EngineError("log probabilities of the prompt are missing")
-        rest = _logprobs(known, spell, 0)
+        rest = _logprobs(known, token_bytes, 0)
         return {
-            "tokens": [_name(spell(token)) for token in self.tokens],
+            "tokens": [_name(token_bytes(token)) for token in self.tokens],
             "token_logprobs": [None, *rest["token_logprobs"]],
             "top_logprobs": [None, *rest["top_logprobs"]],
-            "text_offset": self._offsets(spell),
+            "text_offset": self._offsets(token_bytes),
         }
 
-    def _offsets(self, spell: Spell) -> list[int]:
+    def _offsets(self, token_bytes: TokenBytes) -> list[int]:
         # Tokens that the model puts around a text are not in it, and a first space may not be.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         offsets = []
         at = 0
         for token in self.tokens:
             offsets.append(at)
-            piece = decoder.decode(spell(token))
+            piece = decoder.decode(token_bytes(token))
             for written in (piece, piece.lstrip(" ")):
                 if self.text.startswith(written, at):
                     at += len(written)
@@ -165,14 +165,14 @@ async def _echoed_prompts(
 ) -> tuple[EchoedPrompt, ...]:
     """Return each prompt as it is sent back; of tokens special ones are spelled too."""
 
-    def spell(item: tuple[str | tuple[int, ...], tuple[int, ...]]) -> EchoedPrompt:
+    def echo(item: tuple[str | tuple[int, ...], tuple[int, ...]]) -> EchoedPrompt:
         prompt, tokens = item
         if isinstance(prompt, str):
             return EchoedPrompt(prompt, tokens)
         return EchoedPrompt(encoder.decode(prompt, skip_special_tokens=False), tokens)
 
     items = tuple(zip(prompts, encoded, strict=True))
-    return await each_off_loop(spell, items, sum(map(len, encoded)) > ON_LOOP_CHARACTERS)
+    return await each_off_loop(echo, items, sum(map(len, encoded)) > ON_LOOP_CHARACTERS)
 
 
 class CompletionReply(ChoicesReply):
@@ -187,66 +187,74 @@ class CompletionReply(ChoicesReply):
         model: str,
         options: StreamOptions,
         echo: tuple[EchoedPrompt, ...],
-        spell: Spell | None,
+        token_bytes: TokenBytes | None,
     ) -> None:
         """``echo`` has the prompt that precedes each choice, or is empty.
 
-        ``spell`` is given where log probabilities are wanted.
+        ``token_bytes`` is given where log probabilities are wanted.
         """
         super().__init__(reply_id, model, options)
         self._echo = echo
-        self._spell = spell
+        self._token_bytes = token_bytes
 
     def choice(self, index: int, choice: FinishedChoice) -> Object:
         """Return a choice of a plain reply."""
-        text = self._echo[index].text + choice.text if self._echo else choice.text
-        written = _choice(index, text, choice.finish_reason.value)
-        if self._spell is not None:
-            written["logprobs"] = self._logprobs(index, choice.logprobs, self._spell)
-            if self._echo:
-                prompt = self._echo[index].logprobs(choice.prompt_logprobs, self._spell)
-                own = written["logprobs"]
-                written["logprobs"] = {key: prompt[key] + own[key] for key in prompt}
+        written = self._write(index, choice.text, choice.logprobs, choice.finish_reason)
+        if self._echo:
+            prompt = self._echo[index]
+            written["text"] = prompt.text + choice.text
+            if self._token_bytes is not None:
+                before = prompt.logprobs(choice.prompt_logprobs, self._token_bytes)
+                after = written["logprobs"]
+                written["logprobs"] = {key: before[key] + after[key] for key in before}
         return written
 
     def opening(self, index: int, prompt: Sequence[TokenLogprobs]) -> list[Object]:
-        """Return the prompt, where it was asked to be echoed."""
+        """Return the prompt, where it is to be echoed."""
         if not self._echo:
             return []
-        written = _choice(index, self._echo[index].text, None)
-        if self._spell is not None:
-            written["logprobs"] = self._echo[index].logprobs(prompt, self._spell)
+        written = self._write(index, self._echo[index].text)
+        if self._token_bytes is not None:
+            written["logprobs"] = self._echo[index].logprobs(prompt, self._token_bytes)
         return [written]
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
         """Return the choice of a chunk with new text."""
-        written = _choice(index, text, None)
-        if self._spell is not None:
-            written["logprobs"] = self._logprobs(index, logprobs, self._spell)
-        return [written]
+        return [self._write(index, text, logprobs)]
 
     def ending(self, index: int, reason: FinishReason) -> list[Object]:
         """Return a choice's last chunk."""
-        return [_choice(index, "", reason.value)]
+        return [self._write(index, "", reason=reason)]
 
-    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs], spell: Spell) -> Object:
-        return _logprobs(logprobs, spell, len(self._echo[index].text) if self._echo else 0)
+    def _write(
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[TokenLogprobs] | None = None,
+        reason: FinishReason | None = None,
+    ) -> Object:
+        written = None
+        if logprobs is not None and self._token_bytes is not None:
+            start = len(self._echo[index].text) if self._echo else 0
+            written = _logprobs(logprobs, self._token_bytes, start)
+        return {
+            "text": text,
+            "index": index,
+            "logprobs": written,
+            "finish_reason": None if reason is None else reason.value,
+        }
 
 
-def _choice(index: int, text: str, reason: str | None) -> Object:
-    return {"text": text, "index": index, "logprobs": None, "finish_reason": reason}
-
-
-def _logprobs(tokens: Sequence[TokenLogprobs], spell: Spell, start: int) -> Object:
+def _logprobs(tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes, start: int) -> Object:
     """Return the ``logprobs`` of a completion whose text begins at ``start`` of what is returned.
 
     The likeliest include the chosen token, also where it is not among them.
     """
     return {
-        "tokens": [_name(spell(each.token)) for each in tokens],
+        "tokens": [_name(token_bytes(each.token)) for each in tokens],
         "token_logprobs": [finite(each.logprob) for each in tokens],
         "top_logprobs": [
-            {_name(spell(token)): finite(value) for token, value in _with_chosen(each)}
+            {_name(token_bytes(token)): finite(value) for token, value in _with_chosen(each)}
             for each in tokens
         ],
         "text_offset": [start + each.text_offset for each in tokens],

@@ -24,8 +24,8 @@ from backend.server.protocol.messages import (
     AnyMessage,
     Prompt,
     TemplateFields,
+    check_tokens,
     each_of,
-    quickly,
 )
 from backend.server.served_model import ServedModel
 
@@ -55,11 +55,11 @@ class EmbeddingRequest(Closed):
 
 async def embeddings(model: ServedModel, metrics: Metrics, request: web.Request) -> web.Response:
     """Answer POST /v1/embeddings."""
-    asked = await read_request(request, EmbeddingRequest)
-    loaded = model.require_embedder(asked.model)
+    body = await read_request(request, EmbeddingRequest)
+    loaded = model.require_embedder(body.model)
     shape = loaded.embedder.shape
-    dimensions = _dimensions(asked.dimensions, shape)
-    inputs = await input_tokens(loaded.encoder, asked.inputs, max_tokens=shape.max_tokens)
+    dimensions = _dimensions(body.dimensions, shape)
+    inputs = await input_tokens(loaded.encoder, body.inputs, max_tokens=shape.max_tokens)
     try:
         vectors = await loaded.embedder.embed(inputs)
     except OverloadedError as error:
@@ -70,12 +70,12 @@ async def embeddings(model: ServedModel, metrics: Metrics, request: web.Request)
     metrics.count_embedded(num_tokens)
 
     def write() -> bytes:
-        written = _base64 if asked.encoding_format == "base64" else _floats
+        written = _base64 if body.encoding_format == "base64" else _floats
         cut = vectors if dimensions == shape.dimensions else _cut(vectors, dimensions)
-        return _reply(asked.model, written(cut), num_tokens)
+        return _reply(body.model, written(cut), num_tokens)
 
-    body = await off_loop(write, len(vectors) * dimensions > ON_LOOP_NUMBERS)
-    return web.Response(body=body, content_type="application/json")
+    data = await off_loop(write, len(vectors) * dimensions > ON_LOOP_NUMBERS)
+    return web.Response(body=data, content_type="application/json")
 
 
 async def input_tokens(
@@ -190,30 +190,30 @@ class DetokenizeRequest(Closed):
     tokens: Annotated[
         list[Annotated[int, Field(ge=0, lt=2**32)]],
         Field(fail_fast=True),
-        WrapValidator(quickly),
+        WrapValidator(check_tokens),
     ]
 
 
 async def tokenize(model: ServedModel, request: web.Request) -> web.Response:
-    """Answer POST /tokenize; the length is told, not judged."""
-    asked = await read_request(request, TokenizeRequest)
-    loaded = model.require_any(asked.model)
+    """Answer POST /tokenize; any length is accepted."""
+    body = await read_request(request, TokenizeRequest)
+    loaded = model.require_any(body.model)
     encoder = loaded.encoder
-    if asked.messages is not None:
-        special = asked.add_special_tokens is True
+    if body.messages is not None:
+        special = body.add_special_tokens is True
         prompt = await render_chat(
-            encoder, asked.messages, template=asked.template, add_special_tokens=special
+            encoder, body.messages, template=body.template, add_special_tokens=special
         )
         tokens = prompt.tokens
     else:
-        text = asked.prompt or ""
-        special = asked.add_special_tokens is not False
+        text = body.prompt or ""
+        special = body.add_special_tokens is not False
         tokens = await off_loop(
             lambda: tuple(encoder.encode(text, add_special_tokens=special)),
             len(text) > ON_LOOP_CHARACTERS,
         )
     strings = None
-    if asked.return_token_strs:
+    if body.return_token_strs:
         strings = await off_loop(
             lambda: encoder.token_strings(tokens), len(tokens) > ON_LOOP_CHARACTERS
         )
@@ -229,14 +229,14 @@ async def tokenize(model: ServedModel, request: web.Request) -> web.Response:
 
 async def detokenize(model: ServedModel, request: web.Request) -> web.Response:
     """Answer POST /detokenize; special tokens are written out."""
-    asked = await read_request(request, DetokenizeRequest)
-    encoder = model.require_any(asked.model).encoder
+    body = await read_request(request, DetokenizeRequest)
+    encoder = model.require_any(body.model).encoder
 
     def decode() -> str:
-        tokens = tuple(asked.tokens)
+        tokens = tuple(body.tokens)
         if tokens:
             refuse_outside_vocabulary(tokens, encoder.vocab_size, "tokens")
         return encoder.decode(tokens, skip_special_tokens=False)
 
-    text = await off_loop(decode, len(asked.tokens) > ON_LOOP_CHARACTERS)
+    text = await off_loop(decode, len(body.tokens) > ON_LOOP_CHARACTERS)
     return json_response({"prompt": text})

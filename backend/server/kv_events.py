@@ -43,7 +43,7 @@ class KvEvents:
     def __init__(self, *, limit: int = _MOST_CHANGES, beat_seconds: float = BEAT_SECONDS) -> None:
         """Keep ``limit`` changes for readers that come back."""
         self.fingerprint: Callable[[], bytes] = bytes
-        """What tells the model's KV from others'; asked for each snapshot."""
+        """Identifies the model's KV; read for each snapshot."""
         self._loop: asyncio.AbstractEventLoop | None = None
         # Numbers begin anew with each server, and a reader may come back to another one.
         self._epoch = secrets.token_hex(4)
@@ -58,7 +58,7 @@ class KvEvents:
         self._loop = asyncio.get_running_loop()
 
     def publish(self, batches: Sequence[EventBatch]) -> None:
-        """Have ``apply`` called on the loop; after its end there is nobody to tell."""
+        """Have ``apply`` called on the loop; after its end nothing happens."""
         if self._loop is None:
             raise RuntimeError("the feed is not open")
         try:
@@ -72,7 +72,7 @@ class KvEvents:
         before = self._feed.sequence
         for batch in batches:
             self._feed.apply(batch)
-        self._tell(before)
+        self._announce(before)
 
     def close(self) -> None:
         """Let every reader end."""
@@ -127,7 +127,7 @@ class KvEvents:
         is_ours = epoch == self._epoch and number.isascii() and number.isdigit()
         return int(number) if is_ours and len(number) <= _MOST_DIGITS else None
 
-    def _tell(self, before: int) -> None:
+    def _announce(self, before: int) -> None:
         if self._feed.sequence != before:
             self._wake()
 
@@ -151,14 +151,14 @@ class KvEvents:
             yield _event("snapshot", data, "" if left else self._id(snapshot.sequence))
 
     def _written(self, numbered: Numbered) -> bytes:
-        kind, data = _told(numbered.change)
+        kind, data = _describe(numbered.change)
         return _event(kind, {"sequence": numbered.sequence} | data, self._id(numbered.sequence))
 
     def _id(self, sequence: int) -> str:
         return f"{self._epoch}-{sequence}"
 
 
-def _told(change: Change) -> tuple[str, dict[str, object]]:
+def _describe(change: Change) -> tuple[str, dict[str, object]]:
     match change:
         case BlocksStored(parent, digests):
             blocks = [digest.hex() for digest in digests]

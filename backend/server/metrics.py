@@ -108,7 +108,7 @@ def _version() -> str:
 
 
 class EngineCollector(Collector):
-    """An engine's figures, read when they are asked for."""
+    """An engine's figures, read for each scrape."""
 
     def __init__(
         self, stats: Callable[[], EngineStats | None], waiting: Callable[[], int | None]

@@ -76,7 +76,7 @@ class Generation:
     priority: Priority = Priority.NORMAL
     stream: bool = True
     prompt_only: bool = False
-    """Nothing is generated: of the one token that the engine computes nothing is told."""
+    """Nothing is generated: the one token that the engine computes is not sent."""
     queue_seconds: float | None = None
     cache_salt: str = ""
     arrived: float | None = None
@@ -164,7 +164,7 @@ async def _merge(
 
 
 def sampling_params(
-    asked: GenerationFields,
+    body: GenerationFields,
     loaded: LoadedModel,
     constraint: Constraint | None,
     *,
@@ -172,12 +172,12 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Return how ``asked`` is to be sampled, as the model's makers advise where it does not say.
+    """Return how to sample: as ``body`` says, else as the model's makers advise.
 
     Raises ApiError where a bias is for no token of the vocabulary.
     """
     advised, vocab_size = loaded.sampling, loaded.encoder.vocab_size
-    biases = asked.token_biases
+    biases = body.token_biases
     for token, _ in biases:
         if token >= vocab_size:
             raise ApiError(
@@ -188,19 +188,19 @@ def sampling_params(
                 code="invalid_value",
             )
     return SamplingParams(
-        temperature=advised.temperature if asked.temperature is None else asked.temperature,
-        top_p=advised.top_p if asked.top_p is None else asked.top_p,
-        top_k=advised.top_k if asked.top_k is None else max(asked.top_k, 0),
-        min_p=advised.min_p if asked.min_p is None else asked.min_p,
-        seed=asked.seed,
+        temperature=advised.temperature if body.temperature is None else body.temperature,
+        top_p=advised.top_p if body.top_p is None else body.top_p,
+        top_k=advised.top_k if body.top_k is None else max(body.top_k, 0),
+        min_p=advised.min_p if body.min_p is None else body.min_p,
+        seed=body.seed,
         max_tokens=max_tokens,
-        min_tokens=asked.min_tokens or 0,
-        stop=asked.stop_strings,
-        stop_token_ids=frozenset(asked.stop_token_ids or ()),
-        ignore_eos=asked.ignore_eos or False,
-        presence_penalty=asked.presence_penalty or 0.0,
-        frequency_penalty=asked.frequency_penalty or 0.0,
-        repetition_penalty=asked.repetition_penalty or advised.repetition_penalty,
+        min_tokens=body.min_tokens or 0,
+        stop=body.stop_strings,
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos or False,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or advised.repetition_penalty,
         logit_bias=biases,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -211,7 +211,7 @@ def sampling_params(
 def new_generation(
     prefix: str,
     prompts: tuple[tuple[int, ...], ...],
-    asked: GenerationFields,
+    body: GenerationFields,
     sampling: SamplingParams,
     request: web.Request,
     *,
@@ -224,12 +224,12 @@ def new_generation(
         id=f"{prefix}{uuid.uuid4().hex}",
         prompts=prompts,
         sampling=sampling,
-        n=asked.n or 1,
-        stream=asked.stream or False,
+        n=body.n or 1,
+        stream=body.stream or False,
         prompt_only=prompt_only,
         priority=_PRIORITIES.get(headers.get(PRIORITY, ""), Priority.NORMAL),
         queue_seconds=_queue_seconds(headers),
-        cache_salt=kv_salt(headers, asked.cache_salt),
+        cache_salt=kv_salt(headers, body.cache_salt),
         arrived=arrived,
     )
 
@@ -359,13 +359,13 @@ async def answer(
         effort = sum(
             len(each.text) + _CHARACTERS_OF_A_LOGPROB * len(each.logprobs) for each in choices
         )
-        body = await off_loop(
+        data = await off_loop(
             lambda: orjson.dumps(reply.whole(choices, collected.usage())),
             effort > _ON_LOOP_CHARACTERS,
         )
     except _FAILURES as error:
         raise _api_error(error, constraint) from error
-    return web.Response(body=body, content_type="application/json")
+    return web.Response(body=data, content_type="application/json")
 
 
 async def _stream(
@@ -401,7 +401,7 @@ async def _stream(
 
 
 def _api_error(error: Exception, constraint: Constraint | None) -> ApiError:
-    """Return what a client is told of one of ``_FAILURES``."""
+    """Return the error that a client gets for one of ``_FAILURES``."""
     match error:
         case GrammarRejectedError() if constraint is not None:
             return constraint.refused(str(error))

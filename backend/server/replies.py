@@ -20,11 +20,11 @@ from backend.server.protocol.generation import StreamOptions
 
 Object = dict[str, Any]
 
-Spell = Callable[[int], bytes]
+TokenBytes = Callable[[int], bytes]
 """A token's text; special tokens by their names."""
 
 WRITE_SECONDS = 30.0
-"""A client that takes nothing for so long, with all buffers full, is taken to be gone."""
+"""A client that takes nothing for so long, with all buffers full, counts as gone."""
 
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
@@ -112,7 +112,7 @@ class ChoicesReply:
     def opening(self, index: int, prompt: Sequence[TokenLogprobs]) -> list[Object]:
         """Return choices of chunks that precede the text.
 
-        ``prompt`` are log probabilities of the prompt, where they were asked for.
+        ``prompt`` are log probabilities of the prompt, where they were wanted.
         """
         raise NotImplementedError
 
@@ -140,7 +140,7 @@ class ChoicesReply:
             choices += self.text(delta.index, delta.text, delta.logprobs)
         if delta.finish_reason is not None:
             choices += self.ending(delta.index, delta.finish_reason)
-        # With usage asked for, every chunk has the key. All but the last hold null, or what was
+        # With usage wanted, every chunk has the key. All but the last hold null, or what was
         # used so far.
         used: Object = {"usage": None} if self._options.include_usage else {}
         if choices and self._options.continuous_usage_stats:
@@ -168,11 +168,11 @@ class ChoicesReply:
         }
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprobs], spell: Spell) -> Object:
+def chat_logprobs(tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> Object:
     """Return the ``logprobs`` of a chat choice."""
 
     def describe(token: int, logprob: float) -> Object:
-        text = spell(token)
+        text = token_bytes(token)
         return {
             "token": text.decode(errors="replace"),
             "logprob": finite(logprob),

@@ -1,4 +1,4 @@
-"""POST /v1/responses: chat under another name. Nothing is kept, so there is nothing to get.
+"""POST /v1/responses: chat under another name. Nothing is stored, so there is nothing to get.
 
 A plain reply is what the last event of a stream holds, so that it says what a stream does.
 Law: nothing of an item is sent before it is announced, and all of it again when it is done.
@@ -26,7 +26,7 @@ from backend.server.protocol.responses import (
     ResponsesRequest,
     TextFormat,
 )
-from backend.server.replies import FinishedChoice, Object, Spell, Usage, chat_logprobs
+from backend.server.replies import FinishedChoice, Object, TokenBytes, Usage, chat_logprobs
 from backend.server.served_model import ServedModel
 from backend.server.tool_parsers import AnswerFormat
 from backend.server.tool_parsers.reasoning import ReasoningParser
@@ -49,26 +49,26 @@ NewId = Callable[[str], str]
 async def responses(model: ServedModel, request: web.Request) -> web.StreamResponse:
     """Answer POST /v1/responses."""
     arrived = time.monotonic()
-    asked = await read_request(request, ResponsesRequest)
-    loaded = model.require(asked.model)
+    body = await read_request(request, ResponsesRequest)
+    loaded = model.require(body.model)
     chat = Conversation(
-        messages=await off_loop(lambda: asked.chat_messages, asked.num_items > ON_LOOP_ITEMS),
-        tools=asked.chat_tools,
-        tool_choice=asked.chat_tool_choice,
-        parallel=asked.parallel_tool_calls,
-        response_format=asked.chat_format,
-        max_tokens=asked.max_output_tokens,
-        logprobs=asked.wanted_logprobs,
-        template=TemplateOptions(variables=asked.chat_template_kwargs or {}),
+        messages=await off_loop(lambda: body.chat_messages, body.num_items > ON_LOOP_ITEMS),
+        tools=body.chat_tools,
+        tool_choice=body.chat_tool_choice,
+        parallel=body.parallel_tool_calls,
+        response_format=body.chat_format,
+        max_tokens=body.max_output_tokens,
+        logprobs=body.wanted_logprobs,
+        template=TemplateOptions(variables=body.chat_template_kwargs or {}),
         prefix="resp_",
         messages_at="input",
         format_at="text.format",
         parameters_at="parameters",
     )
-    prepared = await prepare_chat(request, asked, loaded, chat, arrived=arrived)
+    prepared = await prepare_chat(request, body, loaded, chat, arrived=arrived)
     generation = prepared.generation
-    repeated = _repeated(asked, generation.sampling, generation.id)
-    reply = ResponseReply(repeated, prepared.format, prepared.spell)
+    repeated = _repeated(body, generation.sampling, generation.id)
+    reply = ResponseReply(repeated, prepared.format, prepared.token_bytes)
     return await answer(request, generation, loaded.generator, reply, prepared.constraint)
 
 
@@ -78,12 +78,12 @@ class ResponseReply:
     typed = True
 
     def __init__(
-        self, repeated: Mapping[str, Any], form: AnswerFormat | None, spell: Spell | None
+        self, repeated: Mapping[str, Any], form: AnswerFormat | None, token_bytes: TokenBytes | None
     ) -> None:
         """``repeated`` are the fields of the response that are known from the start."""
         self._repeated = repeated
         self._format = form
-        self._spell = spell
+        self._token_bytes = token_bytes
         self._writer = self._new_writer(eager=True)
 
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
@@ -115,7 +115,7 @@ class ResponseReply:
 
     def _new_writer(self, *, eager: bool) -> "ResponseWriter":
         parser = None if self._format is None else self._format.parser(eager=eager)
-        return ResponseWriter(self._repeated, parser, self._spell, _new_id)
+        return ResponseWriter(self._repeated, parser, self._token_bytes, _new_id)
 
 
 def _new_id(prefix: str) -> str:
@@ -161,17 +161,17 @@ class ResponseWriter:
         self,
         repeated: Mapping[str, Any],
         parser: ToolCallParser | None,
-        spell: Spell | None,
+        token_bytes: TokenBytes | None,
         new_id: NewId,
     ) -> None:
         """``repeated`` are the fields of the response that are known from the start.
 
-        ``parser`` is given where the text is read, ``spell`` where log probabilities are
+        ``parser`` is given where the text is read, ``token_bytes`` where log probabilities are
         wanted.
         """
         self._repeated = repeated
         self._parser = parser
-        self._spell = spell
+        self._token_bytes = token_bytes
         self._new_id = new_id
         self._output: list[Object] = []
         self._item: _Item | None = None
@@ -179,7 +179,7 @@ class ResponseWriter:
         """Characters of the text before the first call."""
         self._called = False
         self._logprobs: list[TokenLogprobs] = []
-        """Those not told yet."""
+        """Those not sent yet."""
         self._number = 0
 
     def begin(self) -> list[Object]:
@@ -197,16 +197,16 @@ class ResponseWriter:
         """Return the events of the answer's end, the last of which has the whole response."""
         cut = reason is FinishReason.LENGTH
         status = "incomplete" if cut else "completed"
-        told = list(self._written([] if self._parser is None else self._parser.finish()))
+        events = list(self._written([] if self._parser is None else self._parser.finish()))
         if self._item is None and not self._output:
-            told += _announced(self._open_message())
-        told += self._end_item(status)
+            events += _announced(self._open_message())
+        events += self._end_item(status)
         response = self._response(status) | {
             "completed_at": None if cut else now,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": _usage(usage),
         }
-        return self._numbered([*told, (f"response.{status}", {"response": response})])
+        return self._numbered([*events, (f"response.{status}", {"response": response})])
 
     def fail(self, error: ApiError) -> list[Object]:
         """Return the events of an answer that broke off; the last one clients raise."""
@@ -256,7 +256,7 @@ class ResponseWriter:
         if not self._called:
             self._length += len(text)
         item = self._item
-        logprobs = self._take_logprobs()
+        logprobs = self._ready_logprobs()
         if not (text or logprobs):
             return
         if item is None or item.kind != "message":
@@ -265,8 +265,7 @@ class ResponseWriter:
             yield from _announced(item)
         item.text.append(text)
         item.logprobs += logprobs
-        told = item.where | {"delta": text, "logprobs": logprobs}
-        yield "response.output_text.delta", told
+        yield "response.output_text.delta", item.where | {"delta": text, "logprobs": logprobs}
 
     def _argue(self, text: str) -> Iterator[tuple[str, Object]]:
         if self._item is None:
@@ -320,32 +319,32 @@ class ResponseWriter:
         done = item.object | {"status": status}
         if item.kind == "function_call":
             done["arguments"] = text
-            told = {"name": done["name"], "arguments": text}
-            yield "response.function_call_arguments.done", item.where | told
+            whole = {"name": done["name"], "arguments": text}
+            yield "response.function_call_arguments.done", item.where | whole
         else:
             done["content"] = [item.part]
             kind = item.part["type"]
-            told = {"text": text} | ({"logprobs": item.logprobs} if kind == "output_text" else {})
-            yield f"response.{kind}.done", item.where | told
+            whole = {"text": text} | ({"logprobs": item.logprobs} if kind == "output_text" else {})
+            yield f"response.{kind}.done", item.where | whole
             yield "response.content_part.done", item.where | {"part": item.part}
         self._output.append(done)
         yield "response.output_item.done", {"output_index": item.place, "item": done}
 
-    def _take_logprobs(self) -> list[Object]:
-        """Return what is to be told with the text that has come.
+    def _ready_logprobs(self) -> list[Object]:
+        """Return what is to be sent with the text that has come.
 
         Where the text is read, that is what belongs to the answer before the first call:
         reasoning, markup and arguments have no place for it.
         """
-        if self._spell is None:
+        if self._token_bytes is None:
             return []
-        taken = self._logprobs
+        ready = self._logprobs
         begins = self._parser.answer_at if isinstance(self._parser, ReasoningParser) else 0
         if self._parser is not None:
-            taken = [each for each in taken if each.text_offset < begins + self._length]
-        self._logprobs = self._logprobs[len(taken) :]
-        told = [each for each in taken if each.text_offset >= begins]
-        return list(chat_logprobs(told, self._spell)["content"])
+            ready = [each for each in ready if each.text_offset < begins + self._length]
+        self._logprobs = self._logprobs[len(ready) :]
+        sent = [each for each in ready if each.text_offset >= begins]
+        return list(chat_logprobs(sent, self._token_bytes)["content"])
 
     def _numbered(self, events: Iterable[tuple[str, Object]]) -> list[Object]:
         numbered = []
@@ -371,11 +370,11 @@ def _usage(usage: Usage) -> Object:
     }
 
 
-def _repeated(asked: ResponsesRequest, sampling: SamplingParams, response_id: str) -> Object:
+def _repeated(body: ResponsesRequest, sampling: SamplingParams, response_id: str) -> Object:
     """Return the fields of a response that repeat its request, defaults filled in.
 
     ``sampling`` has the model's own advice. Who asks is repeated as null too: a cache fills in
-    there who asks for an answer that it has kept. Raises ApiError (400) where a client's schema is
+    there who asks for a stored answer. Raises ApiError (400) where a client's schema is
     nested deeper than can be repeated.
     """
     repeated: Object = {
@@ -383,29 +382,29 @@ def _repeated(asked: ResponsesRequest, sampling: SamplingParams, response_id: st
         "object": "response",
         "created_at": int(time.time()),
         "background": False,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "model": asked.model,
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "model": body.model,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "prompt_cache_key": asked.prompt_cache_key,
+        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": asked.safety_identifier,
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": False,
         "temperature": sampling.temperature,
         "text": {
-            "format": _format(None if asked.text is None else asked.text.format),
+            "format": _format(None if body.text is None else body.text.format),
             "verbosity": "medium",
         },
-        "tool_choice": _choice(asked),
-        "tools": [_tool(tool) for tool in asked.tools or ()],
-        "top_logprobs": asked.top_logprobs or 0,
+        "tool_choice": _choice(body),
+        "tools": [_tool(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
-        "user": asked.user,
-        "metadata": asked.metadata or {},
+        "user": body.user,
+        "metadata": body.metadata or {},
     }
     try:
         orjson.dumps({"response": repeated})
@@ -414,8 +413,8 @@ def _repeated(asked: ResponsesRequest, sampling: SamplingParams, response_id: st
     return repeated
 
 
-def _choice(asked: ResponsesRequest) -> Any:
-    chosen = asked.tool_choice
+def _choice(body: ResponsesRequest) -> Any:
+    chosen = body.tool_choice
     if isinstance(chosen, NamedFunction):
         return {"type": "function", "name": chosen.name}
     return chosen or "auto"

@@ -15,30 +15,22 @@ from backend.server.tool_parsers.reasoning import ReasoningFormat
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """An engine with its tokenizer.
-
-    ``close`` stops the engine and returns when it has. ``sampling`` is used for what a request
-    leaves open.
-    """
+    """An engine with its tokenizer; ``close`` stops the engine and returns when it has."""
 
     generator: Generator
     encoder: PromptEncoder
     close: Callable[[], Awaitable[None]]
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Used for what a request leaves open."""
     tool_format: ToolFormat | None = None
     """How the model calls functions, None if it cannot."""
     reasoning_format: ReasoningFormat | None = None
     """How it reasons before it answers, None where all that it writes is the answer."""
 
     @property
-    def ready(self) -> bool:
-        """Whether requests can be computed now."""
-        return self.generator.ready
-
-    @property
-    def unready_reason(self) -> str:
-        """Why they cannot."""
-        return self.generator.unready_reason
+    def unready_reason(self) -> str | None:
+        """Why requests cannot be computed now, None where they can."""
+        return None if self.generator.ready else self.generator.unready_reason
 
     @property
     def max_model_len(self) -> int:
@@ -64,14 +56,9 @@ class LoadedEmbedder:
     close: Callable[[], Awaitable[None]]
 
     @property
-    def ready(self) -> bool:
-        """Whether requests can be computed now."""
-        return self.embedder.ready
-
-    @property
-    def unready_reason(self) -> str:
-        """Why they cannot."""
-        return "the engine is not running"
+    def unready_reason(self) -> str | None:
+        """Why requests cannot be computed now, None where they can."""
+        return None if self.embedder.ready else "the engine is not running"
 
     @property
     def max_model_len(self) -> int:
@@ -86,7 +73,7 @@ class LoadedEmbedder:
 Loaded = LoadedModel | LoadedEmbedder
 
 Load = Callable[[Callable[[str], None]], Awaitable[Loaded]]
-"""Loads a model; what it is given tells people how far that is."""
+"""Loads a model; the argument takes the stage of loading, for people."""
 
 
 class ServedModel:
@@ -113,11 +100,12 @@ class ServedModel:
             raise
         self._loaded = loaded
 
-    def unready_reasons(self) -> tuple[str, ...]:
-        """Return why nothing can be generated now; empty when it can."""
+    @property
+    def unready_reason(self) -> str | None:
+        """Why nothing can be computed now, None where it can."""
         if self._loaded is None:
-            return (f"the model is being loaded{self._stage}",)
-        return () if self._loaded.ready else (self._loaded.unready_reason,)
+            return f"the model is being loaded{self._stage}"
+        return self._loaded.unready_reason
 
     def check_name(self, name: str) -> None:
         """Raise ApiError (404) when another model is meant."""
@@ -142,9 +130,9 @@ class ServedModel:
         """Return the model once it can compute. Raises ApiError (404, 503)."""
         if name is not None:
             self.check_name(name)
-        reasons = self.unready_reasons()
-        if self._loaded is None or reasons:
-            raise unavailable(", ".join(reasons))
+        reason = self.unready_reason
+        if self._loaded is None or reason is not None:
+            raise unavailable(reason or "")
         return self._loaded
 
     def stats(self) -> EngineStats | None:

@@ -77,7 +77,7 @@ def test_what_the_template_writes_of_a_call_is_read_back(directory, form):
     written = after.removeprefix(before)
     assert written != after
     written = written.removesuffix("<|im_end|>\n").removesuffix("<|eot_id|>")
-    parser = FORMATS[form](["get_weather"], most_calls=None, eager=False)
+    parser = FORMATS[form](["get_weather"], max_calls=None, eager=False)
     content, [found] = gather([*parser.push(written), *parser.finish()])
     assert content == ""
     assert found.name == "get_weather"

@@ -162,7 +162,7 @@ async def test_a_warm_up_that_fails_closes_the_engine():
     with pytest.raises(EngineError, match="cannot compute"):
         await model.load()
     assert closed == [1]
-    assert model.unready_reasons()
+    assert model.unready_reason
 
 
 async def test_work_that_is_given_up_leaves_its_thread_and_says_so():

@@ -26,7 +26,7 @@ def parsed(parser, pieces):
 
 
 def inner(tools):
-    return HermesToolCallParser(most_calls=None, eager=True) if tools else None
+    return HermesToolCallParser(max_calls=None, eager=True) if tools else None
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -51,7 +51,7 @@ def counting():
 def parser(form):
     if form == "reasoning":
         return ReasoningParser(parser("qwen"), begun=False)
-    return form and FORMATS[form](["f"], most_calls=None, eager=True)
+    return form and FORMATS[form](["f"], max_calls=None, eager=True)
 
 
 def events_of(form, pieces, reason):

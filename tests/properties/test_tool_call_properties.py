@@ -47,9 +47,9 @@ def cut(text, points):
 @pytest.mark.parametrize("eager", [True, False])
 @given(TEXT, st.lists(st.integers(0, 500), max_size=12), st.sampled_from([None, 1, 2]))
 @example("<tool_call>", [3], None)
-def test_where_text_is_cut_changes_nothing(form, eager, text, points, most_calls):
+def test_where_text_is_cut_changes_nothing(form, eager, text, points, max_calls):
     def parser():
-        return FORMATS[form](eager=eager, most_calls=most_calls)
+        return FORMATS[form](eager=eager, max_calls=max_calls)
 
     whole = parsed(parser(), [text])
     assert parsed(parser(), cut(text, points)) == whole

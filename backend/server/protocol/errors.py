@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be answered: OpenAI's error object, all four keys.
+"""Why a request cannot be answered: OpenAI's error object, all four keys.
 
 ``validate`` words pydantic's complaints as OpenAI would; only the first is reported.
 """

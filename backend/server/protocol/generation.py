@@ -13,7 +13,7 @@ from backend.server.protocol import Closed, Strict, combination, disorder, one_o
 MOST_CHOICES = 1_000
 MOST_CHARACTERS = 64 * 1024
 MAX_CHOICES = 128
-MOST_TOKENS_NAMED = 1_024
+MAX_NAMED_TOKENS = 1_024
 """Of ``logit_bias`` and ``stop_token_ids`` each: every change of the batch goes through them."""
 
 _INT64_MAX = 2**63 - 1
@@ -26,9 +26,9 @@ Stop = Annotated[
 
 
 def _token_ids(bias: dict[str, float]) -> dict[str, float]:
-    if len(bias) > MOST_TOKENS_NAMED:
+    if len(bias) > MAX_NAMED_TOKENS:
         raise disorder(
-            f"Invalid 'logit_bias': too many tokens. Expected at most {MOST_TOKENS_NAMED}, but got "
+            f"Invalid 'logit_bias': too many tokens. Expected at most {MAX_NAMED_TOKENS}, but got "
             f"{len(bias)} instead.",
             "logit_bias",
         )
@@ -61,7 +61,7 @@ class SamplingFields(Closed):
     ) = None
     seed: Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)] | None = None
     stop: Stop | None = None
-    stop_token_ids: Annotated[list[_TOKEN_ID], Field(max_length=MOST_TOKENS_NAMED)] | None = None
+    stop_token_ids: Annotated[list[_TOKEN_ID], Field(max_length=MAX_NAMED_TOKENS)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
 

@@ -18,7 +18,7 @@ from pydantic import (
 from backend.server.protocol import Strict, combination, disorder, one_of, only
 
 MAX_PROMPTS = 2_048
-MOST_TOOLS = 128
+MAX_TOOLS = 128
 
 
 class TextPart(Strict):
@@ -191,7 +191,7 @@ class TemplateFields(TemplateVariables):
 
     @property
     def template(self) -> TemplateOptions:
-        """What the chat template is told."""
+        """What the chat template gets."""
         continues = self.continue_final_message is True
         return TemplateOptions(
             not continues and self.add_generation_prompt is not False,
@@ -250,7 +250,7 @@ class NamedChoice(Strict):
     function: FunctionName
 
 
-Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
     | Annotated[NamedChoice, Tag("<named>")],
@@ -273,7 +273,7 @@ _PLAIN = 2**31
 """No bound on a token is below, and no vocabulary above."""
 
 
-def quickly(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def check_tokens(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
     """Let ``check`` judge an array of tokens only where a quick look finds something wrong.
 
     pydantic takes a tenth of a second for a million tokens, and a tenth of that is enough.
@@ -286,7 +286,7 @@ def quickly(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
 Tokens = Annotated[
     list[Annotated[int, Field(ge=0)]],
     Field(min_length=1, fail_fast=True),
-    WrapValidator(quickly),
+    WrapValidator(check_tokens),
 ]
 
 

@@ -1,6 +1,6 @@
 """POST /v1/responses: its request, whose items are chat's messages under other names.
 
-The server keeps nothing, so a reference to something kept is refused (``only``). What a model
+The server stores nothing, so a reference to something stored is refused (``only``). What a model
 answered in one turn is several items here, and one message to a chat template.
 """
 
@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from backend.server.protocol import Closed, Strict, combination, disorder, one_of, only
 from backend.server.protocol.generation import GenerationFields, NamedSchema, ResponseFormat
 from backend.server.protocol.messages import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     AnyMessage,
     AssistantMessage,
     CalledFunction,
@@ -86,7 +86,7 @@ class FunctionOutputItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """What another model thought, which this one is not told."""
+    """What another model thought, which this one does not get."""
 
     type: Literal["reasoning"]
 
@@ -259,7 +259,7 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    """Of thoughts there are none: neither to be shortened nor to be told."""
+    """How much is thought cannot be chosen."""
 
     effort: Annotated[Any, only("none")] = None
 
@@ -315,7 +315,7 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     include: list[Included] | None = None
@@ -380,8 +380,10 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
     @property
     def chat_messages(self) -> list[AnyMessage]:
         """The conversation as chat has it."""
-        told = [Message(role="developer", content=self.instructions)] if self.instructions else []
-        return [*told, *messages_of(self.input)]
+        messages = list(messages_of(self.input))
+        if self.instructions:
+            messages.insert(0, Message(role="developer", content=self.instructions))
+        return messages
 
     @property
     def chat_tools(self) -> list[Tool] | None:

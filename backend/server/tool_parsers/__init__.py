@@ -24,7 +24,7 @@ def format_of(template: str) -> ToolFormat | None:
         return None
     if hermes.OPEN_TAG in template:
         return HermesToolCallParser
-    # Llama 3.2's small models are told of JSON alone, without the tag.
+    # Templates of Llama 3.2's small models ask for JSON alone, without the tag.
     if llama.PYTHON_TAG in template or ('"parameters"' in template and '"name"' in template):
         return LlamaToolCallParser
     return None
@@ -96,7 +96,7 @@ class AnswerFormat:
         calls: ToolCallParser | None = None
         if (tools := self.tools) is not None:
             names = [function.name for function in tools.functions]
-            calls = tools.form(names, most_calls=None if tools.several else 1, eager=eager)
+            calls = tools.form(names, max_calls=None if tools.several else 1, eager=eager)
         if self.reasoning is not None:
             return self.reasoning.parser(self.prompt_end, calls)
         if calls is None:

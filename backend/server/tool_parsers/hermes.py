@@ -37,14 +37,14 @@ class HermesToolCallParser:
     """Implements ``ToolCallParser``."""
 
     def __init__(
-        self, names: Collection[str] = (), *, most_calls: int | None = None, eager: bool = True
+        self, names: Collection[str] = (), *, max_calls: int | None = None, eager: bool = True
     ) -> None:
-        """At most ``most_calls`` calls are wanted; what follows them is left out.
+        """At most ``max_calls`` calls are wanted; what follows them is left out.
 
         Other ``names`` are passed on too: the client can tell the model.
         """
         del names
-        self._most_calls = most_calls
+        self._max_calls = max_calls
         self._eager = eager
         self._num_calls = 0
         self._place = _Place.TEXT
@@ -120,7 +120,7 @@ class HermesToolCallParser:
 
     def _end_call(self) -> None:
         self._num_calls += 1
-        over = self._num_calls == self._most_calls
+        over = self._num_calls == self._max_calls
         self._place = _Place.OVER if over else _Place.BEHIND_CALL
 
     def _give_up_call(self, events: list[Event]) -> str:

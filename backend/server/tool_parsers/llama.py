@@ -34,11 +34,11 @@ class LlamaToolCallParser:
     """Implements ``ToolCallParser``."""
 
     def __init__(
-        self, names: Collection[str], *, most_calls: int | None = None, eager: bool = True
+        self, names: Collection[str], *, max_calls: int | None = None, eager: bool = True
     ) -> None:
-        """``names`` are those of the functions; what follows ``most_calls`` calls is left out."""
+        """``names`` are those of the functions; what follows ``max_calls`` calls is left out."""
         self._names = frozenset(names)
-        self._most_calls = most_calls
+        self._max_calls = max_calls
         self._eager = eager
         self._num_calls = 0
         self._place = _Place.BEFORE_CALL
@@ -89,7 +89,7 @@ class LlamaToolCallParser:
         elif self._reader.status is ReadStatus.READ:
             self._num_calls += 1
             self._before = ""
-            over = self._num_calls == self._most_calls
+            over = self._num_calls == self._max_calls
             self._place = _Place.OVER if over else _Place.BEFORE_CALL
         return rest
 

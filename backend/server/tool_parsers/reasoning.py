@@ -83,7 +83,7 @@ class _Stage(Enum):
 
 
 class ReasoningParser:
-    """State of one choice's text. A ``ToolCallParser`` that tells of reasoning as well."""
+    """State of one choice's text. A ``ToolCallParser`` that also finds reasoning."""
 
     def __init__(self, inner: ToolCallParser | None, *, begun: bool) -> None:
         """``begun``: what does not begin with a tag is reasoning."""
@@ -93,7 +93,7 @@ class ReasoningParser:
         self._begun = begun
         self._stage = _Stage.BEGINNING
         self._held = ""
-        self._told = False
+        self._begun_text = False
 
     def push(self, text: str) -> list[Event]:
         """Take the next piece and return what has become certain."""
@@ -140,9 +140,9 @@ class ReasoningParser:
             self._stage = _Stage.AFTER
         else:
             self._drop(len(self._held) if whole else len(text))
-        if not self._told:
+        if not self._begun_text:
             text = text.lstrip()
-            self._told = bool(text)
+            self._begun_text = bool(text)
         return text
 
     def _drop(self, characters: int) -> None:
