@@ -150,31 +150,33 @@ def _attend(
 
 
 def sample_tokens(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """See ``sampling``."""
-    best = logits.float().amax(dim=-1)
-    finite = torch.isfinite(best) & ~torch.isnan(logits).any(dim=-1)
-    logits = torch.where(finite.unsqueeze(1), logits, 0.0)
-    scaled = logits.float() / rows.temperature.clamp(min=MIN_TEMPERATURE).view(-1, 1)
+    """Choose from sorted logits; ``sampling.sample_tokens`` has arguments and result."""
+    best = logits.float().amax(dim=-1, keepdim=True)
+    finite = torch.isfinite(best).squeeze(1) & ~torch.isnan(logits).any(dim=-1)
+    sound = torch.where(finite.unsqueeze(1), logits.float(), 0.0)
+    inverse = 1.0 / rows.temperature.clamp(min=MIN_TEMPERATURE).view(-1, 1)
+    distances = (sound.amax(dim=-1, keepdim=True) - sound) * inverse
     noise = log_exponential(rows.keys, vocabulary(logits.shape[-1], logits.device))
-    scores = (scaled - noise).masked_fill(~kept_tokens(scaled, rows), -torch.inf)
+    scores = (distances + noise).masked_fill(~kept_tokens(distances, rows), torch.inf)
     greedy = rows.temperature.flatten() < MIN_TEMPERATURE
-    tokens = torch.where(greedy, logits.float().argmax(dim=-1), scores.argmax(dim=-1))
+    tokens = torch.where(greedy, sound.argmax(dim=-1), scores.argmin(dim=-1))
     return torch.where(finite, tokens, NOT_FINITE)
 
 
-def kept_tokens(scaled: Tensor, rows: SamplingRows) -> Tensor:
-    """Return bool [rows, vocab]: what min_p, then top_k, then top_p leave; of equals lower ids."""
-    vocab = scaled.shape[-1]
-    least = scaled.amax(dim=-1, keepdim=True) + rows.log_min_p.view(-1, 1)
-    ordered, ids = scaled.masked_fill(scaled < least, -torch.inf).sort(
-        dim=-1, descending=True, stable=True
-    )
-    ranks = torch.arange(vocab, device=scaled.device)
-    ordered = ordered.masked_fill(ranks >= rows.top_k.view(-1, 1), -torch.inf)
-    weights = torch.softmax(ordered.double(), dim=-1)
+def kept_tokens(distances: Tensor, rows: SamplingRows) -> Tensor:
+    """Return bool [rows, vocab]: what min_p, then top_k, then top_p leave; of equals lower ids.
+
+    ``distances`` [rows, vocab] tell how far below the best a logit lies, over the temperature.
+    """
+    vocab = distances.shape[-1]
+    allowed = distances.masked_fill(distances > -rows.log_min_p.view(-1, 1), torch.inf)
+    ordered, ids = allowed.sort(dim=-1, stable=True)
+    ranks = torch.arange(vocab, device=distances.device)
+    ordered = ordered.masked_fill(ranks >= rows.top_k.view(-1, 1), torch.inf)
+    weights = torch.softmax(-ordered.double(), dim=-1)
     dropped = weights.cumsum(dim=-1) - weights >= rows.top_p.double().view(-1, 1)
     dropped[:, 0] = False
-    kept = ~dropped & (ordered > -torch.inf)
+    kept = ~dropped & (ordered < torch.inf)
     return torch.zeros_like(kept).scatter(1, ids, kept)
 
 

@@ -5,6 +5,7 @@ memory, and whether loads are wide and in flight and products run on the matrix 
 """
 
 import os
+import re
 
 import pytest
 import torch
@@ -130,9 +131,16 @@ def test_elementwise_kernels(compiled):
         assert "st.global.v4" in kernel.ptx, kernel.name
 
 
-def test_sampling(compiled):
-    (kernel,) = compiled(lambda: kernels.sample(BF16, 128_256))
-    assert "ld.global.v4" in kernel.ptx
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@pytest.mark.parametrize("architecture", kernels.SHARED_MEMORY)
+def test_sampling(compiled, architecture, dtype):
+    (kernel,) = compiled(lambda: kernels.sample(dtype, 151_936), architecture)
+    loops = kernel.inner_loops()
+    assert len(loops) == 2
+    for loop in loops:
+        assert "ld.global" in loop
+        # Lanes are added up after a pass over the logits, and nothing is divided in one.
+        assert not re.search(r"\bbar\.|\bshfl\.|\bdiv\.|\bld\.shared", loop)
 
 
 @pytest.mark.parametrize("architecture", sorted(kernels.SHARED_MEMORY))

@@ -52,16 +52,62 @@ def test_every_filter(interpreter, how):
     check(interpreter, random_logits(2, 320, torch.float16), **how)
 
 
-@settings(max_examples=3)
+@settings(max_examples=8)
 @given(
     vocab=st.integers(1, 4500),
+    scale=st.floats(0, 4),
+    steps=st.sampled_from([0, 1, 8]),
     temperature=st.floats(0.1, 3),
     top_k=st.integers(0, 60),
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 0.9),
 )
-def test_any_filters_over_any_vocabulary(interpreter, vocab, temperature, **filters):
-    check(interpreter, random_logits(1, vocab), temperature=temperature, **filters)
+def test_any_filters_over_any_vocabulary(interpreter, vocab, scale, steps, temperature, **filters):
+    """``steps``: how many values a logit may have between two whole numbers, 0 for any."""
+    logits = random_logits(1, vocab) * scale
+    if steps:
+        logits = (logits * steps).round() / steps
+    check(interpreter, logits, temperature=temperature, **filters)
+
+
+SHAPES = {
+    "sharp": lambda ranks, noise: torch.where(ranks == 1, 15.0, -2 * ranks.log()),
+    "steep": lambda ranks, noise: -2.5 * ranks.log() + noise / 2,
+    "usual": lambda ranks, noise: -1.2 * ranks.log() + noise / 2,
+    "flat": lambda ranks, noise: noise / 2,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0},
+        {"temperature": 1.0, "top_k": 50, "top_p": 0.8, "min_p": 0.02},
+        {"temperature": 1.3, "top_k": 0, "top_p": 0.95, "min_p": 0.0},
+        {"temperature": 1.0, "top_k": 0, "top_p": 0.1, "min_p": 0.0},
+    ],
+    ids=str,
+)
+def test_a_row_is_passed_over_six_times_at_most(interpreter, shape, how):
+    """Rounded as a model's bfloat16 logits are: dozens of logits are equal."""
+    generator = torch.Generator().manual_seed(5)
+    ranks = torch.randperm(20_000, generator=generator) + 1.0
+    noise = torch.randn(20_000, generator=generator)
+    logits = (18 + SHAPES[shape](ranks, noise)).bfloat16().float().unsqueeze(0)
+    rows = cases.sampling_rows(cases.World(interpreter.changing), logits, **how)
+    tokens, passes = interpreter("interpreted_sampling:count_passes", logits, rows)
+    assert tokens.tolist() == reference.sample_tokens(logits, rows).tolist()
+    assert passes <= 6
+
+
+def test_no_filter_takes_two_passes(interpreter):
+    logits = random_logits(1, 5000)
+    for temperature, expected in [(0.0, 1), (1.0, 2)]:
+        how = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.1}
+        rows = cases.sampling_rows(cases.World(interpreter.changing), logits, **how)
+        _, passes = interpreter("interpreted_sampling:count_passes", logits, rows)
+        assert passes == expected
 
 
 def test_greedy_takes_the_first_of_equals(interpreter):

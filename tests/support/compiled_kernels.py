@@ -79,6 +79,23 @@ class Compiled:
     shared: int
     ptx: str
 
+    def inner_loops(self) -> list[str]:
+        """Return the PTX of every loop that holds no other."""
+        lines = self.ptx.splitlines()
+        labels = {
+            line.split(":")[0]: place for place, line in enumerate(lines) if line.startswith("$L")
+        }
+        jumps = [
+            (labels[match[1]], place)
+            for place, line in enumerate(lines)
+            if (match := re.search(r"@\S+\s+bra\s+(\S+);", line)) and labels[match[1]] < place
+        ]
+        return [
+            "\n".join(lines[first : last + 1])
+            for first, last in jumps
+            if not any(first < other[0] and other[1] < last for other in jumps)
+        ]
+
 
 def tensor(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     """A tensor without memory."""
