@@ -204,6 +204,11 @@ class StepTimeModel:
         """Return the seconds of such a step."""
         return self.base + self.per_decode * decodes + self.per_prefill * prefill
 
+    def seen(self, decodes: int, prefill: int) -> float | None:
+        """Return the seconds that steps of this kind took lately; None: there was none."""
+        kept = self._kinds.get((decodes.bit_length(), prefill.bit_length()))
+        return None if kept is None else median_low(kept)[0]
+
     def _fit(self) -> None:
         oldest = self._steps - _FORGOTTEN_AFTER
         self._kinds = {kind: kept for kind, kept in self._kinds.items() if kept[-1][3] > oldest}

@@ -77,6 +77,11 @@ class SamplingParams:
     grammar: Grammar | None = None
 
     @property
+    def allows_drafts(self) -> bool:
+        """Whether several tokens of it can be verified in one step."""
+        return not self.needs_history and self.logprobs is None and self.prompt_logprobs is None
+
+    @property
     def needs_history(self) -> bool:
         """Whether a token can be chosen only once the host knows the one before."""
         return self.grammar is not None

@@ -143,6 +143,15 @@ class RunningSet:
         sequence.num_cached_blocks = num_blocks
         self._waiting.blocks_cached(sequence, first, num_blocks)
 
+    def free_refused(self, sequence: Sequence) -> None:
+        """Free the blocks that only refused drafts of ``sequence`` wrote."""
+        keep = blocks_for(sequence.num_computed_tokens)
+        table = sequence.block_table
+        if keep < len(table):
+            self.pool.release(table[keep:])
+            del table[keep:]
+            sequence.num_sent_blocks = min(sequence.num_sent_blocks, keep)
+
     def discard_kv(self, sequence: Sequence) -> None:
         """Nothing that ``sequence`` read or wrote is to be trusted."""
         self.cache.evict(sequence.block_table)

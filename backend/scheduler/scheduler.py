@@ -13,6 +13,9 @@ Laws:
   grow, and takes them at once; afterwards it grows block by block, by the laws of ``running``.
 - ``schedule`` may be called while one step is in flight. It then counts on that step's tokens
   without knowing them.
+- Drafts are never worth a block or a token that anything else needs. While drafts are in flight
+  their sequence is not scheduled again. Once they are verified, ``num_computed_tokens`` counts the
+  accepted ones alone, and blocks that only refused ones wrote are free.
 """
 
 from collections import deque
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
 from backend.scheduler.budget import BudgetPolicy, FixedBudget, TokenBudget
 from backend.scheduler.prefix_cache import PrefixCache
+from backend.scheduler.prompt_lookup import Drafter
 from backend.scheduler.queue import WaitingQueue
 from backend.scheduler.running import PrefillPlanner, RunningSet
 from backend.scheduler.sequence import ScheduledSequence, Sequence, SequenceStatus, Step
@@ -53,7 +57,8 @@ class _Launched:
     step: Step
     at: float
     num_samples: int
-    num_decode_tokens: int
+    num_decodes: int
+    num_drafts: int
     num_prefill_tokens: int
 
 
@@ -68,12 +73,14 @@ class Scheduler:
         max_tokens_per_step: int,
         cache: PrefixCache | None = None,
         budget_policy: BudgetPolicy | None = None,
+        drafter: Drafter | None = None,
         max_waiting: int = 1024,
         max_wait: float = 30.0,
         long_prompt_tokens: int | None = None,
     ) -> None:
         """``max_tokens_per_step`` is the token budget and at least ``max_num_seqs``.
 
+        ``drafter`` proposes tokens to verify; without one there is no speculation.
         ``max_wait`` is the ageing bound in seconds. A prompt is long with more than
         ``long_prompt_tokens`` that are not cached, by default a quarter of the budget.
         """
@@ -88,6 +95,10 @@ class Scheduler:
         self.cache = PrefixCache(pool) if cache is None else cache
         self.num_tokens_after_end = 0
         """Tokens computed for sequences that had ended when their step was completed."""
+        self.num_draft_tokens = 0
+        """Drafts that were verified, accepted or not."""
+        self.num_accepted_draft_tokens = 0
+        self._drafter = drafter
         self._max_waiting = max_waiting
         self._policy = budget_policy or FixedBudget(TokenBudget(max_tokens_per_step, max_num_seqs))
         self._waiting = WaitingQueue(
@@ -166,10 +177,10 @@ class Scheduler:
         allowed = self._policy.allow(len(running.decoding))
         budget = max(allowed.max_tokens, running.num_running)
         step = self._decode(budget, now)
-        num_decode_tokens = sum([scheduled.num_tokens for scheduled in step])
+        num_decodes, num_drafts = len(step), sum([len(each.drafts) for each in step])
         planned: dict[Sequence, int] = {}
         if running.short or running.long or self.num_waiting:
-            left = budget - num_decode_tokens
+            left = budget - num_decodes - num_drafts
             planned = self._prefill.plan(left, allowed.max_num_seqs, now)
         for sequence, count in planned.items():
             samples = count == sequence.num_pending_tokens
@@ -177,9 +188,10 @@ class Scheduler:
             if samples:
                 running.has_caught_up(sequence)
         num_samples = 0
-        for sequence, _, count, samples, _ in step:
+        for sequence, _, count, samples, drafts in step:
             sequence.num_computed_tokens += count
             sequence.num_steps_in_flight += 1
+            sequence.num_drafts_in_flight = len(drafts)
             if samples:
                 sequence.num_unseen_tokens += 1
                 num_samples += 1
@@ -187,17 +199,17 @@ class Scheduler:
         if result:
             num_prefill_tokens = sum(planned.values())
             self._in_flight.append(
-                _Launched(result, now, num_samples, num_decode_tokens, num_prefill_tokens)
+                _Launched(result, now, num_samples, num_decodes, num_drafts, num_prefill_tokens)
             )
         return result
 
     def complete(self, step: Step, sampled: Iterable[tuple[int, ...] | None], now: float) -> None:
         """Take in what a step computed; steps are completed in the order they were scheduled in.
 
-        ``sampled`` has the new tokens of each scheduled sequence that samples, in the step's order;
-        None where the model's output was not finite: that sequence is finished, and what it
-        computed is forgotten (see ``BlockPool.take_to_erase``). There may be several tokens where
-        no later step with the sequence is in flight.
+        ``sampled`` has the new tokens of each scheduled sequence that samples, in the step's order:
+        the accepted drafts and one more. What comes behind an end token is dropped. None where an
+        output of the model was not finite: that sequence is finished, and what it computed is
+        discarded (see ``BlockPool.take_to_erase``).
         """
         launched = self._in_flight[0] if self._in_flight else None
         if launched is None or launched.step is not step:
@@ -206,28 +218,27 @@ class Scheduler:
         if len(outcomes) != launched.num_samples:
             raise ValueError(f"{launched.num_samples} sequences sample, {len(outcomes)} did")
         self._in_flight.popleft()
-        caches = self.cache.enabled
         tokens_of = iter(outcomes)
-        for sequence, start, count, samples, _ in step:
-            tokens = next(tokens_of) if samples else ()
+        for scheduled in step:
+            sequence = scheduled.sequence
+            tokens = next(tokens_of) if scheduled.samples else ()
             sequence.num_steps_in_flight -= 1
-            over = sequence.status is SequenceStatus.ENDING
-            if over:
-                self.num_tokens_after_end += count
+            if sequence.status is SequenceStatus.ENDING:
+                self.num_tokens_after_end += scheduled.num_tokens
             if tokens is None:
                 self._running.discard_kv(sequence)
                 self.finish(sequence)
-            elif not over:
-                if samples:
-                    _append(sequence, tokens)
-                num_written = (start + count) // BLOCK_SIZE
-                if caches and num_written > sequence.num_cached_blocks:
-                    self._running.cache_blocks(sequence, num_written)
-            if sequence.num_steps_in_flight == 0:
+            elif sequence.status is not SequenceStatus.ENDING:
+                self._take_in(scheduled, tokens)
+            if sequence.num_steps_in_flight == 0 and sequence.status is not SequenceStatus.RUNNING:
                 self._running.drained(sequence)
         seconds = now - max(launched.at, self._last_completed)
         self._last_completed = now
-        self._policy.observe(launched.num_decode_tokens, launched.num_prefill_tokens, seconds)
+        # A budget counts drafts as prefill: both are tokens beyond the one that each row decodes.
+        more = launched.num_prefill_tokens + launched.num_drafts
+        self._policy.observe(launched.num_decodes, more, seconds)
+        if self._drafter is not None and launched.num_prefill_tokens == 0:
+            self._drafter.observe(launched.num_decodes, launched.num_drafts, seconds)
 
     def fail(self, step: Step) -> tuple[Sequence, ...]:
         """Take in that ``step``, in flight, computed nothing; return the sequences it ended."""
@@ -235,8 +246,9 @@ class Scheduler:
             raise ValueError("this step is not in flight")
         self._in_flight = deque(each for each in self._in_flight if each.step is not step)
         ended: list[Sequence] = []
-        for sequence, start, _, _, _ in step:
+        for sequence, start, *_ in step:
             sequence.num_steps_in_flight -= 1
+            sequence.num_drafts_in_flight = 0
             self.pool.mark_corrupt(sequence.block_table[start // BLOCK_SIZE :])
             if sequence.status is not SequenceStatus.ENDING:
                 ended.append(sequence)
@@ -250,11 +262,14 @@ class Scheduler:
         if not self._in_flight or self._in_flight[-1].step is not step:
             raise ValueError("this is not the newest step in flight")
         self._in_flight.pop()
-        for sequence, start, _, samples, _ in step:
+        for sequence, start, _, samples, drafts in step:
             sequence.num_steps_in_flight -= 1
             sequence.num_computed_tokens = start
             if samples:
                 sequence.num_unseen_tokens -= 1
+            if drafts:
+                sequence.num_drafts_in_flight = 0
+                self._running.free_refused(sequence)
             if sequence.status is not SequenceStatus.RUNNING:
                 if sequence.num_steps_in_flight == 0:
                     self._running.drained(sequence)
@@ -297,30 +312,96 @@ class Scheduler:
                 raise RuntimeError(f"{sequence.sequence_id} counts its steps in flight wrongly")
 
     def _decode(self, budget: int, now: float) -> list[ScheduledSequence]:
+        drafter, decoding = self._drafter, self._running.decoding
+        num_decoding = len(decoding)
+        if drafter is not None and not drafter.is_open(num_decoding):
+            drafter = None
         step: list[ScheduledSequence] = []
-        growing: list[ScheduledSequence] = []
-        spare = budget - self.num_running
-        for sequence in self._running.decoding:
-            unseen = sequence.num_unseen_tokens
-            length = len(sequence.tokens) + unseen
-            if length >= sequence.max_length or (unseen and sequence.needs_history):
-                continue
+        for sequence in decoding:
             start = sequence.num_computed_tokens
-            pending = count = length - start
-            if pending > 1:
-                count = min(pending, 1 + spare)
-                spare -= count - 1
-            scheduled = ScheduledSequence(sequence, start, count, count == pending)
-            step.append(scheduled)
-            if start + count > len(sequence.block_table) * BLOCK_SIZE:
-                growing.append(scheduled)
+            if start >= sequence.max_length - 1 or sequence.num_drafts_in_flight:
+                continue
+            if sequence.num_unseen_tokens and (
+                sequence.needs_history
+                or (drafter is not None and drafter.waits(sequence, num_decoding))
+            ):
+                continue
+            step.append(ScheduledSequence(sequence, start, 1, True))
+        if drafter is not None:
+            self._add_drafts(drafter, step, budget)
+        growing = [
+            scheduled
+            for scheduled in step
+            if scheduled.start + scheduled.num_tokens
+            > len(scheduled.sequence.block_table) * BLOCK_SIZE
+        ]
         if growing and (stalled := self._running.grow(growing, now)):
             step = [scheduled for scheduled in step if scheduled.sequence not in stalled]
         return step
 
+    def _add_drafts(self, drafter: Drafter, step: list[ScheduledSequence], budget: int) -> None:
+        """Add drafts to the rows of ``step``, as far as nothing else needs their tokens or blocks.
 
-def _append(sequence: Sequence, tokens: tuple[int, ...]) -> None:
-    if not tokens or (len(tokens) > 1 and sequence.num_steps_in_flight):
+        Prefill keeps half of what decoding leaves. Free blocks are for sequences that wait, and one
+        for each that decodes to grow by.
+        """
+        running = self._running
+        spare = budget - self.num_running
+        if running.short or running.long or self.num_waiting:
+            spare //= 2
+        spare_blocks = 0 if self.num_waiting else self.pool.num_free - len(running.decoding)
+        proposed = drafter.propose(step, overlapped=bool(self._in_flight))
+        for place, every_draft in proposed.items():
+            sequence, start, *_ = step[place]
+            allocated = max(len(sequence.block_table), blocks_for(start + 1))
+            # The last token is chosen but never fed back.
+            drafts = every_draft[: min(spare, sequence.max_length - start - 2)]
+            if blocks_for(start + 1 + len(drafts)) > allocated:
+                if spare_blocks <= 0:
+                    drafts = drafts[: allocated * BLOCK_SIZE - start - 1]
+                spare_blocks -= 1
+            if drafts:
+                spare -= len(drafts)
+                step[place] = ScheduledSequence(sequence, start, 1 + len(drafts), True, drafts)
+
+    def _take_in(self, scheduled: ScheduledSequence, tokens: tuple[int, ...]) -> None:
+        """Take the new ``tokens``, and let the blocks be found that are full of known ones."""
+        sequence, start, count, samples, drafts = scheduled
+        end = start + count
+        if drafts:
+            self._verify(sequence, start, drafts, tokens)
+            end = sequence.num_computed_tokens
+        elif samples:
+            _append(sequence, tokens, 1)
+        if self.cache.enabled and end // BLOCK_SIZE > sequence.num_cached_blocks:
+            self._running.cache_blocks(sequence, end // BLOCK_SIZE)
+
+    def _verify(
+        self, sequence: Sequence, start: int, drafts: tuple[int, ...], tokens: tuple[int, ...]
+    ) -> None:
+        """Take the accepted ``drafts`` and the token behind them."""
+        num_accepted = len(tokens) - 1
+        if tokens[:num_accepted] != drafts[:num_accepted]:
+            raise ValueError(f"sequence {sequence.sequence_id} has tokens that are not its drafts")
+        sequence.num_drafts_in_flight = 0
+        _append(sequence, tokens, 1 + len(drafts))
+        sequence.num_computed_tokens = start + sequence.num_new_tokens
+        self._running.free_refused(sequence)
+        self.num_draft_tokens += len(drafts)
+        self.num_accepted_draft_tokens += num_accepted
+        if self._drafter is not None:
+            self._drafter.verified(sequence, len(drafts), num_accepted)
+
+
+def _append(sequence: Sequence, tokens: tuple[int, ...], most: int) -> None:
+    """Append ``tokens`` up to the first end token."""
+    if not 1 <= len(tokens) <= most:
         raise ValueError(f"{len(tokens)} new tokens for sequence {sequence.sequence_id}")
+    if most > 1:
+        for index, token in enumerate(tokens, 1):
+            if token in sequence.end_token_ids:
+                tokens = tokens[:index]
+                break
     sequence.num_unseen_tokens -= 1
+    sequence.num_new_tokens = len(tokens)
     sequence.tokens += tokens

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
+from backend.scheduler.prompt_lookup import PromptLookup
 from backend.scheduler.request import Priority, SamplingParams
 
 
@@ -74,9 +75,16 @@ class Sequence:
 
     num_prompt_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
+    allows_drafts: bool = field(init=False)
+    lookup: PromptLookup | None = field(init=False, default=None)
+    """Where its drafts come from, once it had some."""
     num_computed_tokens: int = field(init=False, default=0)
     num_unseen_tokens: int = field(init=False, default=0)
-    """Tokens that launched steps choose and the host does not know yet."""
+    """Tokens that launched steps choose and the host does not know yet; accepted drafts apart."""
+    num_drafts_in_flight: int = field(init=False, default=0)
+    """Counted as computed until they are verified; it is not scheduled again before."""
+    num_new_tokens: int = field(init=False, default=0)
+    """Tokens at the end of ``tokens`` that came with the step that was completed last."""
     num_cached_tokens: int = field(init=False, default=0)
     """Of the prompt, found in the prefix cache at the first admission."""
     admitted: float | None = field(init=False, default=None)
@@ -95,6 +103,7 @@ class Sequence:
         """Everything known at the start is prompt."""
         self.num_prompt_tokens = len(self.tokens)
         self.needs_history = self.sampling.needs_history
+        self.allows_drafts = self.sampling.allows_drafts
 
     @property
     def length(self) -> int:

@@ -174,13 +174,6 @@ def test_a_sequence_may_end_while_it_is_being_preempted():
     assert (young.status, engine.num_waiting) == (SequenceStatus.FINISHED, 0)
 
 
-def test_several_tokens_may_come_of_one_step_and_are_computed_together():
-    engine, one = scheduler(), sequence(0, 5)
-    first = started(engine, one)
-    engine.complete(first, [(1, 2, 3)], 0.0)
-    assert numbers(engine.schedule(0.0)) == [(0, 5, 3, True)]
-
-
 def test_several_tokens_where_a_later_step_counts_on_one_are_refused():
     engine = scheduler()
     first = started(engine, sequence(0, 5))

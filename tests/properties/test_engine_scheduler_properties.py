@@ -1,4 +1,4 @@
-"""The scheduler under random arrivals, aborts, preemptions, hits, crashes and endings, overlapped.
+"""The scheduler under random arrivals, aborts, preemptions, hits, crashes, drafts and endings.
 
 After every step: no block is lost, owned twice or read before it holds what its reader expects; the
 budget is kept; the oldest overdue sequence advances, so that nobody starves.
@@ -6,7 +6,7 @@ budget is kept; the oldest overdue sequence advances, so that nobody starves.
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_device import SimulatedDevice
+from simulated_device import RandomDrafter, SimulatedDevice
 
 from backend.scheduler.block_pool import BlockPool, blocks_for
 from backend.scheduler.cache_events import BlockRemoved, EventLog
@@ -17,6 +17,7 @@ from backend.scheduler.sequence import Sequence, SequenceStatus
 
 MAX_WAIT = 25.0
 MAX_WAITING = 12
+END = 99
 
 
 requests = st.fixed_dictionaries(
@@ -30,6 +31,7 @@ requests = st.fixed_dictionaries(
         "copies": st.integers(1, 3),
         "patience": st.none() | st.floats(0, 40),
         "penalised": st.booleans(),
+        "ends_at": st.integers(0, 60),
         "reads_cache": st.sampled_from([True, True, True, False]),
     }
 )
@@ -44,18 +46,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 60),
         long_prompt_tokens=st.integers(0, 60),
         caches=st.sampled_from([True, True, True, False]),
-        tokens_at_once=st.sampled_from([1, 1, 1, 3, 20]),
+        drafts=st.none() | st.integers(0, 2**20),
     )
-    def start(
-        self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, caches, tokens_at_once
-    ):
+    def start(self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, caches, drafts):
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
         pool = BlockPool(num_blocks)
         self.events = EventLog(10_000)
         self.cache = PrefixCache(pool, enabled=caches, events=self.events)
+        drafter = None if drafts is None else RandomDrafter(drafts)
         self.scheduler = Scheduler(
             pool,
+            drafter=drafter,
             max_num_seqs=max_num_seqs,
             max_tokens_per_step=self.budget,
             cache=self.cache,
@@ -63,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_wait=MAX_WAIT,
             long_prompt_tokens=long_prompt_tokens,
         )
-        self.device = SimulatedDevice(self.scheduler, tokens_at_once=tokens_at_once)
+        self.device = SimulatedDevice(self.scheduler, drafter)
         self.open: list[Sequence] = []
         self.turns = 0
         self.arrivals = 0
@@ -84,6 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 asked["priority"],
                 deadline=None if patience is None else self.device.now + patience,
                 sampling=SamplingParams(presence_penalty=0.5 if asked["penalised"] else 0.0),
+                end_token_ids=frozenset({END}),
                 cache_salt=asked["salt"],
                 reads_cache=asked["reads_cache"],
             )
@@ -91,7 +94,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             fits = blocks_for(length - 1) <= self.scheduler.pool.num_blocks
             full = self.scheduler.num_waiting >= MAX_WAITING  # the preempted wait too
             try:
-                self.device.add(sequence, [20 + copy % 2] * asked["answer"])
+                answer = [20 + copy % 2] * asked["answer"]
+                if asked["ends_at"] < len(answer):
+                    answer[asked["ends_at"]] = END
+                self.device.add(sequence, answer)
             except NeverFitsError:
                 assert not fits
             except QueueFullError:

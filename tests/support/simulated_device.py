@@ -2,12 +2,14 @@
 
 The KV of a token depends on all tokens before it and on the salt, so a slot's content is a chain of
 hashes over both. A step's writes can be read by its own sequences at once, as on a device that runs
-steps in order, and by others once the step was collected. Reading anything else fails the test.
+steps in order, and by others once the step was collected. Reading anything else fails the test: so
+does reading what a refused draft wrote.
 """
 
+import random
 from collections import deque
 
-from backend.scheduler.block_pool import BLOCK_SIZE
+from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 
 GARBAGE = object()
 
@@ -25,18 +27,47 @@ class Script:
             self.contents.append(content)
 
 
+class RandomDrafter:
+    """Proposes up to ``most`` drafts, right ones first and wrong ones behind them, or none."""
+
+    def __init__(self, seed, most=20):
+        self.scripts = {}
+        self.most = most
+        self.outcomes = []
+        self._random = random.Random(seed)
+
+    def is_open(self, num_rows):
+        return num_rows == 1 or self._random.random() < 0.8
+
+    def waits(self, sequence, num_rows):
+        return sequence.allows_drafts and self._random.random() < 0.7
+
+    def propose(self, rows, *, overlapped):
+        proposed = {}
+        for place, (sequence, start, *_) in enumerate(rows):
+            count = self._random.randint(0, self.most)
+            if sequence.num_unseen_tokens == 0 and sequence.allows_drafts and count > 0:
+                right = self.scripts[sequence].tokens[start + 1 : start + 1 + count]
+                num_right = self._random.choice([0, count, self._random.randint(0, count)])
+                proposed[place] = (*right[:num_right], *[-1] * (count - num_right))
+        return proposed
+
+    def verified(self, sequence, num_drafts, num_accepted):
+        assert sequence.num_computed_tokens == len(sequence.tokens) - 1
+        self.outcomes.append((num_drafts, num_accepted))
+
+    def observe(self, num_rows, num_drafts, seconds):
+        assert num_rows > 0 <= num_drafts
+
+
 class SimulatedDevice:
-    """Runs a scheduler's steps and checks each read and write. A step takes a second.
+    """Runs a scheduler's steps and checks each read and write. A step takes a second."""
 
-    Where no later step counts on one token, it chooses ``tokens_at_once``, as speculation would.
-    """
-
-    def __init__(self, scheduler, *, tokens_at_once=1):
+    def __init__(self, scheduler, drafter=None):
         self.scheduler = scheduler
-        self.tokens_at_once = tokens_at_once
         self.now = 0.0
         self.in_flight = deque()  # of a step, and who writes what to which slot
-        self._scripts = {}
+        self._scripts = {} if drafter is None else drafter.scripts
         self._contents = {}
 
     def add(self, sequence, continuation):
@@ -49,20 +80,27 @@ class SimulatedDevice:
         step = self.scheduler.schedule(self.now)
         self._erase()
         writes = {}
-        for sequence, start, count, samples, _ in step:
+        for sequence, start, count, samples, drafts in step:
             script = self._scripts[sequence]
             for position in range(start):
                 self._read(sequence, position, script)
-            for position in range(start, start + count):
+            contents = script.contents[start : start + count - len(drafts)]
+            for draft in drafts:
+                contents.append(hash((contents[-1], draft)))
+            for position, content in zip(range(start, start + count), contents, strict=True):
                 slot = _slot(sequence, position)
                 assert self._writer(slot) is None, "two steps write one slot"
                 assert slot not in writes, "two sequences write one slot"
-                writes[slot] = (sequence, script.contents[position])
+                writes[slot] = (sequence, content)
             # Masked or not, what is not finite would reach whoever owns the block.
             for block in sequence.block_table:
                 slots = range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
                 assert all(self._contents.get(slot) is not GARBAGE for slot in slots)
-            assert samples == (start + count == sequence.length - samples)
+            assert samples == (start + count - len(drafts) == sequence.length - samples)
+            if drafts:
+                assert sequence.num_unseen_tokens == sequence.num_steps_in_flight == 1
+                assert sequence.allows_drafts
+                assert len(sequence.tokens) > sequence.num_prompt_tokens
             assert start + count < sequence.max_length, "the last token needs no KV"
             assert not sequence.needs_history or sequence.num_unseen_tokens <= 1
         if step:
@@ -75,16 +113,22 @@ class SimulatedDevice:
         for slot, (sequence, content) in writes.items():
             self._contents[slot] = GARBAGE if sequence in not_finite else content
         sampled = [
-            None if sequence in not_finite else self._chosen(sequence, start + count)
-            for sequence, start, count, samples, _ in step
+            None if sequence in not_finite else self._chosen(sequence, start + count, drafts)
+            for sequence, start, count, samples, drafts in step
             if samples
         ]
         self.now += 1.0
         self.scheduler.complete(step, sampled, self.now)
-        for sequence, *_ in step:
+        for sequence, _, _, _, drafts in step:
             script = self._scripts[sequence]
             assert sequence.tokens == script.tokens[: len(sequence.tokens)]
-            if len(sequence.tokens) >= sequence.max_length:
+            assert len(sequence.tokens) <= sequence.max_length
+            generated = sequence.tokens[sequence.num_prompt_tokens :]
+            assert sequence.end_token_ids.isdisjoint(generated[:-1]), "it went on behind its end"
+            if drafts and sequence.block_table:
+                assert len(sequence.block_table) == blocks_for(sequence.num_computed_tokens)
+            ended = bool(generated) and generated[-1] in sequence.end_token_ids
+            if ended or len(sequence.tokens) >= sequence.max_length:
                 self.scheduler.finish(sequence)
 
     def crash(self):
@@ -103,10 +147,12 @@ class SimulatedDevice:
         while self.in_flight:
             self.collect()
 
-    def _chosen(self, sequence, first):
-        alone = sequence.num_steps_in_flight == 1
-        stop = min(first + (self.tokens_at_once if alone else 1), sequence.max_length)
-        return tuple(self._scripts[sequence].tokens[first:stop])
+    def _chosen(self, sequence, end, drafts):
+        chosen = self._scripts[sequence].tokens[end - len(drafts) :]
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == chosen[accepted]:
+            accepted += 1
+        return tuple(chosen[: accepted + 1])
 
     def _read(self, sequence, position, script):
         slot = _slot(sequence, position)
