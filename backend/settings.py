@@ -194,6 +194,12 @@ class EngineOptions:
         read=above_zero,
         metavar="MS",
     )
+    speculation: str = _flag(
+        "prompt-lookup",
+        "guess the next tokens from the prompt and the answer so far, verify them in one step, and "
+        "keep those that would have come anyway, where that is faster (default: %(default)s)",
+        choices=("prompt-lookup", "off"),
+    )
     kv_events: bool = _flag(
         False, "tell routers at /kv_events what the prefix cache stores and removes, by digest"
     )

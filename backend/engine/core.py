@@ -28,6 +28,7 @@ from backend.scheduler.block_pool import BlockPool
 from backend.scheduler.budget import OomBackoff, TokenBudget, budget_policy
 from backend.scheduler.cache_events import EventBatch, EventLog
 from backend.scheduler.prefix_cache import PrefixCache, PrefixCacheStats
+from backend.scheduler.prompt_lookup import Drafter
 from backend.scheduler.request import (
     FinishReason,
     TokenDelta,
@@ -54,6 +55,7 @@ class EngineLimits:
 
     ``max_waiting`` sequences may wait, ``queue_seconds`` each, where its request says nothing else.
     Targets are in seconds. ``overlap`` launches a step before the last one's tokens are known.
+    ``speculation`` verifies drafts by prompt lookup, where they pay.
     """
 
     num_blocks: int
@@ -65,6 +67,7 @@ class EngineLimits:
     target_ttft: float | None = None
     target_itl: float | None = None
     overlap: bool = False
+    speculation: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +122,7 @@ class EngineCore:
         self._recorder = Recorder()
         self._past_preemptions = 0
         self._past_prefix = PrefixCacheStats(0, 0)
+        self._past_drafts = (0, 0)
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._stepper = self._new_stepper()
@@ -223,7 +227,7 @@ class EngineCore:
             # not.
             self._fail(continuation.job, f"constrained decoding cannot go on: {failure}")
             return
-        self._generated_tokens += len(sampled.tokens)
+        self._generated_tokens += sequence.num_new_tokens
         self._tell(sequence, continuation, sampled)
 
     def failed(self, sequences: tuple[Sequence, ...], reason: str) -> None:
@@ -242,6 +246,7 @@ class EngineCore:
         self._recorder.all_ended("error")
         self._past_preemptions += self.scheduler.num_preemptions
         self._past_prefix = self._prefix_stats()
+        self._past_drafts = self._draft_stats()
         if self._cache_log is not None:
             self._cache_log.start_over()
         self._stepper = self._new_stepper()
@@ -258,6 +263,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return the figures as of now."""
         prefix = self._prefix_stats()
+        draft_tokens, accepted_draft_tokens = self._draft_stats()
         return EngineStats(
             running=self.scheduler.num_running,
             waiting=self.scheduler.num_waiting,
@@ -269,6 +275,8 @@ class EngineCore:
             prefix_queries=prefix.queries,
             prefix_hits=prefix.hits,
             tokens_after_disconnect=self._recorder.num_tokens_after_disconnect,
+            draft_tokens=draft_tokens,
+            accepted_draft_tokens=accepted_draft_tokens,
             restarts=self.num_restarts,
             recording=self._recorder.read(),
             tenants=tuple(self.scheduler.cache.blocks_by_tenant().items()),
@@ -278,6 +286,14 @@ class EngineCore:
     def _prefix_stats(self) -> PrefixCacheStats:
         past, now = self._past_prefix, self.scheduler.cache.stats
         return PrefixCacheStats(past.queries + now.queries, past.hits + now.hits)
+
+    def _draft_stats(self) -> tuple[int, int]:
+        drafted, accepted = self._past_drafts
+        scheduler = self.scheduler
+        return (
+            drafted + scheduler.num_draft_tokens,
+            accepted + scheduler.num_accepted_draft_tokens,
+        )
 
     def _new_stepper(self) -> Stepper:
         limits = self.limits
@@ -292,6 +308,7 @@ class EngineCore:
             max_num_seqs=limits.max_num_seqs,
             max_tokens_per_step=limits.max_tokens_per_step,
             budget_policy=cap,
+            drafter=Drafter() if limits.speculation else None,
             max_waiting=limits.max_waiting,
         )
         return Stepper(self.runner, scheduler, cap, self, overlap=limits.overlap)
@@ -329,14 +346,14 @@ class EngineCore:
         ]
 
     def _tell(self, sequence: Sequence, continuation: _Continuation, sampled: Sampled) -> None:
-        continuation.held.extend(sampled.logprobs)
+        continuation.held.extend(sampled.logprobs[: sequence.num_new_tokens])
         continuation.held_of_prompt.extend(sampled.prompt_logprobs)
         reason = finish_reason(sequence)
         job = continuation.job
         if job.streams or reason is not None:
             first = sequence.num_prompt_tokens
             if job.streams:
-                first = len(sequence.tokens) - len(sampled.tokens)
+                first = len(sequence.tokens) - sequence.num_new_tokens
             tokens = tuple(sequence.tokens[first:])
             held, prompt = tuple(continuation.held), tuple(continuation.held_of_prompt)
             continuation.held.clear()

@@ -118,6 +118,7 @@ def load_model(
         target_ttft=_in_seconds(options.target_ttft_ms),
         target_itl=_in_seconds(options.target_itl_ms),
         overlap=on_cuda if options.overlap is None else options.overlap,
+        speculation=options.speculation != "off",
     )
     batches = _batch_limits(max_num_seqs, max_tokens_per_step, sizing.max_model_len)
     runner = make_runner(network, cache, batches, kernels=has_kernels)

@@ -147,7 +147,8 @@ class ModelRunner:
         for row in in_flight.rows:
             last = row.first + _num_accepted(row, tokens)
             chosen = range(row.first, last + 1)
-            if not all(finite[at] for at in chosen):
+            # What a refused draft wrote may be read masked, and must be finite for that.
+            if not all(finite[row.first : row.first + 1 + len(row.drafts)]):
                 results.append((row.place, None))
                 continue
             if row.drafts:

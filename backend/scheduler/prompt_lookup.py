@@ -12,14 +12,11 @@ Laws:
 
 from array import array
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from backend.scheduler.budget import StepTimeModel
-
-if TYPE_CHECKING:
-    from backend.scheduler.sequence import ScheduledSequence, Sequence
+from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 MOST_DRAFTS = 8
 """Of one sequence in one step."""
@@ -155,7 +152,7 @@ class Drafter:
         """Whether steps of ``num_rows`` decoding sequences may have drafts at present."""
         return self._steps >= self._closed.get(num_rows.bit_length(), (0, 0))[0]
 
-    def waits(self, sequence: "Sequence", num_rows: int) -> bool:
+    def waits(self, sequence: Sequence, num_rows: int) -> bool:
         """Whether ``sequence`` is not computed before its last token is known.
 
         Where others are computed meanwhile, that costs it a step, and so a token.
@@ -165,7 +162,7 @@ class Drafter:
         return lookup is not None and lookup.expected(len(drafts)) > (num_rows > 1)
 
     def propose(
-        self, rows: SequenceOf["ScheduledSequence"], *, overlapped: bool
+        self, rows: SequenceOf[ScheduledSequence], *, overlapped: bool
     ) -> dict[int, tuple[int, ...]]:
         """Return drafts by the place of their sequence in ``rows``, which decode.
 
@@ -188,7 +185,7 @@ class Drafter:
             gain -= len(proposed)
         return proposed if self._pays(len(rows), total, gain) else {}
 
-    def verified(self, sequence: "Sequence", num_drafts: int, num_accepted: int) -> None:
+    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Learn how many drafts of ``sequence`` were accepted."""
         if sequence.lookup is not None:
             sequence.lookup.verified(num_drafts, num_accepted, len(sequence.tokens))
@@ -198,7 +195,7 @@ class Drafter:
         self._steps += 1
         self._times.observe(num_rows, num_drafts, seconds)
 
-    def _drafts(self, sequence: "Sequence") -> tuple[int, ...]:
+    def _drafts(self, sequence: Sequence) -> tuple[int, ...]:
         tokens = sequence.tokens
         length = len(tokens)
         if not sequence.allows_drafts or length == sequence.num_prompt_tokens:

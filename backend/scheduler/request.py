@@ -79,7 +79,7 @@ class SamplingParams:
     @property
     def allows_drafts(self) -> bool:
         """Whether several tokens of it can be verified in one step."""
-        return not self.needs_history and self.logprobs is None and self.prompt_logprobs is None
+        return self.grammar is None and not self.is_penalised
 
     @property
     def needs_history(self) -> bool:

@@ -295,6 +295,8 @@ class EngineStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     tokens_after_disconnect: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
     restarts: int = 0
     recording: Recording = field(default_factory=Recording)
     tenants: tuple[tuple[str, int], ...] = ()
@@ -310,6 +312,8 @@ class EngineStats:
             prefix_queries=before.prefix_queries + self.prefix_queries,
             prefix_hits=before.prefix_hits + self.prefix_hits,
             tokens_after_disconnect=before.tokens_after_disconnect + self.tokens_after_disconnect,
+            draft_tokens=before.draft_tokens + self.draft_tokens,
+            accepted_draft_tokens=before.accepted_draft_tokens + self.accepted_draft_tokens,
             restarts=before.restarts + self.restarts,
             recording=before.recording + self.recording,
         )

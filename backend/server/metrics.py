@@ -165,6 +165,12 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
             "Tokens computed for clients that had left",
             stats.tokens_after_disconnect,
         ),
+        ("draft_tokens", "Guessed tokens that were verified", stats.draft_tokens),
+        (
+            "accepted_draft_tokens",
+            "Guessed tokens that became part of an answer",
+            stats.accepted_draft_tokens,
+        ),
         ("restarts", "Times that the engine started over", stats.restarts),
     )
     for name, text, value in rows:

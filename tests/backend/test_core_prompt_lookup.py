@@ -160,8 +160,6 @@ def test_beside_others_that_go_on_meanwhile_a_draft_must_gain_more_than_the_wait
     [
         SamplingParams(presence_penalty=0.5),
         SamplingParams(repetition_penalty=1.1),
-        SamplingParams(logprobs=0),
-        SamplingParams(prompt_logprobs=0),
         SamplingParams(grammar=Grammar(GrammarKind.JSON_OBJECT)),
     ],
 )

@@ -11,13 +11,16 @@ from simulated_device import RandomDrafter, SimulatedDevice
 from backend.scheduler.block_pool import BlockPool, blocks_for
 from backend.scheduler.cache_events import BlockRemoved, EventLog
 from backend.scheduler.prefix_cache import PrefixCache
-from backend.scheduler.request import Priority, SamplingParams
+from backend.scheduler.request import Grammar, GrammarKind, Priority, SamplingParams
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
 
 MAX_WAIT = 25.0
 MAX_WAITING = 12
 END = 99
+PLAIN = SamplingParams()
+PENALISED = SamplingParams(presence_penalty=0.5)
+CONSTRAINED = SamplingParams(grammar=Grammar(GrammarKind.JSON_OBJECT))
 
 
 requests = st.fixed_dictionaries(
@@ -30,7 +33,7 @@ requests = st.fixed_dictionaries(
         "salt": st.sampled_from(["", "", "other"]),
         "copies": st.integers(1, 3),
         "patience": st.none() | st.floats(0, 40),
-        "penalised": st.booleans(),
+        "sampling": st.sampled_from([PLAIN, PLAIN, PENALISED, CONSTRAINED]),
         "ends_at": st.integers(0, 60),
         "reads_cache": st.sampled_from([True, True, True, False]),
     }
@@ -85,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 length,
                 asked["priority"],
                 deadline=None if patience is None else self.device.now + patience,
-                sampling=SamplingParams(presence_penalty=0.5 if asked["penalised"] else 0.0),
+                sampling=asked["sampling"],
                 end_token_ids=frozenset({END}),
                 cache_salt=asked["salt"],
                 reads_cache=asked["reads_cache"],
