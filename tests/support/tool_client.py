@@ -14,6 +14,7 @@ from tool_templates import with_template
 
 from backend.engine.client import Stream
 from backend.engine.loading import load_engine
+from backend.scheduler.batch import StepBatch
 from backend.scheduler.request import SamplingParams
 from backend.server.app import build_application
 from backend.server.served_model import LoadedModel, ServedModel
@@ -39,9 +40,11 @@ def one_by_one(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute a token when the one before was read, of streams only: none are merged."""
     runner, read = model.generator._core.runner, threading.Semaphore(0)
     launch, receive = runner.launch, Stream.receive
+    prompts: dict[int, int] = {}
 
-    def wait(step: Any) -> Any:
-        if any(each.start >= each.sequence.num_prompt_tokens for each in step):
+    def wait(step: StepBatch) -> Any:
+        prompts.update({new.slot: new.num_prompt_tokens for new in step.new})
+        if any(row.start >= prompts[row.slot] for row in step.rows):
             assert read.acquire(timeout=60)
         return launch(step)
 
