@@ -1,8 +1,9 @@
 """Weights in int8 beside bfloat16 and float32, on CPU: tokens a second, and memory.
 
 One random model of half a billion parameters in Qwen 3's shape, on the same engine in each type, in
-turn within a round. Alone: one sequence decodes. Together: 16 do. The floor is what one pass over
-the weights takes at the speed at which this machine reads memory.
+turn within a round. Alone: one sequence decodes. Together: 16 do. Memory is what the process grows
+by, less the KV pool. The floor is what one pass over the weights takes at the speed at which this
+machine reads memory.
 
     python benchmarks/quantized.py [--rounds N] [--tokens N] [--threads N]
 """
@@ -24,6 +25,7 @@ from engines.sides import EngineSide, random_prompts
 
 BATCH = 16
 PROMPT_TOKENS = 16
+KV_BYTES = 2**28
 KINDS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
@@ -91,9 +93,9 @@ def measure(directory: Path, *, rounds: int, tokens: int, threads: int) -> dict[
         for name, options in KINDS.items():
             before = resident_bytes()
             side = EngineSide(
-                directory, threads=threads, max_num_seqs=BATCH, kv_bytes=2**28, **options
+                directory, threads=threads, max_num_seqs=BATCH, kv_bytes=KV_BYTES, **options
             )
-            figures[name] = {"memory_mb": round((resident_bytes() - before) / 1e6)}
+            figures[name] = {"memory_mb": round((resident_bytes() - before - KV_BYTES) / 1e6)}
             sides[name] = stack.enter_context(side)
             side.run(random_prompts(1, PROMPT_TOKENS), 2)
         alone: dict[str, list[float]] = {name: [] for name in sides}

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from backend.models.families import parse_config
 from backend.models.layers import TorchOperations
 from backend.models.quantization import (
     BFloat16Linear,
+    Float8Linear,
     Int8Linear,
     QuantizedWeight,
     checkpoint_format,
@@ -27,7 +29,7 @@ from backend.models.registry import kv_cache_dtype, load_network
 from backend.models.weights import load_config, load_weights, random_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
-pytest_plugins = ["tiny_checkpoints"]
+pytest_plugins = ["tiny_checkpoints", "interpreter"]
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -91,6 +93,34 @@ def test_fused_and_reordered_matrices_compute_as_the_plain_ones(packed, layout):
         rows = noise(5, 64)
         computed = ours.mlp(rows, TorchOperations())
         assert error(computed, theirs.mlp(rows, TorchOperations())) < 0.02
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_on_cuda_every_layout_computes_through_the_kernel(packed, interpreter, layout):
+    directory, plain = packed("llama", layout)
+    held = checkpoint_format(read_json(directory / "config.json"), "config.json")
+    tensors, expected = Checkpoint(directory), load_file(plain / "model.safetensors")
+    names = [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up")]
+    matrix = torch.cat([expected[f"{name}.weight"] for name in names])
+    weight = QuantizedWeight.join([held.read(tensors, name, (96, 64)) for name in names])
+    rows, bias, order = noise(3, 64), noise(192, seed=2), torch.randperm(192)
+    is_fp8 = weight.codes.dtype is torch.float8_e4m3fn
+    weight = weight.take(order)
+    in_bytes = replace(weight, codes=weight.codes.view(torch.int8))
+    result = interpreter("kernel_cases:kernel_linear", in_bytes, bias, rows, fp8=is_fp8)
+    assert error(result, rows @ matrix[order].t() + bias) < 1e-5
+
+
+def test_fp8_products_have_a_scale_for_each_row_of_both():
+    """PyTorch computes them on CPU too, so the way that CUDA takes is tested here."""
+    weight = noise(48, 64)
+    scales = weight.abs().amax(dim=1, keepdim=True) / 448
+    held = QuantizedWeight((weight / scales).to(torch.float8_e4m3fn), scales, None, 64)
+    rows, bias = noise(5, 64, seed=1), noise(48, seed=2)
+    rows[2] *= 1000
+    expected = rows @ held.dequantized().t() + bias
+    for result, row in zip(Float8Linear(held, bias)(rows), expected, strict=True):
+        assert error(result, row) < 0.04
 
 
 @pytest.mark.parametrize("family", ["phi3", "mixtral"])

@@ -122,3 +122,11 @@ def test_sampling(world, how):
     differing = sample_tokens(logits, rows) != reference.sample_tokens(logits, rows)
     # Where a sum ends up a rounding error from top_p, another token may be the last one kept.
     assert differing.float().mean() <= 0.005
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize(("tokens", "group"), [(1, 128), (16, 4096), (300, 64)])
+def test_products_with_quantized_weights(world, kind, tokens, group):
+    cases.check_quantized_matmul(
+        world, kind, tokens=tokens, rows=4096 + 8, columns=4096, group=group
+    )

@@ -17,6 +17,7 @@ from backend.kernels.attention import BlockTables, DeviceLimits
 from backend.kernels.prefill_attention import PrefillShape, Span, plan_prefill
 from backend.kernels.quantized_matmul import pack
 from backend.kernels.sampling import SamplingRows
+from backend.models.quantization import KernelLinear, QuantizedWeight
 
 BLOCK_SIZE = 16
 Call = Callable[..., tuple[Any, tuple[Any, ...]]]
@@ -240,6 +241,16 @@ def sampling_rows(
         log_min_p=column(min_p).log(),
         keys=keys.to(world.device, torch.int32),
     )
+
+
+def kernel_linear(weight: QuantizedWeight, bias: Tensor, rows: Tensor, *, fp8: bool) -> Tensor:
+    """Map ``rows`` as a matrix of the decoder does on CUDA.
+
+    Codes come as bytes, because FP8 cannot be pickled.
+    """
+    if fp8:
+        weight = replace(weight, codes=weight.codes.view(torch.float8_e4m3fn))
+    return KernelLinear(weight, bias)(rows)
 
 
 def check_quantized_matmul(
