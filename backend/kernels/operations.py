@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from backend.kernels.activation import silu_mul
-from backend.kernels.norm import add_rms_norm, rms_norm
+from backend.kernels.elementwise import add_rms_norm, rms_norm, silu_mul
 from backend.models.layers import RMSNorm
 
 

@@ -19,7 +19,7 @@ from backend.kernels.sampling import NOT_FINITE, SamplingRows
 def write_kv(
     keys_values: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
 ) -> None:
-    """See ``kv_write``."""
+    """Write each token by its slot."""
     block_size = cache.shape[2]
     if scales is not None:
         keys_values = keys_values.float() / scales.view(-1, 1)
@@ -32,20 +32,20 @@ def write_kv(
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See ``norm``."""
+    """Return rows over their root mean square, times ``weight``."""
     exact = rows.double()
     scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)
     return (exact * scale * weight.double()).to(rows.dtype)
 
 
 def add_rms_norm(rows: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See ``norm``; changes ``residual``."""
+    """Add to ``residual`` in place and return the sum normalised."""
     residual.copy_((rows.float() + residual.float()).to(residual.dtype))
     return rms_norm(residual, weight, eps)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """See ``activation``."""
+    """Return SiLU of the gates times the up projection."""
     gate, up = gate_up.double().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
 
@@ -61,7 +61,7 @@ def rotate_and_write(
     keep_keys: bool = False,
     scales: Tensor | None = None,
 ) -> None:
-    """See ``rotary``."""
+    """Norm, rotate and write, one after another."""
     kv_heads = cache.shape[1] // 2
     query_heads = qkv.shape[1] - 2 * kv_heads
     turned = qkv[:, : query_heads + kv_heads].double()

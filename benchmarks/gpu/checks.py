@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from backend.kernels import reference
-from backend.kernels.activation import silu_mul
 from backend.kernels.attention import BlockTables, device_limits
 from backend.kernels.decode_attention import decode_attention
-from backend.kernels.kv_write import write_kv
-from backend.kernels.norm import add_rms_norm, rms_norm
+from backend.kernels.elementwise import add_rms_norm, rms_norm, silu_mul
+from backend.kernels.kv_write import rotate_and_write, write_kv
 from backend.kernels.prefill_attention import PrefillShape, Span, plan_prefill, prefill_attention
-from backend.kernels.rotary import rotate_and_write
 from backend.kernels.sampling import SamplingRows, sample_tokens
 from gpu.machine import Machine
 

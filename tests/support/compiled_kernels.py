@@ -18,15 +18,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from backend.kernels import (
-    activation,
     attention,
     decode_attention,
     kv_write,
-    norm,
     prefill_attention,
     quantized_matmul,
-    rotary,
     sampling,
+)
+from backend.kernels import (
+    elementwise as elementwise_kernels,
 )
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -40,13 +40,11 @@ SHARED_MEMORY = {
 """Bytes that a block of threads may have, by architecture."""
 
 _MODULES = (
-    activation,
     decode_attention,
     kv_write,
-    norm,
+    elementwise_kernels,
     prefill_attention,
     quantized_matmul,
-    rotary,
     sampling,
 )
 _TYPES = {
@@ -221,14 +219,14 @@ def prefill(
 def elementwise(dtype: torch.dtype, storage: torch.dtype | None = None) -> None:
     """Launch all others, in the sizes of an 8B model whose heads are normed."""
     rows, weight = tensor(33, 4096, dtype=dtype), tensor(4096, dtype=dtype)
-    norm.rms_norm(rows, weight, 1e-5)
-    norm.add_rms_norm(rows, rows, weight, 1e-5)
-    activation.silu_mul(tensor(33, 2 * 14336, dtype=dtype))
+    elementwise_kernels.rms_norm(rows, weight, 1e-5)
+    elementwise_kernels.add_rms_norm(rows, rows, weight, 1e-5)
+    elementwise_kernels.silu_mul(tensor(33, 2 * 14336, dtype=dtype))
     qkv, cache = _projection(dtype, 32, 128), _cache(storage or dtype, 128)
     scales = tensor(16, dtype=torch.float32) if storage else None
     turns = tensor(33, 64, 2, dtype=torch.float32)
     for head_weights in (None, tensor(40, 128, dtype=dtype)):
-        rotary.rotate_and_write(
+        kv_write.rotate_and_write(
             qkv, turns, tensor(33), cache, head_weights=head_weights, eps=1e-5, scales=scales
         )
     kv_write.write_kv(tensor(33, 16, 128, dtype=dtype), cache, tensor(33), scales)

@@ -108,7 +108,7 @@ def assert_same_but_rounding(result: Tensor, expected: Tensor) -> None:
 def check_rms_norm(world: World, rows: int, size: int) -> None:
     inputs, weight = world.random(rows, size), world.random(size, seed=3)
     expected = reference.rms_norm(inputs, weight, 1e-6)
-    result, _ = world.call("backend.kernels.norm:rms_norm", inputs, weight, 1e-6)
+    result, _ = world.call("backend.kernels.elementwise:rms_norm", inputs, weight, 1e-6)
     assert_close(result, expected)
 
 
@@ -117,7 +117,7 @@ def check_add_rms_norm(world: World, rows: int, size: int) -> None:
     residual = world.random(rows, size, seed=4)
     total = residual.clone()
     expected = reference.add_rms_norm(inputs, total, weight, 1e-6)
-    name = "backend.kernels.norm:add_rms_norm"
+    name = "backend.kernels.elementwise:add_rms_norm"
     result, changed = world.call(name, inputs, residual, weight, 1e-6)
     assert_close(result, expected)
     assert torch.equal(changed[1], total)
@@ -125,7 +125,7 @@ def check_add_rms_norm(world: World, rows: int, size: int) -> None:
 
 def check_silu_mul(world: World, rows: int, size: int) -> None:
     inputs = world.random(rows, 2 * size)
-    result, _ = world.call("backend.kernels.activation:silu_mul", inputs)
+    result, _ = world.call("backend.kernels.elementwise:silu_mul", inputs)
     assert_close(result, reference.silu_mul(inputs))
 
 
@@ -150,7 +150,7 @@ def check_rotary(
     options = {"head_weights": weights, "eps": 1e-6, "keep_keys": keep_keys, "scales": scales}
     expected, expected_cache = qkv.clone(), cache.clone()
     reference.rotate_and_write(expected, rotations, slots, expected_cache, **options)
-    name = "backend.kernels.rotary:rotate_and_write"
+    name = "backend.kernels.kv_write:rotate_and_write"
     _, changed = world.call(name, qkv, rotations, slots, cache, **options)
     assert_close(changed[0], expected)
     if storage is None:

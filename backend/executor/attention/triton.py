@@ -16,7 +16,7 @@ from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.kernels.attention import BlockTables, SplitWorkspace, device_limits
 from backend.kernels.decode_attention import decode_attention, num_splits
-from backend.kernels.kv_write import write_kv
+from backend.kernels.kv_write import rotate_and_write, write_kv
 from backend.kernels.prefill_attention import (
     PrefillShape,
     PrefillWork,
@@ -24,7 +24,6 @@ from backend.kernels.prefill_attention import (
     plan_prefill,
     prefill_attention,
 )
-from backend.kernels.rotary import rotate_and_write
 from backend.models.attention import AttentionLayer
 from backend.models.config import ModelShape
 from backend.scheduler.batch import Row
