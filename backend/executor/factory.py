@@ -54,11 +54,12 @@ def _with_kernels(network: Network, cache: KVCache, limits: BatchLimits) -> Exec
 
     model = network.with_context(limits.max_model_len, KernelOperations())
     shape, device = network.shape, model.device
-    prefill = flashinfer_prefill(
-        (shape.num_heads, shape.num_kv_heads, shape.head_dim), model.dtype, device
-    )
+    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    # The library is not told of scales.
+    plain = cache.dtype is model.dtype
+    prefill = flashinfer_prefill(heads, model.dtype, device) if plain else None
     logger.info("prefill attention: %s", "our kernel" if prefill is None else "FlashInfer")
-    attention = TritonAttention(cache, shape, limits, prefill=prefill)
+    attention = TritonAttention(cache, shape, limits, dtype=model.dtype, prefill=prefill)
     return Executable(model, shape.vocab_size, cache, attention, draw_by_kernel)
 
 
