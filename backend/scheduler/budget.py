@@ -21,6 +21,7 @@ _LEAST_RUNNING = 4
 _FIRST_PREFILL = 256
 
 _KEPT_OF_A_KIND = 7
+_LATEST = 3
 _FORGOTTEN_AFTER = 4096  # steps
 _STEPS_BETWEEN_FITS = 16
 _LEAST_SQUARES_RANK = 1e-5
@@ -205,9 +206,9 @@ class StepTimeModel:
         return self.base + self.per_decode * decodes + self.per_prefill * prefill
 
     def seen(self, decodes: int, prefill: int) -> float | None:
-        """Return the seconds that steps of this kind took lately; None: there was none."""
+        """Return the seconds that the last steps of this kind took; None: there was none."""
         kept = self._kinds.get((decodes.bit_length(), prefill.bit_length()))
-        return None if kept is None else median_low(kept)[0]
+        return None if kept is None else median_low(list(kept)[-_LATEST:])[0]
 
     def _fit(self) -> None:
         oldest = self._steps - _FORGOTTEN_AFTER

@@ -11,6 +11,7 @@ Laws:
 """
 
 from array import array
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -22,7 +23,7 @@ MOST_DRAFTS = 8
 """Of one sequence in one step."""
 
 _SHORTEST, _LONGEST = 2, 4  # n-grams, in tokens
-_MULTIPLIERS = (1, 40_503, 40_503**2, 40_503**3)
+_MULTIPLIERS = (1, 40_503, 126_929, 99_303)
 _SALT = 23_459
 _LEAST_SLOTS = 1 << 10
 _MOST_SLOTS = 1 << 17
@@ -33,8 +34,13 @@ _ENOUGH_ACCEPTED = 0.5
 _WEIGHT_OF_NEWEST = 0.3
 _TOKENS_OFF = (16, 512)
 """How long a sequence proposes none: at first, and at most."""
-_STEPS_OFF = (32, 2048)
+_LOOKUPS_A_STEP = 8
+"""A sequence of a larger batch is looked at every few tokens, until it has accepted drafts."""
+_STEPS_OFF = (32, 512)
 """How long steps of a size have no drafts: at first, and at most."""
+_TRIALS = 3
+"""Steps with drafts that are slow before there are none, and again after each pause."""
+_NO_PAUSE = (0, _STEPS_OFF[0], _TRIALS)
 
 
 class PromptLookup:
@@ -46,6 +52,7 @@ class PromptLookup:
 
     __slots__ = (
         *("_drafts", "_drafts_at", "_num_indexed", "_pause", "_rate", "_resumes_at", "_table"),
+        "is_copying",
     )
 
     def __init__(self) -> None:
@@ -56,6 +63,8 @@ class PromptLookup:
         self._rate = _ENOUGH_ACCEPTED
         self._pause = _TOKENS_OFF[0]
         self._resumes_at = 0
+        self.is_copying = False
+        """Whether some of its last drafts were accepted."""
 
     def propose(self, tokens: list[int]) -> tuple[int, ...]:
         """Return what may follow ``tokens``, the same list at each call with more at its end.
@@ -88,6 +97,7 @@ class PromptLookup:
         elif num_accepted == num_drafts:
             self._pause = _TOKENS_OFF[0]
         self._drafts = ()
+        self.is_copying = num_accepted > 0
 
     def _find(self, tokens: list[int]) -> tuple[int, ...]:
         table, mask = self._table, len(self._table) - 1
@@ -115,15 +125,20 @@ class PromptLookup:
             self._num_indexed = 0
         table, mask = self._table, slots - 1
         first, self._num_indexed = self._num_indexed, stop
-        if stop - first > _FEW_TOKENS:
+        if first == 0 or stop - first > _FEW_TOKENS:
             self._index_many(tokens, max(first - _LONGEST, stop - _MOST_INDEXED_AT_ONCE, 0), stop)
             return
+        _, second, third, fourth = _MULTIPLIERS
+        a, b, c = tokens[first - 3 : first]
         for end in range(first, stop):
-            key = 0
-            for size in range(1, min(_LONGEST, end + 1) + 1):
-                key += tokens[end - size + 1] * _MULTIPLIERS[size - 1]
-                if size >= _SHORTEST:
-                    table[(key + size * _SALT) & mask] = end
+            d = tokens[end]
+            key = d + c * second
+            table[(key + 2 * _SALT) & mask] = end
+            key += b * third
+            table[(key + 3 * _SALT) & mask] = end
+            key += a * fourth
+            table[(key + 4 * _SALT) & mask] = end
+            a, b, c = b, c, d
 
     def _index_many(self, tokens: SequenceOf[int], first: int, stop: int) -> None:
         table = np.frombuffer(self._table, np.int32)
@@ -145,21 +160,27 @@ class Drafter:
     def __init__(self) -> None:
         self._times = StepTimeModel()
         self._steps = 0
-        self._closed: dict[int, tuple[int, int]] = {}
-        """By size of a step: until when it has no drafts, and for how long after that."""
+        self._pauses: dict[int, tuple[int, int, int]] = {}
+        """By size of a step: until when it has no drafts, how long the next time, trials left."""
 
     def is_open(self, num_rows: int) -> bool:
         """Whether steps of ``num_rows`` decoding sequences may have drafts at present."""
-        return self._steps >= self._closed.get(num_rows.bit_length(), (0, 0))[0]
+        return self._steps >= self._pauses.get(num_rows.bit_length(), _NO_PAUSE)[0]
 
-    def waits(self, sequence: Sequence, num_rows: int) -> bool:
-        """Whether ``sequence`` is not computed before its last token is known.
+    def waiting(self, decoding: Collection[Sequence]) -> set[Sequence]:
+        """Return which of ``decoding`` are not computed before their last token is known.
 
-        Where others are computed meanwhile, that costs it a step, and so a token.
+        Where others are computed meanwhile, that costs one a step, and so a token.
         """
-        drafts = self._drafts(sequence)
-        lookup = sequence.lookup
-        return lookup is not None and lookup.expected(len(drafts)) > (num_rows > 1)
+        waiting: set[Sequence] = set()
+        every = max(len(decoding) // _LOOKUPS_A_STEP, 1)
+        for sequence in decoding:
+            if not sequence.num_unseen_tokens or _skips(sequence, every):
+                continue
+            drafts, lookup = self._drafts(sequence), sequence.lookup
+            if lookup is not None and lookup.expected(len(drafts)) > (len(decoding) > 1):
+                waiting.add(sequence)
+        return waiting
 
     def propose(
         self, rows: SequenceOf[ScheduledSequence], *, overlapped: bool
@@ -171,9 +192,13 @@ class Drafter:
         proposed: dict[int, tuple[int, ...]] = {}
         gain = 0.0
         total = 0
+        every = max(len(rows) // _LOOKUPS_A_STEP, 1)
         for place, scheduled in enumerate(rows):
             sequence = scheduled.sequence
-            if sequence.num_unseen_tokens or not (drafts := self._drafts(sequence)):
+            if sequence.num_unseen_tokens or _skips(sequence, every):
+                continue
+            drafts = self._drafts(sequence)
+            if not drafts:
                 continue
             proposed[place] = drafts
             total += len(drafts)
@@ -196,13 +221,13 @@ class Drafter:
         self._times.observe(num_rows, num_drafts, seconds)
 
     def _drafts(self, sequence: Sequence) -> tuple[int, ...]:
-        tokens = sequence.tokens
+        tokens, lookup = sequence.tokens, sequence.lookup
         length = len(tokens)
         if not sequence.allows_drafts or length == sequence.num_prompt_tokens:
             return ()
-        if sequence.lookup is None:
-            sequence.lookup = PromptLookup()
-        return sequence.lookup.propose(tokens)[: sequence.max_length - length - 1]
+        if lookup is None:
+            lookup = sequence.lookup = PromptLookup()
+        return lookup.propose(tokens)[: sequence.max_length - length - 1]
 
     def _pays(self, num_rows: int, num_drafts: int, gain: float) -> bool:
         """Whether ``gain`` more tokens are worth the time that ``num_drafts`` take."""
@@ -214,10 +239,20 @@ class Drafter:
             return gain > 0  # only a step with drafts can tell
         size = num_rows.bit_length()
         if gain * usual > num_rows * (longer - usual):
-            self._closed.pop(size, None)
+            self._pauses.pop(size, None)
             return True
-        # After each pause one step tries again, for times change.
-        is_trial = gain > 0 and size in self._closed
-        _, pause = self._closed.get(size, (0, _STEPS_OFF[0]))
-        self._closed[size] = self._steps + pause, min(2 * pause, _STEPS_OFF[1])
-        return is_trial
+        # Times change, and the first steps of a kind are slow, so some steps try again.
+        until, pause, trials = self._pauses.get(size, _NO_PAUSE)
+        if trials and gain > 0:
+            self._pauses[size] = until, pause, trials - 1
+            return True
+        self._pauses[size] = self._steps + pause, min(2 * pause, _STEPS_OFF[1]), _TRIALS
+        return False
+
+
+def _skips(sequence: Sequence, every: int) -> bool:
+    """Whether ``sequence`` is not looked at now: it is ``every`` few tokens, or while it copies."""
+    lookup = sequence.lookup
+    if lookup is not None and lookup.is_copying:
+        return False
+    return (len(sequence.tokens) + sequence.sequence_id) % every != 0

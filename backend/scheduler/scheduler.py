@@ -313,18 +313,15 @@ class Scheduler:
 
     def _decode(self, budget: int, now: float) -> list[ScheduledSequence]:
         drafter, decoding = self._drafter, self._running.decoding
-        num_decoding = len(decoding)
-        if drafter is not None and not drafter.is_open(num_decoding):
+        if drafter is not None and not drafter.is_open(len(decoding)):
             drafter = None
+        waiting = () if drafter is None else drafter.waiting(decoding)
         step: list[ScheduledSequence] = []
         for sequence in decoding:
             start = sequence.num_computed_tokens
             if start >= sequence.max_length - 1 or sequence.num_drafts_in_flight:
                 continue
-            if sequence.num_unseen_tokens and (
-                sequence.needs_history
-                or (drafter is not None and drafter.waits(sequence, num_decoding))
-            ):
+            if sequence.num_unseen_tokens and (sequence.needs_history or sequence in waiting):
                 continue
             step.append(ScheduledSequence(sequence, start, 1, True))
         if drafter is not None:

@@ -39,8 +39,8 @@ class RandomDrafter:
     def is_open(self, num_rows):
         return num_rows == 1 or self._random.random() < 0.8
 
-    def waits(self, sequence, num_rows):
-        return sequence.allows_drafts and self._random.random() < 0.7
+    def waiting(self, decoding):
+        return {each for each in decoding if each.allows_drafts and self._random.random() < 0.7}
 
     def propose(self, rows, *, overlapped):
         proposed = {}
