@@ -59,6 +59,11 @@ class Generator(Protocol):
         ...
 
     @property
+    def detail(self) -> tuple[str, ...]:
+        """What was replaced because it does not compute as it should, for people."""
+        ...
+
+    @property
     def max_model_len(self) -> int:
         """Prompt and completion together, in tokens."""
         ...

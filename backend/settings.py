@@ -98,7 +98,7 @@ def _flag(
     """Return a field with a flag of its name; ``default`` MISSING makes the flag required."""
     flag: dict[str, Any] = {"help": explanation}
     if isinstance(default, bool):
-        flag["action"] = "store_true"
+        flag["action"] = argparse.BooleanOptionalAction if default else "store_true"
     else:
         flag |= {"type": read, "metavar": metavar, "choices": choices}
     return field(default=default, metadata={"flag": flag})
@@ -162,6 +162,11 @@ class EngineOptions:
         "most 1 (default: %(default)s)",
         read=share,
         metavar="SHARE",
+    )
+    self_check: bool = _flag(
+        True,
+        "on CUDA, compare each kernel with a reference at start, and compute in PyTorch what "
+        "differs (about 2 s; default: on)",
     )
     threads: int | None = _flag(
         None, "CPU threads (default: torch's choice)", read=positive, metavar="N"

@@ -236,6 +236,10 @@ class EngineClient:
         return self._refusal
 
     @property
+    def detail(self) -> tuple[str, ...]:
+        return () if self._last is None else self._last.description.detail
+
+    @property
     def max_model_len(self) -> int:
         # Raises UnavailableError before there was an engine.
         if self._last is None:

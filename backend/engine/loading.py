@@ -12,7 +12,14 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import resolve_model
-from backend.executor.factory import make_runner, read_memory
+from backend.executor.factory import (
+    ALL_KERNELS,
+    NO_KERNELS,
+    KernelGroup,
+    Kernels,
+    make_runner,
+    read_memory,
+)
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache, block_bytes
 from backend.executor.memory import MemoryReading, Sizing, context_length, size_cache
@@ -90,12 +97,20 @@ def load_model(
     max_tokens_per_step = max(max_tokens_per_step, max_num_seqs)
     # No kernel here knows rules.
     has_kernels = on_cuda and not network.needs_rules and _triton_compiles()
+    wanted_len = context_length(shape, options.max_model_len)
+    kernels = ALL_KERNELS if has_kernels else NO_KERNELS
+    detail: tuple[str, ...] = ()
+    if has_kernels and options.self_check:
+        progress("comparing the kernels with their references")
+        kernels, detail = _proved_kernels(network, torch_device, kv_dtype, wanted_len)
+    if on_cuda and not {KernelGroup.ATTENTION, KernelGroup.KV_8_BITS} <= kernels:
+        # Of plain torch's attention, FP8 knows none.
+        kv_dtype = network.dtype
     reading = None
-    if has_kernels and options.kv_bytes is None:
+    if KernelGroup.ATTENTION in kernels and options.kv_bytes is None:
         progress("measuring the memory of the largest step")
-        wanted_len = context_length(shape, options.max_model_len)
         wanted = _batch_limits(max_num_seqs, max_tokens_per_step, wanted_len)
-        reading = _read_memory(network, wanted, kv_dtype, utilization)
+        reading = _read_memory(network, wanted, kv_dtype, utilization, kernels)
     sizing = size_cache(
         shape,
         device=torch_device,
@@ -121,12 +136,12 @@ def load_model(
         speculation=options.speculation != "off",
     )
     batches = _batch_limits(max_num_seqs, max_tokens_per_step, sizing.max_model_len)
-    runner = make_runner(network, cache, batches, kernels=has_kernels)
+    runner = make_runner(network, cache, batches, kernels=kernels)
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
     made_of = f"{network.dtype} {kv_dtype} {options.quantization}"
     fingerprint = model_fingerprint(directory, made_of)
     description = EngineDescription(
-        str(directory), sizing.max_model_len, shape.vocab_size, fingerprint
+        str(directory), sizing.max_model_len, shape.vocab_size, fingerprint, detail
     )
     core = EngineCore(
         runner,
@@ -179,6 +194,16 @@ def _triton_compiles() -> bool:
     return reason is None
 
 
+def _proved_kernels(
+    network: Network, device: torch.device, kv_dtype: torch.dtype, max_model_len: int
+) -> tuple[Kernels, tuple[str, ...]]:
+    # Triton is not everywhere.
+    from backend.executor.self_check import self_check  # noqa: PLC0415
+
+    proved = self_check(network, device, kv_dtype, max_model_len)
+    return proved.kernels, proved.detail
+
+
 def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     tokens = tuple(tokenizer.visible_bytes(token) for token in range(size))
     return Vocabulary(
@@ -196,10 +221,14 @@ def _batch_limits(max_num_seqs: int, max_tokens_per_step: int, max_model_len: in
 
 
 def _read_memory(
-    network: Network, limits: BatchLimits, kv_dtype: torch.dtype, utilization: float
+    network: Network,
+    limits: BatchLimits,
+    kv_dtype: torch.dtype,
+    utilization: float,
+    kernels: Kernels,
 ) -> MemoryReading:
     try:
-        return read_memory(network, limits, kv_dtype, utilization)
+        return read_memory(network, limits, kv_dtype, utilization, kernels)
     except torch.OutOfMemoryError as error:
         raise ModelLoadError(
             f"a step of {limits.max_tokens_per_step} tokens does not fit into device memory; "

@@ -16,12 +16,16 @@ from backend.scheduler.stats import EngineStats
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What a client needs to know of an engine; ``directory`` is where its model lies."""
+    """What a client needs to know of an engine; ``directory`` is where its model lies.
+
+    ``detail`` says what does not compute as it should and was replaced, for people.
+    """
 
     directory: str
     max_model_len: int
     vocab_size: int
     fingerprint: bytes = b""
+    detail: tuple[str, ...] = ()
 
 
 class AbortCause(Enum):

@@ -2,19 +2,42 @@
 
 import gc
 import logging
+from enum import StrEnum
+from functools import cache
 
 import torch
 
+from backend.executor.attention.backend import AttentionBackend
 from backend.executor.attention.torch import TorchAttention
 from backend.executor.cuda_graphs import CudaRecorder
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.executor.memory import MemoryReading
 from backend.executor.model_runner import Executable, ModelRunner
-from backend.models.layers import TorchOperations
+from backend.executor.sampler.sampler import Draw
+from backend.models.layers import Operations, TorchOperations
+from backend.models.quantization import KernelLinear
 from backend.models.registry import Network
 
 logger = logging.getLogger(__name__)
+
+
+class KernelGroup(StrEnum):
+    """Kernels that are replaced together; the value is what people call them."""
+
+    ATTENTION = "attention"
+    KV_8_BITS = "KV in 8 bits"
+    FLASHINFER = "FlashInfer's prefill"
+    OPERATIONS = "element-wise operations"
+    SAMPLING = "sampling"
+    MATMUL = "products with quantised weights"
+
+
+Kernels = frozenset[KernelGroup]
+"""What a runner computes by kernels, where it has any use for them."""
+
+ALL_KERNELS: Kernels = frozenset(KernelGroup)
+NO_KERNELS: Kernels = frozenset()
 
 
 def make_runner(
@@ -22,22 +45,25 @@ def make_runner(
     cache: KVCache,
     limits: BatchLimits,
     *,
-    kernels: bool,
+    kernels: Kernels,
     graphs: bool | None = None,
     pads: bool = False,
 ) -> ModelRunner:
-    """Return a runner where the weights of ``network`` are, by our kernels or in plain torch.
+    """Return a runner where the weights of ``network`` are: ``kernels``, and plain torch for more.
 
     ``graphs`` None: where they can be captured. ``pads`` fills decode batches up to the graphs'
     sizes even without graphs.
     """
-    if not kernels:
-        model = network.with_context(limits.max_model_len, TorchOperations())
-        attention = TorchAttention(cache, network.shape, limits.max_model_len, dtype=network.dtype)
-        parts = Executable(model, network.shape.vocab_size, cache, attention)
+    if KernelGroup.MATMUL not in kernels and network.weights is not None:
+        for linear in network.weights.linears:
+            if isinstance(linear, KernelLinear):
+                linear.compute_in_torch()
+    model = network.with_context(limits.max_model_len, _operations(kernels))
+    attention = make_attention(network, cache, limits, kernels)
+    parts = Executable(model, network.shape.vocab_size, cache, attention, _draw(kernels))
+    if KernelGroup.ATTENTION not in kernels:
         return ModelRunner(parts, limits)
-    parts = _with_kernels(network, cache, limits)
-    on_cuda = parts.model.device.type == "cuda"
+    on_cuda = model.device.type == "cuda"
     if graphs is None:
         graphs = on_cuda and network.has_static_steps
     logger.info("CUDA graphs: %s", "on" if graphs else "off")
@@ -45,26 +71,52 @@ def make_runner(
     return ModelRunner(parts, limits, recorder=recorder, pads=pads or on_cuda)
 
 
-def _with_kernels(network: Network, cache: KVCache, limits: BatchLimits) -> Executable:
+def make_attention(
+    network: Network, cache: KVCache, limits: BatchLimits, kernels: Kernels
+) -> AttentionBackend:
+    """Return what attends with the heads of ``network`` over ``cache``."""
+    shape, dtype = network.shape, network.dtype
+    if KernelGroup.ATTENTION not in kernels:
+        return TorchAttention(cache, shape, limits.max_model_len, dtype=dtype)
     # Triton is not everywhere.
     from backend.executor.attention.flashinfer import flashinfer_prefill  # noqa: PLC0415
     from backend.executor.attention.triton import TritonAttention  # noqa: PLC0415
-    from backend.executor.sampler.triton import draw_by_kernel  # noqa: PLC0415
+
+    prefill = None
+    if KernelGroup.FLASHINFER in kernels:
+        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        prefill = flashinfer_prefill(heads, dtype, cache.layers[0].blocks.device)
+    _tell("prefill attention", "our kernel" if prefill is None else "FlashInfer")
+    return TritonAttention(cache, shape, limits, prefill=prefill)
+
+
+@cache
+def _tell(what: str, chosen: str) -> None:
+    logger.info("%s: %s", what, chosen)
+
+
+def _operations(kernels: Kernels) -> Operations:
+    if KernelGroup.OPERATIONS not in kernels:
+        return TorchOperations()
     from backend.kernels.operations import KernelOperations  # noqa: PLC0415
 
-    model = network.with_context(limits.max_model_len, KernelOperations())
-    shape, device = network.shape, model.device
-    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    # The library is not told of scales.
-    plain = cache.dtype is model.dtype
-    prefill = flashinfer_prefill(heads, model.dtype, device) if plain else None
-    logger.info("prefill attention: %s", "our kernel" if prefill is None else "FlashInfer")
-    attention = TritonAttention(cache, shape, limits, dtype=model.dtype, prefill=prefill)
-    return Executable(model, shape.vocab_size, cache, attention, draw_by_kernel)
+    return KernelOperations()
+
+
+def _draw(kernels: Kernels) -> Draw | None:
+    if KernelGroup.SAMPLING not in kernels:
+        return None
+    from backend.executor.sampler.triton import draw_by_kernel  # noqa: PLC0415
+
+    return draw_by_kernel
 
 
 def read_memory(
-    network: Network, limits: BatchLimits, kv_dtype: torch.dtype, utilization: float
+    network: Network,
+    limits: BatchLimits,
+    kv_dtype: torch.dtype,
+    utilization: float,
+    kernels: Kernels,
 ) -> MemoryReading:
     """Measure what the steps that need most memory take beside the weights; on CUDA only."""
     device = torch.device("cuda")
@@ -73,7 +125,7 @@ def read_memory(
     torch.cuda.reset_peak_memory_stats(device)
     # Its tokens' KV all goes to the padding block, so the smallest pool will do.
     cache = KVCache(network.shape, 1, device=device, dtype=kv_dtype)
-    runner = make_runner(network, cache, limits, kernels=True, graphs=False)
+    runner = make_runner(network, cache, limits, kernels=kernels, graphs=False)
     runner.run_worst_case()
     torch.cuda.synchronize(device)
     step = torch.cuda.max_memory_allocated(device) - held

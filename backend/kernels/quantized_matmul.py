@@ -44,6 +44,19 @@ class PackedWeight:
         zeros = 0 if self.zeros is None else self.zeros.nbytes
         return self.codes.nbytes + self.scales.nbytes + zeros
 
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight [rows, columns], computed in ``dtype``."""
+        codes = self.codes
+        if self.kind == "int4":
+            codes = torch.cat((codes & 15, codes >> 4), dim=2).to(torch.int8) - 8
+        elif self.kind == "fp8":
+            codes = codes.view(_FP8)
+        values = codes.to(dtype).transpose(0, 1).flatten(1)[:, : self.columns]
+        group = torch.arange(self.columns, device=codes.device) // self.group_size
+        if self.zeros is not None:
+            values = values - self.zeros.t()[:, group].to(dtype)
+        return values * self.scales.t()[:, group].to(dtype)
+
 
 def pack(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, group_size: int, *, bits: int

@@ -182,14 +182,4 @@ def kept_tokens(distances: Tensor, rows: SamplingRows) -> Tensor:
 
 def quantized_matmul(rows: Tensor, weight: PackedWeight) -> Tensor:
     """See ``quantized_matmul``."""
-    codes = weight.codes
-    if weight.kind == "int4":
-        codes = torch.cat((codes & 15, codes >> 4), dim=2).to(torch.int8) - 8
-    elif weight.kind == "fp8":
-        codes = codes.view(torch.float8_e4m3fn)
-    values = codes.double().transpose(0, 1).flatten(1)[:, : weight.columns]
-    group = torch.arange(weight.columns, device=codes.device) // weight.group_size
-    if weight.zeros is not None:
-        values = values - weight.zeros.t()[:, group].double()
-    matrix = values * weight.scales.t()[:, group].double()
-    return (rows.double() @ matrix.t()).to(rows.dtype)
+    return (rows.double() @ weight.dequantized(torch.float64).t()).to(rows.dtype)

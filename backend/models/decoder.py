@@ -6,7 +6,7 @@ only attention knows whose they are. What is not a matrix product goes through `
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -78,6 +78,21 @@ class DecoderWeights:
         for layer in self.layers:
             matrices += [layer.qkv.num_bytes, layer.output.num_bytes, layer.mlp.num_bytes]
         return sum(matrices)
+
+    @property
+    def linears(self) -> Iterator[Linear]:
+        """All matrices but those of experts that are one tensor."""
+        yield self.head
+        for layer in self.layers:
+            yield layer.qkv
+            yield layer.output
+            if isinstance(layer.mlp, MLP):
+                yield layer.mlp.gate_up
+                yield layer.mlp.down
+            else:
+                for each in (layer.mlp.gate_up, layer.mlp.down):
+                    if not isinstance(each, Tensor):
+                        yield from each
 
     @property
     def has_static_steps(self) -> bool:

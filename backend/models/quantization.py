@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from backend.models.checkpoint import FLOATS, Tensors
 from backend.models.config import ConfigKeys, ModelLoadError
@@ -207,16 +208,24 @@ class KernelLinear:
         from backend.kernels.quantized_matmul import pack, quantized_matmul  # noqa: PLC0415
 
         self._multiply = quantized_matmul
-        self._packed = pack(
+        self.packed = pack(
             weight.codes, weight.scales, weight.zeros, weight.group_size, bits=weight.bits
         )
         self._bias = bias
-        self.num_bytes = self._packed.num_bytes
+        self.num_bytes = self.packed.num_bytes
+
+    def compute_in_torch(self) -> None:
+        """Multiply with dequantised weights from now on, for devices on which the kernel errs."""
+        self._multiply = _dequantized_matmul
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Map [rows, in] to [rows, out]."""
-        result: Tensor = self._multiply(rows, self._packed)
+        result: Tensor = self._multiply(rows, self.packed)
         return result if self._bias is None else result + self._bias
+
+
+def _dequantized_matmul(rows: Tensor, weight: Any) -> Tensor:
+    return functional.linear(rows, weight.dequantized(torch.float32).to(rows.dtype))
 
 
 def _has_fp8(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from backend.models.attention import Attention
 from backend.models.checkpoint import Checkpoint, read_json
 from backend.models.config import DecoderConfig, LongRopeScaling, ModelLoadError, ModelShape
-from backend.models.decoder import Decoder
+from backend.models.decoder import Decoder, DecoderWeights
 from backend.models.families import FAMILIES, native_family, parse_config
 from backend.models.layers import Operations
 from backend.models.quantization import is_quantized
@@ -73,6 +73,8 @@ class Network:
     """Whether the host learns nothing within a step, so that a graph can hold one."""
     needs_rules: bool = False
     """Whether its attention caps scores or has sinks, which plain torch alone knows."""
+    weights: DecoderWeights | None = None
+    """None: the model brings code of its own."""
 
 
 def load_network(
@@ -126,13 +128,25 @@ def _native(
     chosen = _dtype(dtype, config.checkpoint_dtype, device)
     weights = load_weights(directory, config, device=device, dtype=chosen, int8=int8, tell=tell)
     logger.info("%s: weights of %.1f MiB", directory, weights.num_bytes / 2**20)
+    return network_of(config, weights, chosen)
+
+
+def network_of(config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtype) -> Network:
+    """Return the network of our own decoder with ``weights``; ``dtype`` is that of activations."""
+    device = weights.embedding.rows.device
 
     def with_context(length: int, operations: Operations) -> Model:
         _tell_of_long_factors(config, length)
         rotations = rotation_table(config.rotary, config.head_dim, length, device=device)
         return Decoder(config, weights, rotations, operations)
 
-    return Network(config, chosen, with_context, has_static_steps=weights.has_static_steps)
+    return Network(
+        config,
+        dtype,
+        with_context,
+        has_static_steps=weights.has_static_steps,
+        weights=weights,
+    )
 
 
 def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:

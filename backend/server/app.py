@@ -136,7 +136,10 @@ async def _readyz(model: ServedModel, request: web.Request) -> web.Response:
         return json_response(stopping, status=503)
     if (reason := model.unready_reason) is not None:
         return json_response({"status": "unavailable", "reasons": [reason]}, status=503)
-    return json_response({"status": "ready", "reasons": []})
+    answer: dict[str, Any] = {"status": "ready", "reasons": []}
+    if detail := model.detail:
+        answer["detail"] = list(detail)
+    return json_response(answer)
 
 
 async def _metrics(metrics: Metrics, _: web.Request) -> web.Response:

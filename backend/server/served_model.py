@@ -107,6 +107,11 @@ class ServedModel:
             return f"the model is being loaded{self._stage}"
         return self._loaded.unready_reason
 
+    @property
+    def detail(self) -> tuple[str, ...]:
+        """What of a model that computes was replaced, and why."""
+        return self._loaded.generator.detail if isinstance(self._loaded, LoadedModel) else ()
+
     def check_name(self, name: str) -> None:
         """Raise ApiError (404) when another model is meant."""
         if name != self.name:

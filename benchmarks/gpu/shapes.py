@@ -11,7 +11,7 @@ from torch import Tensor
 
 from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.messages import Submit
-from backend.executor.factory import make_runner
+from backend.executor.factory import ALL_KERNELS, make_runner
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.grammar.compiler import GrammarCompiler
@@ -129,7 +129,7 @@ def engine(
         max_model_len=max_model_len,
     )
     captures = graphs and not machine.smoke
-    runner = make_runner(model.network, cache, batches, kernels=True, graphs=captures)
+    runner = make_runner(model.network, cache, batches, kernels=ALL_KERNELS, graphs=captures)
     limits = EngineLimits(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,

@@ -187,7 +187,9 @@ async def test_hashes_for_one_engine_are_not_sent_to_the_next(monkeypatch):
     task = await first_turn(engine, asked(100_000))
     await asyncio.sleep(0)
     engine.close("the engine died")
-    engine.open(EngineDescription("nowhere", 1_000_000, 50, b"another model"), engine._last.text)
+    replaced = EngineDescription("nowhere", 1_000_000, 50, b"another model", ("slower",))
+    engine.open(replaced, engine._last.text)
+    assert engine.detail == ("slower",)
     assert (await sent_first(sent)).block_hashes == ()
     task.cancel()
 

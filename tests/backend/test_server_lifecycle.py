@@ -94,6 +94,7 @@ async def loading(serve_application):
 
     class Generator:
         ready = True
+        detail = ()
         max_model_len = 10
 
         async def generate(self, request):
@@ -131,6 +132,17 @@ async def test_while_the_model_loads(loading):
     loading.release.set()
     await asyncio.wait_for(task, 60)
     assert (await loading.get("/readyz")).json == {"status": "ready", "reasons": []}
+
+
+async def test_what_the_engine_replaced_is_told_and_it_stays_ready(server):
+    server.generator.detail = ("sampling: PyTorch's sampling, because of …",)
+    reply = await server.get("/readyz")
+    assert reply.status == 200
+    assert reply.json == {
+        "status": "ready",
+        "reasons": [],
+        "detail": ["sampling: PyTorch's sampling, because of …"],
+    }
 
 
 async def test_an_engine_that_stopped_is_not_ready(server):

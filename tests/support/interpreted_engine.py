@@ -11,9 +11,9 @@ import torch
 
 from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.messages import Submit
-from backend.executor.factory import make_runner
+from backend.executor.factory import ALL_KERNELS, NO_KERNELS, Kernels, make_runner
 from backend.executor.input_batch import BatchLimits
-from backend.executor.kv_cache import KVCache, LayerKV
+from backend.executor.kv_cache import KVCache
 from backend.grammar.compiler import GrammarCompiler
 from backend.models.registry import load_network
 from backend.scheduler.batch import batch_of
@@ -33,32 +33,23 @@ def runner_for(
     max_tokens_per_step: int = 64,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    kernels: bool = True,
-    kv_scale: float | None = None,
+    kernels: bool | Kernels = True,
     **options: Any,
 ):
-    """Return a runner for the checkpoint in ``directory``.
-
-    ``kv_scale`` keeps keys and values in int8, each head with this scale: as FP8 is kept on CUDA.
-    """
+    """Return a runner for the checkpoint in ``directory``."""
     network = load_network(
         Path(directory), device=torch.device(device), dtype=str(dtype).removeprefix("torch.")
     )
     cache = KVCache(network.shape, num_blocks, device=torch.device(device), dtype=dtype)
-    if kv_scale is not None:
-        heads = 2 * network.shape.num_kv_heads
-        cache.dtype = torch.int8
-        cache.layers = tuple(
-            LayerKV(layer.blocks.to(torch.int8), torch.full((heads,), kv_scale))
-            for layer in cache.layers
-        )
     limits = BatchLimits(
         num_slots=slots_for(max_num_seqs),
         max_num_seqs=max_num_seqs,
         max_tokens_per_step=max_tokens_per_step,
         max_model_len=MAX_LENGTH,
     )
-    return make_runner(network, cache, limits, kernels=kernels, pads=kernels, **options)
+    if isinstance(kernels, bool):
+        kernels = ALL_KERNELS if kernels else NO_KERNELS
+    return make_runner(network, cache, limits, kernels=kernels, pads=bool(kernels), **options)
 
 
 def generate(

@@ -34,6 +34,7 @@ class ScriptedGenerator:
     max_model_len: int = 100
     ready: bool = True
     unready_reason: str = "the engine is not running"
+    detail: tuple[str, ...] = ()
     requests: list[GenerationRequest] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)

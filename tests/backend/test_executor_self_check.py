@@ -1,0 +1,117 @@
+"""The engine proves its kernels at start: what differs or raises is found, named and replaced."""
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+pytest_plugins = ["interpreter", "tiny_checkpoints"]
+
+CHECK = "interpreted_check:findings"
+GENERATE = "interpreted_check:check_and_generate"
+EVERY = {"ATTENTION", "FLASHINFER", "OPERATIONS", "SAMPLING", "MATMUL"}
+PROMPTS = [
+    [random.Random(seed).randrange(320) for _ in range(length)]
+    for seed, length in enumerate([3, 18])
+]
+
+
+def continued(model, prompt, new_tokens):
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "qwen2_windows"])
+def test_sound_kernels_pass(interpreter, checkpoint, family):
+    (findings, kernels, detail), is_still = interpreter(CHECK, str(checkpoint(family)[0]))
+    assert all(passes for _, passes in findings)
+    assert (kernels, detail) == (EVERY, ())
+    assert is_still, "the process's random numbers moved"
+    named = {name for name, _ in findings}
+    assert {
+        "norm, rotation, KV write",
+        "decode attention, one split",
+        "decode attention, several splits",
+        "prefill attention",
+        "rms_norm",
+        "add_rms_norm",
+        "silu_mul",
+        "sampling, greedy",
+        "sampling, top_k",
+    } < named
+
+
+def test_fp8_that_is_rounded_wrong_gives_way_to_kv_in_the_type_of_activations(
+    interpreter, checkpoint
+):
+    """The interpreter loses the carry when it rounds a mantissa up to FP8."""
+    directory = str(checkpoint("llama")[0])
+    (findings, kernels, detail), _ = interpreter(CHECK, directory, torch.float8_e4m3fn)
+    assert kernels == EVERY
+    assert "KV in the type of activations" in detail[0]
+    decode = "decode attention, one split"
+    assert [passes for name, passes in findings if name == decode] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("breaks", "group", "named"),
+    [
+        (("decode", "wrong"), "ATTENTION", "attention: PyTorch's attention"),
+        (("prefill", "nan"), "ATTENTION", "prefill attention"),
+        (("decode", "raises"), "ATTENTION", "RuntimeError: no such instruction"),
+        (("write", "wrong"), "ATTENTION", "norm, rotation, KV write"),
+        (("silu_mul", "wrong"), "OPERATIONS", "element-wise operations: PyTorch's operations"),
+        (("rms_norm", "raises"), "OPERATIONS", "no such instruction"),
+        (("sampling", "wrong"), "SAMPLING", "sampling: PyTorch's sampling"),
+        (("sampling", "raises"), "SAMPLING", "sample_tokens raised RuntimeError"),
+    ],
+)
+def test_a_broken_kernel_is_named_and_replaced(interpreter, checkpoint, breaks, group, named):
+    directory, model = checkpoint("qwen3")
+    (_, kernels, detail), tokens = interpreter(
+        GENERATE, str(directory), PROMPTS, 3, breaks=breaks[0], how=breaks[1]
+    )
+    assert kernels == EVERY - {group}
+    (line,) = detail
+    assert named in line
+    assert tokens == [continued(model, prompt, 3) for prompt in PROMPTS]
+
+
+def test_broken_draws_become_those_of_torch(interpreter, checkpoint):
+    directory = str(checkpoint("llama")[0])
+    how = {"temperature": 0.9, "seed": 4, "top_k": 30}
+    _, tokens = interpreter(GENERATE, directory, PROMPTS, 4, how, breaks="sampling", how="wrong")
+    by_torch = interpreter(
+        "interpreted_engine:generate", directory, PROMPTS, 4, how, kernels=False
+    )[0]
+    assert tokens == by_torch
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_products_with_quantised_weights(interpreter, checkpoint, breaks):
+    directory = str(checkpoint("llama")[0])
+    (findings, kernels, detail), error = interpreter(
+        "interpreted_check:check_quantised", directory, breaks=breaks
+    )
+    products = [passes for name, passes in findings if name == "product with int8"]
+    assert products
+    assert all(products) is not breaks
+    assert ("MATMUL" in kernels, len(detail)) == (not breaks, int(breaks))
+    assert error < 1e-4
+
+
+def test_a_library_that_errs_makes_way_for_our_kernel(interpreter, checkpoint):
+    findings, kernels, detail = interpreter(
+        "interpreted_check:check_with_a_library", str(checkpoint("llama")[0])
+    )
+    assert kernels == EVERY - {"FLASHINFER"}
+    assert "our own prefill kernel" in detail[0]
+    assert [passes for name, passes in findings if name == "prefill attention"] == [False, True]

@@ -1,0 +1,115 @@
+"""The self-check in the interpreter's process, with kernels that are broken on purpose."""
+
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from interpreted_engine import generate
+
+from backend.executor.factory import make_runner
+from backend.executor.input_batch import BatchLimits
+from backend.executor.kv_cache import KVCache
+from backend.executor.self_check import self_check
+from backend.kernels import reference
+from backend.models import quantization
+from backend.models.registry import load_network
+
+CPU = torch.device("cpu")
+
+# Where a kernel is called, and which argument of the call it writes; None: what it returns.
+KERNELS = {
+    "decode": ("backend.executor.attention.triton:decode_attention", None),
+    "prefill": ("backend.executor.attention.triton:prefill_attention", None),
+    "write": ("backend.kernels.kv_write:launch", 6),
+    "rms_norm": ("backend.kernels.operations:rms_norm", None),
+    "silu_mul": ("backend.kernels.operations:silu_mul", None),
+    "sampling": ("backend.kernels.sampling:launch", "int64"),
+    "matmul": ("backend.kernels.quantized_matmul:launch", 6),
+}
+
+
+@contextmanager
+def broken(name, how):
+    """Break a kernel: ``how`` is wrong, nan, or raises."""
+    place, written = KERNELS[name]
+    module, _, function = place.partition(":")
+    original = getattr(import_module(module), function)
+
+    def call(*arguments, **options):
+        if how == "raises":
+            raise RuntimeError("no such instruction\nin line 7")
+        result = original(*arguments, **options)
+        if written == "int64":
+            next(each for each in arguments if getattr(each, "dtype", 0) is torch.int64).zero_()
+        elif how == "nan":
+            (result if written is None else arguments[written]).fill_(float("nan"))
+        else:
+            (result if written is None else arguments[written]).mul_(1.05)
+        return result
+
+    with patch(f"{module}.{function}", call):
+        yield
+
+
+def check(directory, kv_dtype=None, **options):
+    """Return the findings as tuples, the groups that stay, and the detail."""
+    network = load_network(Path(directory), device=CPU, dtype="float32", **options)
+    return _told(self_check(network, CPU, kv_dtype or network.dtype, 2048)), network
+
+
+def _told(proved):
+    return (
+        [(each.kernel, each.passes) for each in proved.findings],
+        {each.name for each in proved.kernels},
+        proved.detail,
+    ), proved.kernels
+
+
+def findings(directory, kv_dtype=None):
+    """Check, and return what was told and whether the process's random numbers moved."""
+    before = torch.get_rng_state()
+    (told, _), _ = check(directory, kv_dtype)
+    return told, torch.equal(before, torch.get_rng_state())
+
+
+def check_and_generate(directory, prompts, new_tokens, sampling=None, *, breaks, how):
+    """Check with a broken kernel and generate with what stays; the kernel stays broken."""
+    with broken(breaks, how):
+        (told, kernels), _ = check(directory)
+        tokens, _ = generate(directory, prompts, new_tokens, sampling, kernels=kernels)
+    return told, tokens
+
+
+def check_quantised(directory, *, breaks):
+    """Check a model in int8; return what was told, and the greatest error of its products then."""
+    with ExitStack() as stack:
+        make = patch("backend.models.weights.quantized_linear", quantization.KernelLinear)
+        stack.enter_context(make)
+        if breaks:
+            stack.enter_context(broken("matmul", "wrong"))
+        (told, kernels), network = check(directory, quantization="int8")
+        cache = KVCache(network.shape, 1, device=CPU, dtype=network.dtype)
+        make_runner(network, cache, BatchLimits(2, 2, 16, 64), kernels=kernels)
+        errors = []
+        for linear in network.weights.linears:
+            rows = torch.randn(2, linear.packed.columns)
+            errors.append((linear(rows) - reference.quantized_matmul(rows, linear.packed)).abs())
+    return told, max(float(each.max()) for each in errors)
+
+
+class _Zeros:
+    """A library that attends to nothing."""
+
+    def plan(self, rows, tensors):
+        pass
+
+    def attend(self, queries, cache, window, output):
+        output.zero_()
+
+
+def check_with_a_library(directory):
+    """Check where a library that computes zeros takes over prefill."""
+    with patch("backend.executor.attention.flashinfer.flashinfer_prefill", lambda *_: _Zeros()):
+        return check(directory)[0][0]
