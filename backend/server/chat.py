@@ -257,6 +257,8 @@ class ChatReply(ChoicesReply):
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
         """Return choices of chunks with new text."""
+        if self._format is None and self._token_bytes is None:
+            return [_chunk(index, {"content": text}, None)]
         choice = self._streamed[index]
         choice.logprobs += logprobs
         events = [Content(text)] if choice.parser is None else choice.parser.push(text)

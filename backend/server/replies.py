@@ -100,10 +100,13 @@ class ChoicesReply:
 
     def __init__(self, reply_id: str, model: str, options: StreamOptions) -> None:
         """``model`` is the name that the client used."""
-        self._id = reply_id
-        self._model = model
-        self._created = int(time.time())
+        after = {"created": int(time.time()), "model": model}
+        self._head: Object = {"id": reply_id, "object": self.kind, **after}
+        self._chunk_head: Object = {"id": reply_id, "object": self.chunk_kind, **after}
         self._options = options
+        # With usage wanted, every chunk has the key. All but the last hold null, or what was used
+        # so far.
+        self._no_usage: Object = {"usage": None} if options.include_usage else {}
 
     def choice(self, index: int, choice: FinishedChoice) -> Object:
         """Return a choice of a plain reply."""
@@ -127,7 +130,7 @@ class ChoicesReply:
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
         """Return the plain reply."""
         written = [self.choice(index, choice) for index, choice in enumerate(choices)]
-        return self._body(self.kind, written) | {"usage": usage.body()}
+        return {**self._head, "choices": written, "usage": usage.body()}
 
     def begin(self) -> list[Object]:
         """Return nothing: each choice has an opening of its own."""
@@ -140,32 +143,21 @@ class ChoicesReply:
             choices += self.text(delta.index, delta.text, delta.logprobs)
         if delta.finish_reason is not None:
             choices += self.ending(delta.index, delta.finish_reason)
-        # With usage wanted, every chunk has the key. All but the last hold null, or what was
-        # used so far.
-        used: Object = {"usage": None} if self._options.include_usage else {}
+        used = self._no_usage
         if choices and self._options.continuous_usage_stats:
             used = {"usage": usage().body()}
-        return [self._body(self.chunk_kind, [choice]) | used for choice in choices]
+        return [{**self._chunk_head, "choices": [choice], **used} for choice in choices]
 
     def finish(self, choices: Sequence[FinishedChoice], usage: Usage) -> list[Object]:
         """Return the chunk of the usage, where it is wanted."""
         del choices
         if not self._options.include_usage:
             return []
-        return [self._body(self.chunk_kind, []) | {"usage": usage.body()}]
+        return [{**self._chunk_head, "choices": [], "usage": usage.body()}]
 
     def fail(self, error: ApiError) -> list[Object]:
         """Return the error event."""
         return [error.body()]
-
-    def _body(self, kind: str, choices: Sequence[Object]) -> Object:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs], token_bytes: TokenBytes) -> Object:
