@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from backend.kernels.available import unavailable_reason
 from backend.models.checkpoint import FLOATS, Tensors
 from backend.models.config import ConfigKeys, ModelLoadError
-from backend.models.layers import Linear
+from backend.models.layers import DenseLinear, Linear
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +92,12 @@ def quantize(weight: Tensor) -> QuantizedWeight:
     return QuantizedWeight(codes, scales, None, weight.shape[1])
 
 
-def quantized_linear(weight: QuantizedWeight, bias: Tensor | None) -> Linear:
+def quantized_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Linear:
     """Return a linear map that computes where ``weight`` lies.
 
     On CPU every layout becomes int8 with a scale for each row: PyTorch has fast products for no
     other. On CUDA FP8 without blocks is multiplied in FP8, where the device can; all else goes
-    through the kernel.
+    through the kernel. Where Triton cannot compile, weights become ``dtype``.
     """
     if weight.codes.device.type != "cuda":
         is_plain = weight.codes.dtype is torch.int8 and weight.zeros is None
@@ -107,6 +108,8 @@ def quantized_linear(weight: QuantizedWeight, bias: Tensor | None) -> Linear:
             return Int8Linear(weight, bias)
         return BFloat16Linear(weight, bias)
     is_fp8 = weight.codes.dtype is FP8
+    if unavailable_reason() is not None:
+        return DenseLinear(weight.dequantized().to(dtype), bias)
     if is_fp8 and weight.scales.shape[1] == 1 and _has_fp8(weight.codes):
         return Float8Linear(weight, bias)
     return KernelLinear(weight, bias)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from backend.kernels.available import unavailable_reason
 from backend.models.attention import Attention
 from backend.models.checkpoint import Checkpoint, read_json
 from backend.models.config import DecoderConfig, LongRopeScaling, ModelLoadError, ModelShape
@@ -125,8 +126,11 @@ def _native(
     int8: bool,
 ) -> Network:
     config = parse_config(values, str(directory / "config.json"))
-    chosen = _dtype(dtype, config.checkpoint_dtype, device)
+    chosen = compute_dtype(dtype, config.checkpoint_dtype, device)
     weights = load_weights(directory, config, device=device, dtype=chosen, int8=int8, tell=tell)
+    reason = unavailable_reason() if device.type == "cuda" else None
+    if reason is not None and (int8 or is_quantized(values)):
+        logger.warning("quantised weights are dequantised to %s: %s", chosen, reason)
     logger.info("%s: weights of %.1f MiB", directory, weights.num_bytes / 2**20)
     return network_of(config, weights, chosen)
 
@@ -177,7 +181,7 @@ def _generic(
         ),
         "float32",
     )
-    chosen = _dtype(dtype, named, device)
+    chosen = compute_dtype(dtype, named, device)
     checkpoint = Checkpoint(directory)
     checkpoint.check_files()
     checkpoint.check_room(device, chosen)
@@ -222,7 +226,8 @@ def kv_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch
             raise ModelLoadError(f"kv-dtype {name}: expected auto, int8 or fp8")
 
 
-def _dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+def compute_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
+    """Return the type of activations, ``name`` being auto or a type's. Raises ModelLoadError."""
     if name == "auto":
         # CPUs without fast half-precision arithmetic are the common case.
         name = checkpoint_dtype if device.type == "cuda" else "float32"

@@ -157,7 +157,7 @@ class _Builder:
         embedding = Embedding(codes.codes, self._dtype, codes.scales)
         del rows
         if tied:
-            return embedding, quantized_linear(codes, None)
+            return embedding, quantized_linear(codes, None, self._dtype)
         return embedding, self._linear((("lm_head", shape[0]),), shape[1], bias=False)
 
     def _layer(self, index: int) -> DecoderLayer:
@@ -280,7 +280,7 @@ class _Builder:
             vector = vector.index_select(0, order)
         if isinstance(weight, Tensor):
             return DenseLinear(weight, vector)
-        return quantized_linear(weight, vector)
+        return quantized_linear(weight, vector, self._dtype)
 
     def _fused(self, parts: Sequence[tuple[str, int]], kind: str, size: tuple[int, ...]) -> Tensor:
         """Join the weights or biases of ``parts``."""

@@ -25,7 +25,7 @@ from backend.models.quantization import (
     checkpoint_format,
     quantize,
 )
-from backend.models.registry import kv_cache_dtype, load_network
+from backend.models.registry import compute_dtype, kv_cache_dtype, load_network
 from backend.models.weights import load_config, load_weights, random_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
@@ -176,7 +176,7 @@ def test_rows_of_nothing_but_zeros():
 
 def test_a_cpu_without_products_of_bytes_computes_in_bfloat16(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    linear = quantization.quantized_linear(quantize(noise(48, 64)), None)
+    linear = quantization.quantized_linear(quantize(noise(48, 64)), None, torch.float32)
     assert isinstance(linear, BFloat16Linear)
 
 
@@ -310,6 +310,16 @@ def test_kv_in_eight_bits_is_another_type_on_each_device():
     for name, device in (("fp8", CPU), ("int8", cuda), ("int4", CPU)):
         with pytest.raises(ModelLoadError, match=f"kv-dtype {name}"):
             kv_cache_dtype(name, torch.float32, device)
+
+
+def test_float32_checkpoints_are_cast_on_cuda_with_a_line_in_the_log(caplog):
+    cuda = torch.device("cuda")
+    with caplog.at_level("INFO"):
+        assert compute_dtype("auto", "float32", cuda) is torch.bfloat16
+    assert "--dtype float32 keeps it" in caplog.text
+    assert compute_dtype("float32", "float32", cuda) is torch.float32
+    assert compute_dtype("auto", "float16", cuda) is torch.float16
+    assert compute_dtype("auto", "bfloat16", CPU) is torch.float32
 
 
 def test_two_loads_are_one_model(packed):
