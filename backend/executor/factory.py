@@ -83,11 +83,12 @@ def make_attention(
     from backend.executor.attention.triton import TritonAttention  # noqa: PLC0415
 
     prefill = None
-    if KernelGroup.FLASHINFER in kernels:
+    # The library is not told of scales.
+    if KernelGroup.FLASHINFER in kernels and cache.dtype is dtype:
         heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         prefill = flashinfer_prefill(heads, dtype, cache.layers[0].blocks.device)
     _tell("prefill attention", "our kernel" if prefill is None else "FlashInfer")
-    return TritonAttention(cache, shape, limits, prefill=prefill)
+    return TritonAttention(cache, shape, limits, dtype=dtype, prefill=prefill)
 
 
 @cache

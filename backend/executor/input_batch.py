@@ -27,6 +27,7 @@ from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 _ALIGNMENT = 16
 # A buffer is written again only when the step after the next is built; one more for safety.
 _HOST_BUFFERS = 3
+_NOTHING = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +77,14 @@ class Staging:
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         """Make room for ``capacity`` numbers; parts that find none travel alone."""
-        self._device = device
         self._turn = 0
-        on_cuda = device.type == "cuda"
+        self._on_cuda = device.type == "cuda"
         self._host = [
-            torch.zeros(capacity, dtype=torch.int32, pin_memory=on_cuda)
-            for _ in range(_HOST_BUFFERS if on_cuda else 1)
+            torch.zeros(capacity, dtype=torch.int32, pin_memory=self._on_cuda)
+            for _ in range(_HOST_BUFFERS)
         ]
         self._copied: list[Any] = [None] * len(self._host)
-        self._target = (
-            torch.zeros(capacity, dtype=torch.int32, device=device) if on_cuda else self._host[0]
-        )
+        self._target = torch.zeros(capacity, dtype=torch.int32, device=device)
 
     def send(self, parts: SequenceOf[Ints]) -> list[Tensor]:
         """Return ``parts`` on the device, each as a view of one buffer."""
@@ -104,8 +102,8 @@ class Staging:
             host[at:stop] = part
             sent.append(self._target[at:stop])
             at = aligned(stop)
-        if self._device.type == "cuda":
-            self._target[:at].copy_(self._host[turn][:at], non_blocking=True)
+        self._target[:at].copy_(self._host[turn][:at], non_blocking=True)
+        if self._on_cuda:
             self._copied[turn] = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied[turn].record()
         return sent
@@ -132,7 +130,8 @@ class InputBatchBuilder:
         state = torch.zeros(num_slots * (self._width + 1), dtype=torch.int32, device=device)
         self._state = state
         self._device_tables = state[: num_slots * self._width]
-        self.last_tokens = state[num_slots * self._width :]
+        self._last_tokens = state[num_slots * self._width :]
+        self._last_on_host = self._last_tokens.numpy() if device.type == "cpu" else None
         # The first parts always fit; long lists of blocks and of a backend's work may not.
         fixed = 5 * limits.max_tokens_per_step + 5 * limits.max_num_seqs
         self._staging = Staging(4 * fixed + 16 * _ALIGNMENT, device)
@@ -146,7 +145,10 @@ class InputBatchBuilder:
 
         Of a slot with several rows any may stay: what its drafts come to is told later.
         """
-        self.last_tokens.index_copy_(0, on_device(slots.astype(np.int64), tokens), tokens.int())
+        if self._last_on_host is not None:
+            self._last_on_host[slots] = tokens.numpy()
+            return
+        self._last_tokens.index_copy_(0, on_device(slots.astype(np.int64), tokens), tokens.int())
 
     def build(self, step: StepBatch, padded: int | None = None) -> InputBatch:
         """Apply what is new and lay out the rows; ``padded`` needs single tokens alone."""
@@ -169,24 +171,29 @@ class InputBatchBuilder:
         own[: rows.num_singles] = rows.slots[: rows.num_singles]
         whole = not scored and (padded is not None or len(logit_rows) == len(tokens))
         picked = np.array([] if whole else logit_rows + scored_rows, np.int32)
-        parts = self._staging.send(
-            [
-                tokens,
-                positions,
-                slot_mapping,
-                lengths,
-                own * np.int32(self._width),
-                own,
-                picked,
-                np.concatenate(where) if where else np.zeros(0, np.int32),
-                np.concatenate(what) if what else np.zeros(0, np.int32),
-                *self._attention.layout(rows),
-            ]
-        )
+        layout = [
+            tokens,
+            positions,
+            slot_mapping,
+            lengths,
+            own * np.int32(self._width),
+            own,
+            picked,
+            np.concatenate(where) if where else _NOTHING,
+            np.concatenate(what) if what else _NOTHING,
+            *self._attention.layout(rows),
+        ]
+        if self._last_on_host is not None and padded is None:
+            parts = [torch.from_numpy(part) for part in layout]
+        else:
+            parts = self._staging.send(layout)
         if where:
             self._state.index_copy_(0, parts[7].long(), parts[8])
-        if rows.num_padded:
-            torch.index_select(self.last_tokens, 0, parts[5], out=parts[0][: rows.num_padded])
+        if self._last_on_host is not None:
+            # The device is the host: what is written here is what the tensor holds.
+            parts[0].numpy()[: rows.num_padded] = self._last_on_host[own]
+        elif rows.num_padded:
+            torch.index_select(self._last_tokens, 0, parts[5], out=parts[0][: rows.num_padded])
         self._attention.plan(
             rows,
             StepTensors(parts[1], parts[2], parts[3], parts[4], self._device_tables, parts[9:]),

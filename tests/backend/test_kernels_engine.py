@@ -36,6 +36,14 @@ def test_a_chunked_prompt_beside_decoding_with_norms_by_head(interpreter, checkp
     assert tokens == [reference(model, prompt) for prompt in batch]
 
 
+def test_keys_and_values_in_eight_bits(interpreter, checkpoint):
+    directory, model = checkpoint("qwen3")
+    batch = prompts([2, 9])
+    how = {"max_tokens_per_step": 8, "kv_scale": 0.053}
+    tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS, **how)
+    assert tokens == [reference(model, prompt) for prompt in batch]
+
+
 def test_a_sliding_window_after_warming_up(interpreter, checkpoint):
     directory, model = checkpoint("mistral")
     batch = prompts([model.config.sliding_window + 3])

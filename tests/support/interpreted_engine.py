@@ -13,7 +13,7 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.messages import Submit
 from backend.executor.factory import ALL_KERNELS, NO_KERNELS, Kernels, make_runner
 from backend.executor.input_batch import BatchLimits
-from backend.executor.kv_cache import KVCache
+from backend.executor.kv_cache import KVCache, LayerKV
 from backend.grammar.compiler import GrammarCompiler
 from backend.models.registry import load_network
 from backend.scheduler.batch import batch_of
@@ -34,13 +34,24 @@ def runner_for(
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
     kernels: bool | Kernels = True,
+    kv_scale: float | None = None,
     **options: Any,
 ):
-    """Return a runner for the checkpoint in ``directory``."""
+    """Return a runner for the checkpoint in ``directory``.
+
+    ``kv_scale`` keeps keys and values in int8, each head with this scale: as FP8 is kept on CUDA.
+    """
     network = load_network(
         Path(directory), device=torch.device(device), dtype=str(dtype).removeprefix("torch.")
     )
     cache = KVCache(network.shape, num_blocks, device=torch.device(device), dtype=dtype)
+    if kv_scale is not None:
+        heads = 2 * network.shape.num_kv_heads
+        cache.dtype = torch.int8
+        cache.layers = tuple(
+            LayerKV(layer.blocks.to(torch.int8), torch.full((heads,), kv_scale))
+            for layer in cache.layers
+        )
     limits = BatchLimits(
         num_slots=slots_for(max_num_seqs),
         max_num_seqs=max_num_seqs,

@@ -9,6 +9,7 @@ int8: rows are quantised when they are written, each by its largest number, and 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -84,6 +85,7 @@ class TorchAttention:
         self._head_dim = shape.head_dim
         self._rows_per_block = 2 * shape.num_kv_heads
         self._heads = torch.arange(self._rows_per_block, device=self._device)
+        self._head_offsets = np.arange(self._rows_per_block) * BLOCK_SIZE
         self._longest = blocks_for(max_model_len) * BLOCK_SIZE
         like = torch.empty(0, device=self._device, dtype=dtype)
         copies = CopyShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, like)
@@ -130,12 +132,10 @@ class TorchAttention:
             at += len(members)
         self._decode = tuple(decode)
         self._spans = self._spans_of(rows)
-        places = tensors.slot_mapping.long()
-        firsts = (
-            places.div(BLOCK_SIZE, rounding_mode="floor").mul_(self._rows_per_block * BLOCK_SIZE)
-            + places % BLOCK_SIZE
-        )
-        self._write_rows = (firsts.unsqueeze(1) + self._heads * BLOCK_SIZE).flatten()
+        places = tensors.slot_mapping.cpu().numpy().astype(np.int64)
+        firsts = places // BLOCK_SIZE * (self._rows_per_block * BLOCK_SIZE) + places % BLOCK_SIZE
+        write_rows = np.add.outer(firsts, self._head_offsets).ravel()
+        self._write_rows = torch.from_numpy(write_rows).to(self._device)
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, rotations: Tensor | None) -> Tensor:
         """Norm, rotate, write and attend, one operation after the other."""
@@ -221,7 +221,7 @@ class TorchAttention:
 
     def _cache_rows(self, tables: Ints) -> Tensor:
         """Return the rows of keys, then values: [2, tables, kv_heads, blocks], flat."""
-        blocks = torch.from_numpy(tables.astype("int64")).to(self._device) * self._rows_per_block
+        blocks = torch.from_numpy(tables.astype(np.int64)).to(self._device) * self._rows_per_block
         heads = self._heads.view(2, 1, -1, 1)
         return (blocks.unsqueeze(1) + heads).flatten()
 

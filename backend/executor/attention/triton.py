@@ -50,20 +50,22 @@ class TritonAttention:
         shape: ModelShape,
         limits: BatchLimits,
         *,
+        dtype: torch.dtype,
         prefill: PrefillAttention | None = None,
     ) -> None:
-        """Make room for what the parts of a step leave for one another."""
+        """``dtype`` is that of activations; the cache may be in FP8, with a scale for each head."""
         self._layers = cache.layers
         self._num_heads = shape.num_heads
         self._prefill = prefill
         blocks = cache.layers[0].blocks
         self._num_splits = num_splits(shape.num_kv_heads, limits.max_model_len)
         self._prefill_shape = PrefillShape.of(
-            blocks.dtype,
+            dtype,
             heads=shape.num_heads,
             kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             limits=device_limits(blocks.device),
+            quantized=cache.layers[0].scales is not None,
         )
         decode_rows = limits.max_num_seqs * shape.num_heads * self._num_splits
         rows = max(decode_rows, self._prefill_shape.workspace_rows)
@@ -112,12 +114,14 @@ class TritonAttention:
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, rotations: Tensor | None) -> Tensor:
         """Norm, rotate and write in one kernel, then attend single tokens and spans."""
-        tensors, cache = self._tensors, self._layers[layer.index].blocks
+        tensors, kept = self._tensors, self._layers[layer.index]
+        cache, scales = kept.blocks, kept.scales
         if tensors is None:
             raise RuntimeError("forward before plan")
         queries = qkv[:, : self._num_heads]
         if rotations is None:
-            write_kv(qkv[:, self._num_heads :].contiguous(), cache, tensors.slot_mapping)
+            keys_values = qkv[:, self._num_heads :].contiguous()
+            write_kv(keys_values, cache, tensors.slot_mapping, scales)
             queries = queries.contiguous()
         else:
             norm = layer.head_norm
@@ -128,6 +132,7 @@ class TritonAttention:
                 cache,
                 head_weights=None if norm is None else norm.weight,
                 eps=0.0 if norm is None else norm.eps,
+                scales=scales,
             )
         tokens, heads, head_dim = queries.shape
         output = torch.empty((tokens, heads, head_dim), device=qkv.device, dtype=qkv.dtype)
@@ -139,6 +144,7 @@ class TritonAttention:
                 tensors.lengths,
                 splits=self._num_splits,
                 window=layer.window,
+                scales=scales,
                 workspace=self._workspace,
                 output=output[: self._num_singles],
             )
@@ -173,6 +179,7 @@ class TritonAttention:
                 self._tensors.tables,
                 each,
                 window=layer.window,
+                scales=self._layers[layer.index].scales,
                 workspace=self._workspace,
                 output=output,
             )

@@ -55,7 +55,6 @@ class SamplingBatch:
     and their slots; ``reported`` are rows whose log probabilities are wanted (``LogprobTensors``).
     """
 
-    slots: Ints
     prompt_lengths: NDArray[np.int64]
     groups: tuple[DrawGroup, ...]
     biased: tuple[Tensor, Tensor] | None
@@ -82,6 +81,7 @@ class SlotSampling:
         self._special: set[int] = set()
         """Slots with anything that is looked up row by row."""
         self._last: SamplingBatch | None = None
+        self._last_slots = b""
 
     def start(self, new: Iterable[NewSequence]) -> None:
         """Note how the sequences sample that take over slots."""
@@ -105,10 +105,10 @@ class SlotSampling:
 
     def gather(self, slots: Ints, like: Tensor) -> SamplingBatch:
         """Return how rows of ``slots`` sample from ``like``, logits [rows, vocab]."""
-        last = self._last
-        if last is None or not np.array_equal(last.slots, slots):
-            last = self._last = self._gathered(slots, like)
-        return last
+        key = slots.tobytes()
+        if self._last is None or key != self._last_slots:
+            self._last, self._last_slots = self._gathered(slots, like), key
+        return self._last
 
     def _gathered(self, slots: Ints, like: Tensor) -> SamplingBatch:
         special = [(row, slot) for row, slot in enumerate(slots.tolist()) if slot in self._special]
@@ -118,7 +118,6 @@ class SlotSampling:
             if (wanted := self._params[slot].logprobs) is not None
         )
         return SamplingBatch(
-            slots=slots,
             prompt_lengths=self._prompt_lengths[slots],
             groups=self._groups(slots, like),
             biased=self._biases(special, like),
