@@ -5,7 +5,8 @@ needed (Saxena, "Prompt Lookup Decoding", 2023). A step verifies all drafts of a
 
 Laws:
 - A draft changes no text: a token is accepted only where it equals the one chosen at its place.
-- A sequence whose drafts were mostly refused lately proposes none for a while.
+- A sequence has no drafts while fewer than half of them would be accepted. What it would propose
+  is compared with the tokens that come, which costs no step.
 - Drafts are made only where a step with them was seen to be worth its longer time.
 - Memory is bounded: at most ``_MOST_SLOTS`` positions a sequence.
 """
@@ -31,11 +32,12 @@ _MOST_INDEXED_AT_ONCE = 1 << 15
 _FEW_TOKENS = 32
 
 _ENOUGH_ACCEPTED = 0.5
+_FIRST_RATE = 0.4
 _WEIGHT_OF_NEWEST = 0.3
-_TOKENS_OFF = (16, 512)
-"""How long a sequence proposes none: at first, and at most."""
+_MARGIN = 1.3
+"""So much more than its time costs must a step with drafts gain: both are guesses."""
 _LOOKUPS_A_STEP = 8
-"""A sequence of a larger batch is looked at every few tokens, until it has accepted drafts."""
+"""A sequence of a larger batch is looked at every few tokens, until its drafts are right."""
 _STEPS_OFF = (32, 512)
 """How long steps of a size have no drafts: at first, and at most."""
 _TRIALS = 3
@@ -50,21 +52,21 @@ class PromptLookup:
     slot takes it over; a look-up compares the tokens.
     """
 
-    __slots__ = (
-        *("_drafts", "_drafts_at", "_num_indexed", "_pause", "_rate", "_resumes_at", "_table"),
-        "is_copying",
-    )
+    __slots__ = ("_drafts", "_drafts_at", "_num_indexed", "_rate", "_table", "_untried")
 
     def __init__(self) -> None:
         self._table = array("i")
         self._num_indexed = 0
         self._drafts: tuple[int, ...] = ()
         self._drafts_at = 0
-        self._rate = _ENOUGH_ACCEPTED
-        self._pause = _TOKENS_OFF[0]
-        self._resumes_at = 0
-        self.is_copying = False
-        """Whether some of its last drafts were accepted."""
+        self._untried: tuple[int, tuple[int, ...]] | None = None
+        """Drafts that no step verified yet, and where they would stand."""
+        self._rate = _FIRST_RATE
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether most of the latest drafts were right."""
+        return self._rate >= _ENOUGH_ACCEPTED
 
     def propose(self, tokens: list[int]) -> tuple[int, ...]:
         """Return what may follow ``tokens``, the same list at each call with more at its end.
@@ -73,31 +75,36 @@ class PromptLookup:
         occurred last. A repetition goes on repeating. Empty: there is none, or it is not worth it.
         """
         length = len(tokens)
-        if length < self._resumes_at or length <= _LONGEST:
+        if length <= _LONGEST:
             return ()
         if length != self._drafts_at:
-            before, self._drafts_at = self._drafts_at, length
-            if length == before + 1 and self._drafts and tokens[-1] != self._drafts[0]:
-                self.verified(1, 0, length)  # it would have been refused
+            self._drafts_at = length
             self._index(tokens, length - 1)
             self._drafts = self._find(tokens)
-        return self._drafts
+            self._try(tokens)
+        return self._drafts if self.is_copying else ()
 
     def expected(self, num_drafts: int) -> float:
         """Return how many of so many drafts will be accepted, by the latest ones."""
         return self._rate * num_drafts
 
-    def verified(self, num_drafts: int, num_accepted: int, length: int) -> None:
-        """Learn what came of drafts; the sequence has ``length`` tokens now."""
+    def verified(self, num_drafts: int, num_accepted: int) -> None:
+        """Learn what came of drafts."""
         self._rate += _WEIGHT_OF_NEWEST * (num_accepted / num_drafts - self._rate)
-        if self._rate < _ENOUGH_ACCEPTED:
-            self._rate = _ENOUGH_ACCEPTED
-            self._resumes_at = length + self._pause
-            self._pause = min(2 * self._pause, _TOKENS_OFF[1])
-        elif num_accepted == num_drafts:
-            self._pause = _TOKENS_OFF[0]
-        self._drafts = ()
-        self.is_copying = num_accepted > 0
+        self._untried = None
+
+    def _try(self, tokens: list[int]) -> None:
+        """Compare drafts that no step verified with the tokens that came instead."""
+        if self._untried is not None:
+            start, drafts = self._untried
+            known = tokens[start : start + len(drafts)]
+            num_right = 0
+            while num_right < len(known) and known[num_right] == drafts[num_right]:
+                num_right += 1
+            if num_right < len(known) or len(known) == len(drafts):
+                self.verified(len(drafts), num_right)
+        if self._untried is None and self._drafts:
+            self._untried = len(tokens), self._drafts
 
     def _find(self, tokens: list[int]) -> tuple[int, ...]:
         table, mask = self._table, len(self._table) - 1
@@ -213,7 +220,7 @@ class Drafter:
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Learn how many drafts of ``sequence`` were accepted."""
         if sequence.lookup is not None:
-            sequence.lookup.verified(num_drafts, num_accepted, len(sequence.tokens))
+            sequence.lookup.verified(num_drafts, num_accepted)
 
     def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
         """Learn how long a step without prefill took."""
@@ -238,7 +245,7 @@ class Drafter:
         if longer is None:
             return gain > 0  # only a step with drafts can tell
         size = num_rows.bit_length()
-        if gain * usual > num_rows * (longer - usual):
+        if gain * usual > _MARGIN * num_rows * (longer - usual):
             self._pauses.pop(size, None)
             return True
         # Times change, and the first steps of a kind are slow, so some steps try again.
