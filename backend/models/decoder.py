@@ -112,7 +112,7 @@ class Decoder:
         rotations: Tensor,
         operations: Operations | None = None,
     ) -> None:
-        """``rotations`` comes from ``rotary.rotation_table`` and bounds the context."""
+        """``rotations`` comes from ``rope.rotation_table`` and bounds the context."""
         self._head_dim = config.head_dim
         self._weights = weights
         self.attended_size = config.num_heads * config.head_dim
