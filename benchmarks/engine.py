@@ -6,6 +6,7 @@ with the same threads, warmed up, inference mode on, greedy, and interleaved: ot
 machine hits all alike, and ratios are medians over rounds.
 
     python benchmarks/engine.py [--rounds N] [--threads N]
+    python benchmarks/engine.py --shape qwen3-0.5b --rounds 3     random weights of that size
 """
 
 import argparse
@@ -29,10 +30,11 @@ from engines.sides import (
     TransformersSide,
     bundled_or_random,
     random_prompts,
+    write_random_qwen3,
 )
 
 PROMPT_TOKENS = 64
-NEW_TOKENS = 128
+NEW_TOKENS = {"bundled": 128, "qwen3-0.5b": 16}
 BATCHES = (1, 16)
 # Transformers' continuous batching is so slow on CPU that fewer tokens must do.
 CONTINUOUS_TOKENS = 32
@@ -71,26 +73,29 @@ def compare(
     return result
 
 
-def measure(directory: Path, threads: int, rounds: int) -> dict[str, Any]:
+def measure(shape: str, directory: Path, threads: int, rounds: int) -> dict[str, Any]:
     """Return what ``compare`` finds, by batch."""
     peer = TransformersSide(directory)
-    floor, continuous = BareLoopSide(peer), ContinuousTransformersSide(peer, directory)
+    floor = BareLoopSide(peer)
     prompts = random_prompts(max(BATCHES), PROMPT_TOKENS, vocabulary=peer.model.config.vocab_size)
     result: dict[str, Any] = {}
     with ExitStack() as stack:
         engine = stack.enter_context(EngineSide(directory, threads=threads))
         for size in BATCHES:
             sides = {"engine": engine.run, "generate": peer.run, "bare loop": floor.run}
-            row = compare(sides, prompts[:size], NEW_TOKENS, rounds)
-            few = {"engine": engine.run, "continuous batching": continuous.run}
-            few_row = compare(few, prompts[:size], CONTINUOUS_TOKENS, max(rounds // 2, 1))
-            row["continuous batching"] = few_row["continuous batching"]
+            row = compare(sides, prompts[:size], NEW_TOKENS[shape], rounds)
+            if shape == "bundled":
+                continuous = ContinuousTransformersSide(peer, directory)
+                few = {"engine": engine.run, "continuous batching": continuous.run}
+                few_row = compare(few, prompts[:size], CONTINUOUS_TOKENS, max(rounds // 2, 1))
+                row["continuous batching"] = few_row["continuous batching"]
             result[f"batch_{size}"] = row
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="engine beside transformers, on CPU")
+    parser.add_argument("--shape", choices=NEW_TOKENS, default="bundled")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -98,11 +103,16 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        directory = bundled_or_random(Path(scratch))
-        result = measure(directory, options.threads, options.rounds)
-    weights = "bundled" if directory == BUNDLED else "random"
+        if options.shape == "bundled":
+            directory = bundled_or_random(Path(scratch))
+        else:
+            directory = Path(scratch)
+            write_random_qwen3(directory)
+        result = measure(options.shape, directory, options.threads, options.rounds)
+    weights = "bundled" if directory == BUNDLED else f"random {options.shape}"
     print(
-        f"{PROMPT_TOKENS} in, {NEW_TOKENS} out ({CONTINUOUS_TOKENS} beside continuous batching), "
+        f"{PROMPT_TOKENS} in, {NEW_TOKENS[options.shape]} out "
+        f"({CONTINUOUS_TOKENS} beside continuous batching), "
         f"greedy, float32, {weights} weights, {options.threads} threads; medians"
     )
     print(f"{'batch':>5} {'':20} {'tokens/s':>9} {'engine to it':>13}  {'range':14} equal answers")

@@ -36,8 +36,29 @@ def write_random_model(directory: Path) -> None:
         tie_word_embeddings=True,
         initializer_range=0.1,
     )
+    _write(transformers.LlamaForCausalLM, config, directory)
+
+
+def write_random_qwen3(directory: Path) -> None:
+    """Write a checkpoint of 0.5 billion random parameters, shaped as Qwen3's small ones."""
+    config = transformers.Qwen3Config(
+        vocab_size=32768,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    _write(transformers.Qwen3ForCausalLM, config, directory)
+
+
+def _write(model: Any, config: Any, directory: Path) -> None:
     torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    model(config).to(config.dtype or torch.float32).save_pretrained(directory)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
@@ -81,9 +102,11 @@ class EngineSide:
     async def _gather(self, prompts: Prompts, new_tokens: int) -> list[str]:
         return await asyncio.gather(*(self.answer(prompt, new_tokens) for prompt in prompts))
 
-    async def answer(self, prompt: Sequence[int], new_tokens: int) -> str:
+    async def answer(self, prompt: Sequence[int], new_tokens: int, temperature: float = 0.0) -> str:
         """Return the answer to one request."""
-        sampling = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=temperature, max_tokens=new_tokens, ignore_eos=True, seed=1
+        )
         request = GenerationRequest("benchmark", tuple(prompt), sampling, stream=False)
         return "".join([delta.text async for delta in self.engine.generate(request)])
 
@@ -157,6 +180,7 @@ class BareLoopSide:
         self._head = peer.model.lm_head.weight.detach()
         self._final_norm = model.norm.weight.detach()
         self._layers = [_fused(layer) for layer in model.layers]
+        self._head_norms = [_head_norm(layer.self_attn, self._heads) for layer in model.layers]
         rotary = model.rotary_emb
         positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
         with torch.inference_mode():
@@ -181,13 +205,18 @@ class BareLoopSide:
         stop = start + tokens.shape[1]
         cos, sin = self._cos[start:stop], self._sin[start:stop]
         hidden = functional.embedding(tokens, self._embedding)
-        for (input_norm, qkv, output, mlp_norm, gate_up, down), cache in zip(
-            self._layers, caches, strict=True
+        for (input_norm, qkv, output, mlp_norm, gate_up, down), head_norm, cache in zip(
+            self._layers, self._head_norms, caches, strict=True
         ):
             heads = functional.linear(self._norm(hidden, input_norm), qkv)
             heads = heads.view(*tokens.shape, -1, self._head_dim).transpose(1, 2)
             turned = self._heads + self._kv_heads
-            queries_keys = heads[:, :turned] * cos + _half_turned(heads[:, :turned]) * sin
+            queries_keys = heads[:, :turned]
+            if head_norm is not None:
+                weight = (self._head_dim,)
+                queries_keys = functional.rms_norm(queries_keys, weight, None, self._eps)
+                queries_keys = queries_keys * head_norm
+            queries_keys = queries_keys * cos + _half_turned(queries_keys) * sin
             cache[0, :, :, start:stop] = queries_keys[:, self._heads :]
             cache[1, :, :, start:stop] = heads[:, turned:]
             attended = functional.scaled_dot_product_attention(
@@ -217,6 +246,15 @@ def _fused(layer: Any) -> tuple[Tensor, ...]:
         torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
         mlp.down_proj.weight.detach(),
     )
+
+
+def _head_norm(attention: Any, num_heads: int) -> Tensor | None:
+    """Return the norms' weights of queries and keys as [heads, 1, head_dim]; None: it has none."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    queries, keys = attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
+    num_kv_heads = attention.config.num_key_value_heads
+    return torch.stack([queries] * num_heads + [keys] * num_kv_heads).unsqueeze(1)
 
 
 def _half_turned(heads: Tensor) -> Tensor:
