@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -147,13 +147,22 @@ def _no_vocabulary() -> Any:
     raise AssertionError("no grammar is asked for")
 
 
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.7, top_k=20, top_p=0.95, seed=1)
+"""As Qwen 3's checkpoints recommend."""
+
+
 def generate(
-    core: EngineCore, prompts: Sequence[Sequence[int]], new_tokens: Sequence[int], arrived: float
+    core: EngineCore,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: Sequence[int],
+    arrived: float,
+    sampling: SamplingParams = GREEDY,
 ) -> list[list[int]]:
-    """Ask for all at once and step until all have ended; greedy."""
+    """Ask for all at once and step until all have ended."""
     for number, (prompt, count) in enumerate(zip(prompts, new_tokens, strict=True)):
-        sampling = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
-        request = GenerationRequest("benchmark", tuple(prompt), sampling, stream=False)
+        own = replace(sampling, max_tokens=count, ignore_eos=True)
+        request = GenerationRequest("benchmark", tuple(prompt), own, stream=False)
         core.submit(Submit(number, request, arrived))
     results: list[list[int]] = [[] for _ in prompts]
     while core.has_work:
