@@ -3,7 +3,7 @@
 One random model of half a billion parameters in Qwen 3's shape, on the same engine in each type, in
 turn within a round. Alone: one sequence decodes. Together: 16 do. Memory is what the process grows
 by, less the KV pool. The floor is what one pass over the weights takes at the speed at which this
-machine reads memory.
+machine reads memory. Sequences are those of 256 tokens that fit into a KV pool of 256 MiB.
 
     python benchmarks/quantized.py [--rounds N] [--tokens N] [--threads N]
 """
@@ -18,45 +18,22 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import tokenizers
 import torch
-import transformers
-from engines.sides import EngineSide, random_prompts
+from engines.sides import EngineSide, random_prompts, write_random_qwen3
+
+from backend.engine.loading import load_model
+from backend.settings import EngineOptions
 
 BATCH = 16
 PROMPT_TOKENS = 16
 KV_BYTES = 2**28
+SEQUENCE_TOKENS = 256
 KINDS = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "float32", "quantization": "int8"},
 }
 Figures = dict[str, float]
-
-
-def write_model(directory: Path) -> None:
-    """Write a random checkpoint in bfloat16, and a tokenizer of bytes."""
-    config = transformers.Qwen3Config(
-        vocab_size=32_768,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    transformers.Qwen3ForCausalLM(config).save_pretrained(directory)
-    torch.set_default_dtype(before)
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.save(str(directory / "tokenizer.json"))
 
 
 def resident_bytes() -> int:
@@ -75,6 +52,14 @@ def read_speed() -> float:
         values.sum()
         best = min(best, time.perf_counter() - start)
     return values.nbytes / best
+
+
+def num_sequences(directory: Path, dtype: str, kv_dtype: str = "auto") -> int:
+    """Return how many sequences the KV pool holds."""
+    options = EngineOptions(
+        str(directory), device="cpu", dtype=dtype, kv_dtype=kv_dtype, kv_bytes=KV_BYTES
+    )
+    return load_model(options).core.limits.num_blocks * 16 // SEQUENCE_TOKENS
 
 
 def rate(side: EngineSide, count: int, tokens: int) -> float:
@@ -121,9 +106,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as scratch:
-        write_model(Path(scratch))
+        write_random_qwen3(Path(scratch))
         size = (Path(scratch) / "model.safetensors").stat().st_size // 2
         floor = read_speed() / size
+        fit = {kind: num_sequences(Path(scratch), kind) for kind in ("float32", "bfloat16")}
+        fit["int8"] = num_sequences(Path(scratch), "float32", "int8")
         figures = measure(
             Path(scratch), rounds=options.rounds, tokens=options.tokens, threads=options.threads
         )
@@ -132,13 +119,19 @@ def main() -> None:
     for name, each in figures.items():
         print(f"{name:10}{each['alone']:>8}{each['batch_16']:>10}{each['memory_mb']:>12}")
     print(f"one pass over the weights in int8 alone: {floor:.1f} tokens/s")
+    print("sequences in the KV pool: " + ", ".join(f"{n} in {kind}" for kind, n in fit.items()))
     int8 = figures["int8"]
     ratios = {
         f"{key}_beside_{name}": round(int8[key] / figures[name][key], 2)
         for name in ("float32", "bfloat16")
         for key in ("alone", "batch_16", "memory_mb")
     }
-    print(json.dumps({"benchmark": "quantized", "floor_alone": round(floor, 1)} | figures | ratios))
+    ratios |= {
+        f"kv_sequences_beside_{name}": round(fit["int8"] / fit[name], 2)
+        for name in ("float32", "bfloat16")
+    }
+    result = {"benchmark": "quantized", "floor_alone": round(floor, 1), "kv_sequences": fit}
+    print(json.dumps(result | figures | ratios))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.scheduler import slots_for
 
 VOCABULARY = 32
-PROCESSORS = 132
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": VOCABULARY,
@@ -78,7 +77,7 @@ def engine(num_sequences: int, length: int) -> EngineCore:
     )
     config = parse_config(SHAPE, "config")
     cache = KVCache(config, 1, device=NoModel.device, dtype=NoModel.dtype)
-    attention = TritonAttention(cache, config, limits, processors=PROCESSORS)
+    attention = TritonAttention(cache, config, limits)
     parts = Executable(NoModel(), VOCABULARY, cache, attention, draw)
     return EngineCore(
         ModelRunner(parts, limits, pads=True),
