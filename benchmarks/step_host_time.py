@@ -77,7 +77,7 @@ def engine(num_sequences: int, length: int) -> EngineCore:
     )
     config = parse_config(SHAPE, "config")
     cache = KVCache(config, 1, device=NoModel.device, dtype=NoModel.dtype)
-    attention = TritonAttention(cache, config, limits)
+    attention = TritonAttention(cache, config, limits, dtype=NoModel.dtype)
     parts = Executable(NoModel(), VOCABULARY, cache, attention, draw)
     return EngineCore(
         ModelRunner(parts, limits, pads=True),
