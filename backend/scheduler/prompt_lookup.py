@@ -34,7 +34,7 @@ _FEW_TOKENS = 32
 _ENOUGH_ACCEPTED = 0.5
 _FIRST_RATE = 0.4
 _WEIGHT_OF_NEWEST = 0.3
-_MARGIN = 1.3
+_MARGIN = 2.0
 """So much more than its time costs must a step with drafts gain: both are guesses."""
 _LOOKUPS_A_STEP = 8
 """A sequence of a larger batch is looked at every few tokens, until its drafts are right."""
