@@ -131,6 +131,12 @@ class EngineOptions:
         "of the KV cache: int8 on CPU or fp8 on CUDA hold twice the tokens; auto is --dtype",
         choices=("auto", "int8", "fp8"),
     )
+    attention: str = _flag(
+        "auto",
+        "what attends on CUDA: our Triton kernels, FlashInfer, or PyTorch; auto takes our kernels, "
+        "and FlashInfer for prompts where it is installed (default: %(default)s)",
+        choices=("auto", "triton", "flashinfer", "torch"),
+    )
     max_model_len: int | None = _flag(
         None,
         "longest prompt and answer together (default: the model's context)",

@@ -13,10 +13,10 @@ from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import resolve_model
 from backend.executor.factory import (
-    ALL_KERNELS,
     NO_KERNELS,
     KernelGroup,
     Kernels,
+    kernels_for,
     make_runner,
     read_memory,
 )
@@ -98,11 +98,11 @@ def load_model(
     # No kernel here knows rules.
     has_kernels = on_cuda and not network.needs_rules and _triton_compiles()
     wanted_len = context_length(shape, options.max_model_len)
-    kernels = ALL_KERNELS if has_kernels else NO_KERNELS
+    kernels = kernels_for(options.attention) if has_kernels else NO_KERNELS
     detail: tuple[str, ...] = ()
     if has_kernels and options.self_check:
         progress("comparing the kernels with their references")
-        kernels, detail = _proved_kernels(network, torch_device, kv_dtype, wanted_len)
+        kernels, detail = _proved_kernels(network, kernels, kv_dtype, wanted_len)
     if on_cuda and not {KernelGroup.ATTENTION, KernelGroup.KV_8_BITS} <= kernels:
         # Of plain torch's attention, FP8 knows none.
         kv_dtype = network.dtype
@@ -195,12 +195,12 @@ def _triton_compiles() -> bool:
 
 
 def _proved_kernels(
-    network: Network, device: torch.device, kv_dtype: torch.dtype, max_model_len: int
+    network: Network, kernels: Kernels, kv_dtype: torch.dtype, max_model_len: int
 ) -> tuple[Kernels, tuple[str, ...]]:
     # Triton is not everywhere.
     from backend.executor.self_check import self_check  # noqa: PLC0415
 
-    proved = self_check(network, device, kv_dtype, max_model_len)
+    proved = self_check(network, torch.device("cuda"), kv_dtype, max_model_len, kernels)
     return proved.kernels, proved.detail
 
 

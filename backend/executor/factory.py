@@ -28,6 +28,7 @@ class KernelGroup(StrEnum):
     ATTENTION = "attention"
     KV_8_BITS = "KV in 8 bits"
     FLASHINFER = "FlashInfer's prefill"
+    FLASHINFER_DECODE = "FlashInfer's decoding"
     OPERATIONS = "element-wise operations"
     SAMPLING = "sampling"
     MATMUL = "products with quantised weights"
@@ -79,16 +80,17 @@ def make_attention(
     if KernelGroup.ATTENTION not in kernels:
         return TorchAttention(cache, shape, limits.max_model_len, dtype=dtype)
     # Triton is not everywhere.
-    from backend.executor.attention.flashinfer import flashinfer_prefill  # noqa: PLC0415
+    from backend.executor.attention.flashinfer import load_flashinfer  # noqa: PLC0415
     from backend.executor.attention.triton import TritonAttention  # noqa: PLC0415
 
-    prefill = None
+    library = None
     # The library is not told of scales.
     if KernelGroup.FLASHINFER in kernels and cache.dtype is dtype:
-        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        prefill = flashinfer_prefill(heads, dtype, cache.layers[0].blocks.device)
-    _tell("prefill attention", "our kernel" if prefill is None else "FlashInfer")
-    return TritonAttention(cache, shape, limits, dtype=dtype, prefill=prefill)
+        library = load_flashinfer(shape, dtype, cache.layers[0].blocks.device)
+    decodes = KernelGroup.FLASHINFER_DECODE in kernels
+    _tell("attention of prompts", "our kernel" if library is None else "FlashInfer")
+    _tell("attention of single tokens", "FlashInfer" if library and decodes else "our kernel")
+    return TritonAttention(cache, shape, limits, dtype=dtype, library=library, decodes=decodes)
 
 
 @cache
@@ -110,6 +112,18 @@ def _draw(kernels: Kernels) -> Draw | None:
     from backend.executor.sampler.triton import draw_by_kernel  # noqa: PLC0415
 
     return draw_by_kernel
+
+
+def kernels_for(attention: str) -> Kernels:
+    """Return the kernels for ``attention``: auto, triton, flashinfer or torch."""
+    match attention:
+        case "torch":
+            return ALL_KERNELS - {KernelGroup.ATTENTION}
+        case "triton":
+            return ALL_KERNELS - {KernelGroup.FLASHINFER, KernelGroup.FLASHINFER_DECODE}
+        case "flashinfer":
+            return ALL_KERNELS
+    return ALL_KERNELS - {KernelGroup.FLASHINFER_DECODE}
 
 
 def read_memory(

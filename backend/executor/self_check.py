@@ -57,6 +57,7 @@ _INSTEAD = {
     KernelGroup.ATTENTION: "PyTorch's attention, without CUDA graphs",
     KernelGroup.KV_8_BITS: "KV in the type of activations",
     KernelGroup.FLASHINFER: "our own prefill kernel",
+    KernelGroup.FLASHINFER_DECODE: "our own decode kernel",
     KernelGroup.OPERATIONS: "PyTorch's operations",
     KernelGroup.SAMPLING: "PyTorch's sampling",
     KernelGroup.MATMUL: "PyTorch's products with dequantised weights",
@@ -96,9 +97,13 @@ class SelfCheck:
 
 
 def self_check(
-    network: Network, device: torch.device, kv_dtype: torch.dtype, max_model_len: int
+    network: Network,
+    device: torch.device,
+    kv_dtype: torch.dtype,
+    max_model_len: int,
+    kernels: Kernels = ALL_KERNELS,
 ) -> SelfCheck:
-    """Compare the kernels that ``network`` uses on ``device``.
+    """Compare those of ``kernels`` that ``network`` uses on ``device``.
 
     ``kv_dtype`` is that of the KV cache, ``max_model_len`` the engine's longest sequence. Raises
     ModelLoadError where a kernel leaves the device unusable, or memory does not suffice.
@@ -106,7 +111,7 @@ def self_check(
     began = time.perf_counter()
     check = _Check(network, device, max_model_len)
     with torch.inference_mode():
-        kernels = check.attention(ALL_KERNELS, kv_dtype)
+        kernels = check.attention(kernels, kv_dtype)
         check.operations()
         check.sampling()
         check.products()
@@ -203,8 +208,7 @@ class _Check:
             written = partial(step.write, kernels)
             self.compare(own, "norm, rotation, KV write", shown, written, allowed)
             if step.output is not None:
-                by_library = kernel.startswith("prefill") and step.has_library
-                group = KernelGroup.FLASHINFER if by_library else own
+                group = _library_group(kernel, step.by_library) or own
                 self.compare(group, kernel, shown, step.attend)
 
     def operations(self) -> None:
@@ -327,7 +331,7 @@ class _Step:
             angles = 3 * torch.randn(tokens, 1, shape.head_dim // 2, generator=check.generator)
             self._rotations = torch.polar(torch.ones_like(angles), angles).to(check.device)
         self.output: Tensor | None = None
-        self.has_library = False
+        self.by_library = (False, False)
 
     def write(self, kernels: Kernels) -> float:
         """Run the layer; return the difference of its queries and of the cache."""
@@ -352,7 +356,8 @@ class _Step:
         count = len(self._spans)
         limits = BatchLimits(count, count, len(qkv), self._check.max_model_len)
         attention = make_attention(self._check.network, self._cache, limits, kernels)
-        self.has_library = isinstance(attention, TritonAttention) and attention.has_library
+        if isinstance(attention, TritonAttention):
+            self.by_library = attention.by_library
         InputBatchBuilder(limits, attention, self._check.device).build(self._batch())
         self.output = attention.forward(self._layer, self._qkv, self._rotations)
         return max(_difference(self._queries, qkv[:, :heads]), _difference(self._kv.blocks, blocks))
@@ -413,3 +418,10 @@ def _cut(weight: PackedWeight, rows: Tensor) -> PackedWeight:
         scales=weight.scales.index_select(1, rows),
         zeros=None if weight.zeros is None else weight.zeros.index_select(1, rows),
     )
+
+
+def _library_group(kernel: str, by_library: tuple[bool, bool]) -> KernelGroup | None:
+    decodes, prefills = by_library
+    if kernel.startswith("prefill"):
+        return KernelGroup.FLASHINFER if prefills else None
+    return KernelGroup.FLASHINFER_DECODE if decodes else None

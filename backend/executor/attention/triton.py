@@ -29,20 +29,39 @@ from backend.models.config import ModelShape
 from backend.scheduler.batch import Row
 
 
-class PrefillAttention(Protocol):
-    """Attention of the spans of a step by a library, in place of our kernel."""
+class LibraryAttention(Protocol):
+    """Attention by a library, in place of our kernels."""
 
     def plan(self, rows: HostRows, tensors: StepTensors) -> None:
-        """Prepare for a step that has spans."""
+        """Prepare for a step."""
         ...
 
-    def attend(self, queries: Tensor, cache: Tensor, window: int | None, output: Tensor) -> None:
+    def attend_spans(
+        self, queries: Tensor, cache: Tensor, window: int | None, output: Tensor
+    ) -> None:
         """Attend with the rows of the spans, [tokens, heads, head_dim], and write ``output``."""
+        ...
+
+    def attend_singles(
+        self, queries: Tensor, cache: Tensor, window: int | None, output: Tensor
+    ) -> None:
+        """Attend with single tokens [sequences, heads, head_dim] and write ``output``."""
+        ...
+
+    def capture(self) -> None:
+        """Prepare for the capture of a graph of the planned step."""
+        ...
+
+    def replay(self) -> None:
+        """Prepare for a replay of the graph for the planned step."""
         ...
 
 
 class TritonAttention:
-    """``AttentionBackend`` of CUDA; ``prefill`` takes over spans where it is given."""
+    """``AttentionBackend`` of CUDA.
+
+    ``library`` takes over spans where it is given, and with ``decodes`` single tokens too.
+    """
 
     def __init__(
         self,
@@ -51,12 +70,14 @@ class TritonAttention:
         limits: BatchLimits,
         *,
         dtype: torch.dtype,
-        prefill: PrefillAttention | None = None,
+        library: LibraryAttention | None = None,
+        decodes: bool = False,
     ) -> None:
         """``dtype`` is that of activations; the cache may be in FP8, with a scale for each head."""
         self._layers = cache.layers
         self._num_heads = shape.num_heads
-        self._prefill = prefill
+        self._library = library
+        self._decodes = library is not None and decodes
         blocks = cache.layers[0].blocks
         self._num_splits = num_splits(shape.num_kv_heads, limits.max_model_len)
         self._prefill_shape = PrefillShape.of(
@@ -76,9 +97,9 @@ class TritonAttention:
         self._compiled_windows: set[int | None] = set()
 
     @property
-    def has_library(self) -> bool:
-        """Whether a library attends the spans."""
-        return self._prefill is not None
+    def by_library(self) -> tuple[bool, bool]:
+        """Whether a library attends single tokens, and spans."""
+        return self._decodes, self._library is not None
 
     def start(self, slots: Sequence[int]) -> None:
         """Nothing is known of slots beside their tables."""
@@ -109,8 +130,8 @@ class TritonAttention:
         if self._work is not None:
             items = tensors.parts[0].view(self._work.items.shape)
             self._work = replace(self._work, items=items)
-            if self._prefill is not None:
-                self._prefill.plan(rows, tensors)
+        if self._library is not None and (self._decodes or self._work is not None):
+            self._library.plan(rows, tensors)
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, rotations: Tensor | None) -> Tensor:
         """Norm, rotate and write in one kernel, then attend single tokens and spans."""
@@ -136,9 +157,12 @@ class TritonAttention:
             )
         tokens, heads, head_dim = queries.shape
         output = torch.empty((tokens, heads, head_dim), device=qkv.device, dtype=qkv.dtype)
-        if self._num_singles:
+        singles, spans = slice(0, self._num_singles), slice(self._num_singles, None)
+        if self._num_singles and self._library is not None and self._decodes:
+            self._library.attend_singles(queries[singles], cache, layer.window, output[singles])
+        elif self._num_singles:
             decode_attention(
-                queries[: self._num_singles],
+                queries[singles],
                 cache,
                 BlockTables(tensors.tables, tensors.table_starts),
                 tensors.lengths,
@@ -146,21 +170,25 @@ class TritonAttention:
                 window=layer.window,
                 scales=scales,
                 workspace=self._workspace,
-                output=output[: self._num_singles],
+                output=output[singles],
             )
-        if self._work is not None:
-            if self._prefill is None:
-                self._attend_spans(queries, layer, self._work, output)
-            else:
-                spans = slice(self._num_singles, None)
-                self._prefill.attend(queries[spans], cache, layer.window, output[spans])
+        if self._work is not None and self._library is not None:
+            self._library.attend_spans(queries[spans], cache, layer.window, output[spans])
+        elif self._work is not None:
+            self._attend_spans(queries, layer, self._work, output)
         return output.view(tokens, heads * head_dim)
 
     def capture(self, size: int) -> None:
-        """Nothing to do: every input lies where it will be."""
+        """Let a library plan; our kernels find every input where it will be."""
+        del size  # a step of it was planned
+        if self._library is not None and self._decodes:
+            self._library.capture()
 
     def replay(self, size: int) -> None:
-        """Nothing to do: the step's tensors were copied to where the graph reads them."""
+        """Let a library plan; what our kernels read was copied to where the graph reads it."""
+        del size
+        if self._library is not None and self._decodes:
+            self._library.replay()
 
     def _attend_spans(
         self, queries: Tensor, layer: AttentionLayer, work: PrefillWork, output: Tensor
