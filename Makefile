@@ -56,6 +56,8 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/store_faults.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/engine_batching.py
+	$(BIN)/python benchmarks/engine_speculation.py
+	$(BIN)/python benchmarks/step_host_time.py
 	$(BIN)/python benchmarks/engine_prefix.py
 	$(BIN)/python benchmarks/engine_lanes.py
 	$(BIN)/python benchmarks/pii.py
