@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from backend.executor.cuda_graphs import graph_sizes, size_for
 from backend.executor.input_batch import BatchLimits, InputBatchBuilder
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.request import SamplingParams
@@ -154,21 +153,3 @@ def test_a_part_that_finds_no_room_travels_alone(builder, attention):
     builder.build(step(rows, [new(0, (1, 2))], [(0, 0, (4,))]))
     assert [len(part) for part in attention.tensors.parts] == [10_000, 1]
     assert attention.tensors.parts[0].tolist() == many.tolist()
-
-
-@pytest.mark.parametrize(
-    ("most", "sizes"),
-    [
-        (1, (1,)),
-        (3, (1, 2, 3)),
-        (16, (1, 2, 4, 8, 16)),
-        (100, (1, 2, 4, *range(8, 65, 8), 80, 96, 100)),
-    ],
-)
-def test_sizes_of_graphs(most, sizes):
-    assert graph_sizes(most) == sizes
-
-
-def test_a_batch_runs_in_the_next_size():
-    sizes = graph_sizes(16)
-    assert [size_for(count, sizes) for count in (1, 3, 9, 16, 17)] == [1, 4, 16, 16, None]

@@ -85,3 +85,11 @@ def test_penalties_draw_what_torch_draws(interpreter, checkpoint):
         for kernels in (True, False)
     )
     assert by_kernels == by_torch
+
+
+def test_graphs_of_decoding_and_of_mixed_steps_change_no_token(interpreter, checkpoint):
+    directory, model = checkpoint("llama")
+    batch = prompts([3, 19])
+    options = {"graphs": True, "warms_up": True, "overlap": True, "max_num_seqs": 2}
+    tokens, _ = interpreter(GENERATE, str(directory), batch, 3, max_tokens_per_step=16, **options)
+    assert tokens == [reference(model, prompt, 3) for prompt in batch]
