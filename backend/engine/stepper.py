@@ -19,7 +19,7 @@ from backend.executor.model_runner import InFlight, ModelRunner
 from backend.executor.sampled import Sampled
 from backend.executor.sampler.sampler import GrammarMask
 from backend.grammar.matcher import allocate_bitmask, fill_bitmask
-from backend.scheduler.batch import batch_of
+from backend.scheduler.batch import batch_of, note_launched
 from backend.scheduler.budget import OomBackoff
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
@@ -105,6 +105,7 @@ class Stepper:
     def _launch(self, step: Step, began: float) -> _Launched | None:
         try:
             computing = self._runner.launch(batch_of(step))
+            note_launched(step)
             # Masks are made on the host while the device is at work.
             mask = grammar_mask(step, self._runner.vocab_size)
             return _Launched(step, self._runner.sample(computing, mask), began)

@@ -59,7 +59,7 @@ class StepBatch:
 
 
 def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
-    """Return the value of ``step``, and note what the executor has been told by it."""
+    """Return the value of ``step``; once it was launched, ``note_launched`` is due."""
     new: list[NewSequence] = []
     appended: list[AppendedBlocks] = []
     rows: list[Row] = []
@@ -70,10 +70,16 @@ def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
             if sent == 0:
                 new.append(_described(sequence))
             appended.append(AppendedBlocks(sequence.slot, sent, tuple(table[sent:])))
-            sequence.num_sent_blocks = len(table)
         drafted = (sequence.tokens[-1], *drafts) if drafts else ()
         rows.append(Row(sequence.slot, start, num_tokens, samples, drafted))
     return StepBatch(tuple(new), tuple(appended), tuple(rows))
+
+
+def note_launched(step: Iterable[ScheduledSequence]) -> None:
+    """Note that the executor knows the blocks of ``step``: what failed before is told again."""
+    for scheduled in step:
+        sequence = scheduled.sequence
+        sequence.num_sent_blocks = len(sequence.block_table)
 
 
 def _described(sequence: Sequence) -> NewSequence:

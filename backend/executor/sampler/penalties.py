@@ -68,9 +68,7 @@ class Penalties:
         params = new.sampling
         factors = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._factors[row] = on_device(np.array(factors, np.float32), self._factors)
-        tokens = np.array(new.tokens, np.int64)
-        tokens[tokens >= self._vocab] = 0
-        prompt, generated = np.split(tokens, [new.num_prompt_tokens])
+        prompt, generated = np.split(np.array(new.tokens, np.int64), [new.num_prompt_tokens])
         self._counts[row].zero_()
         self._in_prompt[row].zero_()
         self._in_prompt[row].index_fill_(0, on_device(prompt, self._counts), value=True)

@@ -80,12 +80,14 @@ class Sampler:
             own = adjusted if group.index is None else adjusted.index_select(0, group.index)
             drawn = self._draw(own, group, group.keys(numbers, logits))
             tokens = drawn if group.index is None else tokens.index_copy_(0, group.index, drawn)
-        if batch.penalised:
-            self._penalties.count(batch.penalised, tokens)
         logprobs = None
         if batch.reported:
             logprobs = raw_logprobs(logits, batch.reported_index, batch.reported, tokens)
-        return SampledTokens(tokens, finite, logprobs)
+        sampled = SampledTokens(tokens, finite, logprobs)
+        if batch.penalised:
+            # Last, because a step that finds no memory comes again.
+            self._penalties.count(batch.penalised, tokens)
+        return sampled
 
     def _adjust(
         self, logits: Tensor, batch: SamplingBatch, numbers: Uint64s, mask: GrammarMask | None
