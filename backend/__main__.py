@@ -1,4 +1,4 @@
-"""`refrain backend`: serve a model over OpenAI's HTTP API.
+"""`refrain backend`: serve a model over OpenAI's HTTP API; `check` proves the kernels instead.
 
 Exit codes: 0 stopped by a signal, 1 could not run, 2 bad usage.
 """
@@ -22,20 +22,40 @@ examples:
   refrain backend --model ./my-model --max-model-len 2048 --kv-bytes 512MiB --threads 2
   refrain backend --model ./my-model --target-itl-ms 50 --max-waiting 200 --queue-timeout 20
 
+before the first use of a GPU:
+  refrain backend check                    are the kernels right here, and how fast is it
+
 then:
   curl http://127.0.0.1:8000/v1/models
   curl http://127.0.0.1:8000/readyz        503 with the reason until the model is loaded
 """
 
 
+_CHECK_EPILOG = """\
+examples:
+  refrain backend check
+  refrain backend check --model Qwen/Qwen3-0.6B --kv-dtype fp8
+  refrain backend check | tail -n 1 > check.json
+
+exit codes: 0 all kernels pass, or no GPU is used; 1 one differs or fails, or the check could not
+run; 2 bad usage. What differs here is replaced by PyTorch when the engine starts.
+"""
+_CHECK_FLAGS = ("device", "dtype", "quantization", "kv_dtype", "attention", "max_model_len")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the command with ``argv``, which is without the program's name. Returns the exit code."""
+    checks = list(argv[:1]) == ["check"]
     try:
-        settings = parse(argv)
+        settings = parse_check(argv[1:]) if checks else parse(argv)
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else 2
     configure_logging()
-    return _serve(settings)
+    if not checks:
+        return _serve(settings)
+    from backend.check import run
+
+    return run(settings)
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -48,6 +68,27 @@ def parse(argv: Sequence[str]) -> Settings:
         allow_abbrev=False,
     )
     add_flags(parser, Settings)
+    return Settings(**vars(parser.parse_args(argv)))
+
+
+def parse_check(argv: Sequence[str]) -> Settings:
+    """Return the settings that ``argv`` gives to the check. Raises SystemExit, as argparse does."""
+    parser = argparse.ArgumentParser(
+        prog="refrain backend check",
+        description="Compare every kernel with its reference on this machine's GPU, and measure "
+        "memory bandwidth and decode steps. The last line is JSON.",
+        epilog=_CHECK_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model",
+        default="",
+        metavar="DIR_OR_HUB_ID",
+        help="whose shapes and weights to take (default: the bundled model, and random weights "
+        "of Qwen3-0.6B's shape)",
+    )
+    add_flags(parser, Settings, _CHECK_FLAGS)
     return Settings(**vars(parser.parse_args(argv)))
 
 

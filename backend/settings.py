@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -283,10 +283,17 @@ class Settings(EngineOptions):
         return directory.resolve().name if directory.is_dir() else self.model
 
 
-def add_flags(parser: argparse.ArgumentParser, options: type[EngineOptions]) -> None:
-    """Add a flag for each setting in ``options``, which has the parsed values as its arguments."""
+def add_flags(
+    parser: argparse.ArgumentParser,
+    options: type[EngineOptions],
+    only: Collection[str] | None = None,
+) -> None:
+    """Add a flag for each setting in ``options``, which has the parsed values as its arguments.
+
+    ``only`` names the settings that get one, None: all.
+    """
     for each in dataclasses.fields(options):
-        if "flag" not in each.metadata:
+        if "flag" not in each.metadata or (only is not None and each.name not in only):
             continue
         flag = {key: value for key, value in each.metadata["flag"].items() if value is not None}
         required = each.default is MISSING

@@ -207,9 +207,12 @@ class _Check:
             step = _Step(self, layer, kv_dtype, spans)
             written = partial(step.write, kernels)
             self.compare(own, "norm, rotation, KV write", shown, written, allowed)
+            group = _library_group(kernel, step.by_library) or own
             if step.output is not None:
-                group = _library_group(kernel, step.by_library) or own
                 self.compare(group, kernel, shown, step.attend)
+            else:
+                # A library is suspected first; without it, the step is taken again.
+                self.findings[-1] = replace(self.findings[-1], group=group)
 
     def operations(self) -> None:
         """Compare what a decoder of ours does beside products and attention."""

@@ -8,6 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
+def c_compiler() -> str | None:
+    """Return the path of the C compiler that Triton takes, None where there is none."""
+    named = os.environ.get("CC")
+    if named is not None:
+        return shutil.which(named)
+    return shutil.which("gcc") or shutil.which("clang")
+
+
 @cache
 def unavailable_reason() -> str | None:
     """Return why Triton cannot compile here, for people; None where it can.
@@ -17,10 +25,10 @@ def unavailable_reason() -> str | None:
     """
     if find_spec("triton") is None:
         return "Triton is not installed"
-    compiler = os.environ.get("CC")
-    if compiler is not None and shutil.which(compiler) is None:
-        return f"CC names {compiler}, which is not there"
-    if compiler is None and not (shutil.which("gcc") or shutil.which("clang")):
+    if c_compiler() is None:
+        named = os.environ.get("CC")
+        if named is not None:
+            return f"CC names {named}, which is not there"
         return "no C compiler; install gcc"
     headers = Path(sysconfig.get_paths()["include"])
     if not (headers / "Python.h").is_file():

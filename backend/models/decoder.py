@@ -71,10 +71,14 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         """What embedding and matrices take in memory; a tied matrix counts once."""
-        matrices = [self.embedding.num_bytes]
         head = self.head
-        if not isinstance(head, DenseLinear) or head.weight is not self.embedding.rows:
-            matrices.append(head.num_bytes)
+        is_tied = isinstance(head, DenseLinear) and head.weight is self.embedding.rows
+        return self.streamed_bytes + (0 if is_tied else self.embedding.num_bytes)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """What a decode step reads, if it picks all experts: of the embedding next to nothing."""
+        matrices = [self.head.num_bytes]
         for layer in self.layers:
             matrices += [layer.qkv.num_bytes, layer.output.num_bytes, layer.mlp.num_bytes]
         return sum(matrices)

@@ -83,12 +83,3 @@ class Machine:
             end_event.synchronize()
             times.append(float(start_event.elapsed_time(end_event)) / 1000 / len(calls))
         return statistics.median(times)
-
-
-def copy_bandwidth(machine: Machine) -> float:
-    """Return bytes read plus bytes written per second by a large copy on the device."""
-    count = 2**12 if machine.smoke else 2**31
-    source = machine.random(count // 2, dtype=torch.float16)
-    target = torch.empty_like(source)
-    moved = 2 * source.numel() * source.itemsize
-    return moved / machine.seconds([lambda: target.copy_(source)], 10)

@@ -6,19 +6,18 @@ from typing import Any
 
 import torch
 
+from backend.check import QWEN3_600M
 from backend.engine.core import EngineCore
 from gpu.machine import Machine
 from gpu.shapes import (
     GREEDY,
     LLAMA_8B,
-    QWEN3_600M,
     SAMPLED,
     engine,
     generate,
     random_model,
     random_prompts,
     shape_for,
-    streamed_bytes,
 )
 
 
@@ -27,7 +26,7 @@ def alone(machine: Machine, bandwidth: float) -> dict[str, Any]:
     model = random_model(machine, LLAMA_8B)
     length, new_tokens = (8, 2) if machine.smoke else (64, 256)
     prompts = random_prompts(model.config.vocab_size, [length])
-    weights = streamed_bytes(model.weights, tied=model.config.tied_embeddings)
+    weights = model.weights.streamed_bytes
     result: dict[str, Any] = {
         "weight_bytes": weights,
         "floor_tokens_per_s": bandwidth / weights,

@@ -16,11 +16,9 @@ from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.grammar.compiler import GrammarCompiler
 from backend.models.config import DecoderConfig
-from backend.models.decoder import Decoder, DecoderWeights
+from backend.models.decoder import DecoderWeights
 from backend.models.families import parse_config
-from backend.models.layers import Operations
-from backend.models.registry import Model, Network
-from backend.models.rope import rotation_table
+from backend.models.registry import Network, network_of
 from backend.models.weights import random_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.scheduler import slots_for
@@ -46,20 +44,6 @@ LLAMA_8B: dict[str, Any] = {
     },
     "tie_word_embeddings": False,
 }
-QWEN3_600M: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-}
 _TINY = {
     "vocab_size": 320,
     "hidden_size": 32,
@@ -77,11 +61,6 @@ def shape_for(machine: Machine, values: dict[str, Any]) -> dict[str, Any]:
     return values | _TINY if machine.smoke else values
 
 
-def streamed_bytes(weights: DecoderWeights, *, tied: bool) -> int:
-    """Return what a decode step reads of the weights: all but the rows of other tokens."""
-    return weights.num_bytes - (0 if tied else weights.embedding.num_bytes)
-
-
 @dataclass(frozen=True)
 class RandomModel:
     """Weights on the device and what they are shaped by."""
@@ -95,13 +74,7 @@ def random_model(machine: Machine, values: dict[str, Any]) -> RandomModel:
     config = parse_config(shape_for(machine, values), "config")
     weights = random_weights(config, device=machine.device, dtype=machine.dtype)
 
-    def with_context(length: int, operations: Operations) -> Model:
-        rotations = rotation_table(config.rotary, config.head_dim, length, machine.device)
-        return Decoder(config, weights, rotations, operations)
-
-    return RandomModel(
-        config, weights, Network(config, machine.dtype, with_context, has_static_steps=True)
-    )
+    return RandomModel(config, weights, network_of(config, weights, machine.dtype))
 
 
 @contextmanager

@@ -11,7 +11,14 @@ pytest_plugins = ["interpreter", "tiny_checkpoints"]
 
 CHECK = "interpreted_check:findings"
 GENERATE = "interpreted_check:check_and_generate"
-EVERY = {"ATTENTION", "FLASHINFER", "OPERATIONS", "SAMPLING", "MATMUL"}
+EVERY = {
+    "ATTENTION",
+    "FLASHINFER",
+    "FLASHINFER_DECODE",
+    "OPERATIONS",
+    "SAMPLING",
+    "MATMUL",
+}
 PROMPTS = [
     [random.Random(seed).randrange(320) for _ in range(length)]
     for seed, length in enumerate([3, 18])
@@ -108,10 +115,13 @@ def test_products_with_quantised_weights(interpreter, checkpoint, breaks):
     assert error < 1e-4
 
 
-def test_a_library_that_errs_makes_way_for_our_kernel(interpreter, checkpoint):
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_library_that_errs_makes_way_for_our_kernels(interpreter, checkpoint, raises):
     findings, kernels, detail = interpreter(
-        "interpreted_check:check_with_a_library", str(checkpoint("llama")[0])
+        "interpreted_check:check_with_a_library", str(checkpoint("llama")[0]), raises=raises
     )
-    assert kernels == EVERY - {"FLASHINFER"}
-    assert "our own prefill kernel" in detail[0]
-    assert [passes for name, passes in findings if name == "prefill attention"] == [False, True]
+    assert kernels == EVERY - {"FLASHINFER", "FLASHINFER_DECODE"}
+    assert [("no kernel image" in line) for line in detail] == [raises, raises]
+    last = {name: passes for name, passes in findings}
+    assert last["prefill attention"]
+    assert last["decode attention, one split"]

@@ -1,13 +1,15 @@
 """The self-check in the interpreter's process, with kernels that are broken on purpose."""
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from interpreted_engine import generate
 
+from backend.__main__ import main
 from backend.executor.factory import make_runner
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
@@ -82,11 +84,14 @@ def check_and_generate(directory, prompts, new_tokens, sampling=None, *, breaks,
     return told, tokens
 
 
+def _by_kernel(weight, bias, _dtype):
+    return quantization.KernelLinear(weight, bias)
+
+
 def check_quantised(directory, *, breaks):
     """Check a model in int8; return what was told, and the greatest error of its products then."""
     with ExitStack() as stack:
-        make = patch("backend.models.weights.quantized_linear", quantization.KernelLinear)
-        stack.enter_context(make)
+        stack.enter_context(patch("backend.models.weights.quantized_linear", _by_kernel))
         if breaks:
             stack.enter_context(broken("matmul", "wrong"))
         (told, kernels), network = check(directory, quantization="int8")
@@ -99,17 +104,33 @@ def check_quantised(directory, *, breaks):
     return told, max(float(each.max()) for each in errors)
 
 
-class _Zeros:
-    """A library that attends to nothing."""
+def run_command(arguments, breaks=None):
+    """Run `refrain backend check`; return its exit code and what it printed."""
+    printed = StringIO()
+    spoiled = broken(breaks, "wrong") if breaks else nullcontext()
+    with spoiled, redirect_stdout(printed):
+        code = main(["check", *arguments])
+    return code, printed.getvalue()
+
+
+class _Library:
+    """A library whose attention is zeros, or which cannot run."""
+
+    def __init__(self, raises):
+        self._raises = raises
 
     def plan(self, rows, tensors):
-        pass
+        if self._raises:
+            raise RuntimeError("no kernel image")
 
-    def attend(self, queries, cache, window, output):
+    def attend_spans(self, queries, cache, window, output):
         output.zero_()
 
+    attend_singles = attend_spans
 
-def check_with_a_library(directory):
-    """Check where a library that computes zeros takes over prefill."""
-    with patch("backend.executor.attention.flashinfer.flashinfer_prefill", lambda *_: _Zeros()):
+
+def check_with_a_library(directory, *, raises):
+    """Check where a library that computes zeros takes over attention."""
+    place = "backend.executor.attention.flashinfer.load_flashinfer"
+    with patch(place, lambda *_: _Library(raises)):
         return check(directory)[0][0]
