@@ -122,6 +122,6 @@ def test_a_library_that_errs_makes_way_for_our_kernels(interpreter, checkpoint, 
     )
     assert kernels == EVERY - {"FLASHINFER", "FLASHINFER_DECODE"}
     assert [("no kernel image" in line) for line in detail] == [raises, raises]
-    last = {name: passes for name, passes in findings}
+    last = dict(findings)
     assert last["prefill attention"]
     assert last["decode attention, one split"]
