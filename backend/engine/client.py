@@ -43,15 +43,7 @@ _BLOCKS = 256
 _TURN_SECONDS = 0.002
 """After this long, other tasks of the event loop run before the rest is done."""
 
-_NO_STATS = EngineStats(
-    running=0,
-    waiting=0,
-    kv_blocks_used=0,
-    kv_blocks_total=0,
-    preemptions=0,
-    prompt_tokens=0,
-    generated_tokens=0,
-)
+_NO_STATS = EngineStats()
 
 
 class TextSource(Protocol):

@@ -12,10 +12,10 @@ with the first admission, prefill with the first token, decode with the last.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Self
 
 from backend.scheduler.sequence import Sequence, Step
 
@@ -33,43 +33,45 @@ _RANGES = (
     f"{BATCH_SIZES[-1] + 1}-",
 )
 
+_BOUNDS: dict[str, tuple[float, ...]] = {
+    "time_to_first_token_seconds": WAIT_SECONDS,
+    "inter_token_latency_seconds": TOKEN_SECONDS,
+    "time_per_output_token_seconds": TOKEN_SECONDS,
+    "queue_seconds": WAIT_SECONDS,
+    "prefill_seconds": WAIT_SECONDS,
+    "decode_seconds": REQUEST_SECONDS,
+    "sequence_prompt_tokens": TOKEN_COUNTS,
+    "sequence_generation_tokens": TOKEN_COUNTS,
+    "batch_size": BATCH_SIZES,
+    "step_tokens": TOKEN_COUNTS,
+}
+
 _STEPS_REMEMBERED = 4
 """A message that a client left is found after the step in flight and the one before."""
 
 Label = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Distribution:
     """Observations by bucket; ``counts`` has one for each upper bound and one for what is above."""
 
     bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
 
-    def __add__(self, other: Self) -> "Distribution":
-        """Return both together; they have the same bounds."""
-        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        return Distribution(self.bounds, counts, self.total + other.total)
-
-
-class Histogram:
-    """Counts by upper bound, as Prometheus has them but not summed up."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        """``bounds`` ascend."""
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
         """Record ``value``, which was met so many ``times``."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._total += value * times
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
-    def read(self) -> Distribution:
-        """Return what was recorded so far."""
-        return Distribution(self._bounds, tuple(self._counts), self._total)
+    def __add__(self, other: "Distribution") -> "Distribution":
+        """Return both together; they have the same bounds."""
+        counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        return Distribution(self.bounds, counts, self.total + other.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +81,13 @@ class Recording:
     distributions: Mapping[tuple[str, Label], Distribution] = field(default_factory=dict)
     counts: Mapping[tuple[str, Label], int] = field(default_factory=dict)
 
-    def __add__(self, other: Self) -> "Recording":
+    def __add__(self, other: "Recording") -> "Recording":
         """Return the figures of both, as if one engine had made them."""
         distributions = dict(self.distributions)
-        for name, distribution in other.distributions.items():
-            known = distributions.get(name)
-            distributions[name] = distribution if known is None else known + distribution
-        counts = dict(self.counts)
-        for name, count in other.counts.items():
-            counts[name] = counts.get(name, 0) + count
-        return Recording(distributions, counts)
+        for key, distribution in other.distributions.items():
+            known = distributions.get(key)
+            distributions[key] = distribution if known is None else known + distribution
+        return Recording(distributions, Counter(self.counts) + Counter(other.counts))
 
 
 @dataclass(slots=True, eq=False)
@@ -104,42 +103,36 @@ class Figures:
     """Recorded by one loop."""
 
     def __init__(self) -> None:
-        self._first_token = Histogram(WAIT_SECONDS)
-        self._next_token = Histogram(TOKEN_SECONDS)
-        self._per_token = Histogram(TOKEN_SECONDS)
-        self._queue = Histogram(WAIT_SECONDS)
-        self._prefill = Histogram(WAIT_SECONDS)
-        self._decode = Histogram(REQUEST_SECONDS)
-        self._prompt_tokens = Histogram(TOKEN_COUNTS)
-        self._generation_tokens = Histogram(TOKEN_COUNTS)
-        self._batch_size = Histogram(BATCH_SIZES)
-        self._step_tokens = Histogram(TOKEN_COUNTS)
-        self._steps: dict[Label, Histogram] = {}
-        self._finished: dict[Label, int] = {}
+        self._distributions: dict[tuple[str, Label], Distribution] = {
+            (name, ()): Distribution(bounds) for name, bounds in _BOUNDS.items()
+        }
+        self._finished: Counter[tuple[str, Label]] = Counter()
+
+    def _observe(self, name: str, value: float, times: int = 1) -> None:
+        self._distributions[name, ()].observe(value, times)
 
     def step(self, num_decoding: int, num_prefilling: int, num_tokens: int, seconds: float) -> None:
         """Record a step that computed ``num_tokens`` of so many sequences in ``seconds``."""
         batch_size = num_decoding + num_prefilling
         phase = PHASES[(num_prefilling == 0) + 2 * (num_prefilling > 0 and num_decoding > 0)]
-        label = (phase, _RANGES[bisect_left(BATCH_SIZES, batch_size)])
-        histogram = self._steps.get(label)
-        if histogram is None:
-            histogram = self._steps[label] = Histogram(STEP_SECONDS)
-        histogram.observe(seconds)
-        self._batch_size.observe(batch_size)
-        self._step_tokens.observe(num_tokens)
+        key = "step_seconds", (phase, _RANGES[bisect_left(BATCH_SIZES, batch_size)])
+        if key not in self._distributions:
+            self._distributions[key] = Distribution(STEP_SECONDS)
+        self._distributions[key].observe(seconds)
+        self._observe("batch_size", batch_size)
+        self._observe("step_tokens", num_tokens)
 
     def first_token(self, times: SequenceTimes, admitted: float | None, now: float) -> None:
         """Record a sequence's first token; ``admitted`` is when its wait for a step ended."""
         times.first_token = times.last_token = now
         admitted = times.arrived if admitted is None else admitted
-        self._first_token.observe(now - times.arrived)
-        self._queue.observe(admitted - times.arrived)
-        self._prefill.observe(now - admitted)
+        self._observe("time_to_first_token_seconds", now - times.arrived)
+        self._observe("queue_seconds", admitted - times.arrived)
+        self._observe("prefill_seconds", now - admitted)
 
     def next_tokens(self, count: int, seconds: float) -> None:
         """Record that so many sequences got their next token so long after the one before."""
-        self._next_token.observe(seconds, count)
+        self._observe("inter_token_latency_seconds", seconds, count)
 
     def finished(
         self, times: SequenceTimes, reason: str, num_prompt_tokens: int, num_tokens: int
@@ -148,37 +141,23 @@ class Figures:
 
         ``reason`` is one of a fixed vocabulary.
         """
-        self._finished[reason,] = self._finished.get((reason,), 0) + 1
-        self._prompt_tokens.observe(num_prompt_tokens)
-        self._generation_tokens.observe(num_tokens)
+        self._finished["sequences_finished", (reason,)] += 1
+        self._observe("sequence_prompt_tokens", num_prompt_tokens)
+        self._observe("sequence_generation_tokens", num_tokens)
         if times.first_token is None:
             return
         seconds = times.last_token - times.first_token
-        self._decode.observe(seconds)
+        self._observe("decode_seconds", seconds)
         if num_tokens > 1:
-            self._per_token.observe(seconds / (num_tokens - 1))
+            self._observe("time_per_output_token_seconds", seconds / (num_tokens - 1))
 
     def read(self) -> Recording:
         """Return all that was recorded so far."""
-        plain = {
-            "time_to_first_token_seconds": self._first_token,
-            "inter_token_latency_seconds": self._next_token,
-            "time_per_output_token_seconds": self._per_token,
-            "queue_seconds": self._queue,
-            "prefill_seconds": self._prefill,
-            "decode_seconds": self._decode,
-            "sequence_prompt_tokens": self._prompt_tokens,
-            "sequence_generation_tokens": self._generation_tokens,
-            "batch_size": self._batch_size,
-            "step_tokens": self._step_tokens,
+        distributions = {
+            key: replace(each, counts=list(each.counts))
+            for key, each in self._distributions.items()
         }
-        distributions: dict[tuple[str, Label], Distribution] = {
-            (name, ()): histogram.read() for name, histogram in plain.items()
-        }
-        for label, histogram in self._steps.items():
-            distributions["step_seconds", label] = histogram.read()
-        finished = {("sequences_finished", label): n for label, n in self._finished.items()}
-        return Recording(distributions, finished)
+        return Recording(distributions, dict(self._finished))
 
 
 class Recorder:
@@ -285,13 +264,13 @@ class EngineStats:
     cache.
     """
 
-    running: int
-    waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    preemptions: int
-    prompt_tokens: int
-    generated_tokens: int
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
     tokens_after_disconnect: int = 0
@@ -304,19 +283,14 @@ class EngineStats:
 
     def following(self, before: "EngineStats") -> "EngineStats":
         """Return these figures of an engine that took the place of one that ended ``before``."""
-        return replace(
-            self,
-            preemptions=before.preemptions + self.preemptions,
-            prompt_tokens=before.prompt_tokens + self.prompt_tokens,
-            generated_tokens=before.generated_tokens + self.generated_tokens,
-            prefix_queries=before.prefix_queries + self.prefix_queries,
-            prefix_hits=before.prefix_hits + self.prefix_hits,
-            tokens_after_disconnect=before.tokens_after_disconnect + self.tokens_after_disconnect,
-            draft_tokens=before.draft_tokens + self.draft_tokens,
-            accepted_draft_tokens=before.accepted_draft_tokens + self.accepted_draft_tokens,
-            restarts=before.restarts + self.restarts,
-            recording=before.recording + self.recording,
-        )
+        sums = {name: getattr(before, name) + getattr(self, name) for name in _SUMMED}
+        return replace(self, **sums)
+
+
+_SUMMED = (
+    *("preemptions", "prompt_tokens", "generated_tokens", "prefix_queries", "prefix_hits"),
+    *("tokens_after_disconnect", "draft_tokens", "accepted_draft_tokens", "restarts", "recording"),
+)
 
 
 @dataclass(frozen=True, slots=True)

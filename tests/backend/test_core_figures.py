@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backend.scheduler.sequence import ScheduledSequence, Sequence
 from backend.scheduler.stats import (
+    Distribution,
     EngineStats,
     Figures,
-    Histogram,
     MemoryUse,
     Recorder,
     Recording,
@@ -42,14 +42,13 @@ def recorded(figures):
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 5))))
 def test_a_value_is_in_the_first_bucket_whose_bound_it_does_not_exceed(observed):
-    histogram = Histogram((0.5, 1.0, 50.0))
+    read = Distribution((0.5, 1.0, 50.0))
     for value, times in observed:
-        histogram.observe(value, times)
-    read = histogram.read()
+        read.observe(value, times)
     expected = [0, 0, 0, 0]
     for value, times in observed:
         expected[(value > 0.5) + (value > 1.0) + (value > 50.0)] += times
-    assert list(read.counts) == expected
+    assert read.counts == expected
     assert math.isclose(read.total, sum(value * times for value, times in observed), abs_tol=1e-9)
 
 
@@ -276,9 +275,9 @@ def test_labels_are_bounded_whatever_happens():
 
 
 def test_a_figure_that_the_page_does_not_know_is_shown_by_its_name():
-    observed = Histogram((1.0,))
+    observed = Distribution((1.0,))
     observed.observe(0.5)
-    recording = Recording({("new_seconds", ("a",)): observed.read()}, {("new_events", ()): 3})
+    recording = Recording({("new_seconds", ("a",)): observed}, {("new_events", ()): 3})
     found = samples(replace(STATS, recording=recording))
     assert found["new_seconds_count",] == 1
     assert found["new_events_total",] == 3
