@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import os
+import select
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -35,6 +38,23 @@ async def in_background(work: Callable[[], T]) -> T:
 def is_left_behind() -> bool:
     """Whether such a thread still works."""
     return any(thread.name == _NAME for thread in threading.enumerate())
+
+
+def end_with_parent(descriptor: int) -> None:
+    """Make this process end as soon as the other end of a socket pair is closed.
+
+    Signals meant for a terminal's or a service's whole group are the parent's to act on.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+    def watch() -> None:
+        poller = select.poll()
+        poller.register(descriptor, 0)  # poll reports a closed other end always
+        poller.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def configure_logging() -> None:

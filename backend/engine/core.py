@@ -5,7 +5,7 @@ Sequences end in ``_end`` alone, which frees what they hold.
 """
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from time import monotonic
 
@@ -27,7 +27,7 @@ from backend.ports import QueueFullError as QueueIsFullError
 from backend.scheduler.block_pool import BlockPool
 from backend.scheduler.budget import OomBackoff, TokenBudget, budget_policy
 from backend.scheduler.cache_events import EventBatch, EventLog
-from backend.scheduler.prefix_cache import PrefixCache, PrefixCacheStats
+from backend.scheduler.prefix_cache import PrefixCache
 from backend.scheduler.prompt_lookup import Drafter
 from backend.scheduler.request import (
     FinishReason,
@@ -36,7 +36,7 @@ from backend.scheduler.request import (
     choice_seed,
 )
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
-from backend.scheduler.sequence import Sequence, Step
+from backend.scheduler.sequence import Sequence
 from backend.scheduler.stats import EngineStats, Recorder
 from backend.scheduler.stopping import finish_reason
 
@@ -110,8 +110,6 @@ class EngineCore:
         self.limits = limits
         self._fingerprint = fingerprint
         self._cache_log = EventLog(_CACHE_EVENTS) if cache_events else None
-        self.num_restarts = 0
-        """Times that the loop had to start over."""
         self._memory = MemoryMeter(runner.device)
         self.runner = runner
         self._eos_token_ids = eos_token_ids
@@ -120,9 +118,8 @@ class EngineCore:
         self._continuations: dict[Sequence, _Continuation] = {}
         self._items: list[tuple[int, Item]] = []
         self._recorder = Recorder()
-        self._past_preemptions = 0
-        self._past_prefix = PrefixCacheStats(0, 0)
-        self._past_drafts = (0, 0)
+        self._past = EngineStats()
+        """Of what there was before the last ``start_over``."""
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._stepper = self._new_stepper()
@@ -166,23 +163,14 @@ class EngineCore:
 
     def _queue(self, message: Submit, grammar: PendingGrammar | None) -> None:
         request = message.request
-        # Who looks for stop strings sees every token; otherwise a plain reply needs the last only.
-        job = _Job(message.number, request.stream or bool(request.sampling.stop))
         try:
             sequences = self._sequences(message, grammar)
             self.scheduler.add_all(sequences, monotonic(), among=request.among)
-        except GrammarError as error:
-            self._put(job, GrammarRejectedError(str(error)))
+        except (GrammarError, NeverFitsError, OverloadedError, QueueFullError) as error:
+            self._items.append((message.number, _refusal(error)))
             return
-        except OverloadedError as error:
-            self._put(job, error)
-            return
-        except NeverFitsError as error:
-            self._put(job, RequestRejectedError(str(error)))
-            return
-        except QueueFullError as error:
-            self._put(job, QueueIsFullError(str(error), error.retry_after))
-            return
+        # Who looks for stop strings sees every token; otherwise a plain reply needs the last only.
+        job = _Job(message.number, request.stream or bool(request.sampling.stop))
         for index, sequence in enumerate(sequences):
             job.open_sequences[index] = sequence
             self._continuations[sequence] = _Continuation(job, index)
@@ -208,33 +196,30 @@ class EngineCore:
         """Advance what can be advanced. Raises DeviceLostError; after others, ``start_over``."""
         for sequence in self.scheduler.expire(monotonic()):
             self._expire(sequence)
-        self._stepper.turn()
+        turn = self._stepper.turn()
+        for sequence in turn.failed:
+            if (continuation := self._continuations.get(sequence)) is not None:
+                self._fail(continuation.job, "the engine failed while it computed this request")
+        if turn.step:
+            self._recorder.completed(turn.step, turn.began, turn.ended)
+        for sequence, sampled in turn.sampled:
+            # Another sequence of its request, or its client, may have ended it meanwhile.
+            if (continuation := self._continuations.get(sequence)) is not None:
+                self._advance(sequence, continuation, sampled)
 
-    def completed(self, step: Step, began: float, now: float) -> None:
-        """Record what a completed step took."""
-        self._recorder.completed(step, began, now)
-
-    def advanced(self, sequence: Sequence, sampled: Sampled | None) -> None:
-        """Report the chosen tokens of a sequence; None: its logits were not finite."""
-        continuation = self._continuations.get(sequence)
-        if continuation is None:
-            return  # it ended while the step was on its way
+    def _advance(
+        self, sequence: Sequence, continuation: _Continuation, sampled: Sampled | None
+    ) -> None:
         if sampled is None:
             self._fail(continuation.job, "the model's output is not finite for this request")
-            return
-        if sequence.matcher is not None and (failure := sequence.matcher.failure) is not None:
+        elif sequence.matcher is not None and sequence.matcher.failure is not None:
             # Its KV is as good as any, and may stay in the prefix cache; only its last token is
             # not.
+            failure = sequence.matcher.failure
             self._fail(continuation.job, f"constrained decoding cannot go on: {failure}")
-            return
-        self._generated_tokens += sequence.num_new_tokens
-        self._tell(sequence, continuation, sampled)
-
-    def failed(self, sequences: tuple[Sequence, ...], reason: str) -> None:
-        """Fail the requests of sequences whose step failed."""
-        for sequence in sequences:
-            if (continuation := self._continuations.get(sequence)) is not None:
-                self._fail(continuation.job, reason)
+        else:
+            self._generated_tokens += sequence.num_new_tokens
+            self._tell(sequence, continuation, sampled)
 
     def start_over(self, reason: str) -> None:
         """Fail every request and begin with an empty scheduler."""
@@ -244,9 +229,9 @@ class EngineCore:
             self._put(job, EngineError(reason))
         self._stepper.abandon()
         self._recorder.all_ended("error")
-        self._past_preemptions += self.scheduler.num_preemptions
-        self._past_prefix = self._prefix_stats()
-        self._past_drafts = self._draft_stats()
+        self._past = replace(self.stats(), restarts=self._past.restarts + 1)
+        self._recorder = Recorder()
+        self._prompt_tokens = self._generated_tokens = 0
         if self._cache_log is not None:
             self._cache_log.start_over()
         self._stepper = self._new_stepper()
@@ -262,38 +247,24 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the figures as of now."""
-        prefix = self._prefix_stats()
-        draft_tokens, accepted_draft_tokens = self._draft_stats()
+        scheduler = self.scheduler
         return EngineStats(
-            running=self.scheduler.num_running,
-            waiting=self.scheduler.num_waiting,
-            kv_blocks_used=self.scheduler.pool.num_used,
-            kv_blocks_total=self.scheduler.pool.num_blocks,
-            preemptions=self._past_preemptions + self.scheduler.num_preemptions,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_blocks_used=scheduler.pool.num_used,
+            kv_blocks_total=scheduler.pool.num_blocks,
+            preemptions=scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            prefix_queries=prefix.queries,
-            prefix_hits=prefix.hits,
+            prefix_queries=scheduler.cache.stats.queries,
+            prefix_hits=scheduler.cache.stats.hits,
             tokens_after_disconnect=self._recorder.num_tokens_after_disconnect,
-            draft_tokens=draft_tokens,
-            accepted_draft_tokens=accepted_draft_tokens,
-            restarts=self.num_restarts,
+            draft_tokens=scheduler.num_draft_tokens,
+            accepted_draft_tokens=scheduler.num_accepted_draft_tokens,
             recording=self._recorder.read(),
-            tenants=tuple(self.scheduler.cache.blocks_by_tenant().items()),
+            tenants=tuple(scheduler.cache.blocks_by_tenant().items()),
             memory=self._memory.read(monotonic()),
-        )
-
-    def _prefix_stats(self) -> PrefixCacheStats:
-        past, now = self._past_prefix, self.scheduler.cache.stats
-        return PrefixCacheStats(past.queries + now.queries, past.hits + now.hits)
-
-    def _draft_stats(self) -> tuple[int, int]:
-        drafted, accepted = self._past_drafts
-        scheduler = self.scheduler
-        return (
-            drafted + scheduler.num_draft_tokens,
-            accepted + scheduler.num_accepted_draft_tokens,
-        )
+        ).following(self._past)
 
     def _new_stepper(self) -> Stepper:
         limits = self.limits
@@ -311,7 +282,7 @@ class EngineCore:
             drafter=Drafter() if limits.speculation else None,
             max_waiting=limits.max_waiting,
         )
-        return Stepper(self.runner, scheduler, cap, self, overlap=limits.overlap)
+        return Stepper(self.runner, scheduler, cap, overlap=limits.overlap)
 
     def _sequences(self, message: Submit, grammar: PendingGrammar | None) -> list[Sequence]:
         request, arrived = message.request, message.arrived
@@ -394,3 +365,16 @@ class EngineCore:
         if not job.open_sequences:
             self._jobs.pop(job.number, None)
         self.scheduler.finish(sequence)
+
+
+def _refusal(error: Exception) -> Exception:
+    """Return ``error``, which kept a request out, as its client is told."""
+    match error:
+        case GrammarError():
+            return GrammarRejectedError(str(error))
+        case NeverFitsError():
+            return RequestRejectedError(str(error))
+        case QueueFullError():
+            return QueueIsFullError(str(error), error.retry_after)
+        case _:
+            return error

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from backend.engine.loading import device_of
-from backend.engine.step_faults import Fault, fault_of
+from backend.engine.stepper import Fault, fault_of
 from backend.models.config import ModelLoadError
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.settings import EngineOptions

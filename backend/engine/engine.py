@@ -1,4 +1,4 @@
-"""An engine in a thread of this process: for embedded use, benchmarks and tests.
+"""The engine's loop, and an engine in a thread: for embedded use, benchmarks and tests.
 
 ``refrain backend`` has its engine in a process of its own (``worker``); loop and client are
 the same. A step that hangs is not found here: a thread cannot be ended.
@@ -7,18 +7,131 @@ the same. A step that hangs is not found here: a thread cannot be ended.
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
+from typing import Protocol, assert_never
 
 import torch
 
 from backend.engine.client import EngineClient, TextSource
 from backend.engine.core import EngineCore
-from backend.engine.messages import EngineDescription, Report, Stop, ToEngine
-from backend.engine.worker import EngineLoop
+from backend.engine.messages import Abort, EngineDescription, Ping, Report, Stop, Submit, ToEngine
+from backend.engine.stepper import DeviceLostError
 
 logger = logging.getLogger(__name__)
 
-_STATS_SECONDS = 0.02
+STATS_SECONDS = 0.1
+"""Figures are as old as this while the engine works, and fresh when it has nothing to do."""
+THREAD_STATS_SECONDS = 0.02
+
+_MAX_RESTARTS_IN_A_ROW = 3
+_CHECK_SECONDS = 10.0
+_CHECK_PAUSE = 1_000
+"""Times as long as a check of a large pool took, before the next."""
+
+
+class Endpoint(Protocol):
+    """The loop's end of the way to its client; a socket's is in ``wire``."""
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """Return what came; ``wait`` for it when nothing has."""
+        ...
+
+    def send(self, report: Report) -> None:
+        """Send without waiting for the reader."""
+        ...
+
+    def wake(self) -> None:
+        """Let ``receive`` return, from any thread, though nothing came."""
+        ...
+
+
+class EngineLoop:
+    """Owns ``core`` from ``run`` on."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        endpoint: Endpoint,
+        *,
+        stats_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Figures are reported when all work is done, and else every ``stats_seconds``."""
+        self._core = core
+        self._core.grammars.wake = endpoint.wake
+        self._endpoint = endpoint
+        self._stats_seconds = stats_seconds
+        self._clock = clock
+        self._stats_at = -float("inf")
+        self._next_check = -float("inf")
+        self._failures = 0
+
+    def run(self) -> None:
+        """Run until a Stop arrives. Raises the error that makes it impossible to go on."""
+        while self._take_in():
+            worked = self._core.has_work
+            if worked:
+                self._step()
+            self._report(idle=not self._core.has_work)
+            if worked and not self._core.has_work:
+                self._check()
+
+    def _take_in(self) -> bool:
+        """Take all messages. False: stop."""
+        for message in self._endpoint.receive(wait=not self._core.has_work):
+            match message:
+                case Submit():
+                    self._core.submit(message)
+                case Abort():
+                    self._core.abort(message)
+                case Ping():
+                    self._stats_at = -float("inf")
+                case Stop():
+                    return False
+                case _:
+                    assert_never(message)
+        self._core.admit_compiled()
+        return True
+
+    def _step(self) -> None:
+        try:
+            self._core.step()
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001  # raised again when it comes again
+            self._start_over("scheduling failed", error)
+        else:
+            self._failures = 0
+
+    def _check(self) -> None:
+        # Nothing runs, so it delays only a request that arrives at this moment.
+        began = self._clock()
+        if began < self._next_check:
+            return
+        try:
+            self._core.scheduler.check_integrity()
+        except Exception as error:  # noqa: BLE001  # raised again when it comes again
+            self._start_over("the block pool is damaged", error)
+        now = self._clock()
+        self._next_check = now + max(_CHECK_SECONDS, _CHECK_PAUSE * (now - began))
+
+    def _start_over(self, what: str, error: Exception) -> None:
+        # Not the model but our own bookkeeping: none of its state can be trusted.
+        self._failures += 1
+        if self._failures > _MAX_RESTARTS_IN_A_ROW:
+            raise error
+        logger.error("%s; the engine starts over", what, exc_info=error)
+        self._core.start_over("the engine failed and started over")
+
+    def _report(self, *, idle: bool) -> None:
+        report = Report(self._core.take_items(), cache_events=self._core.take_cache_events())
+        now = self._clock()
+        if idle or now - self._stats_at >= self._stats_seconds:
+            report.stats = self._core.stats()
+            self._stats_at = now
+        if report:
+            self._endpoint.send(report)
 
 
 class Engine(EngineClient):
@@ -75,7 +188,7 @@ class Engine(EngineClient):
             self._core.warm_up()
             self._warm = True
             endpoint = _QueueEndpoint(self._inbox, self.receive)
-            EngineLoop(self._core, endpoint, stats_seconds=_STATS_SECONDS).run()
+            EngineLoop(self._core, endpoint, stats_seconds=THREAD_STATS_SECONDS).run()
         except Exception:
             reason = "the engine stopped after an internal error"
             logger.exception("the engine loop ended")
@@ -83,7 +196,6 @@ class Engine(EngineClient):
             self._core.grammars.close()
             self.close(reason)
             self._core.start_over(reason)  # it frees what the requests held
-            self.receive(Report(stats=self._core.stats()))
 
 
 class _QueueEndpoint:

@@ -140,9 +140,7 @@ def load_model(
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
     made_of = f"{network.dtype} {kv_dtype} {options.quantization}"
     fingerprint = model_fingerprint(directory, made_of)
-    description = EngineDescription(
-        str(directory), sizing.max_model_len, shape.vocab_size, fingerprint, detail
-    )
+    description = EngineDescription(sizing.max_model_len, shape.vocab_size, fingerprint, detail)
     core = EngineCore(
         runner,
         tokenizer.eos_token_ids,

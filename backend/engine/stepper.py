@@ -8,13 +8,12 @@ device is raised. A step that finds no memory is taken back and comes again smal
 import contextlib
 import gc
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from time import monotonic
-from typing import Protocol
 
 import torch
 
-from backend.engine.step_faults import DeviceLostError, Fault, fault_of
 from backend.executor.model_runner import InFlight, ModelRunner
 from backend.executor.sampled import Sampled
 from backend.executor.sampler.sampler import GrammarMask
@@ -27,20 +26,57 @@ from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
 logger = logging.getLogger(__name__)
 
 
-class StepListener(Protocol):
-    """Hears what came of steps; may finish sequences, of this step or others, while it does."""
+# torch has a type of its own for memory that its allocator does not get, and for nothing else: not
+# for that of the host, of a graph, of a kernel's code, of cuBLAS.
+_NO_MEMORY = (
+    "allocate memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+# Triton has an error text of its own for what torch calls a CUDA error.
+_STICKY = ("CUDA error", "Triton Error [CUDA]")
 
-    def completed(self, step: Step, began: float, now: float) -> None:
-        """Take note that the device computed ``step`` from ``began`` on."""
-        ...
 
-    def advanced(self, sequence: Sequence, sampled: Sampled | None) -> None:
-        """Take the next tokens of ``sequence``; None: the model's output was not finite."""
-        ...
+class DeviceLostError(Exception):
+    """The device's state is gone: nothing more can be computed by this process."""
 
-    def failed(self, sequences: tuple[Sequence, ...], reason: str) -> None:
-        """Take note that ``sequences`` were ended."""
-        ...
+
+class Fault(Enum):
+    """Who is hit by a failed step."""
+
+    STEP = auto()
+    MEMORY = auto()
+    DEVICE = auto()
+
+
+def fault_of(error: Exception) -> Fault:
+    """Tell by the exception that launching or collecting a step raised."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return Fault.MEMORY
+    if isinstance(error, RuntimeError):
+        text = str(error)
+        if any(each in text for each in _NO_MEMORY):
+            return Fault.MEMORY
+        # An error of a kernel is sticky: every later call fails as well.
+        if isinstance(error, torch.AcceleratorError) or any(each in text for each in _STICKY):
+            return Fault.DEVICE
+    return Fault.STEP
+
+
+@dataclass(slots=True)
+class Turn:
+    """What came of a turn: the collected step, and the sequences of steps that failed.
+
+    The device began with ``step`` at ``began``. ``sampled`` has the next tokens of each sequence
+    that samples, None where the model's output was not finite.
+    """
+
+    failed: tuple[Sequence, ...] = ()
+    step: Step = ()
+    began: float = 0.0
+    ended: float = 0.0
+    sampled: list[tuple[Sequence, Sampled | None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +90,17 @@ class Stepper:
     """Belongs to the engine's loop."""
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        scheduler: Scheduler,
-        cap: OomBackoff,
-        listener: StepListener,
-        *,
-        overlap: bool,
+        self, runner: ModelRunner, scheduler: Scheduler, cap: OomBackoff, *, overlap: bool
     ) -> None:
         """``cap`` is before the scheduler's budget policy."""
         self.scheduler = scheduler
         self._runner = runner
         self._cap = cap
-        self._listener = listener
         self._overlap = overlap
         self._launched: _Launched | None = None
         self._collected_at = 0.0
 
-    def turn(self) -> None:
+    def turn(self) -> Turn:
         """Schedule and launch a step, and collect one.
 
         Raises DeviceLostError; after any exception ``abandon`` is due.
@@ -80,15 +109,17 @@ class Stepper:
         step = self.scheduler.schedule(began)
         if spoilt := self.scheduler.pool.take_to_erase():
             self._runner.discard(spoilt)
-        before, self._launched = self._launched, None
+        turn = Turn()
+        due, self._launched = self._launched, None
         if step:
-            self._launched = self._launch(step, began)
-        elif before is None and self.scheduler.has_work:
+            self._launched = self._launch(step, began, turn)
+        elif due is None and self.scheduler.has_work:
             raise RuntimeError("there is work, and none of it can be scheduled")
-        if before is not None:
-            self._collect(before)
         if not self._overlap:
-            self._collect_last()
+            due, self._launched = self._launched, None
+        if due is not None:
+            self._collect(due, turn)
+        return turn
 
     def abandon(self) -> None:
         """Wait for what the device still computes; its results are nobody's."""
@@ -102,46 +133,32 @@ class Stepper:
         if spoilt:
             self._runner.discard(spoilt)
 
-    def _launch(self, step: Step, began: float) -> _Launched | None:
+    def _launch(self, step: Step, began: float, turn: Turn) -> _Launched | None:
         try:
             computing = self._runner.launch(batch_of(step))
             note_launched(step)
             # Masks are made on the host while the device is at work.
             mask = grammar_mask(step, self._runner.vocab_size)
             return _Launched(step, self._runner.sample(computing, mask), began)
-        except Exception as error:
-            fault = fault_of(error)
-            if fault is Fault.DEVICE:
-                raise DeviceLostError(str(error)) from error
-            if fault is Fault.MEMORY and self._take_back(step):
-                return None
-            logger.exception("a step of %d sequences failed", len(step))
-            self._fail(step)
+        except Exception as error:  # noqa: BLE001  # logged, or raised again
+            if fault_of(error) is not Fault.MEMORY or not self._take_back(step):
+                self._fail(step, turn, error)
             return None
 
-    def _collect_last(self) -> None:
-        launched, self._launched = self._launched, None
-        if launched is not None:
-            self._collect(launched)
-
-    def _collect(self, launched: _Launched) -> None:
+    def _collect(self, launched: _Launched, turn: Turn) -> None:
         step = launched.step
         try:
             sampled = self._runner.collect(launched.in_flight)
-        except Exception as error:
-            if fault_of(error) is Fault.DEVICE:
-                raise DeviceLostError(str(error)) from error
-            logger.exception("a step of %d sequences failed", len(step))
-            self._fail(step)
+        except Exception as error:  # noqa: BLE001  # logged, or raised again
+            self._fail(step, turn, error)
             return
-        now = monotonic()
-        self.scheduler.complete(
-            step, [None if each is None else each.tokens for each in sampled], now
-        )
-        self._listener.completed(step, max(launched.at, self._collected_at), now)
-        self._collected_at = now
-        for scheduled, tokens in zip(_sampling(step), sampled, strict=True):
-            self._listener.advanced(scheduled.sequence, tokens)
+        turn.step, turn.ended = step, monotonic()
+        turn.began = max(launched.at, self._collected_at)
+        self._collected_at = turn.ended
+        tokens = [None if each is None else each.tokens for each in sampled]
+        self.scheduler.complete(step, tokens, turn.ended)
+        sequences = [scheduled.sequence for scheduled in _sampling(step)]
+        turn.sampled = list(zip(sequences, sampled, strict=True))
 
     def _take_back(self, step: Step) -> bool:
         num_tokens = sum(scheduled.num_tokens for scheduled in step)
@@ -153,9 +170,11 @@ class Stepper:
         torch.cuda.empty_cache()  # does nothing without a device
         return True
 
-    def _fail(self, step: Step) -> None:
-        ended = self.scheduler.fail(step)
-        self._listener.failed(ended, "the engine failed while it computed this request")
+    def _fail(self, step: Step, turn: Turn, error: Exception) -> None:
+        if fault_of(error) is Fault.DEVICE:
+            raise DeviceLostError(str(error)) from error
+        logger.error("a step of %d sequences failed", len(step), exc_info=error)
+        turn.failed += self.scheduler.fail(step)
 
 
 def _sampling(step: Step) -> list[ScheduledSequence]:

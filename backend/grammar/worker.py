@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, assert_never
 
 from backend.grammar.matcher import GrammarError, GrammarMatcher, allocate_bitmask
+from backend.process import end_with_parent
 from backend.scheduler.request import Grammar, GrammarKind
 
 if TYPE_CHECKING:
@@ -208,13 +208,11 @@ def _exchange(
 
 def main(descriptor: int) -> None:
     """Serve the socket ``descriptor`` until its other end is closed."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    end_with_parent(descriptor)
     with contextlib.suppress(OSError):
         os.nice(10)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123  # no file
         score.write("1000")  # the worker should be killed before the engine is
-    threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError):
         connection: Connection[Any, Any] = Connection(descriptor)
         library = GrammarLibrary(*connection.recv())
@@ -224,13 +222,6 @@ def main(descriptor: int) -> None:
         connection.send("ready")
         while True:
             connection.send(_answer(library, connection.recv()))
-
-
-def _end_with_parent(descriptor: int) -> None:
-    poller = select.poll()
-    poller.register(descriptor, 0)  # a closed other end is reported without being asked for
-    poller.poll()
-    os._exit(1)
 
 
 def _limit() -> None:

@@ -42,7 +42,7 @@ async def test_a_request_that_cannot_be_sent_leaves_nothing_behind():
         raise OverloadedError("no more", 1.0)
 
     client = EngineClient(refuse)
-    client.open(EngineDescription("nowhere", 100, 50), Letters())
+    client.open(EngineDescription(100, 50), Letters())
     with pytest.raises(OverloadedError):
         await anext(client.generate(request()))
     assert not client.has_requests

@@ -138,7 +138,7 @@ def opened(*, fingerprint=b"model"):
     sent = []
     engine = client.EngineClient(sent.append)
     text = SimpleNamespace(detokenizer=Letters)
-    engine.open(EngineDescription("nowhere", 1_000_000, 50, fingerprint), text)
+    engine.open(EngineDescription(1_000_000, 50, fingerprint), text)
     return engine, sent
 
 
@@ -187,7 +187,7 @@ async def test_hashes_for_one_engine_are_not_sent_to_the_next(monkeypatch):
     task = await first_turn(engine, asked(100_000))
     await asyncio.sleep(0)
     engine.close("the engine died")
-    replaced = EngineDescription("nowhere", 1_000_000, 50, b"another model", ("slower",))
+    replaced = EngineDescription(1_000_000, 50, b"another model", ("slower",))
     engine.open(replaced, engine._last.text)
     assert engine.detail == ("slower",)
     assert (await sent_first(sent)).block_hashes == ()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend.engine.step_faults import Fault, fault_of
+from backend.engine.stepper import Fault, fault_of
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class ScriptedProcess:
     def __init__(self):
         self.died = asyncio.Event()
         self.closed = None
-        self.description = EngineDescription("directory", max_model_len=16, vocab_size=8)
+        self.description = EngineDescription(max_model_len=16, vocab_size=8)
 
     def send(self, message):
         pass

@@ -262,7 +262,7 @@ async def test_loading_may_take_any_time_while_it_tells_of_progress(turns):
         await turns.judged()
         link.data_received(frame(Loading(f"{layer} of 10 layers")))
         await turns.go()
-    link.data_received(frame(Loaded(EngineDescription("nowhere", 100, 50))))
+    link.data_received(frame(Loaded(EngineDescription(100, 50))))
     await asyncio.wait_for(loading, LIMIT)
     assert (len(told), link.description.max_model_len) == (10, 100)
 
@@ -309,7 +309,7 @@ async def test_the_real_engine_answers_when_idle_and_is_replaced_when_it_stands_
 async def test_a_ping_is_answered_in_the_turn_in_which_it_comes_whatever_runs(
     chat_model, monkeypatch
 ):
-    monkeypatch.setattr(engine, "_STATS_SECONDS", 1e9)
+    monkeypatch.setattr(engine, "THREAD_STATS_SECONDS", 1e9)
     running, _ = load_engine(str(chat_model), device="cpu", threads=1)
     answers = threading.Semaphore(0)
 

@@ -74,7 +74,7 @@ def main():
         os.kill(os.getpid(), signal.SIGKILL)
     if model == "freeze":
         sleep()
-    endpoint.send_now(Loaded(EngineDescription("nowhere", 100, 50)))
+    endpoint.send_now(Loaded(EngineDescription(100, 50)))
     try:
         serve(endpoint)
     except PeerGoneError:
