@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -193,17 +194,7 @@ def _check_model(
             {"sequences": sequences, "tokens": context, "seconds": took, "share_of_bound": share}
         )
     print()
-    findings = [
-        {
-            "kernel": each.kernel,
-            "shape": each.shape,
-            "difference": each.difference,
-            "allowed": each.allowed,
-            "error": each.error,
-            "passed": each.passes,
-        }
-        for each in proved.findings
-    ]
+    findings = [asdict(each) | {"passed": each.passes} for each in proved.findings]
     return {"model": name, "passed": not proved.detail, "kernels": findings, "decode": decodes}
 
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from aiohttp import ClientSession
 
-from backend.__main__ import main
+from backend.__main__ import main, parse
 from backend.settings import Settings, seconds, size
 
 pytest_plugins = ["running_backend"]
@@ -214,6 +214,11 @@ def test_sizes_and_times_take_units(read, text, value):
 def test_bad_usage(capsys, arguments, said):
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_self_check_is_on_unless_it_is_told_off():
+    assert parse(["--model", "m"]).self_check
+    assert not parse(["--model", "m", "--no-self-check"]).self_check
 
 
 def test_help_has_examples(capsys):
