@@ -172,7 +172,7 @@ class EngineOptions:
     self_check: bool = _flag(
         True,
         "on CUDA, compare each kernel with a reference at start, and compute in PyTorch what "
-        "differs (about 2 s; default: on)",
+        "differs (default: on)",
     )
     threads: int | None = _flag(
         None, "CPU threads (default: torch's choice)", read=positive, metavar="N"

@@ -363,7 +363,9 @@ class _Step:
             self.by_library = attention.by_library
         InputBatchBuilder(limits, attention, self._check.device).build(self._batch())
         self.output = attention.forward(self._layer, self._qkv, self._rotations)
-        return max(_difference(self._queries, qkv[:, :heads]), _difference(self._kv.blocks, blocks))
+        queries = _difference(self._queries, qkv[:, :heads])
+        # Unlike Python's own, this maximum keeps NaN.
+        return float(torch.tensor([queries, _difference(self._kv.blocks, blocks)]).max())
 
     def attend(self) -> float:
         """Return the difference of the layer's result, given its queries and cache."""

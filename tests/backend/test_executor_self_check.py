@@ -75,6 +75,7 @@ def test_fp8_that_is_rounded_wrong_gives_way_to_kv_in_the_type_of_activations(
         (("prefill", "nan"), "ATTENTION", "prefill attention"),
         (("decode", "raises"), "ATTENTION", "RuntimeError: no such instruction"),
         (("write", "wrong"), "ATTENTION", "norm, rotation, KV write"),
+        (("write", "nan"), "ATTENTION", "norm, rotation, KV write"),
         (("silu_mul", "wrong"), "OPERATIONS", "element-wise operations: PyTorch's operations"),
         (("rms_norm", "raises"), "OPERATIONS", "no such instruction"),
         (("sampling", "wrong"), "SAMPLING", "sampling: PyTorch's sampling"),
