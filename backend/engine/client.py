@@ -9,32 +9,21 @@ import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from time import monotonic
-from typing import Protocol
+from typing import TypeVar
 
-from backend.engine.messages import (
-    Abort,
-    AbortCause,
-    EngineDescription,
-    Item,
-    Report,
-    Submit,
-    ToEngine,
-)
-from backend.ports import (
-    EngineError,
-    OverloadedError,
-    RequestRejectedError,
-    UnavailableError,
-)
+from backend.engine.messages import Abort, EngineDescription, Item, Report, Submit, ToEngine
+from backend.ports import EngineError, OverloadedError, RequestRejectedError, UnavailableError
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.cache_events import NOTHING_CACHED, EventBatch
 from backend.scheduler.prefix_cache import extend_block_hashes, root_hash
-from backend.scheduler.request import GenerationRequest, TextDelta, TokenDelta
+from backend.scheduler.request import FinishReason, GenerationRequest, TextDelta, TokenDelta
 from backend.scheduler.stats import EngineStats
-from backend.scheduler.stopping import Choice, IncrementalDetokenizer
+from backend.scheduler.stopping import Choice
+from backend.tokenizer.tokenizer import Tokenizer
 
 _TOKENS = 32
 """Of a long answer that become text at a time."""
@@ -45,13 +34,7 @@ _TURN_SECONDS = 0.002
 
 _NO_STATS = EngineStats()
 
-
-class TextSource(Protocol):
-    """What a client needs of a tokenizer."""
-
-    def detokenizer(self) -> IncrementalDetokenizer:
-        """Return fresh state for one choice."""
-        ...
+T = TypeVar("T")
 
 
 class Stream:
@@ -82,8 +65,6 @@ class Stream:
         self._items = [item for item in items if isinstance(item, Exception)]
         if not ended:
             self._arrival.clear()
-        if len(items) == 1:
-            return [items[0]]
         return _merge(item for item in items if isinstance(item, TokenDelta))
 
 
@@ -96,25 +77,18 @@ def deliver(items: Iterable[tuple[Stream, Item]]) -> list[Stream]:
     for stream, item in items:
         of_loop[stream.loop].append((stream, item))
     deserted: list[Stream] = []
-    here = _running_loop()
+    try:
+        here = asyncio.get_running_loop()
+    except RuntimeError:
+        here = None
     for loop, batch in of_loop.items():
-        if loop is here:
-            _put(batch)
-            continue
         try:
-            loop.call_soon_threadsafe(_put, batch)
+            _put(batch) if loop is here else loop.call_soon_threadsafe(_put, batch)
         except RuntimeError:
             if not loop.is_closed():
                 raise
             deserted += [stream for stream, _ in batch]
     return deserted
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _put(items: list[tuple[Stream, Item]]) -> None:
@@ -127,17 +101,14 @@ def _merge(deltas: Iterable[TokenDelta]) -> list[TokenDelta]:
     for delta in deltas:
         of_choice[delta.index].append(delta)
     return [
-        each[0]
-        if len(each) == 1
-        else TokenDelta(
-            index,
-            tuple(token for delta in each for token in delta.tokens),
-            tuple(logprobs for delta in each for logprobs in delta.logprobs),
-            each[-1].finish_reason,
-            each[-1].cached_tokens,
-            each[0].prompt_logprobs,
+        last._replace(
+            tokens=tuple(chain.from_iterable(delta.tokens for delta in each)),
+            logprobs=tuple(chain.from_iterable(delta.logprobs for delta in each)),
+            prompt_logprobs=each[0].prompt_logprobs,
         )
-        for index, each in of_choice.items()
+        if (last := each[-1]) is not each[0]
+        else last
+        for each in of_choice.values()
     ]
 
 
@@ -146,7 +117,7 @@ class _Engine:
     """What there is while the client is open."""
 
     description: EngineDescription
-    text: TextSource
+    text: Tokenizer
 
 
 class EngineClient:
@@ -168,7 +139,7 @@ class EngineClient:
         self._before = _NO_STATS
         self._stats = _NO_STATS
 
-    def open(self, description: EngineDescription, text: TextSource) -> None:
+    def open(self, description: EngineDescription, text: Tokenizer) -> None:
         """Let requests in."""
         with self._lock:
             if self._last is not None:
@@ -203,7 +174,7 @@ class EngineClient:
                 numbers[stream] = number
                 items.append((stream, item))
         for stream in deliver(items):
-            self._leave(numbers[stream], AbortCause.LEFT)
+            self._leave(numbers[stream], aborts=True)
 
     def follow_cache(self, listener: Callable[[list[EventBatch]], None]) -> None:
         """Call ``listener`` with news of the prefix cache, from any thread, one at a time."""
@@ -243,9 +214,14 @@ class EngineClient:
         return self._stats
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
-        description = self._check(request).description
-        hashes = await _block_hashes(description.fingerprint, request)
-        number, stream, engine = self._enter()
+        description = self._current().description
+        _validate(request, description)
+        hashes = await _hash_prompt(description.fingerprint, request)
+        stream = Stream(asyncio.get_running_loop())
+        with self._lock:
+            engine = self._current()
+            number = next(self._numbers)
+            self._streams[number] = stream
         if engine.description != description:
             hashes = ()  # another engine took the place meanwhile
         choices = {
@@ -267,37 +243,22 @@ class EngineClient:
                         del choices[delta.index]
                         over = not choices
                         if tokens.finish_reason is None:
-                            self._abort(number, delta.index, AbortCause.STOP_STRING)
+                            self._send(Abort(number, delta.index, FinishReason.STOP, monotonic()))
                     yield delta
         except (EngineError, RequestRejectedError, OverloadedError):
             over = True  # nothing is left to abort
             raise
         finally:
-            self._leave(number, None if over else AbortCause.LEFT)
+            self._leave(number, aborts=not over)
 
-    def _check(self, request: GenerationRequest) -> _Engine:
-        engine = self._engine
-        if engine is None:
+    def _current(self) -> _Engine:
+        if self._engine is None:
             raise UnavailableError(self._refusal)
-        _validate(request, engine.description)
-        return engine
+        return self._engine
 
-    def _enter(self) -> tuple[int, Stream, _Engine]:
-        stream = Stream(asyncio.get_running_loop())
-        with self._lock:
-            engine = self._engine
-            if engine is None:
-                raise UnavailableError(self._refusal)
-            number = next(self._numbers)
-            self._streams[number] = stream
-        return number, stream, engine
-
-    def _leave(self, number: int, cause: AbortCause | None) -> None:
-        if self._streams.pop(number, None) is not None and cause is not None:
-            self._abort(number, None, cause)
-
-    def _abort(self, number: int, index: int | None, cause: AbortCause) -> None:
-        self._send(Abort(number, index, cause, monotonic()))
+    def _leave(self, number: int, *, aborts: bool) -> None:
+        if self._streams.pop(number, None) is not None and aborts:
+            self._send(Abort(number, None, FinishReason.ABORT, monotonic()))
 
 
 def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
@@ -316,17 +277,22 @@ def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
         raise RequestRejectedError("n and max_tokens must be at least 1")
 
 
-async def _block_hashes(fingerprint: bytes, request: GenerationRequest) -> tuple[bytes, ...]:
-    """Return the hashes of the prompt's blocks; other tasks run between those of a long one."""
-    tokens = request.prompt_tokens
-    hashes = [root_hash(fingerprint, request.cache_salt)]
-    num_blocks = len(tokens) // BLOCK_SIZE
+async def _in_turns(pieces: Iterable[T]) -> AsyncGenerator[T, None]:
+    """Yield each of ``pieces``; other tasks run in between where they take long."""
     began = monotonic()
-    for done in range(0, num_blocks, _BLOCKS):
-        extend_block_hashes(hashes, tokens, min(done + _BLOCKS, num_blocks))
+    for piece in pieces:
+        yield piece
         if monotonic() - began > _TURN_SECONDS:
             await asyncio.sleep(0)
             began = monotonic()
+
+
+async def _hash_prompt(fingerprint: bytes, request: GenerationRequest) -> tuple[bytes, ...]:
+    """Return the hashes of the prompt's blocks: here, so that the engine's loop need not."""
+    hashes = [root_hash(fingerprint, request.cache_salt)]
+    num_blocks = len(request.prompt_tokens) // BLOCK_SIZE
+    async for done in _in_turns(range(0, num_blocks, _BLOCKS)):
+        extend_block_hashes(hashes, request.prompt_tokens, min(done + _BLOCKS, num_blocks))
     return tuple(hashes)
 
 
@@ -335,16 +301,20 @@ async def text_of(choice: Choice, tokens: TokenDelta) -> TextDelta | None:
     if len(tokens.tokens) <= _TOKENS:
         return choice.push(tokens)
     deltas: list[TextDelta] = []
-    began = monotonic()
-    for piece in _pieces(tokens):
-        if (delta := choice.push(piece)) is not None:
-            deltas.append(delta)
-            if delta.finish_reason is not None:
-                break  # a stop string, perhaps, and what follows it is not looked at
-        if monotonic() - began > _TURN_SECONDS:
-            await asyncio.sleep(0)
-            began = monotonic()
-    return _joined(deltas) if deltas else None
+    async with aclosing(_in_turns(_pieces(tokens))) as pieces:
+        async for piece in pieces:
+            if (delta := choice.push(piece)) is not None:
+                deltas.append(delta)
+                if delta.finish_reason is not None:
+                    break  # a stop string, perhaps, and what follows it is not looked at
+    if not deltas:
+        return None
+    return replace(
+        deltas[-1],
+        text="".join(delta.text for delta in deltas),
+        logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+        prompt_logprobs=deltas[0].prompt_logprobs,
+    )
 
 
 def _pieces(tokens: TokenDelta) -> Iterator[TokenDelta]:
@@ -357,16 +327,3 @@ def _pieces(tokens: TokenDelta) -> Iterator[TokenDelta]:
             finish_reason=tokens.finish_reason if start >= last else None,
             prompt_logprobs=tokens.prompt_logprobs if start == 0 else (),
         )
-
-
-def _joined(deltas: list[TextDelta]) -> TextDelta:
-    last = deltas[-1]
-    return TextDelta(
-        last.index,
-        "".join(delta.text for delta in deltas),
-        last.completion_tokens,
-        last.finish_reason,
-        tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
-        last.cached_tokens,
-        deltas[0].prompt_logprobs,
-    )

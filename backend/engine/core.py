@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from time import monotonic
 
-from backend.engine.messages import Abort, AbortCause, Item, Submit
+from backend.engine.messages import Abort, Item, Submit
 from backend.engine.stepper import Stepper
 from backend.executor.memory import MemoryMeter
 from backend.executor.model_runner import ModelRunner
@@ -42,8 +42,6 @@ from backend.scheduler.stopping import finish_reason
 
 _CACHE_EVENTS = 1 << 17
 """Many times what one step stores and removes."""
-
-_REASON_OF = {AbortCause.LEFT: FinishReason.ABORT, AbortCause.STOP_STRING: FinishReason.STOP}
 
 _MOST_COMPILING = 1_024
 """Requests that wait for their grammar; they are in no queue yet."""
@@ -188,9 +186,9 @@ class EngineCore:
             return  # it ended while the message was on its way
         for index, sequence in list(job.open_sequences.items()):
             if message.index in (None, index):
-                if message.cause is AbortCause.LEFT:
+                if message.reason is FinishReason.ABORT:
                     self._recorder.left(sequence, message.at)
-                self._end(sequence, _REASON_OF[message.cause])
+                self._end(sequence, message.reason)
 
     def step(self) -> None:
         """Advance what can be advanced. Raises DeviceLostError; after others, ``start_over``."""

@@ -13,10 +13,11 @@ from typing import Protocol, assert_never
 
 import torch
 
-from backend.engine.client import EngineClient, TextSource
+from backend.engine.client import EngineClient
 from backend.engine.core import EngineCore
 from backend.engine.messages import Abort, EngineDescription, Ping, Report, Stop, Submit, ToEngine
 from backend.engine.stepper import DeviceLostError
+from backend.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ class Engine(EngineClient):
     """
 
     def __init__(
-        self, core: EngineCore, tokenizer: TextSource, description: EngineDescription
+        self, core: EngineCore, tokenizer: Tokenizer, description: EngineDescription
     ) -> None:
         """Prepare; nothing runs before ``start``."""
         self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()

@@ -6,11 +6,10 @@ exception.
 """
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
 from backend.scheduler.cache_events import EventBatch
-from backend.scheduler.request import GenerationRequest, TokenDelta
+from backend.scheduler.request import FinishReason, GenerationRequest, TokenDelta
 from backend.scheduler.stats import EngineStats
 
 
@@ -25,14 +24,6 @@ class EngineDescription:
     vocab_size: int
     fingerprint: bytes = b""
     detail: tuple[str, ...] = ()
-
-
-class AbortCause(Enum):
-    """Why the rest of a choice is not wanted."""
-
-    LEFT = auto()
-    """The client has gone."""
-    STOP_STRING = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +44,13 @@ class Submit:
 class Abort:
     """End choice ``index`` of a request, None: all of it, silently.
 
-    ``at`` is when the cause came about, on the clock of ``Submit.arrived``.
+    ``reason`` is ABORT where the client has gone, STOP at a stop string. ``at`` is when that was,
+    on the clock of ``Submit.arrived``.
     """
 
     number: int
     index: int | None
-    cause: AbortCause
+    reason: FinishReason
     at: float
 
 

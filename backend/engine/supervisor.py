@@ -18,9 +18,9 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
-from backend.engine.client import EngineClient, TextSource
+from backend.engine.client import EngineClient
 from backend.engine.messages import (
     EngineDescription,
     Loaded,
@@ -36,6 +36,7 @@ from backend.engine.wire import FrameReader, frame
 from backend.models.config import ModelLoadError
 from backend.ports import OverloadedError, UnavailableError
 from backend.settings import EngineOptions
+from backend.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +53,11 @@ MOST_UNSENT_BYTES = 64 * 2**20
 
 KILLED = signal.SIGKILL.name
 
-STEP_SECONDS = 300.0
-LOAD_SECONDS = 600.0
 STOP_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.25
 LAST_BACKOFF_SECONDS = 10.0
 SETTLED_SECONDS = 60.0
 """An engine that ran for so long is started again without much delay."""
-
-_DIED = "died"
-_HUNG = "hung"
 
 
 class Verdict(Enum):
@@ -116,12 +112,11 @@ async def launch(
     """
     ours, theirs = socket.socketpair()
     engine = EngineProcess(receive, progress)
-    try:
+    with theirs:
         # First of all, so that whatever breaks off here takes the process with it.
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
         try:
-            await engine.spawn(theirs)
-            engine.send_first(options)
+            await engine.spawn(theirs, options)
             await engine.load(silent_seconds)
         except BaseException as error:
             given_up = isinstance(error, _SilentError) or not isinstance(error, Exception)
@@ -130,8 +125,6 @@ async def launch(
                 text = f"the engine's process ended while it loaded ({how})"
                 raise ModelLoadError(text) from error
             raise
-    finally:
-        theirs.close()
     return engine
 
 
@@ -140,7 +133,7 @@ class EngineProcess(asyncio.Protocol):
 
     def __init__(self, receive: Callable[[Report], None], progress: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
-        self.loaded: asyncio.Future[None] = loop.create_future()
+        self.loaded: asyncio.Future[EngineDescription] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._process: Process | None = None
@@ -151,14 +144,11 @@ class EngineProcess(asyncio.Protocol):
         self._stage = "starting"
         self._outgoing: list[object] = []
         self._transport: asyncio.WriteTransport | None = None
-        self._description: EngineDescription | None = None
 
     @property
     def description(self) -> EngineDescription:
         """What the process reported when it was loaded."""
-        if self._description is None:
-            raise UnavailableError("the engine is not loaded")
-        return self._description
+        return self.loaded.result()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -175,22 +165,21 @@ class EngineProcess(asyncio.Protocol):
                     self._stage = stage
                     self._progress(stage)
                 case Loaded(description):
-                    self._description = description
-                    self._settle(None)
+                    self.loaded.set_result(description)
                 case LoadFailed(text):
-                    self._settle(ModelLoadError(text))
+                    self._fail_load(ModelLoadError(text))
                 case _:
                     raise TypeError(f"a message of type {type(message).__name__}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the wait for the engine, and for its end."""
         del exc
-        self._settle(UnavailableError("the engine's process ended"))
+        self._fail_load(UnavailableError("the engine's process ended"))
         if not self.closed.done():
             self.closed.set_result(None)
 
-    async def spawn(self, theirs: socket.socket) -> None:
-        """Start the process; ``theirs`` is the other end."""
+    async def spawn(self, theirs: socket.socket, options: EngineOptions) -> None:
+        """Start the process, which loads what ``options`` name; ``theirs`` is the other end."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", MODULE, str(theirs.fileno())),
             stdin=DEVNULL,
@@ -199,9 +188,6 @@ class EngineProcess(asyncio.Protocol):
             start_new_session=True,
         )
         theirs.close()  # or its end would not be seen
-
-    def send_first(self, options: EngineOptions) -> None:
-        """Send the process what to load."""
         self._write([options])
 
     def send(self, message: ToEngine) -> None:
@@ -227,7 +213,7 @@ class EngineProcess(asyncio.Protocol):
 
     async def watch(
         self,
-        over: asyncio.Future[None],
+        over: asyncio.Future[Any],
         seconds: float,
         *,
         waiting: Callable[[], bool],
@@ -256,25 +242,13 @@ class EngineProcess(asyncio.Protocol):
         """Wait for the process, kill it after ``patience`` seconds, and say how it ended."""
         self._flush()
         try:
-            return await self._reap(patience)
+            return (
+                "it was not started"
+                if self._process is None
+                else await _reap(self._process, patience)
+            )
         finally:
             self.sever()
-
-    async def _reap(self, patience: float) -> str:
-        process = self._process
-        if process is None:
-            return "it was not started"
-        try:
-            await _wait(process, patience)
-        finally:
-            await _kill(process)
-        code = process.returncode
-        if code is None:
-            return f"{KILLED} without effect"
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-
-    def _num_unsent(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -285,17 +259,16 @@ class EngineProcess(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(messages))
 
-    def _settle(self, error: Exception | None) -> None:
-        if self.loaded.done():
-            return
-        if error is None:
-            self.loaded.set_result(None)
-        else:
+    def _num_unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _fail_load(self, error: Exception) -> None:
+        if not self.loaded.done():
             self.loaded.set_exception(error)
             self.loaded.exception()  # it is no defect when nobody waits any more
 
 
-async def _tick(over: asyncio.Future[None], seconds: float) -> bool:
+async def _tick(over: asyncio.Future[Any], seconds: float) -> bool:
     """Let ``seconds`` go by, however long that takes a busy loop. True: it is ``over``."""
     await asyncio.wait((over,), timeout=seconds)
     return over.done()
@@ -307,15 +280,20 @@ async def _wait(process: Process, seconds: float) -> None:
             await process.wait()
 
 
-async def _kill(process: Process) -> None:
-    """Kill ``process``; it has ended then, or ends as soon as the kernel lets it."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await _wait(process, KILL_SECONDS)
-    if process.returncode is None:
+async def _reap(process: Process, patience: float) -> str:
+    """Wait for ``process``, or kill it; it has ended then, or ends once the kernel lets it."""
+    try:
+        await _wait(process, patience)
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await _wait(process, KILL_SECONDS)
+    code = process.returncode
+    if code is None:
         log.error("process %d was killed and is still there: it hangs in the kernel", process.pid)
+        return f"{KILLED} without effect"
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 class EngineSupervisor:
@@ -326,8 +304,8 @@ class EngineSupervisor:
         options: EngineOptions,
         progress: Callable[[str], None],
         *,
-        step_seconds: float = STEP_SECONDS,
-        load_seconds: float = LOAD_SECONDS,
+        step_seconds: float = 300.0,
+        load_seconds: float = 600.0,
     ) -> None:
         """``progress`` is called with the stage of loading, for people.
 
@@ -350,7 +328,7 @@ class EngineSupervisor:
         self._process = process = await self._launch(self._progress)
         return process.description
 
-    def open(self, text: TextSource) -> None:
+    def open(self, text: Tokenizer) -> None:
         """Let requests in, and keep an engine running from now on."""
         process = self._process
         if process is None or self._keeper is not None:
@@ -374,14 +352,20 @@ class EngineSupervisor:
         if self._process is not None:
             self._process.send(message)
 
-    async def _keep(self, process: EngineProcess, text: TextSource) -> None:
+    async def _keep(self, process: EngineProcess, text: Tokenizer) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             began = time.monotonic()
-            what = await self._fate(process)
+            died = await process.watch(
+                process.closed,
+                self._step_seconds,
+                waiting=lambda: self.client.has_requests,
+                ask=partial(process.send, Ping()),
+            )
+            what = "died" if died else "hung"
             process.sever()
             self.client.close(f"the engine's process {what} and is being started again")
-            how = await process.end(patience=0.0 if what == _HUNG else EXIT_SECONDS)
+            how = await process.end(patience=EXIT_SECONDS if died else 0.0)
             self._process = None
             log.error("the engine's process %s (%s); starting it again", what, how)
             if time.monotonic() - began > SETTLED_SECONDS:
@@ -401,16 +385,6 @@ class EngineSupervisor:
             process = self._process
             self.client.open(process.description, text)
             log.info("the engine is ready again")
-
-    async def _fate(self, process: EngineProcess) -> str:
-        """Wait until a running engine died or hangs, and return which."""
-        died = await process.watch(
-            process.closed,
-            self._step_seconds,
-            waiting=lambda: self.client.has_requests,
-            ask=lambda: process.send(Ping()),
-        )
-        return _DIED if died else _HUNG
 
     def _restarting(self, what: str, stage: str) -> None:
         self.client.close(f"the engine {what} and is being started again: {stage}")

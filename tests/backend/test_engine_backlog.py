@@ -8,10 +8,10 @@ from host_requests import Letters, request
 
 from backend.engine import supervisor
 from backend.engine.client import EngineClient
-from backend.engine.messages import Abort, AbortCause, EngineDescription, Submit
+from backend.engine.messages import Abort, EngineDescription, Submit
 from backend.engine.supervisor import EngineProcess
 from backend.ports import OverloadedError
-from backend.scheduler.request import GenerationRequest, SamplingParams
+from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
 
 
 async def test_an_engine_that_leaves_much_lying_is_sent_no_more_requests(monkeypatch):
@@ -32,7 +32,7 @@ async def test_an_engine_that_leaves_much_lying_is_sent_no_more_requests(monkeyp
         with pytest.raises(OverloadedError):
             await send_all()
         assert len(sent) > 2
-        link.send(Abort(0, None, AbortCause.LEFT, 0.0))
+        link.send(Abort(0, None, FinishReason.ABORT, 0.0))
         link.sever()
         await link.closed
 

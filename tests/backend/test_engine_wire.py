@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from backend.engine.messages import Abort, AbortCause, Report, Stop, Submit
+from backend.engine.messages import Abort, Report, Stop, Submit
 from backend.engine.wire import FrameReader, PeerGoneError, SocketEndpoint, frame
 from backend.ports import EngineError, QueueFullError, QueueTimeoutError, RequestRejectedError
 from backend.scheduler.request import FinishReason, GenerationRequest, TokenDelta, TokenLogprobs
@@ -34,7 +34,7 @@ def read(sock, count):
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_messages_are_whole_however_they_are_cut(size):
-    messages = [[Stop()], [Abort(1, None, AbortCause.LEFT, 0.5), Stop()], "x" * 500]
+    messages = [[Stop()], [Abort(1, None, FinishReason.ABORT, 0.5), Stop()], "x" * 500]
     data = b"".join(map(frame, messages))
     frames = FrameReader()
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
