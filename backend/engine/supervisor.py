@@ -2,9 +2,9 @@
 
 Laws: the client is open exactly while a warm engine is there. When its process ends, for whatever
 reason, every request that it had fails at once, and the next engine knows nothing of them. A
-process that has requests and is silent for too long counts as ended (``Watchdog``). A
-severed connection delivers nothing more, and ``EngineProcess.end`` returns in bounded time with the
-process killed.
+process that has requests and is silent for too long counts as ended (``EngineProcess.watch``).
+A severed connection delivers nothing more, and ``EngineProcess.end`` returns in bounded time with
+the process killed.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
 from functools import partial
 from typing import Any, cast
 
@@ -60,74 +59,6 @@ SETTLED_SECONDS = 60.0
 """An engine that ran for so long is started again without much delay."""
 
 
-class Verdict(Enum):
-    """What a watcher is to do after a tick."""
-
-    WAIT = auto()
-    ASK = auto()
-    HUNG = auto()
-
-
-class Watchdog:
-    """Decides whether a silent engine hangs, by the ticks of its watcher and without a clock.
-
-    A watcher that was itself stopped has had one tick, however long it took. An idle engine owes no
-    answer. One that has work is asked, and owes an answer from then on, even if the work is gone.
-    It has all its ticks to give the answer, and any message is one.
-    """
-
-    def __init__(self, ticks: int) -> None:
-        """Give an engine ``ticks`` to answer in."""
-        self._ticks = ticks
-        self._left: int | None = None
-        """Ticks to answer in; None: it owes nothing."""
-
-    def tick(self, *, heard: bool, waiting: bool) -> Verdict:
-        """Judge after a tick in which a message was ``heard`` or not; requests are ``waiting``."""
-        if heard:
-            self._left = None
-        elif self._left is not None:
-            self._left -= 1
-            return Verdict.WAIT if self._left else Verdict.HUNG
-        elif waiting:
-            self._left = self._ticks
-            return Verdict.ASK
-        return Verdict.WAIT
-
-
-class _SilentError(ModelLoadError):
-    """The process runs and reports no progress."""
-
-
-async def launch(
-    options: EngineOptions,
-    receive: Callable[[Report], None],
-    progress: Callable[[str], None],
-    *,
-    silent_seconds: float,
-) -> "EngineProcess":
-    """Start a process and wait until its engine is warm. Raises ModelLoadError.
-
-    It may take any time, but not be silent for ``silent_seconds``.
-    """
-    ours, theirs = socket.socketpair()
-    engine = EngineProcess(receive, progress)
-    with theirs:
-        # First of all, so that whatever breaks off here takes the process with it.
-        await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
-        try:
-            await engine.spawn(theirs, options)
-            await engine.load(silent_seconds)
-        except BaseException as error:
-            given_up = isinstance(error, _SilentError) or not isinstance(error, Exception)
-            how = await engine.end(patience=0.0 if given_up else EXIT_SECONDS)
-            if isinstance(error, UnavailableError):
-                text = f"the engine's process ended while it loaded ({how})"
-                raise ModelLoadError(text) from error
-            raise
-    return engine
-
-
 class EngineProcess(asyncio.Protocol):
     """One engine process, and the server's end of the connection to it."""
 
@@ -143,7 +74,7 @@ class EngineProcess(asyncio.Protocol):
         self._heard = False
         self._stage = "starting"
         self._outgoing: list[object] = []
-        self._transport: asyncio.WriteTransport | None = None
+        self._transport: asyncio.WriteTransport  # from ``connection_made`` on
 
     @property
     def description(self) -> EngineDescription:
@@ -195,7 +126,10 @@ class EngineProcess(asyncio.Protocol):
 
         Raises OverloadedError for a request if too much is unsent.
         """
-        if isinstance(message, Submit) and self._num_unsent() > MOST_UNSENT_BYTES:
+        if (
+            isinstance(message, Submit)
+            and self._transport.get_write_buffer_size() > MOST_UNSENT_BYTES
+        ):
             raise OverloadedError("the engine does not take in what was sent before", 1.0)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
@@ -204,8 +138,8 @@ class EngineProcess(asyncio.Protocol):
     async def load(self, silent_seconds: float) -> None:
         """Wait until the engine is loaded. Raises ModelLoadError, UnavailableError."""
         if not await self.watch(self.loaded, silent_seconds, waiting=lambda: True):
-            self.sever()
-            raise _SilentError(
+            await self.end(patience=0.0)
+            raise ModelLoadError(
                 f"the engine's process told of no progress for {silent_seconds:g} s while loading "
                 f"({self._stage})"
             )
@@ -221,32 +155,36 @@ class EngineProcess(asyncio.Protocol):
     ) -> bool:
         """Wait until ``over``. False: before that, the process was silent for ``seconds``.
 
-        Silence counts from when a request was ``waiting`` and the process was asked for a report.
+        Silence is counted in ticks of this process, without a clock: a watcher that was itself
+        stopped has had one tick. An idle engine owes no answer. One for which requests are
+        ``waiting`` is asked, and owes an answer from then on, even if the work is gone. It has all
+        its ticks to give the answer, and any message is one.
         """
-        watchdog = Watchdog(TICKS)
+        left: int | None = None  # ticks to answer in; None: it owes nothing
         while not await _tick(over, seconds / TICKS):
             heard, self._heard = self._heard, False
-            match watchdog.tick(heard=heard, waiting=waiting()):
-                case Verdict.ASK:
-                    ask()
-                case Verdict.HUNG:
+            if heard:
+                left = None
+            elif left is not None:
+                left -= 1
+                if not left:
                     return False
+            elif waiting():
+                left = TICKS
+                ask()
         return True
 
     def sever(self) -> None:
         """Deliver nothing more, in either direction."""
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     async def end(self, *, patience: float) -> str:
         """Wait for the process, kill it after ``patience`` seconds, and say how it ended."""
         self._flush()
         try:
-            return (
-                "it was not started"
-                if self._process is None
-                else await _reap(self._process, patience)
-            )
+            if self._process is None:
+                return "it was not started"
+            return await _reap(self._process, patience)
         finally:
             self.sever()
 
@@ -256,11 +194,8 @@ class EngineProcess(asyncio.Protocol):
             self._write(outgoing)
 
     def _write(self, messages: Sequence[object]) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(frame(messages))
-
-    def _num_unsent(self) -> int:
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _fail_load(self, error: Exception) -> None:
         if not self.loaded.done():
@@ -390,6 +325,19 @@ class EngineSupervisor:
         self.client.close(f"the engine {what} and is being started again: {stage}")
 
     async def _launch(self, progress: Callable[[str], None]) -> EngineProcess:
-        return await launch(
-            self._options, self.client.receive, progress, silent_seconds=self._load_seconds
-        )
+        """Start a process and wait until its engine is warm. Raises ModelLoadError."""
+        ours, theirs = socket.socketpair()
+        engine = EngineProcess(self.client.receive, progress)
+        with theirs:
+            # First of all, so that whatever breaks off here takes the process with it.
+            await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
+            try:
+                await engine.spawn(theirs, self._options)
+                await engine.load(self._load_seconds)
+            except BaseException as error:
+                how = await engine.end(patience=EXIT_SECONDS if isinstance(error, Exception) else 0)
+                if isinstance(error, UnavailableError):
+                    text = f"the engine's process ended while it loaded ({how})"
+                    raise ModelLoadError(text) from error
+                raise
+        return engine

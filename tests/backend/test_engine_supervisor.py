@@ -148,13 +148,13 @@ async def test_a_start_that_fails_in_an_unforeseen_way_is_tried_again(monkeypatc
     first, last = ScriptedProcess(), ScriptedProcess()
     outcomes = iter([first, TypeError("unforeseen"), last])
 
-    async def launch(*_, **__):
+    async def launch(self, progress):
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(supervisor, "launch", launch)
+    monkeypatch.setattr(EngineSupervisor, "_launch", launch)
     monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.001)
     host = EngineSupervisor(EngineOptions("model"), str)
     await host.start()
