@@ -17,7 +17,7 @@ import torch
 
 from backend.engine.loading import device_of
 from backend.engine.model_files import resolve_model
-from backend.executor.factory import Kernels, kernels_for, make_runner
+from backend.executor.factory import KernelGroup, Kernels, kernels_for, make_runner
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.executor.memory import context_length
@@ -182,6 +182,8 @@ def _check_model(
     ]
     _print_table(rows)
     print("".join(f"replaced: {line}\n" for line in proved.detail))
+    if not {KernelGroup.ATTENTION, KernelGroup.KV_8_BITS} <= proved.kernels:
+        kv_dtype = network.dtype  # as the engine then does
     decodes = []
     for sequences, tokens in _DECODES if bandwidth else ():
         context = min(tokens, length - 1)
