@@ -11,7 +11,7 @@ only where it chose: the last token of a prompt, and the one after verified draf
 
 from array import array
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,28 @@ class Staging:
         return sent
 
 
+@dataclass(slots=True)
+class _LaidOut:
+    """A step on the host; ``places`` are those of its single tokens in the step's rows.
+
+    ``own`` [padded singles] are slots. ``logit_rows`` are token rows to sample from, in the order
+    of ``slots``; ``scored_rows`` those of ``scored``.
+    """
+
+    rows: HostRows
+    padded: int | None
+    places: list[int]
+    tokens: Ints
+    positions: Ints
+    slot_mapping: Ints
+    own: Ints
+    sampled: tuple[SampledRow, ...]
+    logit_rows: Ints
+    scored_rows: Ints
+    slots: Ints
+    scored: tuple[ScoredSpan, ...]
+
+
 class InputBatchBuilder:
     """Keeps the slots' tables and last tokens, and lays out steps."""
 
@@ -127,6 +149,8 @@ class InputBatchBuilder:
         self._scored: dict[int, int] = {}
         """Prompts whose log probabilities are wanted: their length, by slot."""
         self._told: dict[int, int] = {}
+        self._last: _LaidOut | None = None
+        """The step before, where all of it decodes."""
         state = torch.zeros(num_slots * (self._width + 1), dtype=torch.int32, device=device)
         self._state = state
         self._device_tables = state[: num_slots * self._width]
@@ -154,60 +178,124 @@ class InputBatchBuilder:
         """Apply what is new and lay out the rows; ``padded`` needs single tokens alone."""
         where, what = self._apply(step)
         singles = [place for place, row in enumerate(step.rows) if row.num_tokens == 1]
-        singles = self._attention.arrange(step.rows, singles, self._tables)
+        places = self._attention.arrange(step.rows, singles, self._tables)
+        laid_out = self._advanced(step, places, padded)
+        if laid_out is None:
+            laid_out = self._laid_out(step, places, padded, where, what)
+        # Rows that decode, and nothing else, are likely to come again one token further.
+        decodes = len(places) == len(step.rows) == len(laid_out.logit_rows)
+        self._last = laid_out if decodes and not laid_out.scored else None
+        return self._placed(laid_out, where, what)
+
+    def _advanced(
+        self, step: StepBatch, places: list[int], padded: int | None
+    ) -> "_LaidOut | None":
+        """Return the layout of the step before moved on by one token, None if this is another."""
+        last = self._last
+        if last is None or step.new or self._told or padded != last.padded or places != last.places:
+            return None
+        slots, starts = last.rows.slots.tolist(), last.rows.starts.tolist()
+        for place, slot, start in zip(places, slots, starts, strict=True):
+            row = step.rows[place]
+            if row.slot != slot or row.start != start + 1:
+                return None
+        if len(places) != len(step.rows):
+            return None
+        last.rows = rows = replace(last.rows, starts=last.rows.starts + np.int32(1))
+        if rows.num_padded > len(places) or not (rows.starts % BLOCK_SIZE).all():
+            last.positions, last.slot_mapping = self._positions(rows)
+        else:
+            last.positions, last.slot_mapping = rows.starts, last.slot_mapping + np.int32(1)
+        return last
+
+    def _laid_out(
+        self,
+        step: StepBatch,
+        singles: list[int],
+        padded: int | None,
+        where: list[Ints],
+        what: list[Ints],
+    ) -> "_LaidOut":
         places = singles + [place for place, row in enumerate(step.rows) if row.num_tokens > 1]
         ordered = [step.rows[place] for place in places]
-        spans = ordered[len(singles) :]
         rows = self._host_rows(ordered, len(singles), padded)
         self._tell_known(rows, where, what)
         first_rows = self._first_rows(rows)
-        tokens = self._tokens(rows, spans)
-        positions, slot_mapping = self._positions(rows)
         sampled, logit_rows = _sampled(ordered, first_rows, places)
         scored, scored_rows = self._scored_spans(ordered, first_rows)
-        lengths = np.zeros(rows.num_padded, np.int32)
-        lengths[: rows.num_singles] = rows.starts[: rows.num_singles] + 1
+        positions, slot_mapping = self._positions(rows)
         own = np.full(rows.num_padded, self._nobody, np.int32)
         own[: rows.num_singles] = rows.slots[: rows.num_singles]
-        whole = not scored and (padded is not None or len(logit_rows) == len(tokens))
-        picked = np.array([] if whole else logit_rows + scored_rows, np.int32)
+        return _LaidOut(
+            rows=rows,
+            padded=padded,
+            places=singles,
+            tokens=self._tokens(rows, ordered[len(singles) :]),
+            positions=positions,
+            slot_mapping=slot_mapping,
+            own=own,
+            sampled=tuple(sampled),
+            logit_rows=_ints(logit_rows),
+            scored_rows=_ints(scored_rows),
+            slots=_ints([row.slot for row in sampled for _ in (None, *row.drafts)]),
+            scored=tuple(scored),
+        )
+
+    def _placed(self, laid_out: "_LaidOut", where: list[Ints], what: list[Ints]) -> InputBatch:
+        """Send a layout to the device and let attention plan."""
+        rows, own = laid_out.rows, laid_out.own
+        lengths = np.zeros(rows.num_padded, np.int32)
+        lengths[: rows.num_singles] = rows.starts[: rows.num_singles] + 1
+        num_tokens = len(laid_out.positions)
+        whole = not laid_out.scored and (
+            laid_out.padded is not None or len(laid_out.logit_rows) == num_tokens
+        )
+        picked = _NOTHING
+        if not whole:
+            picked = np.concatenate([laid_out.logit_rows, laid_out.scored_rows])
         layout = [
-            tokens,
-            positions,
-            slot_mapping,
+            laid_out.tokens,
+            laid_out.positions,
+            laid_out.slot_mapping,
             lengths,
             own * np.int32(self._width),
-            own,
             picked,
-            np.concatenate(where) if where else _NOTHING,
-            np.concatenate(what) if what else _NOTHING,
             *self._attention.layout(rows),
         ]
-        if self._last_on_host is not None and padded is None:
+        if self._last_on_host is not None and laid_out.padded is None:
+            # The device is the host: nothing travels.
+            if where:
+                self._state.numpy()[np.concatenate(where)] = np.concatenate(what)
+            laid_out.tokens[: rows.num_padded] = self._last_on_host[own]
             parts = [torch.from_numpy(part) for part in layout]
         else:
-            parts = self._staging.send(layout)
-        if where:
-            self._state.index_copy_(0, parts[7].long(), parts[8])
-        if self._last_on_host is not None:
-            # The device is the host: what is written here is what the tensor holds.
-            parts[0].numpy()[: rows.num_padded] = self._last_on_host[own]
-        elif rows.num_padded:
-            torch.index_select(self._last_tokens, 0, parts[5], out=parts[0][: rows.num_padded])
+            parts = self._staged(layout, own, where, what)
         self._attention.plan(
             rows,
-            StepTensors(parts[1], parts[2], parts[3], parts[4], self._device_tables, parts[9:]),
+            StepTensors(parts[1], parts[2], parts[3], parts[4], self._device_tables, parts[6:]),
         )
-        slots = _ints([row.slot for row in sampled for _ in (None, *row.drafts)])
         return InputBatch(
             tokens=parts[0],
             positions=parts[1],
-            logit_rows=None if whole else parts[6],
-            sampled=tuple(sampled),
-            slots=slots,
-            numbers=positions[logit_rows] + np.int32(1),
-            scored=tuple(scored),
+            logit_rows=None if whole else parts[5],
+            sampled=laid_out.sampled,
+            slots=laid_out.slots,
+            numbers=laid_out.positions[laid_out.logit_rows] + np.int32(1),
+            scored=laid_out.scored,
         )
+
+    def _staged(
+        self, layout: list[Ints], own: Ints, where: list[Ints], what: list[Ints]
+    ) -> list[Tensor]:
+        """Send ``layout``, whose first five parts depend on the padded size alone."""
+        changes = [np.concatenate([_NOTHING, *each]) for each in (where, what)]
+        *parts, places, values = self._staging.send([*layout[:5], own, *layout[5:], *changes])
+        slots = parts.pop(5)
+        if where:
+            self._state.index_copy_(0, places.long(), values)
+        if len(own):
+            torch.index_select(self._last_tokens, 0, slots, out=parts[0][: len(own)])
+        return parts
 
     def _apply(self, step: StepBatch) -> tuple[list[Ints], list[Ints]]:
         """Note what is new; return where the device's state changes, and the values there."""

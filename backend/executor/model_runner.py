@@ -110,9 +110,10 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: StepBatch) -> Launched:
         """Compute the hidden states of ``step``."""
-        for new in step.new:
-            self._prompt_logprobs.start(new.slot)
-        self._sampler.start(step.new)
+        if step.new:
+            self._sampler.start(step.new)
+            for new in step.new:
+                self._prompt_logprobs.start(new.slot)
         decodes = all(row.num_tokens == 1 and row.samples for row in step.rows)
         size = size_for(len(step.rows), self._sizes) if decodes else None
         batch = self._inputs.build(step, size)
