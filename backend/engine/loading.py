@@ -21,7 +21,7 @@ from backend.executor.factory import (
     read_memory,
 )
 from backend.executor.input_batch import BatchLimits
-from backend.executor.kv_cache import KVCache, block_bytes
+from backend.executor.kv_cache import FP8, KVCache, block_bytes
 from backend.executor.memory import MemoryReading, Sizing, context_length, size_cache
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
@@ -164,6 +164,8 @@ def _kv_cache(
         if "allocate memory" not in str(error):
             raise
         raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
+    if dtype is FP8 and network.weights is not None:
+        cache.set_scales(layer.kv_scales for layer in network.weights.layers)
     per_block = block_bytes(network.shape, dtype)
     logger.info(
         "%s on %s in %s: context %d tokens; KV pool in %s: %d blocks of %d tokens x %d bytes = "

@@ -53,6 +53,12 @@ class KVCache:
             for _ in range(shape.num_layers)
         )
 
+    def set_scales(self, scales: Iterable[Tensor | None]) -> None:
+        """Take a layer's [2 * kv_heads] each for KV in FP8; None leaves them at 1."""
+        for layer, given in zip(self.layers, scales, strict=True):
+            if layer.scales is not None and given is not None:
+                layer.scales.copy_(given)
+
     def clear(self, blocks: Iterable[int]) -> None:
         """Zero blocks whose content is not finite, before somebody else gets them."""
         rows = list(blocks)

@@ -44,7 +44,7 @@ _SEQUENCES = 256
 def decode_tiling(dtype: torch.dtype, block_d: int) -> Tiling:
     """Return what neither spills registers nor asks for more shared memory than any GPU has."""
     if dtype is torch.float32:
-        return Tiling(keys=64 if block_d <= LARGE_HEAD else 16)
+        return Tiling(keys=32 if block_d <= LARGE_HEAD else 16)
     return Tiling(keys=64 if block_d <= LARGE_HEAD else 32)
 
 

@@ -146,8 +146,10 @@ def prefill_tilings(
     rows = max(min(triton.next_power_of_2(DRAFTED_TOKENS * group), _SMALL_ROWS), one)
     if rows <= 32:
         small = Tiling(32 if quantized else min(keys, 64), 4, 3, rows)
-    else:
+    elif hopper or block_d > LARGE_HEAD:
         small = Tiling(keys, 8, 3, rows)
+    else:
+        small = Tiling(32, 4, 3, rows)
     if block_d > LARGE_HEAD and (quantized or not hopper):
         return small, Tiling(keys, 8, 2, max(64, one))
     if block_d == LARGE_HEAD and not hopper:
@@ -418,5 +420,6 @@ def prefill_attention(
             output,
             **same,
             PARTS=MAX_SPLITS,
+            num_warps=8,
         )
     return output

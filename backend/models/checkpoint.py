@@ -21,8 +21,6 @@ from backend.models.config import ModelLoadError
 logger = logging.getLogger(__name__)
 
 FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
-# Bytes of a value, by the names that safetensors has for types.
-_QUANTIZED_BYTES = {"F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4}
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 # Tensors that checkpoints carry and no model needs.
 # Activations get scales of their own at every step.
@@ -81,20 +79,30 @@ class Checkpoint:
         """Return whether there is a tensor ``name``."""
         return name in self._path_of
 
+    @property
+    def names(self) -> Collection[str]:
+        """Which tensors there are."""
+        return self._path_of.keys()
+
     def check_files(self) -> None:
         """Open every shard, so that a damaged one is told before anything is computed."""
         for path in set(self._path_of.values()):
             self._open(path)
 
-    def check_room(self, device: torch.device, dtype: torch.dtype) -> None:
+    def check_room(
+        self, device: torch.device, dtype: torch.dtype, bits: int = 8, code_bytes: float = 1
+    ) -> None:
         """Raise ModelLoadError when the tensors are more than ``device`` can hold.
 
-        Floats are as wide as ``dtype``; what is quantised stays as wide as it is.
+        Floats are as wide as ``dtype``. Codes of ``bits`` bits take ``code_bytes`` each there.
         """
-        needed = sum(
-            math.prod(self._shape(name)) * _QUANTIZED_BYTES.get(self._kind(name), dtype.itemsize)
-            for name in self._path_of
-        )
+        # By the names that safetensors has for types; words hold several codes.
+        codes = {"F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 32 // bits}
+        needed = 0.0
+        for name in self._path_of:
+            count = math.prod(self._shape(name))
+            kind = self._kind(name)
+            needed += count * (codes[kind] * code_bytes if kind in codes else dtype.itemsize)
         room = _room(device)
         if needed > room:
             raise ModelLoadError(

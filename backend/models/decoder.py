@@ -48,7 +48,8 @@ class MLP:
 class DecoderLayer:
     """One layer; q, k and v are one product.
 
-    ``head_norm`` normalises queries and keys head by head, in the families that do.
+    ``head_norm`` normalises queries and keys head by head, in the families that do. ``kv_scales``
+    [2 * kv_heads], keys before values, are what the checkpoint says of a KV cache in FP8.
     """
 
     input_norm: RMSNorm
@@ -57,6 +58,7 @@ class DecoderLayer:
     output: Linear
     mlp_norm: RMSNorm
     mlp: MLP | Experts
+    kv_scales: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,7 @@ class DecoderWeights:
     @property
     def num_bytes(self) -> int:
         """What embedding and matrices take in memory; a tied matrix counts once."""
-        head = self.head
-        is_tied = isinstance(head, DenseLinear) and head.weight is self.embedding.rows
-        return self.streamed_bytes + (0 if is_tied else self.embedding.num_bytes)
+        return self.streamed_bytes + self.embedding.num_bytes
 
     @property
     def streamed_bytes(self) -> int:

@@ -82,23 +82,33 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """A row of ``dtype`` for each token; ``scales`` [vocab, 1], where rows are codes of 8 bits."""
+    """A row of ``dtype`` for each token.
+
+    ``rows`` is [vocab, hidden]. Codes of 8 bits lie as their matrix has them, [vocab / width, any,
+    width, any]: a token's are ``rows[token // width, :, token % width]``, and more behind them.
+    ``scales`` is theirs, [vocab, 1]. ``shared``: the head has the same memory.
+    """
 
     rows: Tensor
     dtype: torch.dtype
+    hidden_size: int
     scales: Tensor | None = None
+    shared: bool = False
 
     @property
     def num_bytes(self) -> int:
-        """What the rows take in memory."""
+        """What the rows take in memory beside the head."""
+        if self.shared:
+            return 0
         return self.rows.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return [tokens, hidden] in new memory."""
-        found = self.rows.index_select(0, tokens)
         if self.scales is None:
-            return found
-        return (found * self.scales.index_select(0, tokens)).to(self.dtype)
+            return self.rows.index_select(0, tokens)
+        width = self.rows.shape[2]
+        codes = self.rows[tokens // width, :, tokens % width].flatten(1)[:, : self.hidden_size]
+        return (codes * self.scales.index_select(0, tokens)).to(self.dtype)
 
 
 class RMSNorm:

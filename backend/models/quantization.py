@@ -5,9 +5,10 @@ layouts become one form at load, ``QuantizedWeight``; ``quantized_linear`` makes
 device is best at.
 """
 
+import ctypes
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,16 +19,19 @@ from torch.nn import functional
 from backend.kernels.available import unavailable_reason
 from backend.models.checkpoint import FLOATS, Tensors
 from backend.models.config import ConfigKeys, ModelLoadError
-from backend.models.layers import DenseLinear, Linear
+from backend.models.layers import DenseLinear, Embedding, Linear
 
 logger = logging.getLogger(__name__)
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 FP8 = torch.float8_e4m3fn
+# Of tensors that quantised matrices have and others do not.
+_SUFFIXES = (".qweight", ".weight_scale", ".weight_scale_inv")
+_NO_ZEROS = torch.zeros(1, dtype=torch.int64)
 # AWQ packs eight columns into 32 bits in this order, from the lowest four bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-# GPUs from here on multiply in FP8.
-_FP8_CAPABILITY = (8, 9)
+FP8_CAPABILITY = (8, 9)
+"""GPUs from this compute capability on convert FP8 and multiply in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,20 @@ def quantized_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.
     return KernelLinear(weight, bias)
 
 
+def quantized_embedding(
+    weight: QuantizedWeight, dtype: torch.dtype, head: Linear | None = None
+) -> Embedding:
+    """Return an embedding of int8 ``weight``, out of the memory of ``head`` where that has it."""
+    hidden_size = weight.codes.shape[1]
+    match head:
+        case DenseLinear(weight=rows):
+            return Embedding(rows, dtype, hidden_size, shared=True)
+        case Int8Linear(panels=Tensor() as panels) | KernelLinear(panels=panels):
+            return Embedding(panels, dtype, hidden_size, weight.scales, shared=True)
+    rows = weight.codes[:, None, None]
+    return Embedding(rows, dtype, hidden_size, weight.scales, isinstance(head, BFloat16Linear))
+
+
 class Int8Linear:
     """Weights in int8 and activations in 16 bits, through oneDNN's product of bytes (CPU).
 
@@ -126,8 +144,8 @@ class Int8Linear:
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
         """``weight`` is int8 with one scale for each row."""
         self._packed = torch.ops.onednn.qlinear_prepack(weight.codes, None)
+        self.panels = _panels(self._packed, weight.codes)
         self._scales = weight.scales.flatten().contiguous()
-        self._no_zeros = torch.zeros(len(weight.codes), dtype=torch.int64)
         self._bias = None if bias is None else bias.float()
         self.num_bytes = weight.codes.nbytes + self._scales.nbytes
 
@@ -144,7 +162,7 @@ class Int8Linear:
             128,
             self._packed,
             self._scales,
-            self._no_zeros,
+            _NO_ZEROS,
             None,
             1.0,
             0,
@@ -158,6 +176,27 @@ class Int8Linear:
         if self._bias is not None:
             result += self._bias
         return result.to(rows.dtype)
+
+
+def _panels(packed: Tensor, codes: Tensor) -> Tensor | None:
+    """Return what oneDNN ``packed`` as [rows / 64, columns / 4, 64, 4], None: it lies otherwise.
+
+    That is how products of bytes are fed on all CPUs with VNNI. It is nowhere promised, so all
+    codes are compared.
+    """
+    num_panels, columns = math.ceil(len(codes) / 64), math.ceil(codes.shape[1] / 64) * 64
+    size = num_panels * columns * 64
+    if torch.ops.mkldnn._nbytes(packed) < size:  # noqa: SLF001 (there is no public name)
+        return None
+    memory = (ctypes.c_int8 * size).from_address(torch.ops.mkldnn.data_ptr(packed))
+    memory.owner = packed  # type: ignore[attr-defined]  # it lives as long as what reads it
+    panels = torch.frombuffer(memory, dtype=torch.int8).view(num_panels, -1, 64, 4)
+    for start in range(num_panels):
+        rows = codes[start * 64 : (start + 1) * 64]
+        found = panels[start].transpose(0, 1).flatten(1)
+        if not torch.equal(found[: len(rows), : codes.shape[1]], rows):
+            return None
+    return panels
 
 
 class BFloat16Linear:
@@ -214,6 +253,7 @@ class KernelLinear:
         self.packed = pack(
             weight.codes, weight.scales, weight.zeros, weight.group_size, bits=weight.bits
         )
+        self.panels = self.packed.codes[None]
         self._bias = bias
         self.num_bytes = self.packed.num_bytes
 
@@ -233,7 +273,7 @@ def _dequantized_matmul(rows: Tensor, weight: Any) -> Tensor:
 
 def _has_fp8(tensor: Tensor) -> bool:
     aligned = all(size % 16 == 0 for size in tensor.shape)
-    return aligned and torch.cuda.get_device_capability(tensor.device) >= _FP8_CAPABILITY
+    return aligned and torch.cuda.get_device_capability(tensor.device) >= FP8_CAPABILITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +292,13 @@ class CheckpointFormat:
 
     def holds(self, checkpoint: Tensors, name: str) -> bool:
         """Return whether the matrix ``name`` is quantised."""
-        return any(
-            checkpoint.has(f"{name}.{suffix}")
-            for suffix in ("qweight", "weight_scale", "weight_scale_inv")
-        )
+        return any(checkpoint.has(name + suffix) for suffix in _SUFFIXES)
+
+    def code_bytes(self, device: torch.device, dtype: torch.dtype) -> float:
+        """Return what a code takes on ``device``, see ``quantized_linear``."""
+        if device.type != "cuda":
+            return 1
+        return self.bits / 8 if unavailable_reason() is None else dtype.itemsize
 
     def read(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         """Read the matrix ``name``, which has ``shape`` when unpacked. Raises ModelLoadError."""
@@ -352,6 +395,11 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
 def is_quantized(values: Mapping[str, Any]) -> bool:
     """Return whether ``config.json`` says anything of quantised weights."""
     return any(values.get(key) is not None for key in _CONFIG_KEYS)
+
+
+def has_quantized(names: Collection[str]) -> bool:
+    """Return whether tensors of these names are quantised."""
+    return any(name.endswith(_SUFFIXES) for name in names)
 
 
 def checkpoint_format(values: Mapping[str, Any], source: str) -> CheckpointFormat | None:

@@ -18,7 +18,7 @@ from backend.models.config import DecoderConfig, LongRopeScaling, ModelLoadError
 from backend.models.decoder import Decoder, DecoderWeights
 from backend.models.families import FAMILIES, native_family, parse_config
 from backend.models.layers import Operations
-from backend.models.quantization import is_quantized
+from backend.models.quantization import FP8, FP8_CAPABILITY, is_quantized
 from backend.models.rope import rotation_table
 from backend.models.weights import load_weights
 
@@ -210,7 +210,7 @@ def kv_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch
     """Return the type of cached keys and values, ``name`` being auto, int8 or fp8.
 
     Eight bits are int8 on CPU, which has no arithmetic in FP8, and FP8 on CUDA. Raises
-    ModelLoadError for the other one.
+    ModelLoadError for the other one, and for GPUs on which Triton does not convert FP8.
     """
     match name, device.type:
         case "auto", _:
@@ -218,7 +218,13 @@ def kv_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch
         case "int8", "cpu":
             return torch.int8
         case "fp8", "cuda":
-            return torch.float8_e4m3fn
+            capability = torch.cuda.get_device_capability(device)
+            if capability < FP8_CAPABILITY:
+                raise ModelLoadError(
+                    f"kv-dtype fp8 needs a GPU of compute capability 8.9 or above, {device} has "
+                    f"{capability[0]}.{capability[1]}"
+                )
+            return FP8
         case (("int8" | "fp8"), _):
             other = "fp8" if name == "int8" else "int8"
             raise ModelLoadError(f"kv-dtype {name} is not supported on {device.type}, {other} is")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backend.models.checkpoint import Checkpoint, Tensors, read_json
+from backend.models.checkpoint import FLOATS, Checkpoint, Tensors, read_json
 from backend.models.config import DecoderConfig, ExpertsConfig, ModelLoadError
 from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
 from backend.models.families import parse_config
@@ -22,7 +22,9 @@ from backend.models.quantization import (
     CheckpointFormat,
     QuantizedWeight,
     checkpoint_format,
+    has_quantized,
     quantize,
+    quantized_embedding,
     quantized_linear,
 )
 from backend.models.rope import interleave
@@ -55,7 +57,12 @@ def load_weights(
     source = directory / "config.json"
     held = checkpoint_format(read_json(source), str(source))
     checkpoint = Checkpoint(directory)
-    checkpoint.check_room(device, torch.int8 if int8 else dtype)
+    if held is None:
+        checkpoint.check_room(device, torch.int8 if int8 else dtype)
+    elif has_quantized(checkpoint.names):
+        checkpoint.check_room(device, dtype, held.bits, held.code_bytes(device, dtype))
+    else:
+        raise ModelLoadError(f"{source}: quantization_config: none of the tensors are quantised")
     weights = _Builder(config, checkpoint, device, dtype, tell, held=held, int8=int8).build()
     checkpoint.close()
     return weights
@@ -149,16 +156,17 @@ class _Builder:
 
     def _embedding(self, shape: tuple[int, int]) -> tuple[Embedding, Linear]:
         rows = self._single("model.embed_tokens.weight", shape)
-        tied = self._config.tied_embeddings
+        tied, dtype = self._config.tied_embeddings, self._dtype
         if not self._int8:
-            head = rows if tied else self._single("lm_head.weight", shape)
-            return Embedding(rows, self._dtype), DenseLinear(head)
+            matrix = rows if tied else self._single("lm_head.weight", shape)
+            return Embedding(rows, dtype, shape[1], shared=tied), DenseLinear(matrix)
         codes = quantize(rows)
-        embedding = Embedding(codes.codes, self._dtype, codes.scales)
         del rows
-        if tied:
-            return embedding, quantized_linear(codes, None, self._dtype)
-        return embedding, self._linear((("lm_head", shape[0]),), shape[1], bias=False)
+        if not tied:
+            head = self._linear((("lm_head", shape[0]),), shape[1], bias=False)
+            return quantized_embedding(codes, dtype), head
+        head = quantized_linear(codes, None, dtype)
+        return quantized_embedding(codes, dtype, head), head
 
     def _layer(self, index: int) -> DecoderLayer:
         config, prefix = self._config, f"model.layers.{index}."
@@ -176,6 +184,7 @@ class _Builder:
             mlp=self._mlp(f"{prefix}mlp.")
             if experts is None or index not in experts.layers
             else self._experts(f"{prefix}{experts.module}.", experts),
+            kv_scales=self._kv_scales(attention),
         )
 
     def _qkv(self, attention: str) -> Linear:
@@ -208,6 +217,18 @@ class _Builder:
         )
         each = [query] * config.num_heads + [key] * config.num_kv_heads
         return RMSNorm(torch.stack(each), config.rms_eps)
+
+    def _kv_scales(self, attention: str) -> Tensor | None:
+        heads = self._config.num_kv_heads
+        scales = torch.ones(2, heads)
+        names = [f"{attention}{each}_scale" for each in ("k", "v")]
+        found = [name for name in names if self._tensors.has(name)]
+        for name in found:
+            read = self._tensors.read(name, ((1,), (), (heads,)), FLOATS).float()
+            if not bool((read > 0).all()):
+                raise ModelLoadError(f"{self._tensors.source}: tensor {name} is not above 0")
+            scales[names.index(name)] = read
+        return scales.flatten().to(self._device) if found else None
 
     def _mlp(self, mlp: str) -> MLP:
         config = self._config

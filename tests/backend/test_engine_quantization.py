@@ -12,6 +12,8 @@ from quantized_checkpoints import LAYOUTS, compressed_tensors, quantize_checkpoi
 from safetensors.torch import load_file, save_file
 
 from backend.engine.loading import load_engine
+from backend.executor.kv_cache import KVCache
+from backend.models import checkpoint as checkpoint_files
 from backend.models import quantization
 from backend.models.checkpoint import Checkpoint, read_json
 from backend.models.config import ModelLoadError
@@ -21,9 +23,11 @@ from backend.models.quantization import (
     BFloat16Linear,
     Float8Linear,
     Int8Linear,
+    KernelLinear,
     QuantizedWeight,
     checkpoint_format,
     quantize,
+    quantized_embedding,
 )
 from backend.models.registry import compute_dtype, kv_cache_dtype, load_network
 from backend.models.weights import load_config, load_weights, random_weights
@@ -195,6 +199,29 @@ def test_int8_takes_a_quarter_of_float32_and_half_of_bfloat16():
         assert quantised < share * random_weights(config, device=CPU, dtype=dtype).num_bytes
 
 
+@pytest.mark.parametrize("kind", [Int8Linear, BFloat16Linear, KernelLinear])
+@pytest.mark.parametrize("shape", [(300, 96), (64, 128), (1, 64)])
+def test_a_tied_embedding_has_no_memory_beside_the_head(kind, shape):
+    if kind is KernelLinear:
+        pytest.importorskip("triton", reason="Triton is not installed")
+    weight = quantize(noise(*shape))
+    tokens = torch.randint(shape[0], (7,))
+    shared = quantized_embedding(weight, torch.float32, kind(weight, None))
+    assert torch.equal(shared(tokens), weight.dequantized()[tokens])
+    assert shared.num_bytes == 0
+    alone = quantized_embedding(weight, torch.float32)
+    assert torch.equal(alone(tokens), shared(tokens))
+    assert alone.num_bytes == shape[0] * (shape[1] + 4)
+
+
+def test_a_packed_matrix_that_lies_otherwise_is_held_twice(monkeypatch):
+    monkeypatch.setattr(quantization, "_panels", lambda packed, codes: None)
+    weight = quantize(noise(300, 96))
+    embedding = quantized_embedding(weight, torch.float32, Int8Linear(weight, None))
+    assert embedding.num_bytes == 300 * 100
+    assert torch.equal(embedding(torch.tensor([299])), weight.dequantized()[299:])
+
+
 def load_config_of_a_large_layer():
     shape = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -254,6 +281,26 @@ def test_other_layouts_are_refused_by_file_and_key(edited_checkpoint, config, me
     assert message in refusal
 
 
+def test_plain_tensors_under_a_config_of_quantised_ones_are_refused(edited_checkpoint):
+    directory = edited_checkpoint(quantization_config=LAYOUTS["awq"][1])
+    assert refused(directory) == (
+        f"{directory / 'config.json'}: quantization_config: none of the tensors are quantised"
+    )
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq of 8 bits"])
+def test_room_is_asked_for_as_many_bytes_as_codes_become(packed, monkeypatch, layout):
+    """On CPU a code of four bits takes a byte."""
+    directory, plain = packed("llama", layout)
+    tensors = load_file(plain / "model.safetensors")
+    codes = sum(each.numel() for name, each in tensors.items() if "_proj" in name)
+    others = sum(4 * each.numel() for name, each in tensors.items() if "_proj" not in name)
+    monkeypatch.setattr(checkpoint_files, "_room", lambda device: codes + others)
+    assert "the weights take 0.0 GiB" in refused(directory)
+    monkeypatch.setattr(checkpoint_files, "_room", lambda device: 1.5 * (codes + others))
+    load_network(directory, device=CPU, dtype="float32")
+
+
 def test_columns_in_order_of_activation_are_refused_by_name(packed):
     directory, _ = packed("llama", "gptq")
     change_tensor(directory, "model.layers.0.self_attn.q_proj.g_idx", lambda order: order.flip(0))
@@ -284,9 +331,31 @@ def test_a_damaged_tensor_is_named(packed, layout, suffix, change, message):
 
 
 def change_tensor(directory, name, change):
+    tensors = load_file(directory / "model.safetensors")
+    add_tensors(directory, {name: change(tensors[name])})
+
+
+def test_scales_of_kv_in_fp8_come_from_the_checkpoint(packed, caplog):
+    directory, _ = packed("llama", "fp8 per tensor")
+    attention = "model.layers.1.self_attn."
+    add_tensors(
+        directory,
+        {f"{attention}k_scale": torch.tensor(0.5), f"{attention}v_scale": torch.tensor([0.25])},
+    )
+    weights, config = loaded(directory), load_config(directory)
+    cache = KVCache(config, 2, device=CPU, dtype=torch.float8_e4m3fn)
+    cache.set_scales(layer.kv_scales for layer in weights.layers)
+    heads = config.num_kv_heads
+    assert cache.layers[0].scales.tolist() == [1.0] * 2 * heads
+    assert cache.layers[1].scales.tolist() == [0.5] * heads + [0.25] * heads
+    assert "not used" not in caplog.text
+    add_tensors(directory, {f"{attention}v_scale": torch.tensor([-1.0])})
+    assert refused(directory).endswith(f"tensor {attention}v_scale is not above 0")
+
+
+def add_tensors(directory, tensors):
     path = directory / "model.safetensors"
-    tensors = load_file(path)
-    save_file(tensors | {name: change(tensors[name])}, path)
+    save_file(load_file(path) | tensors, path)
 
 
 def test_int8_of_what_is_quantised_already_is_refused(packed):
@@ -302,14 +371,21 @@ def test_int8_of_a_model_that_transformers_computes_is_refused(checkpoint):
     assert "quantised weights are supported for Llama" in refused(directory, quantization="int8")
 
 
-def test_kv_in_eight_bits_is_another_type_on_each_device():
+def test_kv_in_eight_bits_is_another_type_on_each_device(monkeypatch):
     cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
     assert kv_cache_dtype("auto", torch.bfloat16, cuda) is torch.bfloat16
     assert kv_cache_dtype("int8", torch.float32, CPU) is torch.int8
     assert kv_cache_dtype("fp8", torch.bfloat16, cuda) is torch.float8_e4m3fn
     for name, device in (("fp8", CPU), ("int8", cuda), ("int4", CPU)):
         with pytest.raises(ModelLoadError, match=f"kv-dtype {name}"):
             kv_cache_dtype(name, torch.float32, device)
+
+
+def test_kv_in_fp8_is_refused_on_gpus_that_do_not_convert_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    with pytest.raises(ModelLoadError, match=r"kv-dtype fp8 needs .* 8\.9 or above, cuda has 8\.6"):
+        kv_cache_dtype("fp8", torch.bfloat16, torch.device("cuda"))
 
 
 def test_float32_checkpoints_are_cast_on_cuda_with_a_line_in_the_log(caplog):

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-F8, I8 = torch.float8_e4m3fn, torch.int8
+F8 = torch.float8_e4m3fn
 WIDE_AND_IN_FLIGHT = "cp.async.cg.shared.global"
 WARPS_PRODUCT = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 PRODUCTS = {
@@ -57,7 +57,6 @@ def compiled(monkeypatch, tmp_path):
     ("architecture", "head_dim", "storage"),
     [
         (80, 128, None),
-        (80, 128, I8),
         (89, 256, F8),
         (90, 128, None),
         (100, 128, F8),
@@ -101,14 +100,12 @@ def test_prefill_attention(compiled, architecture, head_dim, storage):
 )
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
-@pytest.mark.parametrize(
-    "types", [(BF16, None), (F16, None), (F32, None), (BF16, F8), (BF16, I8)], ids=str
-)
+@pytest.mark.parametrize("types", [(BF16, None), (F16, None), (F32, None), (BF16, F8)], ids=str)
 @pytest.mark.parametrize("architecture", [80, 86, 89, 90, 100])
 def test_attention_of_every_kind(compiled, architecture, head_dim, types, group):
     dtype, storage = types
-    if storage is (F8 if architecture < 89 else I8):
-        pytest.skip("float8 from sm_89 on, int8 before")
+    if storage is F8 and architecture < 89:
+        pytest.skip("float8 from sm_89 on")
     how = {"heads": 8 * group, "storage": storage}
     compiled(kernels.decode(dtype, head_dim, **how), architecture)
     compiled(kernels.prefill(dtype, head_dim, architecture, **how), architecture)
