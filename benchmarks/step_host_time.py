@@ -154,7 +154,7 @@ def measure(num_sequences: int, prompt_tokens: int, num_steps: int) -> dict[str,
     watch.time(core.runner, "sample", "sample")
     watch.time(core.runner, "collect", "collect")
     watch.time(core.scheduler, "complete", "complete")
-    watch.time(core, "advanced", "answers")
+    watch.time(core, "_advance", "answers")
     samples = []
     for _ in range(num_steps):
         watch.seconds = {}

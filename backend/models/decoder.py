@@ -227,8 +227,7 @@ class SingleRowDecoder:
         self._rotations = rotations
         new = weights.embedding.rows.new_empty
         self._hidden = new(1, config.hidden_size)
-        # numpy looks at a row in a fifth of the time that torch takes to begin.
-        self._hidden_row = self._hidden[0].numpy()
+        self._hidden_row, self._hidden_size = self._hidden[0], config.hidden_size
         self._qkv = new(1, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim)
         self._heads = self._qkv.view(1, -1, config.head_dim)
         self._rotated = self._heads[:, : config.num_heads + config.num_kv_heads]
@@ -274,7 +273,7 @@ class SingleRowDecoder:
 
     def _factor(self, norm: RMSNorm) -> float:
         row = self._hidden_row
-        return 1.0 / math.sqrt(row.dot(row) / row.size + norm.eps)
+        return 1.0 / math.sqrt(torch.dot(row, row).item() / self._hidden_size + norm.eps)
 
     def _add_product(self, linear: DenseLinear, row: Tensor) -> None:
         """Add what ``linear`` makes of ``row`` to the residual."""
