@@ -12,7 +12,7 @@ only where it chose: the last token of a prompt, and the one after verified draf
 from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,8 +40,7 @@ class BatchLimits:
     max_model_len: int
 
 
-@dataclass(frozen=True, slots=True)
-class SampledRow:
+class SampledRow(NamedTuple):
     """A row of the step that samples: its logit rows are ``first`` and those behind it.
 
     ``place`` is where the row stands in ``StepBatch.rows``. It has one logit row, and one more for
@@ -60,7 +59,8 @@ class InputBatch:
 
     ``logit_rows`` are the tokens to sample after, then those of ``scored``; None when these are all
     tokens in order. For each logit row to sample from, ``slots`` tells whose it is, and ``numbers``
-    the position that the chosen token will have.
+    the position that the chosen token will have. ``is_plain``: the rows that sample are in the
+    step's order, and each has one logit row.
     """
 
     tokens: Tensor
@@ -70,6 +70,7 @@ class InputBatch:
     slots: Ints
     numbers: Ints
     scored: tuple[ScoredSpan, ...]
+    is_plain: bool
 
 
 class Staging:
@@ -129,6 +130,7 @@ class _LaidOut:
     scored_rows: Ints
     slots: Ints
     scored: tuple[ScoredSpan, ...]
+    is_plain: bool
 
 
 class InputBatchBuilder:
@@ -239,6 +241,7 @@ class InputBatchBuilder:
             scored_rows=_ints(scored_rows),
             slots=_ints([row.slot for row in sampled for _ in (None, *row.drafts)]),
             scored=tuple(scored),
+            is_plain=places == sorted(places) and len(sampled) == len(logit_rows),
         )
 
     def _placed(self, laid_out: "_LaidOut", where: list[Ints], what: list[Ints]) -> InputBatch:
@@ -272,7 +275,15 @@ class InputBatchBuilder:
             parts = self._staged(layout, own, where, what)
         self._attention.plan(
             rows,
-            StepTensors(parts[1], parts[2], parts[3], parts[4], self._device_tables, parts[6:]),
+            StepTensors(
+                positions=parts[1],
+                slot_mapping=parts[2],
+                lengths=parts[3],
+                table_starts=parts[4],
+                tables=self._device_tables,
+                parts=parts[6:],
+                places=laid_out.slot_mapping,
+            ),
         )
         return InputBatch(
             tokens=parts[0],
@@ -282,6 +293,7 @@ class InputBatchBuilder:
             slots=laid_out.slots,
             numbers=laid_out.positions[laid_out.logit_rows] + np.int32(1),
             scored=laid_out.scored,
+            is_plain=laid_out.is_plain,
         )
 
     def _staged(

@@ -60,6 +60,7 @@ class InFlight:
     rows: tuple[SampledRow, ...]
     sampled: SampledTokens
     scored: tuple[SpanLogprobs, ...]
+    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, batch.slots, batch.numbers, mask)
         if len(batch.slots):
             self._inputs.keep(batch.slots, sampled.tokens)
-        return InFlight(batch.sampled, sampled, launched.scored)
+        return InFlight(batch.sampled, sampled, launched.scored, batch.is_plain)
 
     def collect(self, in_flight: InFlight) -> list[Sampled | None]:
         """Wait, and return the tokens of each row that samples, in the step's order.
@@ -144,6 +145,8 @@ class ModelRunner:
         """
         tokens, finite, logprobs = in_flight.sampled.fetch()
         self._prompt_logprobs.add(in_flight.scored)
+        if in_flight.is_plain and not (logprobs or self._prompt_logprobs) and all(finite):
+            return [Sampled((token,)) for token in tokens]
         results: list[tuple[int, Sampled | None]] = []
         for row in in_flight.rows:
             last = row.first + _num_accepted(row, tokens)

@@ -7,7 +7,7 @@ What was gathered for it leaves with the first token that is chosen.
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from backend.scheduler.request import TokenLogprobs
 _ROWS_AT_ONCE = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The next tokens of a sequence: one, and one more for each draft that was accepted.
 
     ``logprobs`` is empty or as long. The first token brings ``prompt_logprobs``, where wanted.
@@ -165,6 +164,9 @@ class PromptLogprobs:
                 read = part.read(span.following[at : at + count].tolist())
                 known.update({span.start + at + row: found for row, found in read.items()})
                 at += count
+
+    def __bool__(self) -> bool:
+        return bool(self._gathered)
 
     def take(self, slot: int) -> tuple[TokenLogprobs, ...]:
         """Return what was gathered for the prompt of ``slot``, once."""

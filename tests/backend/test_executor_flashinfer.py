@@ -78,7 +78,7 @@ def step(*spans):
     )
     nothing = torch.zeros(0, dtype=torch.int32)
     tables = torch.arange(4 * WIDTH, dtype=torch.int32)
-    return rows, StepTensors(nothing, nothing, nothing, nothing, tables, [])
+    return rows, StepTensors(nothing, nothing, nothing, nothing, tables, [], np.zeros(0, np.int32))
 
 
 def test_it_plans_once_for_each_step_and_window():
@@ -149,7 +149,7 @@ def singles(starts, padded=None):
     )
     nothing = torch.zeros(0, dtype=torch.int32)
     tables = torch.arange(1, 1 + 4 * WIDTH, dtype=torch.int32)
-    return rows, StepTensors(nothing, nothing, nothing, nothing, tables, [])
+    return rows, StepTensors(nothing, nothing, nothing, nothing, tables, [], np.zeros(0, np.int32))
 
 
 def test_single_tokens_are_planned_once_for_each_step_and_window(decode):

@@ -48,7 +48,8 @@ class StepTensors:
     ``slot_mapping`` [tokens] says where each token's KV goes: block * 16 + place in the block.
     ``tables`` is the block tables of all slots, end to end; that of a single token begins at
     ``table_starts`` [padded singles], and the token sees ``lengths`` keys, 0 in padding.
-    ``parts`` is what ``AttentionBackend.layout`` returned.
+    ``parts`` is what ``AttentionBackend.layout`` returned; ``places`` is ``slot_mapping`` on the
+    host.
     """
 
     positions: Tensor
@@ -57,6 +58,7 @@ class StepTensors:
     table_starts: Tensor
     tables: Tensor
     parts: Sequence[Tensor]
+    places: Ints
 
 
 class AttentionBackend(Attention, Protocol):

@@ -133,7 +133,7 @@ class TorchAttention:
             at += len(members)
         self._decode = tuple(decode)
         self._spans = self._spans_of(rows)
-        places = tensors.slot_mapping.cpu().numpy().astype(np.int64)
+        places = tensors.places.astype(np.int64)
         firsts = places // BLOCK_SIZE * (self._rows_per_block * BLOCK_SIZE) + places % BLOCK_SIZE
         write_rows = np.add.outer(firsts, self._head_offsets).ravel()
         self._write_rows = torch.from_numpy(write_rows).to(self._device)
