@@ -67,7 +67,7 @@ def _seconds(engine: EngineSide, prompt: Sequence[int]) -> float:
 def cost_without_hits(directory: Path) -> dict[str, float]:
     """Return the cache's share of the time of submitting and stepping, on one thread."""
     core = load_model(EngineOptions(str(directory), device="cpu", threads=1)).core
-    core.warm_up()
+    core.runner.warm_up()
     inside = _timed_methods(core.scheduler.cache)
     prompts = random_prompts(32, 128, seed=13)
     start = time.thread_time()

@@ -132,10 +132,6 @@ class EngineCore:
         """Whether ``step`` has anything to do."""
         return self.scheduler.has_work
 
-    def warm_up(self) -> None:
-        """Take a first step, without a request."""
-        self.runner.warm_up()
-
     def submit(self, message: Submit) -> None:
         """Queue the choices of a request, once its grammar is compiled, or say why it cannot be."""
         grammar = message.request.sampling.grammar

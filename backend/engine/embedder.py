@@ -12,7 +12,6 @@ Laws:
 """
 
 import asyncio
-import json
 import logging
 import threading
 from collections import OrderedDict, deque
@@ -25,10 +24,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from backend.engine.loading import device_of
 from backend.engine.stepper import Fault, fault_of
-from backend.models.config import ModelLoadError
+from backend.models.config import ModelLoadError, read_json
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.settings import EngineOptions
 from backend.tokenizer.tokenizer import Tokenizer
@@ -217,11 +217,6 @@ class EmbeddingModel:
         self.shape = shape
         self._model = model
         self._num_threads = torch.get_num_threads()
-        tokenizer = model.tokenizer
-        self._pad_id: int = tokenizer.pad_token_id or 0
-        self._pads_left = tokenizer.padding_side == "left"
-        # The length of a vector means something where the similarity is another than the cosine.
-        self._normalises = model.similarity_fn_name == "cosine"
 
     @torch.inference_mode()
     def embed(self, batch: Sequence[Sequence[int]]) -> list[bytes | None]:
@@ -231,21 +226,22 @@ class EmbeddingModel:
         """
         # A new thread has the number that was set last, perhaps by another engine of this process.
         torch.set_num_threads(self._num_threads)
-        longest = max(map(len, batch))
-        tokens = torch.full((len(batch), longest), self._pad_id, dtype=torch.long)
-        mask = torch.zeros_like(tokens)
-        for row, ids in enumerate(batch):
-            columns = slice(longest - len(ids), longest) if self._pads_left else slice(0, len(ids))
-            tokens[row, columns] = torch.tensor(ids, dtype=torch.long)
-            mask[row, columns] = 1
-        device = self._model.device
-        output = self._model({"input_ids": tokens.to(device), "attention_mask": mask.to(device)})
-        rows: Tensor = output["sentence_embedding"][:, : self.shape.dimensions].float()
-        if self._normalises:
-            rows = torch.nn.functional.normalize(rows, dim=1)
-        finite = torch.isfinite(rows).all(dim=1).tolist()
-        packed = rows.cpu().numpy().astype("<f4")
+        rows = [torch.tensor(ids, dtype=torch.long) for ids in batch]
+        tokens = self._padded(rows, self._model.tokenizer.pad_token_id or 0)
+        mask = self._padded([torch.ones_like(row) for row in rows], 0)
+        output = self._model({"input_ids": tokens, "attention_mask": mask})
+        vectors: Tensor = output["sentence_embedding"][:, : self.shape.dimensions].float()
+        # The length of a vector means something where the similarity is another than the cosine.
+        if self._model.similarity_fn_name == "cosine":
+            vectors = torch.nn.functional.normalize(vectors, dim=1)
+        finite = torch.isfinite(vectors).all(dim=1).tolist()
+        packed = vectors.cpu().numpy().astype("<f4")
         return [row.tobytes() if good else None for row, good in zip(packed, finite, strict=True)]
+
+    def _padded(self, rows: list[Tensor], value: int) -> Tensor:
+        side = self._model.tokenizer.padding_side
+        padded = pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)
+        return padded.to(self._model.device)
 
 
 class PromptedTokenizer(Tokenizer):
@@ -338,7 +334,7 @@ def _matryoshka(directory: Path, dimensions: int) -> frozenset[int]:
     The keys are those that other servers read. A model that was not trained for it makes poor
     vectors when cut, so silence means none.
     """
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = read_json(directory / "config.json")
     listed = config.get("matryoshka_dimensions")
     if isinstance(listed, list):
         return frozenset(size for size in listed if isinstance(size, int) and size < dimensions)

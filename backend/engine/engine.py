@@ -7,9 +7,9 @@ the same. A step that hangs is not found here: a thread cannot be ended.
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from time import monotonic
+from typing import assert_never
 
 import torch
 
@@ -17,6 +17,7 @@ from backend.engine.client import EngineClient
 from backend.engine.core import EngineCore
 from backend.engine.messages import Abort, EngineDescription, Ping, Report, Stop, Submit, ToEngine
 from backend.engine.stepper import DeviceLostError
+from backend.engine.wire import SocketEndpoint
 from backend.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -31,20 +32,25 @@ _CHECK_PAUSE = 1_000
 """Times as long as a check of a large pool took, before the next."""
 
 
-class Endpoint(Protocol):
-    """The loop's end of the way to its client; a socket's is in ``wire``."""
+class QueueEndpoint:
+    """The loop's end within one process; ``wire.SocketEndpoint`` is that between two."""
+
+    def __init__(
+        self, inbox: "queue.SimpleQueue[ToEngine | None]", send: Callable[[Report], None]
+    ) -> None:
+        self._inbox = inbox
+        self.send = send
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """Return what came; ``wait`` for it when nothing has."""
-        ...
-
-    def send(self, report: Report) -> None:
-        """Send without waiting for the reader."""
-        ...
+        """Return what came; ``wait`` if nothing came."""
+        messages = [self._inbox.get()] if wait else []
+        while not self._inbox.empty():  # nobody else takes messages out
+            messages.append(self._inbox.get())
+        return [message for message in messages if message is not None]
 
     def wake(self) -> None:
         """Let ``receive`` return, from any thread, though nothing came."""
-        ...
+        self._inbox.put(None)
 
 
 class EngineLoop:
@@ -53,17 +59,15 @@ class EngineLoop:
     def __init__(
         self,
         core: EngineCore,
-        endpoint: Endpoint,
+        endpoint: SocketEndpoint | QueueEndpoint,
         *,
-        stats_seconds: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
+        stats_seconds: float,
     ) -> None:
         """Figures are reported when all work is done, and else every ``stats_seconds``."""
         self._core = core
         self._core.grammars.wake = endpoint.wake
         self._endpoint = endpoint
         self._stats_seconds = stats_seconds
-        self._clock = clock
         self._stats_at = -float("inf")
         self._next_check = -float("inf")
         self._failures = 0
@@ -107,14 +111,14 @@ class EngineLoop:
 
     def _check(self) -> None:
         # Nothing runs, so it delays only a request that arrives at this moment.
-        began = self._clock()
+        began = monotonic()
         if began < self._next_check:
             return
         try:
             self._core.scheduler.check_integrity()
         except Exception as error:  # noqa: BLE001  # raised again when it comes again
             self._start_over("the block pool is damaged", error)
-        now = self._clock()
+        now = monotonic()
         self._next_check = now + max(_CHECK_SECONDS, _CHECK_PAUSE * (now - began))
 
     def _start_over(self, what: str, error: Exception) -> None:
@@ -127,7 +131,7 @@ class EngineLoop:
 
     def _report(self, *, idle: bool) -> None:
         report = Report(self._core.take_items(), cache_events=self._core.take_cache_events())
-        now = self._clock()
+        now = monotonic()
         if idle or now - self._stats_at >= self._stats_seconds:
             report.stats = self._core.stats()
             self._stats_at = now
@@ -186,9 +190,9 @@ class Engine(EngineClient):
         # A new thread has the number that was set last, perhaps by another engine of this process.
         torch.set_num_threads(self._num_threads)
         try:
-            self._core.warm_up()
+            self._core.runner.warm_up()
             self._warm = True
-            endpoint = _QueueEndpoint(self._inbox, self.receive)
+            endpoint = QueueEndpoint(self._inbox, self.receive)
             EngineLoop(self._core, endpoint, stats_seconds=THREAD_STATS_SECONDS).run()
         except Exception:
             reason = "the engine stopped after an internal error"
@@ -197,24 +201,3 @@ class Engine(EngineClient):
             self._core.grammars.close()
             self.close(reason)
             self._core.start_over(reason)  # it frees what the requests held
-
-
-class _QueueEndpoint:
-    """The loop's end within one process."""
-
-    def __init__(
-        self, inbox: "queue.SimpleQueue[ToEngine | None]", send: Callable[[Report], None]
-    ) -> None:
-        self._inbox = inbox
-        self.send = send
-
-    def receive(self, *, wait: bool) -> list[ToEngine]:
-        """Return what came; ``wait`` if nothing came."""
-        messages = [self._inbox.get()] if wait else []
-        while not self._inbox.empty():  # nobody else takes messages out
-            messages.append(self._inbox.get())
-        return [message for message in messages if message is not None]
-
-    def wake(self) -> None:
-        """Let ``receive`` return, from any thread, though nothing came."""
-        self._inbox.put(None)

@@ -3,11 +3,10 @@
 Needs no torch, so the server can ask as well as the engine.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from backend.models.config import ModelLoadError
+from backend.models.config import ModelLoadError, read_json
 from backend.scheduler.request import SamplingParams
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -59,7 +58,7 @@ def recommended_sampling(directory: Path) -> SamplingParams:
     ``do_sample: false`` recommends greedy decoding. Raises ModelLoadError naming file and key.
     """
     path = directory / "generation_config.json"
-    config = _read(path)
+    config = read_json(path, optional=True)
     if config.get("do_sample") is False:
         return SamplingParams(temperature=0.0)
     default = SamplingParams()
@@ -70,18 +69,6 @@ def recommended_sampling(directory: Path) -> SamplingParams:
         min_p=_number(path, config, "min_p", default.min_p, 1.0),
         repetition_penalty=_number(path, config, "repetition_penalty", 1.0, float("inf")) or 1.0,
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object")
-    return config
 
 
 def _number(path: Path, config: dict[str, Any], key: str, default: float, most: float) -> float:

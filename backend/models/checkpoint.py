@@ -4,7 +4,6 @@ Presence, shape, type and values of every tensor are checked, and a refusal name
 Only files of the directory itself are opened, whatever the index says, and nothing is unpickled.
 """
 
-import json
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from backend.models.config import ModelLoadError
+from backend.models.config import ModelLoadError, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -179,19 +178,6 @@ class Checkpoint:
             except (OSError, SafetensorError) as error:
                 raise ModelLoadError(f"{path}: damaged or not safetensors: {error}") from error
         return self._files[path]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ModelLoadError."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path}: not found") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object")
-    return value
 
 
 def _shards(index: Path) -> dict[str, Path]:

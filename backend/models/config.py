@@ -3,14 +3,33 @@
 No torch here: the server's process imports this too.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 
 class ModelLoadError(Exception):
     """The model cannot be served: something is missing, damaged, or not supported here."""
+
+
+def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Read a JSON object; empty where an ``optional`` file is missing. Raises ModelLoadError."""
+    if optional and not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path}: not found") from error
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object")
+    return value
 
 
 _Value = TypeVar("_Value", bool, int, float, str)

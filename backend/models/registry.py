@@ -13,8 +13,14 @@ from torch import Tensor
 
 from backend.kernels.available import unavailable_reason
 from backend.models.attention import Attention
-from backend.models.checkpoint import Checkpoint, read_json
-from backend.models.config import DecoderConfig, LongRopeScaling, ModelLoadError, ModelShape
+from backend.models.checkpoint import Checkpoint
+from backend.models.config import (
+    DecoderConfig,
+    LongRopeScaling,
+    ModelLoadError,
+    ModelShape,
+    read_json,
+)
 from backend.models.decoder import Decoder, DecoderWeights
 from backend.models.families import FAMILIES, native_family, parse_config
 from backend.models.layers import Operations

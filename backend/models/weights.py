@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backend.models.checkpoint import FLOATS, Checkpoint, Tensors, read_json
-from backend.models.config import DecoderConfig, ExpertsConfig, ModelLoadError
+from backend.models.checkpoint import FLOATS, Checkpoint, Tensors
+from backend.models.config import DecoderConfig, ExpertsConfig, ModelLoadError, read_json
 from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
 from backend.models.families import parse_config
 from backend.models.layers import DenseLinear, Embedding, Linear, RMSNorm

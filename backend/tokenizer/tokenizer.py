@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import tokenizers
 
-from backend.models.config import ModelLoadError
+from backend.models.config import ModelLoadError, read_json
 from backend.scheduler.stopping import (
     ByteLevelDetokenizer,
     IncrementalDetokenizer,
@@ -63,7 +63,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for a bad file
             raise ModelLoadError(f"{path}: {error}") from error
-        config = _read_json(directory / "tokenizer_config.json")
+        config = read_json(directory / "tokenizer_config.json", optional=True)
         special = _special_tokens(config)
         try:
             template = _load_template(directory, config, special)
@@ -188,18 +188,6 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_alphabet()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object")
-    return value
-
-
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     tokens: dict[str, str] = {}
     for key in _SPECIAL_TOKEN_KEYS:
@@ -226,7 +214,7 @@ def _load_template(
 
 def _generation_eos(directory: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(directory / name).get("eos_token_id")
+        value = read_json(directory / name, optional=True).get("eos_token_id")
         if isinstance(value, int):
             return frozenset({value})
         if isinstance(value, list):

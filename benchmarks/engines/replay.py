@@ -38,7 +38,7 @@ class StepCost:
         On one thread, in processor time, so that whatever else the machine does counts for little.
         """
         core = load_model(EngineOptions(str(directory), device="cpu", threads=1)).core
-        core.warm_up()
+        core.runner.warm_up()
         numbers = iter(range(1_000_000))
 
         def steps(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[float]:

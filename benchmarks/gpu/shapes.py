@@ -112,7 +112,7 @@ def engine(
     )
     core = EngineCore(runner, frozenset(), limits, GrammarCompiler(_no_vocabulary))
     if not machine.smoke:
-        core.warm_up()
+        core.runner.warm_up()
     yield core
 
 

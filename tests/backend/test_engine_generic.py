@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from backend.engine.loading import load_engine
-from backend.models.checkpoint import read_json
-from backend.models.config import ModelLoadError
+from backend.models.config import ModelLoadError, read_json
 from backend.models.hf import GenericModel, load_generic
 from backend.models.hf_check import verify
 from backend.scheduler.request import GenerationRequest, SamplingParams

@@ -15,8 +15,8 @@ from backend.engine.loading import load_engine
 from backend.executor.kv_cache import KVCache
 from backend.models import checkpoint as checkpoint_files
 from backend.models import quantization
-from backend.models.checkpoint import Checkpoint, read_json
-from backend.models.config import ModelLoadError
+from backend.models.checkpoint import Checkpoint
+from backend.models.config import ModelLoadError, read_json
 from backend.models.families import parse_config
 from backend.models.layers import TorchOperations
 from backend.models.quantization import (
