@@ -148,8 +148,6 @@ class EngineCore:
 
     def admit_compiled(self) -> None:
         """Queue the requests whose grammar has been compiled in the meantime."""
-        if not self._compiling:
-            return
         for number, (message, pending) in list(self._compiling.items()):
             if pending.done:
                 del self._compiling[number]
@@ -188,12 +186,20 @@ class EngineCore:
 
     def step(self) -> None:
         """Advance what can be advanced. Raises DeviceLostError; after others, ``start_over``."""
-        for sequence in self.scheduler.expire(monotonic()):
-            self._expire(sequence)
+        now = monotonic()
+        for sequence in self.scheduler.expire(now):
+            if (continuation := self._continuations.get(sequence)) is not None:
+                waited = now - sequence.arrived
+                error = QueueTimeoutError(
+                    f"the request waited {waited:.1f} s, and nothing could be computed for it",
+                    self.scheduler.drain_seconds(now),
+                )
+                self._fail(continuation.job, error, "queue_timeout")
         turn = self._stepper.turn()
         for sequence in turn.failed:
             if (continuation := self._continuations.get(sequence)) is not None:
-                self._fail(continuation.job, "the engine failed while it computed this request")
+                text = "the engine failed while it computed this request"
+                self._fail(continuation.job, EngineError(text))
         if turn.step:
             self._recorder.completed(turn.step, turn.began, turn.ended)
         for sequence, sampled in turn.sampled:
@@ -205,12 +211,13 @@ class EngineCore:
         self, sequence: Sequence, continuation: _Continuation, sampled: Sampled | None
     ) -> None:
         if sampled is None:
-            self._fail(continuation.job, "the model's output is not finite for this request")
+            text = "the model's output is not finite for this request"
+            self._fail(continuation.job, EngineError(text))
         elif sequence.matcher is not None and sequence.matcher.failure is not None:
             # Its KV is as good as any, and may stay in the prefix cache; only its last token is
             # not.
-            failure = sequence.matcher.failure
-            self._fail(continuation.job, f"constrained decoding cannot go on: {failure}")
+            text = f"constrained decoding cannot go on: {sequence.matcher.failure}"
+            self._fail(continuation.job, EngineError(text))
         else:
             self._generated_tokens += sequence.num_new_tokens
             self._tell(sequence, continuation, sampled)
@@ -220,7 +227,7 @@ class EngineCore:
         jobs, self._jobs = self._jobs, {}
         self._continuations.clear()
         for job in jobs.values():
-            self._put(job, EngineError(reason))
+            self._items.append((job.number, EngineError(reason)))
         self._stepper.abandon()
         self._recorder.all_ended("error")
         self._past = replace(self.stats(), restarts=self._past.restarts + 1)
@@ -324,30 +331,16 @@ class EngineCore:
             continuation.held.clear()
             continuation.held_of_prompt.clear()
             cached = sequence.num_cached_tokens
-            self._put(job, TokenDelta(continuation.index, tokens, held, reason, cached, prompt))
+            self._items.append(
+                (job.number, TokenDelta(continuation.index, tokens, held, reason, cached, prompt))
+            )
         if reason is not None:
             self._end(sequence, reason)
 
-    def _expire(self, sequence: Sequence) -> None:
-        continuation = self._continuations.get(sequence)
-        if continuation is not None:
-            waited = monotonic() - sequence.arrived
-            error = QueueTimeoutError(
-                f"the request waited {waited:.1f} s, and nothing could be computed for it",
-                self.scheduler.drain_seconds(monotonic()),
-            )
-            self._fail_with(continuation.job, error, "queue_timeout")
-
-    def _fail(self, job: _Job, reason: str) -> None:
-        self._fail_with(job, EngineError(reason), "error")
-
-    def _fail_with(self, job: _Job, error: Exception, why: str) -> None:
+    def _fail(self, job: _Job, error: Exception, why: str = "error") -> None:
         for sequence in list(job.open_sequences.values()):
             self._end(sequence, why)
-        self._put(job, error)
-
-    def _put(self, job: _Job, item: Item) -> None:
-        self._items.append((job.number, item))
+        self._items.append((job.number, error))
 
     def _end(self, sequence: Sequence, reason: str) -> None:
         self._recorder.ended(sequence, reason)

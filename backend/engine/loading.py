@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ from backend.engine.model_files import resolve_model
 from backend.executor.factory import (
     NO_KERNELS,
     KernelGroup,
-    Kernels,
     kernels_for,
     make_runner,
     read_memory,
 )
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import FP8, KVCache, block_bytes
-from backend.executor.memory import MemoryReading, Sizing, context_length, size_cache
+from backend.executor.memory import Sizing, context_length, size_cache
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
@@ -36,10 +35,8 @@ from backend.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 # A chunk of prefill delays everybody's next token by the time that it takes to compute.
-_TOKENS_PER_STEP_CPU = 512
-_TOKENS_PER_STEP_CUDA = 8192
-_MAX_NUM_SEQS_CPU = 16
-_MAX_NUM_SEQS_CUDA = 256
+_TOKENS_PER_STEP = {"cpu": 512, "cuda": 8192}
+_MAX_NUM_SEQS = {"cpu": 16, "cuda": 256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,8 @@ def load_model(
     tokenizer = Tokenizer.load(directory)
     torch_device = device_of(options.device)
     on_cuda = torch_device.type == "cuda"
-    max_num_seqs = options.max_num_seqs or (_MAX_NUM_SEQS_CUDA if on_cuda else _MAX_NUM_SEQS_CPU)
+    max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS[torch_device.type]
+    max_tokens = options.max_tokens_per_step or _TOKENS_PER_STEP[torch_device.type]
     progress(f"reading the weights of {directory}")
     network = load_network(
         directory,
@@ -91,26 +89,36 @@ def load_model(
     )
     kv_dtype = kv_cache_dtype(options.kv_dtype, network.dtype, torch_device)
     shape = network.shape
-    max_tokens_per_step = options.max_tokens_per_step
-    if max_tokens_per_step is None:
-        max_tokens_per_step = _TOKENS_PER_STEP_CUDA if on_cuda else _TOKENS_PER_STEP_CPU
-    max_tokens_per_step = max(max_tokens_per_step, max_num_seqs)
     # No kernel here knows rules.
     has_kernels = on_cuda and not network.needs_rules and _triton_compiles()
-    wanted_len = context_length(shape, options.max_model_len)
+    batches = BatchLimits(
+        num_slots=slots_for(max_num_seqs),
+        max_num_seqs=max_num_seqs,
+        max_tokens_per_step=max(max_tokens, max_num_seqs),
+        max_model_len=context_length(shape, options.max_model_len),
+    )
     kernels = kernels_for(options.attention) if has_kernels else NO_KERNELS
     detail: tuple[str, ...] = ()
     if has_kernels and options.self_check:
         progress("comparing the kernels with their references")
-        kernels, detail = _proved_kernels(network, kernels, kv_dtype, wanted_len)
+        # Triton is not everywhere.
+        from backend.executor.self_check import self_check  # noqa: PLC0415
+
+        proved = self_check(network, torch_device, kv_dtype, batches.max_model_len, kernels)
+        kernels, detail = proved.kernels, proved.detail
     if on_cuda and not {KernelGroup.ATTENTION, KernelGroup.KV_8_BITS} <= kernels:
         # Of plain torch's attention, FP8 knows none.
         kv_dtype = network.dtype
     reading = None
     if KernelGroup.ATTENTION in kernels and options.kv_bytes is None:
         progress("measuring the memory of the largest step")
-        wanted = _batch_limits(max_num_seqs, max_tokens_per_step, wanted_len)
-        reading = _read_memory(network, wanted, kv_dtype, utilization, kernels)
+        try:
+            reading = read_memory(network, batches, kv_dtype, utilization, kernels)
+        except torch.OutOfMemoryError as error:
+            raise ModelLoadError(
+                f"a step of {batches.max_tokens_per_step} tokens does not fit into device memory; "
+                "take less with max-tokens-per-step or max-num-seqs"
+            ) from error
     sizing = size_cache(
         shape,
         device=torch_device,
@@ -127,15 +135,15 @@ def load_model(
         num_blocks=sizing.num_blocks,
         max_num_seqs=max_num_seqs,
         max_model_len=sizing.max_model_len,
-        max_tokens_per_step=max_tokens_per_step,
+        max_tokens_per_step=batches.max_tokens_per_step,
         max_waiting=options.max_waiting,
         queue_seconds=options.queue_timeout,
-        target_ttft=_in_seconds(options.target_ttft_ms),
-        target_itl=_in_seconds(options.target_itl_ms),
+        target_ttft=options.target_ttft_ms and options.target_ttft_ms / 1000,
+        target_itl=options.target_itl_ms and options.target_itl_ms / 1000,
         overlap=on_cuda if options.overlap is None else options.overlap,
         speculation=options.speculation != "off",
     )
-    batches = _batch_limits(max_num_seqs, max_tokens_per_step, sizing.max_model_len)
+    batches = replace(batches, max_model_len=sizing.max_model_len)
     runner = make_runner(network, cache, batches, kernels=kernels)
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
     made_of = f"{network.dtype} {kv_dtype} {options.quantization}"
@@ -183,10 +191,6 @@ def _kv_cache(
     return cache
 
 
-def _in_seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
-
-
 def _triton_compiles() -> bool:
     reason = unavailable_reason()
     if reason is not None:
@@ -194,46 +198,11 @@ def _triton_compiles() -> bool:
     return reason is None
 
 
-def _proved_kernels(
-    network: Network, kernels: Kernels, kv_dtype: torch.dtype, max_model_len: int
-) -> tuple[Kernels, tuple[str, ...]]:
-    # Triton is not everywhere.
-    from backend.executor.self_check import self_check  # noqa: PLC0415
-
-    proved = self_check(network, torch.device("cuda"), kv_dtype, max_model_len, kernels)
-    return proved.kernels, proved.detail
-
-
 def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     tokens = tuple(tokenizer.visible_bytes(token) for token in range(size))
     return Vocabulary(
         tokens, size, frozenset(each for each in tokenizer.eos_token_ids if each < size)
     )
-
-
-def _batch_limits(max_num_seqs: int, max_tokens_per_step: int, max_model_len: int) -> BatchLimits:
-    return BatchLimits(
-        num_slots=slots_for(max_num_seqs),
-        max_num_seqs=max_num_seqs,
-        max_tokens_per_step=max_tokens_per_step,
-        max_model_len=max_model_len,
-    )
-
-
-def _read_memory(
-    network: Network,
-    limits: BatchLimits,
-    kv_dtype: torch.dtype,
-    utilization: float,
-    kernels: Kernels,
-) -> MemoryReading:
-    try:
-        return read_memory(network, limits, kv_dtype, utilization, kernels)
-    except torch.OutOfMemoryError as error:
-        raise ModelLoadError(
-            f"a step of {limits.max_tokens_per_step} tokens does not fit into device memory; "
-            "take less with max-tokens-per-step or max-num-seqs"
-        ) from error
 
 
 def device_of(name: str) -> torch.device:
