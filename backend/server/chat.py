@@ -2,18 +2,18 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from aiohttp import web
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 
 from backend.scheduler.request import FinishReason, TokenLogprobs
 from backend.server.body import read_request
 from backend.server.pipeline import Generation, answer, new_generation, sampling_params
 from backend.server.prompts import chat_prompt
-from backend.server.protocol import combination, only
+from backend.server.protocol import combination, one_of, only
 from backend.server.protocol.generation import (
     ChatLogprobFields,
     CompletionFields,
@@ -24,18 +24,26 @@ from backend.server.protocol.generation import (
 from backend.server.protocol.messages import (
     DEFAULT_TEMPLATE,
     AnyMessage,
+    ChoiceMode,
+    Function,
     NamedChoice,
     TemplateFields,
     TemplateOptions,
-    Tool,
     ToolChoice,
     Tools,
     check_choice,
     check_order,
 )
-from backend.server.replies import ChoicesReply, FinishedChoice, Object, TokenBytes, chat_logprobs
+from backend.server.replies import (
+    ChoicesReply,
+    FinishedChoice,
+    Object,
+    Reply,
+    TokenBytes,
+    chat_logprobs,
+)
 from backend.server.served_model import LoadedModel, ServedModel
-from backend.server.structured import Constraint, constraint_of
+from backend.server.structured import constraint_of
 from backend.server.tool_parsers import AnswerFormat, answer_format, tool_use
 from backend.server.tool_parsers.streaming_json import (
     CallArguments,
@@ -58,7 +66,13 @@ class ChatRequest(CompletionFields, ChatLogprobFields, TemplateFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[ChoiceMode, Tag("<mode>")] | Annotated[NamedChoice, Tag("<named>")],
+            one_of("one of a string or an object", mode=str, named=dict),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     # The template writes the special tokens.
@@ -85,13 +99,19 @@ class ChatRequest(CompletionFields, ChatLogprobFields, TemplateFields):
     @model_validator(mode="after")
     def _calls_belong_together(self) -> Self:
         check_order(self.messages)
-        choice = self.tool_choice
-        check_choice(
-            (tool.function.name for tool in self.tools or ()),
-            demanded=choice == "required",
-            named=choice.function.name if isinstance(choice, NamedChoice) else None,
-        )
+        check_choice(self.callable_functions, self.choice)
         return self
+
+    @property
+    def callable_functions(self) -> list[Function]:
+        """What may be called."""
+        return [tool.function for tool in self.tools or ()]
+
+    @property
+    def choice(self) -> ToolChoice:
+        """Which of them."""
+        choice = self.tool_choice
+        return choice.function if isinstance(choice, NamedChoice) else choice
 
     @property
     def most_tokens(self) -> int | None:
@@ -104,8 +124,8 @@ class Conversation:
     """What chat and responses ask for, in chat's words; ``…_at`` is where a client says it."""
 
     messages: Sequence[AnyMessage]
-    tools: Sequence[Tool] | None
-    tool_choice: ToolChoice | None
+    functions: Sequence[Function]
+    choice: ToolChoice
     parallel: bool | None
     response_format: ResponseFormat | None
     max_tokens: int | None
@@ -118,29 +138,23 @@ class Conversation:
     parameters_at: str = "function.parameters"
 
 
-@dataclass(frozen=True, slots=True)
-class ChatGeneration:
-    """What is generated for a conversation, and how the answer is read and written."""
-
-    generation: Generation
-    constraint: Constraint | None
-    format: AnswerFormat | None
-    token_bytes: TokenBytes | None
-    """Given where log probabilities are wanted."""
+ReplyTo = Callable[[Generation, AnswerFormat | None, TokenBytes | None], Reply]
+"""How an endpoint replies; the last is given where log probabilities are wanted."""
 
 
-async def prepare_chat(
+async def answer_conversation(
     request: web.Request,
     body: GenerationFields,
     loaded: LoadedModel,
     chat: Conversation,
+    reply_to: ReplyTo,
     *,
     arrived: float,
-) -> ChatGeneration:
-    """Return what is generated for a conversation. Raises ApiError."""
+) -> web.StreamResponse:
+    """Generate what follows a conversation, and write the reply. Raises ApiError."""
     tools = tool_use(
-        chat.tools,
-        chat.tool_choice,
+        chat.functions,
+        chat.choice,
         chat.parallel,
         loaded.tool_format,
         parameters_at=chat.parameters_at,
@@ -158,12 +172,15 @@ async def prepare_chat(
     sampling = sampling_params(
         body, loaded, constraint, max_tokens=chat.max_tokens, logprobs=chat.logprobs
     )
-    return ChatGeneration(
-        new_generation(chat.prefix, (prompt.tokens,), body, sampling, request, arrived=arrived),
-        constraint,
+    generation = new_generation(
+        chat.prefix, (prompt.tokens,), body, sampling, request, arrived=arrived
+    )
+    reply = reply_to(
+        generation,
         answer_format(tools, loaded.reasoning_format, prompt.end, sampling.grammar),
         None if chat.logprobs is None else loaded.encoder.token_bytes,
     )
+    return await answer(request, generation, loaded.generator, reply, constraint)
 
 
 async def chat_completions(model: ServedModel, request: web.Request) -> web.StreamResponse:
@@ -173,8 +190,8 @@ async def chat_completions(model: ServedModel, request: web.Request) -> web.Stre
     loaded = model.require(body.model)
     chat = Conversation(
         messages=body.messages,
-        tools=body.tools,
-        tool_choice=body.tool_choice,
+        functions=body.callable_functions,
+        choice=body.choice,
         parallel=body.parallel_tool_calls,
         response_format=body.response_format,
         max_tokens=body.most_tokens,
@@ -182,16 +199,14 @@ async def chat_completions(model: ServedModel, request: web.Request) -> web.Stre
         template=body.template,
         keep_last=body.max_prompt_tokens(loaded.max_model_len),
     )
-    prepared = await prepare_chat(request, body, loaded, chat, arrived=arrived)
-    generation = prepared.generation
-    reply = ChatReply(
-        generation.id,
-        body.model,
-        body.stream_options or StreamOptions(),
-        prepared.format,
-        prepared.token_bytes,
-    )
-    return await answer(request, generation, loaded.generator, reply, prepared.constraint)
+    options = body.stream_options or StreamOptions()
+
+    def reply_to(
+        generation: Generation, form: AnswerFormat | None, token_bytes: TokenBytes | None
+    ) -> ChatReply:
+        return ChatReply(generation.id, body.model, options, form, token_bytes)
+
+    return await answer_conversation(request, body, loaded, chat, reply_to, arrived=arrived)
 
 
 @dataclass(slots=True)
@@ -225,7 +240,6 @@ class ChatReply(ChoicesReply):
         self._streamed: dict[int, _Streamed] = {}
 
     def choice(self, index: int, choice: FinishedChoice) -> Object:
-        """Return a choice of a plain reply."""
         message: Object = {
             "role": "assistant",
             "content": choice.text,
@@ -249,14 +263,12 @@ class ChatReply(ChoicesReply):
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def opening(self, index: int, prompt: Sequence[TokenLogprobs]) -> list[Object]:
-        """Return the role."""
         del prompt
         parser = None if self._format is None else self._format.parser(eager=True)
         self._streamed[index] = _Streamed(parser)
         return [_chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)]
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
-        """Return choices of chunks with new text."""
         if self._format is None and self._token_bytes is None:
             return [_chunk(index, {"content": text}, None)]
         choice = self._streamed[index]
@@ -265,7 +277,6 @@ class ChatReply(ChoicesReply):
         return [self._chunk_of(index, choice, _delta(choice, event)) for event in events]
 
     def ending(self, index: int, reason: FinishReason) -> list[Object]:
-        """Return a choice's last chunks."""
         choice = self._streamed.pop(index)
         if choice.parser is None:
             return [_chunk(index, {}, reason.value)]

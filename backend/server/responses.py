@@ -15,8 +15,8 @@ from aiohttp import web
 
 from backend.scheduler.request import FinishReason, SamplingParams, TextDelta, TokenLogprobs
 from backend.server.body import read_request
-from backend.server.chat import Conversation, prepare_chat
-from backend.server.pipeline import answer
+from backend.server.chat import Conversation, answer_conversation
+from backend.server.pipeline import Generation
 from backend.server.prompts import off_loop
 from backend.server.protocol.errors import RATE_LIMIT, ApiError
 from backend.server.protocol.messages import TemplateOptions
@@ -36,7 +36,6 @@ from backend.server.tool_parsers.streaming_json import (
     Content,
     Event,
     Reasoning,
-    ToolCallParser,
 )
 
 ON_LOOP_ITEMS = 500
@@ -53,8 +52,8 @@ async def responses(model: ServedModel, request: web.Request) -> web.StreamRespo
     loaded = model.require(body.model)
     chat = Conversation(
         messages=await off_loop(lambda: body.chat_messages, body.num_items > ON_LOOP_ITEMS),
-        tools=body.chat_tools,
-        tool_choice=body.chat_tool_choice,
+        functions=body.tools or (),
+        choice=body.tool_choice,
         parallel=body.parallel_tool_calls,
         response_format=body.chat_format,
         max_tokens=body.max_output_tokens,
@@ -65,57 +64,14 @@ async def responses(model: ServedModel, request: web.Request) -> web.StreamRespo
         format_at="text.format",
         parameters_at="parameters",
     )
-    prepared = await prepare_chat(request, body, loaded, chat, arrived=arrived)
-    generation = prepared.generation
-    repeated = _repeated(body, generation.sampling, generation.id)
-    reply = ResponseReply(repeated, prepared.format, prepared.token_bytes)
-    return await answer(request, generation, loaded.generator, reply, prepared.constraint)
 
+    def reply_to(
+        generation: Generation, form: AnswerFormat | None, token_bytes: TokenBytes | None
+    ) -> ResponseReply:
+        repeated = _repeated(body, generation.sampling, generation.id)
+        return ResponseReply(repeated, form, token_bytes)
 
-class ResponseReply:
-    """Implements ``Reply`` by a ``ResponseWriter`` for its one choice."""
-
-    typed = True
-
-    def __init__(
-        self, repeated: Mapping[str, Any], form: AnswerFormat | None, token_bytes: TokenBytes | None
-    ) -> None:
-        """``repeated`` are the fields of the response that are known from the start."""
-        self._repeated = repeated
-        self._format = form
-        self._token_bytes = token_bytes
-        self._writer = self._new_writer(eager=True)
-
-    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
-        """Return the response."""
-        writer = self._new_writer(eager=self._format is not None and self._format.demanded)
-        [choice] = choices
-        writer.push(choice.text, choice.logprobs)
-        *_, last = writer.finish(choice.finish_reason, usage, int(time.time()))
-        response: Object = last["response"]
-        return response
-
-    def begin(self) -> list[Object]:
-        """Return the events before anything has come."""
-        return self._writer.begin()
-
-    def push(self, delta: TextDelta, usage: Callable[[], Usage], *, first: bool) -> list[Object]:
-        """Return the events of the next piece of text."""
-        del usage, first
-        return self._writer.push(delta.text, delta.logprobs)
-
-    def finish(self, choices: Sequence[FinishedChoice], usage: Usage) -> list[Object]:
-        """Return the events of the answer's end."""
-        [choice] = choices
-        return self._writer.finish(choice.finish_reason, usage, int(time.time()))
-
-    def fail(self, error: ApiError) -> list[Object]:
-        """Return the events of an answer that broke off."""
-        return self._writer.fail(error)
-
-    def _new_writer(self, *, eager: bool) -> "ResponseWriter":
-        parser = None if self._format is None else self._format.parser(eager=eager)
-        return ResponseWriter(self._repeated, parser, self._token_bytes, _new_id)
+    return await answer_conversation(request, body, loaded, chat, reply_to, arrived=arrived)
 
 
 def _new_id(prefix: str) -> str:
@@ -154,23 +110,28 @@ class _Item:
         }
 
 
-class ResponseWriter:
-    """Takes an answer as it comes and returns events; their numbers follow one another."""
+class ResponseReply:
+    """Implements ``Reply``: takes an answer as it comes; the events' numbers follow one another."""
+
+    typed = True
 
     def __init__(
         self,
         repeated: Mapping[str, Any],
-        parser: ToolCallParser | None,
+        form: AnswerFormat | None,
         token_bytes: TokenBytes | None,
-        new_id: NewId,
+        new_id: NewId = _new_id,
+        *,
+        eager: bool = True,
     ) -> None:
         """``repeated`` are the fields of the response that are known from the start.
 
-        ``parser`` is given where the text is read, ``token_bytes`` where log probabilities are
+        ``form`` is given where the text is read, ``token_bytes`` where log probabilities are
         wanted.
         """
         self._repeated = repeated
-        self._parser = parser
+        self._format = form
+        self._parser = None if form is None else form.parser(eager=eager)
         self._token_bytes = token_bytes
         self._new_id = new_id
         self._output: list[Object] = []
@@ -182,27 +143,41 @@ class ResponseWriter:
         """Those not sent yet."""
         self._number = 0
 
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
+        eager = self._format is not None and self._format.demanded
+        reply = ResponseReply(
+            self._repeated, self._format, self._token_bytes, self._new_id, eager=eager
+        )
+        [choice] = choices
+        reply._take(choice.text, choice.logprobs)
+        *_, last = reply.finish(choices, usage)
+        response: Object = last["response"]
+        return response
+
     def begin(self) -> list[Object]:
-        """Return the events before anything has come."""
         begun = {"response": self._response("in_progress")}
         return self._numbered([("response.created", begun), ("response.in_progress", begun)])
 
-    def push(self, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
-        """Return the events of the next piece of text."""
+    def push(self, delta: TextDelta, usage: Callable[[], Usage], *, first: bool) -> list[Object]:
+        del usage, first
+        return self._take(delta.text, delta.logprobs)
+
+    def _take(self, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
         self._logprobs += logprobs
         pieces = [Content(text)] if self._parser is None else self._parser.push(text)
         return self._numbered(self._written(pieces))
 
-    def finish(self, reason: FinishReason, usage: Usage, now: int) -> list[Object]:
+    def finish(self, choices: Sequence[FinishedChoice], usage: Usage) -> list[Object]:
         """Return the events of the answer's end, the last of which has the whole response."""
-        cut = reason is FinishReason.LENGTH
+        [choice] = choices
+        cut = choice.finish_reason is FinishReason.LENGTH
         status = "incomplete" if cut else "completed"
         events = list(self._written([] if self._parser is None else self._parser.finish()))
         if self._item is None and not self._output:
             events += _announced(self._open_message())
         events += self._end_item(status)
         response = self._response(status) | {
-            "completed_at": None if cut else now,
+            "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": _usage(usage),
         }

@@ -1,12 +1,14 @@
 """Events of a response: whatever the text and its pieces, they add up to what the gateway keeps."""
 
+from types import SimpleNamespace
+
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.scheduler.request import FinishReason
-from backend.server.replies import Usage
-from backend.server.responses import ResponseWriter
+from backend.scheduler.request import FinishReason, TextDelta
+from backend.server.replies import FinishedChoice, Usage
+from backend.server.responses import ResponseReply
 from backend.server.tool_parsers import FORMATS
 from backend.server.tool_parsers.reasoning import ReasoningParser
 from gateway.protocol.endpoints.responses import StreamedResponse, render_response
@@ -56,11 +58,12 @@ def parser(form):
 
 def events_of(form, pieces, reason):
     repeated = {"id": "resp_1", "object": "response"}
-    writer = ResponseWriter(repeated, parser(form), None, counting())
-    events = writer.begin()
+    read = form and SimpleNamespace(parser=lambda eager: parser(form))
+    reply = ResponseReply(repeated, read, None, counting())
+    events = reply.begin()
     for piece in pieces:
-        events += writer.push(piece, ())
-    return events + writer.finish(reason, Usage(1, 2, 0), 5)
+        events += reply.push(TextDelta(0, piece, 1), None, first=False)
+    return events + reply.finish([FinishedChoice("".join(pieces), reason)], Usage(1, 2, 0))
 
 
 def merged(events):

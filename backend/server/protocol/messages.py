@@ -1,6 +1,6 @@
 """What a model is given, as OpenAI's clients write it: messages, tools, or texts and tokens."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -21,11 +21,17 @@ MAX_PROMPTS = 2_048
 MAX_TOOLS = 128
 
 
-class TextPart(Strict):
+class Part(Strict):
     """A content part; text is the only modality there is."""
 
-    type: Literal["text"]
+    type: str
     text: str
+
+
+class TextPart(Part):
+    """Text as chat names it."""
+
+    type: Literal["text"]
 
 
 Content = Annotated[
@@ -42,8 +48,7 @@ class Message(Strict):
     name: str | None = None
 
     def text(self) -> str:
-        """Return the content; parts are set apart by line ends."""
-        return _text(self.content)
+        return text_of(self.content)
 
 
 class ToolMessage(Message):
@@ -92,11 +97,11 @@ class AssistantMessage(Strict):
     function_call: Annotated[Any, only()] = None
 
     def text(self) -> str:
-        """Return the content, empty when there was none."""
-        return "" if self.content is None else _text(self.content)
+        return "" if self.content is None else text_of(self.content)
 
 
-def _text(content: str | list[TextPart]) -> str:
+def text_of(content: str | Sequence[Part]) -> str:
+    """Return the content as one text; parts are set apart by line ends."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
@@ -230,43 +235,45 @@ class Function(Strict):
         }
 
 
-class Tool(Strict):
+class OfFunction(Strict):
     """Functions are the only tools there are."""
 
     type: Literal["function"]
+
+
+class Tool(OfFunction):
+    """A tool as chat names it."""
+
     function: Function
 
 
 class FunctionName(Strict):
-    """Which function is meant."""
+    """This function must be called."""
 
     name: str
 
 
-class NamedChoice(Strict):
-    """This function must be called."""
+class NamedChoice(OfFunction):
+    """The choice of a function as chat names it."""
 
-    type: Literal["function"]
     function: FunctionName
 
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-    | Annotated[NamedChoice, Tag("<named>")],
-    one_of("one of a string or an object", mode=str, named=dict),
-]
+ChoiceMode = Literal["none", "auto", "required"]
+ToolChoice = ChoiceMode | FunctionName | None
+"""What may be called: nothing, anything, or this function."""
 
 
-def check_choice(names: Iterable[str], *, demanded: bool, named: str | None) -> None:
+def check_choice(functions: Sequence[Function], choice: ToolChoice) -> None:
     """Raise where a call is demanded of a function that is not among the tools."""
-    known = set(names)
-    if not known and (demanded or named is not None):
+    if not functions and (choice == "required" or isinstance(choice, FunctionName)):
         raise combination(
             "'tool_choice' is only allowed when 'tools' are specified.", "tool_choice"
         )
-    if named is not None and named not in known:
-        raise combination(f"Tool choice '{named}' not found in 'tools' parameter.", "tool_choice")
+    if isinstance(choice, FunctionName) and choice.name not in {each.name for each in functions}:
+        problem = f"Tool choice '{choice.name}' not found in 'tools' parameter."
+        raise combination(problem, "tool_choice")
 
 
 _PLAIN = 2**31

@@ -17,18 +17,18 @@ from backend.server.protocol.messages import (
     AnyMessage,
     AssistantMessage,
     CalledFunction,
+    ChoiceMode,
     Function,
     FunctionName,
     Message,
     Name,
-    NamedChoice,
+    OfFunction,
+    Part,
     TemplateVariables,
-    TextPart,
-    Tool,
     ToolCall,
-    ToolChoice,
     ToolMessage,
     check_choice,
+    text_of,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -46,11 +46,10 @@ Included = Literal[
 ]
 
 
-class TextItemPart(Strict):
-    """A content part; text is the only modality there is."""
+class TextItemPart(Part):
+    """Text of the client's or of the model's."""
 
     type: Literal["input_text", "output_text"]
-    text: str
 
 
 ItemContent = Annotated[
@@ -168,10 +167,10 @@ def messages_of(given: str | Sequence[Item]) -> Iterator[AnyMessage]:
             continue
         yield from turn.end()
         if isinstance(item, FunctionOutputItem):
-            output = _content(item.output)
+            output = text_of(item.output)
             yield ToolMessage(role="tool", content=output, tool_call_id=item.call_id)
         else:
-            yield Message(role=item.role, content=_content(item.content))
+            yield Message(role=item.role, content=text_of(item.content))
     yield from turn.end()
 
 
@@ -183,7 +182,7 @@ class _Turn:
         self._texts: list[str] = []
 
     def say(self, item: MessageItem) -> None:
-        self._texts.append(Message(role="assistant", content=_content(item.content)).text())
+        self._texts.append(text_of(item.content))
 
     def call(self, item: FunctionCallItem) -> None:
         function = CalledFunction(name=item.name, arguments=item.arguments)
@@ -196,12 +195,6 @@ class _Turn:
                 role="assistant", content="".join(self._texts), tool_calls=self.calls or None
             )
         self.calls, self._texts = [], []
-
-
-def _content(content: str | list[TextItemPart]) -> str | list[TextPart]:
-    if isinstance(content, str):
-        return content
-    return [TextPart(type="text", text=part.text) for part in content] or ""
 
 
 def _moved(place: str) -> AfterValidator:
@@ -264,42 +257,15 @@ class ReasoningOptions(Strict):
     effort: Annotated[Any, only("none")] = None
 
 
-class FunctionTool(Strict):
-    """Functions are the only tools there are."""
+class FunctionTool(Function, OfFunction):
+    """A function that may be called."""
 
-    type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
     defer_loading: Annotated[Any, only(False)] = None
     allowed_callers: Annotated[Any, only([], ["direct"])] = None
 
-    def for_chat(self) -> Tool:
-        """Return what chat is given."""
-        return Tool(
-            type="function",
-            function=Function(
-                name=self.name,
-                description=self.description,
-                parameters=self.parameters,
-                strict=self.strict,
-            ),
-        )
 
-
-class NamedFunction(Strict):
+class NamedFunction(FunctionName, OfFunction):
     """This function must be called."""
-
-    type: Literal["function"]
-    name: str
-
-
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
-    | Annotated[NamedFunction, Tag("<named>")],
-    one_of("one of a string or an object", mode=str, named=dict),
-]
 
 
 class ObfuscationOptions(Closed):
@@ -316,7 +282,13 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[ChoiceMode, Tag("<mode>")] | Annotated[NamedFunction, Tag("<named>")],
+            one_of("one of a string or an object", mode=str, named=dict),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     include: list[Included] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -359,12 +331,7 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
                 f"The 'top_logprobs' parameter is only allowed when 'include' has '{LOGPROBS}'.",
                 "top_logprobs",
             )
-        choice = self.tool_choice
-        check_choice(
-            (tool.name for tool in self.tools or ()),
-            demanded=choice == "required",
-            named=choice.name if isinstance(choice, NamedFunction) else None,
-        )
+        check_choice(self.tools or (), self.tool_choice)
         return self
 
     @property
@@ -384,18 +351,6 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
-
-    @property
-    def chat_tools(self) -> list[Tool] | None:
-        """The tools as chat has them."""
-        return None if self.tools is None else [tool.for_chat() for tool in self.tools]
-
-    @property
-    def chat_tool_choice(self) -> ToolChoice | None:
-        """The choice among them as chat has it."""
-        if isinstance(self.tool_choice, NamedFunction):
-            return NamedChoice(type="function", function=FunctionName(name=self.tool_choice.name))
-        return self.tool_choice
 
     @property
     def chat_format(self) -> ResponseFormat | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from backend.scheduler.request import Grammar, GrammarKind
 from backend.server.protocol.errors import ApiError
-from backend.server.protocol.messages import Function, NamedChoice, Tool, ToolChoice
+from backend.server.protocol.messages import Function, FunctionName, ToolChoice
 from backend.server.tool_parsers import hermes, llama
 from backend.server.tool_parsers.hermes import HermesToolCallParser
 from backend.server.tool_parsers.llama import LlamaToolCallParser
@@ -48,15 +48,15 @@ class ToolUse:
 
 
 def tool_use(
-    tools: Sequence[Tool] | None,
-    choice: ToolChoice | None,
+    functions: Sequence[Function],
+    choice: ToolChoice,
     parallel: bool | None,
     form: ToolFormat | None,
     *,
-    parameters_at: str = "function.parameters",
+    parameters_at: str,
 ) -> ToolUse | None:
     """Return what is allowed, None for no tools at all. Raises ApiError."""
-    if not tools or choice == "none":
+    if not functions or choice == "none":
         return None
     if form is None:
         raise ApiError(
@@ -66,15 +66,17 @@ def tool_use(
             param="tools",
             code="unsupported_parameter",
         )
-    functions = tuple(tool.function for tool in tools)
     positions = tuple(range(len(functions)))
-    named = isinstance(choice, NamedChoice)
-    if isinstance(choice, NamedChoice):
-        positions = (next(at for at in positions if functions[at].name == choice.function.name),)
-        functions = (functions[positions[0]],)
-    several = parallel is not False and not named
+    named = isinstance(choice, FunctionName)
+    if isinstance(choice, FunctionName):
+        positions = (next(at for at in positions if functions[at].name == choice.name),)
     return ToolUse(
-        form, functions, positions, named or choice == "required", several, parameters_at
+        form,
+        tuple(functions[at] for at in positions),
+        positions,
+        demanded=named or choice == "required",
+        several=parallel is not False and not named,
+        parameters_at=parameters_at,
     )
 
 
