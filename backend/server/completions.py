@@ -198,7 +198,6 @@ class CompletionReply(ChoicesReply):
         self._token_bytes = token_bytes
 
     def choice(self, index: int, choice: FinishedChoice) -> Object:
-        """Return a choice of a plain reply."""
         written = self._write(index, choice.text, choice.logprobs, choice.finish_reason)
         if self._echo:
             prompt = self._echo[index]
@@ -210,7 +209,6 @@ class CompletionReply(ChoicesReply):
         return written
 
     def opening(self, index: int, prompt: Sequence[TokenLogprobs]) -> list[Object]:
-        """Return the prompt, where it is to be echoed."""
         if not self._echo:
             return []
         written = self._write(index, self._echo[index].text)
@@ -219,11 +217,9 @@ class CompletionReply(ChoicesReply):
         return [written]
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
-        """Return the choice of a chunk with new text."""
         return [self._write(index, text, logprobs)]
 
     def ending(self, index: int, reason: FinishReason) -> list[Object]:
-        """Return a choice's last chunk."""
         return [self._write(index, "", reason=reason)]
 
     def _write(

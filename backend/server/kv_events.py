@@ -68,19 +68,16 @@ class KvEvents:
                 raise
 
     def apply(self, batches: Iterable[EventBatch]) -> None:
-        """Take in what the engine reports."""
         before = self._feed.sequence
         for batch in batches:
             self._feed.apply(batch)
         self._announce(before)
 
     def close(self) -> None:
-        """Let every reader end."""
         self._closed = True
         self._wake()
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """GET /kv_events."""
         if self._num_readers >= MOST_READERS:
             raise ApiError(
                 429,

@@ -88,15 +88,12 @@ class Metrics:
         self._requests.labels(endpoint, outcome).inc()
 
     def count_embedded(self, num_tokens: int) -> None:
-        """Count the tokens of a request whose inputs were embedded."""
         self._embedded.inc(num_tokens)
 
     def observe_request(self, endpoint: str, seconds: float) -> None:
-        """Record an E2E."""
         self._request.labels(endpoint).observe(seconds)
 
     def render(self) -> bytes:
-        """Return Prometheus text."""
         return generate_latest(self._registry)
 
 
@@ -118,7 +115,6 @@ class EngineCollector(Collector):
         self._waiting = waiting
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the engine that there is."""
         if (stats := self._stats()) is not None:
             yield from _gauges(stats)
             yield from _counters(stats)

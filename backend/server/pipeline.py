@@ -84,7 +84,6 @@ class Generation:
 
     @property
     def num_choices(self) -> int:
-        """Choices of all prompts."""
         return len(self.prompts) * self.n
 
     def deltas(self, generator: Generator) -> AsyncGenerator[TextDelta, None]:
@@ -291,7 +290,6 @@ class Answer:
     """What of a generation arrived so far."""
 
     def __init__(self, generation: Generation) -> None:
-        """Begin empty."""
         self._generation = generation
         self._choices = [_Choice() for _ in range(generation.num_choices)]
 

@@ -42,7 +42,6 @@ class Usage:
     """Of the prompts, found in the prefix cache."""
 
     def body(self) -> Object:
-        """Return OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -69,25 +68,20 @@ class Reply(Protocol):
 
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
         """Return the plain reply."""
-        ...
 
     def begin(self) -> Sequence[Object]:
         """Return the events that precede everything."""
-        ...
 
     def push(
         self, delta: TextDelta, usage: Callable[[], Usage], *, first: bool
     ) -> Sequence[Object]:
         """Return the events of a delta; ``first``: none of its choice came before."""
-        ...
 
     def finish(self, choices: Sequence[FinishedChoice], usage: Usage) -> Sequence[Object]:
         """Return the last events."""
-        ...
 
     def fail(self, error: ApiError) -> Sequence[Object]:
         """Return the events of a reply that breaks off."""
-        ...
 
 
 class ChoicesReply:
@@ -128,16 +122,13 @@ class ChoicesReply:
         raise NotImplementedError
 
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
-        """Return the plain reply."""
         written = [self.choice(index, choice) for index, choice in enumerate(choices)]
         return {**self._head, "choices": written, "usage": usage.body()}
 
     def begin(self) -> list[Object]:
-        """Return nothing: each choice has an opening of its own."""
         return []
 
     def push(self, delta: TextDelta, usage: Callable[[], Usage], *, first: bool) -> list[Object]:
-        """Return the chunks of a delta."""
         choices = self.opening(delta.index, delta.prompt_logprobs) if first else []
         if delta.text or delta.logprobs:
             choices += self.text(delta.index, delta.text, delta.logprobs)
@@ -149,14 +140,12 @@ class ChoicesReply:
         return [{**self._chunk_head, "choices": [choice], **used} for choice in choices]
 
     def finish(self, choices: Sequence[FinishedChoice], usage: Usage) -> list[Object]:
-        """Return the chunk of the usage, where it is wanted."""
         del choices
         if not self._options.include_usage:
             return []
         return [{**self._chunk_head, "choices": [], "usage": usage.body()}]
 
     def fail(self, error: ApiError) -> list[Object]:
-        """Return the error event."""
         return [error.body()]
 
 
@@ -200,7 +189,6 @@ class EventStream(web.StreamResponse):
         self._transport: asyncio.Transport | None = None
 
     async def prepare(self, request: BaseRequest) -> AbstractStreamWriter | None:
-        """Send the head."""
         self._transport = request.transport
         return await super().prepare(request)
 

@@ -66,7 +66,6 @@ class LoadedEmbedder:
         return self.embedder.shape.max_tokens
 
     async def warm_up(self) -> None:
-        """Embed one token."""
         await self.embedder.embed([(0,)])
 
 

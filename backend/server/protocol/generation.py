@@ -67,7 +67,6 @@ class SamplingFields(Closed):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, however they were written."""
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)

@@ -80,7 +80,6 @@ class ToolCall(Strict):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Return what chat templates read."""
         return {"id": self.id, "type": self.type, "function": self.function.for_template()}
 
 
@@ -226,7 +225,6 @@ class Function(Strict):
     strict: bool | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return what chat templates read."""
         described = {} if self.description is None else {"description": self.description}
         parameters = self.parameters or {"type": "object", "properties": {}}
         return {

@@ -235,7 +235,6 @@ class TextFormat(Closed):
         return self
 
     def for_chat(self) -> ResponseFormat:
-        """Return what chat is given."""
         if self.type != "json_schema":
             return ResponseFormat.model_validate({"type": self.type, "schema": self.definition})
         named = NamedSchema.model_validate(
@@ -341,7 +340,6 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
 
     @property
     def num_items(self) -> int:
-        """How many items the conversation has."""
         return 1 if isinstance(self.input, str) else len(self.input)
 
     @property

@@ -10,9 +10,9 @@ from backend.server.tool_parsers import hermes, llama
 from backend.server.tool_parsers.hermes import HermesToolCallParser
 from backend.server.tool_parsers.llama import LlamaToolCallParser
 from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
-from backend.server.tool_parsers.streaming_json import ToolCallParser
+from backend.server.tool_parsers.streaming_json import CallsParser, ToolCallParser
 
-ToolFormat = type[HermesToolCallParser] | type[LlamaToolCallParser]
+ToolFormat = type[CallsParser]
 """How one family of models calls functions: how to read calls, and how to demand them."""
 
 FORMATS: Mapping[str, ToolFormat] = {"qwen": HermesToolCallParser, "llama": LlamaToolCallParser}

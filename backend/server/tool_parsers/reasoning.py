@@ -96,12 +96,10 @@ class ReasoningParser:
         self._begun_text = False
 
     def push(self, text: str) -> list[Event]:
-        """Take the next piece and return what has become certain."""
         self._held += text
         return self._read(whole=False)
 
     def finish(self) -> list[Event]:
-        """Return what was held back: the text is over."""
         events = self._read(whole=True)
         return events if self._inner is None else [*events, *self._inner.finish()]
 

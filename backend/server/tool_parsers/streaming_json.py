@@ -4,16 +4,16 @@ Law: events depend on the text alone, never on where it was cut into pieces.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import orjson
 
-_SPACE = frozenset(" \t\r\n")
+SPACE = " \t\r\n"
 # What may stand outside of strings in JSON: a bracket, a separator, a number, true, false, null.
-_OUTSIDE = _SPACE | frozenset("{}[]:,+-.0123456789eEtrufalsn")
+_OUTSIDE = frozenset(SPACE + "{}[]:,+-.0123456789eEtrufalsn")
 # How a call usually begins: with its name, and then an object of arguments.
 _OPENING = re.compile(
     r' { "name" : "([\w.-]*)" , "(\w+)" : {'.replace(" ", r"[ \t\r\n]*"), re.ASCII
@@ -31,11 +31,6 @@ class CallableFunction:
 
     name: str
     schema: Mapping[str, Any]
-
-    def tag(self, begin: str, end: str) -> Tag:
-        """Return the tag of arguments between ``begin`` and ``end``."""
-        content = {"type": "json_schema", "json_schema": dict(self.schema)}
-        return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +71,9 @@ class ToolCallParser(Protocol):
 
     def push(self, text: str) -> list[Event]:
         """Take the next piece and return what has become certain."""
-        ...
 
     def finish(self) -> list[Event]:
         """Return what was held back: the text is over."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +150,7 @@ class _Brackets:
         if not self._closing:
             if character == "{":
                 self._closing.append("}")
-            return character in _SPACE or character == "{"
+            return character == "{" or character in SPACE
         if character in "{[":
             self._closing.append("}" if character == "{" else "]")
         elif character in "}]":
@@ -286,3 +279,107 @@ def _parse(text: str) -> Call | None:
     elif not (isinstance(arguments, str) and _is_object(arguments)):
         return None  # an object may be written as text, which is how clients get it
     return Call(name, arguments) if isinstance(name, str) else None
+
+
+class CallsParser:
+    """A ``ToolCallParser`` of text in which calls are JSON objects; subclasses know where."""
+
+    arguments_key: ClassVar[str]
+    before_call: ClassVar[str] = ""
+    after_call: ClassVar[str] = ""
+    separators = SPACE
+    """What behind a call is no text."""
+
+    def __init__(
+        self, names: Collection[str] = (), *, max_calls: int | None = None, eager: bool = True
+    ) -> None:
+        """``names`` are those of the functions; what follows ``max_calls`` calls is left out."""
+        self._names = frozenset(names)
+        self._max_calls = max_calls
+        self._eager = eager
+        self._num_calls = 0
+        self._reader: CallReader | None = None
+        """Of the call that has begun."""
+        self._before = ""
+        """The markup before that call, which is text where it is none."""
+        self._held = ""
+        """Text that is not understood yet."""
+
+    @classmethod
+    def calls(cls, functions: Sequence[CallableFunction], *, several: bool) -> Tag:
+        """Return the tag of one call, or of one or several."""
+        raise NotImplementedError
+
+    @classmethod
+    def text_or_calls(cls, functions: Sequence[CallableFunction], *, several: bool) -> Tag:
+        """Return the tag of an answer in which each call is valid."""
+        raise NotImplementedError
+
+    def push(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        text, self._held = self._held + text, ""
+        while text and self._num_calls != self._max_calls:
+            if self._reader is None:
+                text = self._read_text(text, events)
+            else:
+                text = self._read_call(self._reader, text, events)
+        return joined(events)
+
+    def finish(self) -> list[Event]:
+        events: list[Event] = []
+        while self._reader is not None:
+            if self._reader.announced:
+                self._end_call()
+            else:
+                # Within what was no call there may be one.
+                events += self.push(self._give_up_call(self._reader, events))
+        return joined([*events, Content(self._rest())])
+
+    def _accepts(self, name: str) -> bool:
+        """Say whether a call of ``name`` is one; a client can tell the model of a wrong name."""
+        return bool(name)
+
+    def _read_text(self, text: str, events: list[Event]) -> str:
+        """Take ``text`` up to the next call, and return what follows."""
+        raise NotImplementedError
+
+    def _read_call(self, reader: CallReader, text: str, events: list[Event]) -> str:
+        read, rest = reader.push(text)
+        events += read
+        if reader.status is ReadStatus.READ:
+            self._end_call()
+        elif reader.status is ReadStatus.FAILED:
+            rest = self._give_up_call(reader, events) + rest
+        return rest
+
+    def _begin_call(self, before: str) -> None:
+        self._before = before
+        self._reader = CallReader(
+            self._num_calls, self.arguments_key, accepts=self._accepts, eager=self._eager
+        )
+
+    def _end_call(self) -> None:
+        self._num_calls += 1
+        self._reader = None
+
+    def _give_up_call(self, reader: CallReader, events: list[Event]) -> str:
+        """Show what was before it, and return what followed to be read as text."""
+        events.append(Content(self._before))
+        self._reader = None
+        return reader.text
+
+    def _rest(self) -> str:
+        """Return what of the text that was held back is to be shown at the end."""
+        return self._held.rstrip(self.separators) if self._num_calls else self._held
+
+    @classmethod
+    def _tags(cls, functions: Sequence[CallableFunction]) -> list[Tag]:
+        return [
+            {
+                "type": "tag",
+                "begin": f'{cls.before_call}{{"name": "{each.name}", "{cls.arguments_key}": ',
+                "content": {"type": "json_schema", "json_schema": dict(each.schema)},
+                "end": f"}}{cls.after_call}",
+            }
+            for each in functions
+        ]
