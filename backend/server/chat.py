@@ -15,7 +15,6 @@ from backend.server.pipeline import Generation, answer, new_generation, sampling
 from backend.server.prompts import chat_prompt
 from backend.server.protocol import combination, one_of, only
 from backend.server.protocol.generation import (
-    ChatLogprobFields,
     CompletionFields,
     GenerationFields,
     ResponseFormat,
@@ -59,8 +58,11 @@ REASONING = "reasoning_content"
 """DeepSeek's name, which SGLang and most clients share."""
 
 
-class ChatRequest(CompletionFields, ChatLogprobFields, TemplateFields):
+class ChatRequest(CompletionFields, TemplateFields):
     """POST /v1/chat/completions."""
+
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     messages: Annotated[list[AnyMessage], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -85,6 +87,16 @@ class ChatRequest(CompletionFields, ChatLogprobFields, TemplateFields):
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
     moderation: Annotated[Any, only()] = None
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> Self:
+        # 0 asks for nothing, so clients that always send it are let through.
+        if self.top_logprobs and not self.logprobs:
+            raise combination(
+                "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
+                "top_logprobs",
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -117,6 +129,11 @@ class ChatRequest(CompletionFields, ChatLogprobFields, TemplateFields):
     def most_tokens(self) -> int | None:
         """The limit, under whichever name."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the likeliest to report beside the chosen token; None: not even that."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

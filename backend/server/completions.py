@@ -115,7 +115,7 @@ async def completions(model: ServedModel, request: web.Request) -> web.StreamRes
         generation.id,
         body.model,
         body.stream_options or StreamOptions(),
-        tuple(each for each in echoed for _ in range(generation.n)),
+        tuple(each for each in echoed for _ in range(body.n or 1)),
         None if body.logprobs is None else encoder.token_bytes,
     )
     return await answer(request, generation, loaded.generator, reply, constraint)

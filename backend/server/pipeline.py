@@ -64,51 +64,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What is to be generated: ``n`` choices for each prompt.
+    """What is to be generated: as many choices for each of the prompts, all sampled alike.
 
     Choices are numbered over all prompts: those of the first come first.
     """
 
     id: str
-    prompts: tuple[tuple[int, ...], ...]
-    sampling: SamplingParams
-    n: int
-    priority: Priority = Priority.NORMAL
-    stream: bool = True
+    requests: Sequence[GenerationRequest]
     prompt_only: bool = False
     """Nothing is generated: the one token that the engine computes is not sent."""
-    queue_seconds: float | None = None
-    cache_salt: str = ""
-    arrived: float | None = None
-    """When the HTTP request did, on the clock of ``time.monotonic``."""
 
     @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.n
+    def first(self) -> GenerationRequest:
+        """The request of the first prompt; the others differ by their prompts alone."""
+        return self.requests[0]
 
     def deltas(self, generator: Generator) -> AsyncGenerator[TextDelta, None]:
         """Return the deltas of all choices as they come; closing it cancels what still runs.
 
         Raises what the generator raises: RequestRejectedError, OverloadedError, EngineError.
         """
-        streams = [
-            generator.generate(
-                GenerationRequest(
-                    request_id=f"{self.id}-{position}",
-                    prompt_tokens=prompt,
-                    sampling=self.sampling,
-                    n=self.n,
-                    priority=self.priority,
-                    stream=self.stream,
-                    queue_seconds=self.queue_seconds,
-                    cache_salt=self.cache_salt,
-                    arrived=self.arrived,
-                    among=self.num_choices,
-                )
-            )
-            for position, prompt in enumerate(self.prompts)
-        ]
-        deltas = streams[0] if len(streams) == 1 else _merge(streams, self.n)
+        streams = [generator.generate(request) for request in self.requests]
+        deltas = streams[0] if len(streams) == 1 else _merge(streams, self.first.n)
         return _emptied(deltas) if self.prompt_only else deltas
 
 
@@ -219,18 +196,24 @@ def new_generation(
 ) -> Generation:
     """Return what is to be generated; headers say who asks and how urgently. Raises ApiError."""
     headers = request.headers
-    return Generation(
-        id=f"{prefix}{uuid.uuid4().hex}",
-        prompts=prompts,
-        sampling=sampling,
+    generation_id = f"{prefix}{uuid.uuid4().hex}"
+    first = GenerationRequest(
+        f"{generation_id}-0",
+        prompts[0],
+        sampling,
         n=body.n or 1,
-        stream=body.stream or False,
-        prompt_only=prompt_only,
         priority=_PRIORITIES.get(headers.get(PRIORITY, ""), Priority.NORMAL),
-        queue_seconds=_queue_seconds(headers),
         cache_salt=kv_salt(headers, body.cache_salt),
+        stream=body.stream or False,
+        queue_seconds=_queue_seconds(headers),
         arrived=arrived,
+        among=len(prompts) * (body.n or 1),
     )
+    others = (
+        replace(first, request_id=f"{generation_id}-{position}", prompt_tokens=prompt)
+        for position, prompt in enumerate(prompts[1:], 1)
+    )
+    return Generation(generation_id, (first, *others), prompt_only)
 
 
 def kv_salt(headers: Mapping[str, str], client_salt: str | None) -> str:
@@ -239,19 +222,15 @@ def kv_salt(headers: Mapping[str, str], client_salt: str | None) -> str:
     A cached prefix is computed faster, so requests that share KV can time one another. A client's
     salt divides its tenant's KV further: it is hashed with the tenant and never replaces it.
     """
-    tenant = _tenant_salt(headers)
-    if client_salt is None:
-        return tenant
-    # The tenant's part is empty or 64 characters of hex, so the comma is the first one.
-    return hashlib.sha256(f"{tenant},{client_salt}".encode()).hexdigest()
-
-
-def _tenant_salt(headers: Mapping[str, str]) -> str:
     credentials = [headers.get(name, "") for name in _TENANT]
-    if not any(credentials):
-        return ""
     # A header holds no NUL.
-    return hashlib.sha256("\0".join(credentials).encode(errors="surrogateescape")).hexdigest()
+    tenant = _digest("\0".join(credentials)) if any(credentials) else ""
+    # The tenant's part is empty or 64 characters of hex, so the comma is the first one.
+    return tenant if client_salt is None else _digest(f"{tenant},{client_salt}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def _queue_seconds(headers: Mapping[str, str]) -> float | None:
@@ -291,7 +270,7 @@ class Answer:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
-        self._choices = [_Choice() for _ in range(generation.num_choices)]
+        self._choices = [_Choice() for _ in range(generation.first.among)]
 
     def add(self, delta: TextDelta) -> bool:
         """Take the next delta and return whether it is the first of its choice.
@@ -323,7 +302,7 @@ class Answer:
 
     def usage(self) -> Usage:
         """Return the tokens so far."""
-        n = self._generation.n
+        requests, n = self._generation.requests, self._generation.first.n
         cached = [each.cached_tokens for each in self._choices]
         # Choices of one prompt find what the first of them computed; that saved the rest, but the
         # prompt counts once, and so does what no choice computed.
@@ -332,7 +311,7 @@ class Answer:
             for start in range(0, len(cached), n)
         )
         return Usage(
-            prompt_tokens=sum(map(len, self._generation.prompts)),
+            prompt_tokens=sum(len(each.prompt_tokens) for each in requests),
             completion_tokens=sum(each.num_tokens for each in self._choices),
             cached_tokens=sum(min(known, default=0) for known in by_prompt),
         )
@@ -346,7 +325,7 @@ async def answer(
     constraint: Constraint | None,
 ) -> web.StreamResponse:
     """Generate, and write the reply. Raises ApiError for what fails before its first byte."""
-    if generation.stream:
+    if generation.first.stream:
         return await _stream(request, generation, generator, reply, constraint)
     collected = Answer(generation)
     try:

@@ -68,7 +68,7 @@ async def responses(model: ServedModel, request: web.Request) -> web.StreamRespo
     def reply_to(
         generation: Generation, form: AnswerFormat | None, token_bytes: TokenBytes | None
     ) -> ResponseReply:
-        repeated = _repeated(body, generation.sampling, generation.id)
+        repeated = _repeated(body, generation.first.sampling, generation.id)
         return ResponseReply(repeated, form, token_bytes)
 
     return await answer_conversation(request, body, loaded, chat, reply_to, arrived=arrived)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from backend.ports import Embedder, Generator, PromptEncoder
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.stats import EngineStats
-from backend.server.protocol.errors import cannot_embed, cannot_generate, unavailable, unknown_model
+from backend.server.protocol.errors import ApiError, unavailable
 from backend.server.tool_parsers import ToolFormat
 from backend.server.tool_parsers.reasoning import ReasoningFormat
 
@@ -114,20 +114,33 @@ class ServedModel:
     def check_name(self, name: str) -> None:
         """Raise ApiError (404) when another model is meant."""
         if name != self.name:
-            raise unknown_model(name)
+            problem = f"The model '{name}' does not exist or you do not have access to it."
+            raise ApiError(404, problem, param="model", code="model_not_found")
 
     def require(self, name: str | None = None) -> LoadedModel:
         """Return the model once it can generate, if ``name`` is its own. Raises ApiError."""
         loaded = self.require_any(name)
         if isinstance(loaded, LoadedEmbedder):
-            raise cannot_generate(self.name)
+            raise ApiError(
+                404,
+                f"The model '{self.name}' makes embeddings. This is not a chat model and thus not "
+                "supported in the v1/chat/completions, v1/completions and v1/responses endpoints. "
+                "Did you mean to use v1/embeddings?",
+                param="model",
+            )
         return loaded
 
     def require_embedder(self, name: str | None = None) -> LoadedEmbedder:
         """Return the model once it can embed, if ``name`` is its own. Raises ApiError."""
         loaded = self.require_any(name)
         if isinstance(loaded, LoadedModel):
-            raise cannot_embed(self.name)
+            raise ApiError(
+                404,
+                f"You are not allowed to generate embeddings from this model: '{self.name}' is not "
+                "an embedding model and thus not supported in the v1/embeddings endpoint. Did you "
+                "mean to use v1/chat/completions?",
+                param="model",
+            )
         return loaded
 
     def require_any(self, name: str | None = None) -> Loaded:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from backend.ports import EngineError
-from backend.scheduler.request import FinishReason, SamplingParams, TextDelta
+from backend.scheduler.request import FinishReason, GenerationRequest, TextDelta
 from backend.server.pipeline import Generation
 
 pytest_plugins = ["running_backend"]
@@ -143,7 +143,7 @@ async def test_what_a_slow_reader_does_not_take_is_not_fetched():
                 yield TextDelta(0, "x", 1)
                 await asyncio.sleep(0)
 
-    generation = Generation("id", ((1,), (2,), (3,)), SamplingParams(), n=1)
+    generation = Generation("id", [GenerationRequest("", (prompt,)) for prompt in (1, 2, 3)])
     deltas = generation.deltas(Endless())
     await anext(deltas)
     for _ in range(200):

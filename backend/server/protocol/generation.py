@@ -17,6 +17,7 @@ MAX_NAMED_TOKENS = 1_024
 """Of ``logit_bias`` and ``stop_token_ids`` each: every change of the batch goes through them."""
 
 _INT64_MAX = 2**63 - 1
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _TOKEN_ID = Annotated[int, Field(ge=0)]
 
 Stop = Annotated[
@@ -41,72 +42,6 @@ def _token_ids(bias: dict[str, float]) -> dict[str, float]:
             context = {"message": message, "param": "logit_bias"}
             raise PydanticCustomError("invalid_key", "{message}", context)
     return bias
-
-
-class SamplingFields(Closed):
-    """Parameters of sampling."""
-
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    # -1 is other servers' way to say 0: no limit.
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    logit_bias: (
-        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], AfterValidator(_token_ids)]
-        | None
-    ) = None
-    seed: Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)] | None = None
-    stop: Stop | None = None
-    stop_token_ids: Annotated[list[_TOKEN_ID], Field(max_length=MAX_NAMED_TOKENS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    ignore_eos: bool | None = None
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def token_biases(self) -> tuple[tuple[int, float], ...]:
-        """What is added to which token's logit."""
-        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
-        return tuple(bias.items())
-
-    def check_min_tokens(self, most: int | None) -> None:
-        """Raise where more tokens are wanted at least than at ``most``."""
-        if self.min_tokens is not None and most is not None and self.min_tokens > most:
-            raise combination(
-                f"'min_tokens' is {self.min_tokens} and more than the {most} tokens that are "
-                "allowed.",
-                "min_tokens",
-            )
-
-
-class ChatLogprobFields(Strict):
-    """Log probabilities, as chat asks for them."""
-
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-
-    @property
-    def wanted_logprobs(self) -> int | None:
-        """How many of the likeliest to report beside the chosen token; None: not even that."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> Self:
-        # 0 asks for nothing, so clients that always send it are let through.
-        if self.top_logprobs and not self.logprobs:
-            raise combination(
-                "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
-                "top_logprobs",
-            )
-        return self
 
 
 _Schema = Annotated[
@@ -168,38 +103,6 @@ class StructuredOutputs(Closed):
         return self
 
 
-class StructureFields(Strict):
-    """vLLM's field for the form of an answer, and the ones that it had before."""
-
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: _Schema | None = None
-    guided_regex: _Source | None = None
-    guided_choice: _Choices | None = None
-    guided_grammar: _Source | None = None
-
-    @property
-    def structure(self) -> tuple[str, StructuredOutputs] | None:
-        """What is demanded, and how the names of its fields begin."""
-        if self.structured_outputs is not None:
-            return "structured_outputs.", self.structured_outputs
-        guided = StructuredOutputs.model_construct(
-            json_schema=self.guided_json,
-            regex=self.guided_regex,
-            choice=self.guided_choice,
-            grammar=self.guided_grammar,
-        )
-        return None if guided == StructuredOutputs() else ("guided_", guided)
-
-    @model_validator(mode="after")
-    def _one_structure(self) -> Self:
-        given = [name for name in StructureFields.model_fields if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise combination(
-                f"'{given[0]}' and '{given[1]}' cannot be set at the same time.", given[1]
-            )
-        return self
-
-
 class StreamOptions(Closed):
     """Options that hold for streamed replies alone."""
 
@@ -218,13 +121,83 @@ class StreamOptions(Closed):
         return self
 
 
-class GenerationFields(SamplingFields, StructureFields):
+class GenerationFields(Closed):
     """What all endpoints that generate share."""
+
+    # vLLM's field for the form of an answer, and the ones that it had before.
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: _Schema | None = None
+    guided_regex: _Source | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: _Source | None = None
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    # -1 is other servers' way to say 0: no limit.
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], AfterValidator(_token_ids)]
+        | None
+    ) = None
+    seed: Annotated[int, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[_TOKEN_ID], Field(max_length=MAX_NAMED_TOKENS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
 
     model: str
     stream: bool | None = None
     # Prompts of different salts share no KV.
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+    @property
+    def structure(self) -> tuple[str, StructuredOutputs] | None:
+        """What is demanded, and how the names of its fields begin."""
+        if self.structured_outputs is not None:
+            return "structured_outputs.", self.structured_outputs
+        guided = StructuredOutputs.model_construct(
+            json_schema=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        return None if guided == StructuredOutputs() else ("guided_", guided)
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> Self:
+        names = ("structured_outputs", *_GUIDED)
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise combination(
+                f"'{given[0]}' and '{given[1]}' cannot be set at the same time.", given[1]
+            )
+        return self
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def token_biases(self) -> tuple[tuple[int, float], ...]:
+        """What is added to which token's logit."""
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        return tuple(bias.items())
+
+    def check_min_tokens(self, most: int | None) -> None:
+        """Raise where more tokens are wanted at least than at ``most``."""
+        if self.min_tokens is not None and most is not None and self.min_tokens > most:
+            raise combination(
+                f"'min_tokens' is {self.min_tokens} and more than the {most} tokens that are "
+                "allowed.",
+                "min_tokens",
+            )
 
 
 def _keeps_some(tokens: int) -> int:
