@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
@@ -25,7 +24,7 @@ from backend.server.encoding import detokenize, embeddings, tokenize
 from backend.server.http_server import Runner, leave_unread, refusal
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import CONTENT_TYPE, Metrics
-from backend.server.protocol.errors import SERVER_ERROR, ApiError, internal_error
+from backend.server.protocol.errors import ApiError, internal_error
 from backend.server.replies import EventStream
 from backend.server.responses import responses
 from backend.server.served_model import ServedModel
@@ -210,11 +209,8 @@ async def _complete_head(request: web.Request, response: web.StreamResponse) -> 
 
 def refuse(status: int, message: str, code: str) -> web.Response:
     """Return the reply to a request that no handler sees, see ``http_server``."""
-    error = ApiError(status, message, code=code)
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        error = ApiError(status, message, kind=SERVER_ERROR, code=code)
     headers = {request_id.HEADER: request_id.current()}
-    return json_response(error.body(), error.status, headers)
+    return json_response(ApiError(status, message, code=code).body(), status, headers)
 
 
 def _outcome(response: web.StreamResponse) -> str:

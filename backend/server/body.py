@@ -60,13 +60,6 @@ _BOUNDS = {
     "greater_than": ("below", "minimum", ">", "gt"),
     "less_than_equal": ("above", "maximum", "<=", "le"),
 }
-# What we word where it is found, and the codes.
-_WORDED = {
-    "invalid_combination": "invalid_parameter_combination",
-    "disorder": None,
-    "invalid_key": "invalid_value",
-    "moved": "unsupported_parameter",
-}
 
 
 class _DuplicateKeyError(ValueError):
@@ -175,8 +168,8 @@ def _describe(
         return f"Missing required parameter: '{param}'.", "missing_required_parameter"
     if kind in {"unsupported_parameter", "unknown_parameter"}:
         return _unsupported(param, context.get("neutral"))
-    if kind in _WORDED:
-        return error["msg"], _WORDED[kind]
+    if kind == "worded":
+        return error["msg"], context["code"]
     if kind == "string_pattern_mismatch":
         problem = f"a string that matches the pattern '{context['pattern']}'"
         message = f"Invalid '{param}': string does not match pattern. Expected {problem}."

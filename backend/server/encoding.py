@@ -47,11 +47,6 @@ class EmbeddingRequest(Closed):
     # An input that is too long is refused, not cut.
     truncate_prompt_tokens: Annotated[Any, only(-1)] = None
 
-    @property
-    def inputs(self) -> tuple[str | tuple[int, ...], ...]:
-        """One element for each input: text, or tokens."""
-        return each_of(self.input)
-
 
 async def embeddings(model: ServedModel, metrics: Metrics, request: web.Request) -> web.Response:
     """Answer POST /v1/embeddings."""
@@ -59,7 +54,7 @@ async def embeddings(model: ServedModel, metrics: Metrics, request: web.Request)
     loaded = model.require_embedder(body.model)
     shape = loaded.embedder.shape
     dimensions = _dimensions(body.dimensions, shape)
-    inputs = await input_tokens(loaded.encoder, body.inputs, max_tokens=shape.max_tokens)
+    inputs = await input_tokens(loaded.encoder, each_of(body.input), max_tokens=shape.max_tokens)
     try:
         vectors = await loaded.embedder.embed(inputs)
     except OverloadedError as error:

@@ -25,7 +25,7 @@ from backend.scheduler.cache_events import (
     Snapshot,
     parts,
 )
-from backend.server.protocol.errors import RATE_LIMIT, ApiError
+from backend.server.protocol.errors import ApiError
 from backend.server.replies import EventStream
 
 MOST_READERS = 32
@@ -71,7 +71,8 @@ class KvEvents:
         before = self._feed.sequence
         for batch in batches:
             self._feed.apply(batch)
-        self._announce(before)
+        if self._feed.sequence != before:
+            self._wake()
 
     def close(self) -> None:
         self._closed = True
@@ -82,7 +83,6 @@ class KvEvents:
             raise ApiError(
                 429,
                 f"Too many readers: {MOST_READERS} follow already.",
-                kind=RATE_LIMIT,
                 code="too_many_readers",
                 headers={"Retry-After": "5"},
             )
@@ -123,10 +123,6 @@ class KvEvents:
         epoch, _, number = (last_event_id or "").partition("-")
         is_ours = epoch == self._epoch and number.isascii() and number.isdigit()
         return int(number) if is_ours and len(number) <= _MOST_DIGITS else None
-
-    def _announce(self, before: int) -> None:
-        if self._feed.sequence != before:
-            self._wake()
 
     def _wake(self) -> None:
         # Who waits holds the old event; who comes later waits for the new one.

@@ -59,7 +59,7 @@ async def chat_prompt(
     messages.
     """
     prompt = await render_chat(encoder, messages, template=template, tools=tools, param=param)
-    tokens = _last(prompt.tokens, keep_last)
+    tokens = prompt.tokens[-(keep_last or 0) :]
     _check_room(tokens, param, max_model_len)
     return ChatPrompt(tokens, prompt.end)
 
@@ -74,8 +74,14 @@ async def render_chat(
     param: str = "messages",
 ) -> ChatPrompt:
     """Return a conversation, however long. Raises ApiError."""
-    if template.continue_final_message:
-        _check_open_ended(messages[-1], param)
+    last = messages[-1]
+    if template.continue_final_message and isinstance(last, AssistantMessage) and last.tool_calls:
+        raise ApiError(
+            400,
+            "'continue_final_message' cannot be true where the last message has 'tool_calls'.",
+            param=param,
+            code="invalid_parameter_combination",
+        )
 
     def encode() -> ChatPrompt:
         plain = [_for_template(message) for message in messages]
@@ -95,20 +101,6 @@ async def render_chat(
         return ChatPrompt(tokens, prompt_end(text, continued))
 
     return await off_loop(encode, _is_long(messages, tools, template))
-
-
-def _check_open_ended(last: AnyMessage, param: str) -> None:
-    if isinstance(last, AssistantMessage) and last.tool_calls:
-        raise ApiError(
-            400,
-            "'continue_final_message' cannot be true where the last message has 'tool_calls'.",
-            param=param,
-            code="invalid_parameter_combination",
-        )
-
-
-def _last(tokens: tuple[int, ...], number: int | None) -> tuple[int, ...]:
-    return tokens if number is None else tokens[-number:]
 
 
 def _is_long(
@@ -140,10 +132,10 @@ async def completion_prompts(
                 param="prompt",
                 code="empty_string",
             )
-        _check_room(_last(tokens, keep_last), "prompt", max_model_len)
+        _check_room(tokens[-(keep_last or 0) :], "prompt", max_model_len)
 
     encoded = await encode_each(encoder, prompts, "prompt", check)
-    return tuple(_last(tokens, keep_last) for tokens in encoded)
+    return tuple(tokens[-(keep_last or 0) :] for tokens in encoded)
 
 
 async def encode_each(
@@ -224,13 +216,10 @@ def refuse_outside_vocabulary(
 
 
 def _check_room(tokens: tuple[int, ...], param: str, max_model_len: int) -> None:
-    if len(tokens) < max_model_len:
-        return
-    raise ApiError(
-        400,
-        f"This model's maximum context length is {max_model_len} tokens, of which at least one is "
-        f"the answer's. However, your {param} resulted in {len(tokens)} tokens. "
-        f"Please reduce the length of the {param}.",
-        param=param,
-        code="context_length_exceeded",
-    )
+    if len(tokens) >= max_model_len:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens, of which at least one "
+            f"is the answer's. However, your {param} resulted in {len(tokens)} tokens. "
+            f"Please reduce the length of the {param}."
+        )
+        raise ApiError(400, message, param=param, code="context_length_exceeded")

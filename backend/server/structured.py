@@ -155,9 +155,6 @@ def _of_schema(schema: Any, strict: bool, subject: str, param: str) -> Constrain
 
 
 def _of_structured_outputs(prefix: str, outputs: StructuredOutputs) -> Constraint | None:
-    def of_text(kind: GrammarKind, source: str, name: str) -> Constraint:
-        return Constraint(Grammar(kind, source), f"'{prefix}{name}'", f"{prefix}{name}")
-
     if outputs.json_schema is not None:
         param = f"{prefix}json"
         schema = outputs.json_schema
@@ -167,14 +164,16 @@ def _of_structured_outputs(prefix: str, outputs: StructuredOutputs) -> Constrain
             except ValueError:
                 raise ApiError(400, f"Invalid '{param}': it is not JSON.", param=param) from None
         return _of_schema(schema, False, f"schema for '{param}'", param)
-    if outputs.regex is not None:
-        return of_text(GrammarKind.REGEX, outputs.regex, "regex")
-    if outputs.choice is not None:
-        return of_text(GrammarKind.EBNF, _choices(outputs.choice, f"{prefix}choice"), "choice")
-    if outputs.grammar is not None:
-        return of_text(GrammarKind.EBNF, outputs.grammar, "grammar")
-    if outputs.json_object:
-        return of_text(GrammarKind.JSON_OBJECT, "", "json_object")
+    choices = outputs.choice
+    one_of = None if choices is None else _choices(choices, f"{prefix}choice")
+    for name, kind, source in (
+        ("regex", GrammarKind.REGEX, outputs.regex),
+        ("choice", GrammarKind.EBNF, one_of),
+        ("grammar", GrammarKind.EBNF, outputs.grammar),
+        ("json_object", GrammarKind.JSON_OBJECT, "" if outputs.json_object else None),
+    ):
+        if source is not None:
+            return Constraint(Grammar(kind, source), f"'{prefix}{name}'", f"{prefix}{name}")
     return None
 
 

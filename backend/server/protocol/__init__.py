@@ -164,9 +164,11 @@ def one_of(expected: str, **type_of_tag: type) -> Discriminator:
 
 def combination(message: str, param: str) -> PydanticCustomError:
     """Return the error of fields that are right but do not go together."""
-    return PydanticCustomError("invalid_combination", message, {"param": param})
+    return worded(message, param, "invalid_parameter_combination")
 
 
-def disorder(problem: str, param: str) -> PydanticCustomError:
-    """Return an error in words that may have braces."""
-    return PydanticCustomError("disorder", "{problem}", {"problem": problem, "param": param})
+def worded(message: str, param: str | None = None, code: str | None = None) -> PydanticCustomError:
+    """Return an error in our words; ``param`` is where it is reported, None for where it is."""
+    return PydanticCustomError(
+        "worded", "{message}", {"message": message, "param": param, "code": code}
+    )

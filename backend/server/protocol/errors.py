@@ -6,9 +6,7 @@ from typing import Any
 
 from backend.ports import OverloadedError, QueueFullError, QueueTimeoutError
 
-INVALID_REQUEST = "invalid_request_error"
 RATE_LIMIT = "rate_limit_error"
-SERVER_ERROR = "server_error"
 
 _RETRY_SECONDS = "2"
 
@@ -21,16 +19,17 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        kind: str = INVALID_REQUEST,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """``kind`` is OpenAI's ``type``; ``param`` the path of the field at fault."""
+        """``param`` is the path of the field at fault."""
         super().__init__(message)
         self.status = status
         self.message = message
-        self.kind = kind
+        self.kind = RATE_LIMIT if status == 429 else "invalid_request_error"
+        if status >= 500:
+            self.kind = "server_error"
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
@@ -45,7 +44,6 @@ def unavailable(reason: str) -> ApiError:
     return ApiError(
         503,
         f"The server cannot answer yet: {reason}.",
-        kind=SERVER_ERROR,
         code="model_not_ready",
         headers={"Retry-After": _RETRY_SECONDS},
     )
@@ -58,7 +56,6 @@ def overloaded(error: OverloadedError) -> ApiError:
     return ApiError(
         429 if at_once else 503,
         f"The server is overloaded: {error}. Please try again later.",
-        kind=RATE_LIMIT if at_once else SERVER_ERROR,
         code="queue_full" if at_once else code,
         headers={"Retry-After": str(max(1, math.ceil(error.retry_after)))},
     )
@@ -66,7 +63,7 @@ def overloaded(error: OverloadedError) -> ApiError:
 
 def engine_failed(reason: str) -> ApiError:
     """Return the error of a generation that broke off through no fault of the client."""
-    return ApiError(500, f"The engine failed: {reason}", kind=SERVER_ERROR, code="engine_error")
+    return ApiError(500, f"The engine failed: {reason}", code="engine_error")
 
 
 def internal_error() -> ApiError:
@@ -74,6 +71,5 @@ def internal_error() -> ApiError:
     return ApiError(
         500,
         "The server had an error while processing your request.",
-        kind=SERVER_ERROR,
         code="internal_error",
     )

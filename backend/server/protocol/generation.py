@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.protocol import Closed, Strict, combination, disorder, one_of
+from backend.server.protocol import Closed, Strict, combination, one_of, worded
 
 MOST_CHOICES = 1_000
 MOST_CHARACTERS = 64 * 1024
@@ -17,7 +17,6 @@ MAX_NAMED_TOKENS = 1_024
 """Of ``logit_bias`` and ``stop_token_ids`` each: every change of the batch goes through them."""
 
 _INT64_MAX = 2**63 - 1
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _TOKEN_ID = Annotated[int, Field(ge=0)]
 
 Stop = Annotated[
@@ -28,7 +27,7 @@ Stop = Annotated[
 
 def _token_ids(bias: dict[str, float]) -> dict[str, float]:
     if len(bias) > MAX_NAMED_TOKENS:
-        raise disorder(
+        raise worded(
             f"Invalid 'logit_bias': too many tokens. Expected at most {MAX_NAMED_TOKENS}, but got "
             f"{len(bias)} instead.",
             "logit_bias",
@@ -39,8 +38,7 @@ def _token_ids(bias: dict[str, float]) -> dict[str, float]:
                 f"Invalid key in 'logit_bias': {key[:40]}. You should only be submitting "
                 "non-negative integers."
             )
-            context = {"message": message, "param": "logit_bias"}
-            raise PydanticCustomError("invalid_key", "{message}", context)
+            raise worded(message, "logit_bias", "invalid_value")
     return bias
 
 
@@ -170,7 +168,8 @@ class GenerationFields(Closed):
 
     @model_validator(mode="after")
     def _one_structure(self) -> Self:
-        names = ("structured_outputs", *_GUIDED)
+        guided = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        names = ("structured_outputs", *guided)
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise combination(
@@ -202,7 +201,7 @@ class GenerationFields(Closed):
 
 def _keeps_some(tokens: int) -> int:
     if tokens == 0:
-        raise disorder(
+        raise worded(
             "Invalid 'truncate_prompt_tokens': expected a value >= 1, or -1 for as many tokens as "
             "leave room for the answer, but got 0 instead.",
             "truncate_prompt_tokens",

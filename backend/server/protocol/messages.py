@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from backend.server.protocol import Strict, combination, disorder, one_of, only
+from backend.server.protocol import Strict, combination, one_of, only, worded
 
 MAX_PROMPTS = 2_048
 MAX_TOOLS = 128
@@ -126,7 +126,7 @@ def check_order(messages: Sequence[AnyMessage]) -> None:
     for index, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             if message.tool_call_id not in answerable:
-                raise disorder(
+                raise worded(
                     "Invalid parameter: messages with role 'tool' must be a response to a "
                     "preceding message with 'tool_calls'.",
                     f"messages.[{index}].role",
@@ -142,7 +142,7 @@ def check_order(messages: Sequence[AnyMessage]) -> None:
 
 def _check_answered(missing: dict[str, None], index: int) -> None:
     if missing:
-        raise disorder(
+        raise worded(
             "An assistant message with 'tool_calls' must be followed by tool messages responding "
             "to each 'tool_call_id'. The following tool_call_ids did not have response messages: "
             + ", ".join(missing),
@@ -173,7 +173,7 @@ DEFAULT_TEMPLATE = TemplateOptions()
 
 def _check_names(variables: dict[str, Any]) -> dict[str, Any]:
     for name in sorted(_RESERVED & variables.keys()):
-        raise disorder(
+        raise worded(
             f"Invalid key in 'chat_template_kwargs': '{name}' is not a variable of chat templates. "
             "Leave it out, or send it as a field of the request.",
             "chat_template_kwargs",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from backend.server.protocol import Closed, Strict, combination, disorder, one_of, only
+from backend.server.protocol import Closed, Strict, combination, one_of, only, worded
 from backend.server.protocol.generation import GenerationFields, NamedSchema, ResponseFormat
 from backend.server.protocol.messages import (
     MAX_TOOLS,
@@ -130,7 +130,7 @@ Input = Annotated[
 def check_calls(items: Sequence[Item]) -> None:
     """Raise where calls and what functions returned do not belong together, or nothing is asked."""
     if all(isinstance(item, ReasoningItem) for item in items):
-        raise disorder("'input' has nothing to be answered.", "input")
+        raise worded("'input' has nothing to be answered.", "input")
     missing: dict[str, None] = {}
     called: set[str] = set()
     for item in items:
@@ -139,13 +139,13 @@ def check_calls(items: Sequence[Item]) -> None:
             missing[item.call_id] = None
         elif isinstance(item, FunctionOutputItem):
             if item.call_id not in called:
-                raise disorder(
+                raise worded(
                     f"No tool call found for function call output with call_id {item.call_id}.",
                     "input",
                 )
             missing.pop(item.call_id, None)
     for call_id in missing:
-        raise disorder(f"No tool output found for function call {call_id}.", "input")
+        raise worded(f"No tool output found for function call {call_id}.", "input")
 
 
 def messages_of(given: str | Sequence[Item]) -> Iterator[AnyMessage]:
@@ -203,11 +203,10 @@ def _moved(place: str) -> AfterValidator:
     def check(value: Any) -> Any:
         if value is None:
             return value
-        raise PydanticCustomError(
-            "moved",
-            "Unsupported parameter. In the Responses API, this parameter has moved to '{place}'.",
-            {"place": place},
+        message = (
+            f"Unsupported parameter. In the Responses API, this parameter has moved to '{place}'."
         )
+        raise worded(message, code="unsupported_parameter")
 
     return AfterValidator(check)
 

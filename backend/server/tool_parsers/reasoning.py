@@ -48,6 +48,8 @@ class ReasoningFormat:
     """
 
     always: bool
+    names: tuple[str, ...]
+    """What the names of its models contain."""
 
     def parser(self, end: PromptEnd, inner: ToolCallParser | None) -> "ReasoningParser":
         """Return fresh state for one choice; ``inner`` reads what follows the reasoning."""
@@ -55,23 +57,18 @@ class ReasoningFormat:
         return ReasoningParser(inner, begun=begun)
 
 
+# DeepSeek's R1 exists on top of Qwen3 too, and so comes first.
 FORMATS: Mapping[str, ReasoningFormat] = {
-    "qwen3": ReasoningFormat(always=False),
-    "deepseek_r1": ReasoningFormat(always=True),
+    "deepseek_r1": ReasoningFormat(always=True, names=("deepseek-r1", "deepseek_r1", "qwq")),
+    "qwen3": ReasoningFormat(always=False, names=("qwen3",)),
 }
-_NAMES = {
-    "deepseek_r1": ("deepseek-r1", "deepseek_r1", "qwq"),
-    "qwen3": ("qwen3",),
-}
-"""What the names of a format's models contain; DeepSeek's R1 exists on top of Qwen3 too."""
 
 
 def format_of(name: str) -> ReasoningFormat | None:
     """Return the format of the model that is called so, None for models that do not reason."""
-    for form, parts in _NAMES.items():
-        if any(part in name.lower() for part in parts):
-            return FORMATS[form]
-    return None
+    called = name.lower()
+    formats = (each for each in FORMATS.values() if any(part in called for part in each.names))
+    return next(formats, None)
 
 
 class _Stage(Enum):
