@@ -18,7 +18,6 @@ from backend.server.protocol.generation import (
     CompletionFields,
     GenerationFields,
     ResponseFormat,
-    StreamOptions,
 )
 from backend.server.protocol.messages import (
     DEFAULT_TEMPLATE,
@@ -216,12 +215,11 @@ async def chat_completions(model: ServedModel, request: web.Request) -> web.Stre
         template=body.template,
         keep_last=body.max_prompt_tokens(loaded.max_model_len),
     )
-    options = body.stream_options or StreamOptions()
 
     def reply_to(
         generation: Generation, form: AnswerFormat | None, token_bytes: TokenBytes | None
     ) -> ChatReply:
-        return ChatReply(generation.id, body.model, options, form, token_bytes)
+        return ChatReply(generation.id, body, form, token_bytes)
 
     return await answer_conversation(request, body, loaded, chat, reply_to, arrived=arrived)
 
@@ -245,15 +243,12 @@ class ChatReply(ChoicesReply):
     def __init__(
         self,
         reply_id: str,
-        model: str,
-        options: StreamOptions,
+        body: ChatRequest,
         form: AnswerFormat | None,
         token_bytes: TokenBytes | None,
     ) -> None:
-        """``token_bytes`` is given where log probabilities are wanted."""
-        super().__init__(reply_id, model, options)
+        super().__init__(reply_id, body, token_bytes)
         self._format = form
-        self._token_bytes = token_bytes
         self._streamed: dict[int, _Streamed] = {}
 
     def choice(self, index: int, choice: FinishedChoice) -> Object:

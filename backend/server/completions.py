@@ -16,7 +16,7 @@ from backend.server.body import read_request
 from backend.server.pipeline import answer, new_generation, sampling_params
 from backend.server.prompts import ON_LOOP_CHARACTERS, completion_prompts, each_off_loop
 from backend.server.protocol import combination, only
-from backend.server.protocol.generation import MAX_CHOICES, CompletionFields, StreamOptions
+from backend.server.protocol.generation import MAX_CHOICES, CompletionFields
 from backend.server.protocol.messages import Prompt, each_of
 from backend.server.replies import ChoicesReply, FinishedChoice, Object, TokenBytes, finite
 from backend.server.served_model import ServedModel
@@ -45,11 +45,6 @@ class CompletionRequest(CompletionFields):
         """The limit; OpenAI's where the request has none."""
         return _MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
-    @property
-    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """One element for each prompt: text, or tokens."""
-        return each_of(self.prompt)
-
     @model_validator(mode="after")
     def _best_of_takes_no_choice(self) -> Self:
         # The best of more than are returned would need them compared.
@@ -69,7 +64,7 @@ class CompletionRequest(CompletionFields):
 
     @model_validator(mode="after")
     def _choices_have_room(self) -> Self:
-        choices = len(self.prompts) * (self.n or 1)
+        choices = len(each_of(self.prompt)) * (self.n or 1)
         if choices > _MAX_CHOICES_IN_ALL:
             raise combination(
                 f"'n' choices for each prompt are {choices} in all, of which "
@@ -85,9 +80,10 @@ async def completions(model: ServedModel, request: web.Request) -> web.StreamRes
     body = await read_request(request, CompletionRequest)
     loaded = model.require(body.model)
     encoder = loaded.encoder
+    given = each_of(body.prompt)
     keep_last = body.max_prompt_tokens(loaded.max_model_len)
     prompts = await completion_prompts(
-        encoder, body.prompts, max_model_len=loaded.max_model_len, keep_last=keep_last
+        encoder, given, max_model_len=loaded.max_model_len, keep_last=keep_last
     )
     constraint = await constraint_of(body)
     sampling = sampling_params(
@@ -109,12 +105,11 @@ async def completions(model: ServedModel, request: web.Request) -> web.StreamRes
         prompt_only=body.most_tokens == 0,
     )
     # Of a prompt that was cut, what the model read is known by its tokens alone.
-    texts = body.prompts if keep_last is None else prompts
+    texts = given if keep_last is None else prompts
     echoed = await _echoed_prompts(encoder, texts, prompts) if body.echo else ()
     reply = CompletionReply(
         generation.id,
-        body.model,
-        body.stream_options or StreamOptions(),
+        body,
         tuple(each for each in echoed for _ in range(body.n or 1)),
         None if body.logprobs is None else encoder.token_bytes,
     )
@@ -184,18 +179,13 @@ class CompletionReply(ChoicesReply):
     def __init__(
         self,
         reply_id: str,
-        model: str,
-        options: StreamOptions,
+        body: CompletionRequest,
         echo: tuple[EchoedPrompt, ...],
         token_bytes: TokenBytes | None,
     ) -> None:
-        """``echo`` has the prompt that precedes each choice, or is empty.
-
-        ``token_bytes`` is given where log probabilities are wanted.
-        """
-        super().__init__(reply_id, model, options)
+        """``echo`` has the prompt that precedes each choice, or is empty."""
+        super().__init__(reply_id, body, token_bytes)
         self._echo = echo
-        self._token_bytes = token_bytes
 
     def choice(self, index: int, choice: FinishedChoice) -> Object:
         written = self._write(index, choice.text, choice.logprobs, choice.finish_reason)

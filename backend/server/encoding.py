@@ -65,9 +65,10 @@ async def embeddings(model: ServedModel, metrics: Metrics, request: web.Request)
     metrics.count_embedded(num_tokens)
 
     def write() -> bytes:
-        written = _base64 if body.encoding_format == "base64" else _floats
         cut = vectors if dimensions == shape.dimensions else _cut(vectors, dimensions)
-        return _reply(body.model, written(cut), num_tokens)
+        if body.encoding_format == "base64":
+            return _reply(body.model, [base64.b64encode(each).decode() for each in cut], num_tokens)
+        return _reply(body.model, _floats(cut), num_tokens)
 
     data = await off_loop(write, len(vectors) * dimensions > ON_LOOP_NUMBERS)
     return web.Response(body=data, content_type="application/json")
@@ -135,10 +136,6 @@ def _reply(model: str, embeddings: Sequence[Any], num_tokens: int) -> bytes:
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     body = {"object": "list", "data": data, "model": model, "usage": usage}
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _base64(vectors: Sequence[bytes]) -> list[str]:
-    return [base64.b64encode(vector).decode() for vector in vectors]
 
 
 def _floats(vectors: Sequence[bytes]) -> list[Any]:

@@ -325,56 +325,43 @@ async def answer(
     constraint: Constraint | None,
 ) -> web.StreamResponse:
     """Generate, and write the reply. Raises ApiError for what fails before its first byte."""
-    if generation.first.stream:
-        return await _stream(request, generation, generator, reply, constraint)
     collected = Answer(generation)
+    events = EventStream(typed=reply.typed) if generation.first.stream else None
     try:
         async with aclosing(generation.deltas(generator)) as deltas:
             async for delta in deltas:
-                collected.add(delta)
-        choices = collected.choices()
-        effort = sum(
-            len(each.text) + _CHARACTERS_OF_A_LOGPROB * len(each.logprobs) for each in choices
-        )
-        data = await off_loop(
-            lambda: orjson.dumps(reply.whole(choices, collected.usage())),
-            effort > _ON_LOOP_CHARACTERS,
-        )
-    except _FAILURES as error:
-        raise _api_error(error, constraint) from error
-    return web.Response(body=data, content_type="application/json")
-
-
-async def _stream(
-    request: web.Request,
-    generation: Generation,
-    generator: Generator,
-    reply: Reply,
-    constraint: Constraint | None,
-) -> EventStream:
-    collected = Answer(generation)
-    events = EventStream(typed=reply.typed)
-    try:
-        async with aclosing(generation.deltas(generator)) as deltas:
-            async for delta in deltas:
-                if not events.prepared:
+                if events is not None and not events.prepared:
                     await events.prepare(request)
                     await events.send(reply.begin())
                 first = collected.add(delta)
-                await events.send(reply.push(delta, collected.usage, first=first))
-        await events.finish(reply.finish(collected.choices(), collected.usage()))
-    except _FAILURES as error:
-        failure = _api_error(error, constraint)
-        if not events.prepared:
-            raise failure from error
-        await events.fail(reply.fail(failure))
+                if events is not None:
+                    await events.send(reply.push(delta, collected.usage, first=first))
+        choices, usage = collected.choices(), collected.usage()
+        if events is None:
+            return await _whole(reply, choices, usage)
+        await events.finish(reply.finish(choices, usage))
     except Exception as error:
-        # Another response cannot be begun later, and nobody listens after a reset.
-        if isinstance(error, ConnectionResetError) or not events.prepared:
+        is_known = isinstance(error, _FAILURES)
+        failure = _api_error(error, constraint) if is_known else internal_error()
+        if events is None or not events.prepared:
+            if is_known:
+                raise failure from error
             raise
-        log.exception("%s failed in the middle of its stream", request.path)
-        await events.fail(reply.fail(internal_error()))
+        # Another response cannot be begun later, and nobody listens after a reset.
+        if isinstance(error, ConnectionResetError):
+            raise
+        if not is_known:
+            log.exception("%s failed in the middle of its stream", request.path)
+        await events.fail(reply.fail(failure))
     return events
+
+
+async def _whole(reply: Reply, choices: Sequence[FinishedChoice], usage: Usage) -> web.Response:
+    effort = sum(len(each.text) + _CHARACTERS_OF_A_LOGPROB * len(each.logprobs) for each in choices)
+    data = await off_loop(
+        lambda: orjson.dumps(reply.whole(choices, usage)), effort > _ON_LOOP_CHARACTERS
+    )
+    return web.Response(body=data, content_type="application/json")
 
 
 def _api_error(error: Exception, constraint: Constraint | None) -> ApiError:

@@ -16,7 +16,7 @@ from aiohttp.web_request import BaseRequest
 
 from backend.scheduler.request import FinishReason, TextDelta, TokenLogprobs
 from backend.server.protocol.errors import ApiError
-from backend.server.protocol.generation import StreamOptions
+from backend.server.protocol.generation import CompletionFields, StreamOptions
 
 Object = dict[str, Any]
 
@@ -92,12 +92,15 @@ class ChoicesReply:
     """The ``object`` of a plain reply."""
     chunk_kind = ""
 
-    def __init__(self, reply_id: str, model: str, options: StreamOptions) -> None:
-        """``model`` is the name that the client used."""
-        after = {"created": int(time.time()), "model": model}
+    def __init__(
+        self, reply_id: str, body: CompletionFields, token_bytes: TokenBytes | None
+    ) -> None:
+        """``token_bytes`` is given where log probabilities are wanted."""
+        after = {"created": int(time.time()), "model": body.model}
         self._head: Object = {"id": reply_id, "object": self.kind, **after}
         self._chunk_head: Object = {"id": reply_id, "object": self.chunk_kind, **after}
-        self._options = options
+        self._token_bytes = token_bytes
+        self._options = options = body.stream_options or StreamOptions()
         # With usage wanted, every chunk has the key. All but the last hold null, or what was used
         # so far.
         self._no_usage: Object = {"usage": None} if options.include_usage else {}

@@ -6,7 +6,7 @@ Law: nothing of an item is sent before it is announced, and all of it again when
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,12 +102,7 @@ class _Item:
         text = "".join(self.text)
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
-        return {
-            "type": "output_text",
-            "annotations": [],
-            "logprobs": self.logprobs,
-            "text": text,
-        }
+        return {"type": "output_text", "annotations": [], "logprobs": self.logprobs, "text": text}
 
 
 class ResponseReply:
@@ -174,7 +169,7 @@ class ResponseReply:
         status = "incomplete" if cut else "completed"
         events = list(self._written([] if self._parser is None else self._parser.finish()))
         if self._item is None and not self._output:
-            events += _announced(self._open_message())
+            events += self._begin_message()
         events += self._end_item(status)
         response = self._response(status) | {
             "completed_at": None if cut else int(time.time()),
@@ -215,15 +210,15 @@ class ResponseReply:
                 case CallStart(_, name):
                     yield from self._end_item("completed")
                     self._called = True
-                    yield from _announced(self._open_call(name))
+                    call = {"call_id": self._new_id("call_"), "name": name, "arguments": ""}
+                    yield from self._begin_item("fc_", "function_call", **call)
                 case CallArguments(_, text):
                     yield from self._argue(text)
 
     def _think(self, text: str) -> Iterator[tuple[str, Object]]:
         item = self._item
         if item is None:
-            item = self._open_reasoning()
-            yield from _announced(item)
+            item = yield from self._begin_item("rs_", "reasoning", summary=[], content=[])
         item.text.append(text)
         yield "response.reasoning_text.delta", item.where | {"delta": text}
 
@@ -236,8 +231,7 @@ class ResponseReply:
             return
         if item is None or item.kind != "message":
             yield from self._end_item("completed")
-            item = self._open_message()
-            yield from _announced(item)
+            item = yield from self._begin_message()
         item.text.append(text)
         item.logprobs += logprobs
         yield "response.output_text.delta", item.where | {"delta": text, "logprobs": logprobs}
@@ -248,43 +242,18 @@ class ResponseReply:
         self._item.text.append(text)
         yield "response.function_call_arguments.delta", self._item.where | {"delta": text}
 
-    def _open_reasoning(self) -> _Item:
-        return self._open(
-            {
-                "id": self._new_id("rs_"),
-                "type": "reasoning",
-                "status": "in_progress",
-                "summary": [],
-                "content": [],
-            }
-        )
+    def _begin_message(self) -> Generator[tuple[str, Object], None, _Item]:
+        return self._begin_item("msg_", "message", role="assistant", content=[])
 
-    def _open_message(self) -> _Item:
-        return self._open(
-            {
-                "id": self._new_id("msg_"),
-                "type": "message",
-                "status": "in_progress",
-                "role": "assistant",
-                "content": [],
-            }
-        )
-
-    def _open_call(self, name: str) -> _Item:
-        return self._open(
-            {
-                "id": self._new_id("fc_"),
-                "type": "function_call",
-                "status": "in_progress",
-                "call_id": self._new_id("call_"),
-                "name": name,
-                "arguments": "",
-            }
-        )
-
-    def _open(self, announced: Object) -> _Item:
-        self._item = _Item(len(self._output), announced)
-        return self._item
+    def _begin_item(
+        self, prefix: str, kind: str, **fields: Any
+    ) -> Generator[tuple[str, Object], None, _Item]:
+        announced = {"id": self._new_id(prefix), "type": kind, "status": "in_progress", **fields}
+        self._item = item = _Item(len(self._output), announced)
+        yield "response.output_item.added", {"output_index": item.place, "item": item.object}
+        if kind != "function_call":
+            yield "response.content_part.added", item.where | {"part": item.part}
+        return item
 
     def _end_item(self, status: str) -> Iterator[tuple[str, Object]]:
         item, self._item = self._item, None
@@ -327,12 +296,6 @@ class ResponseReply:
             numbered.append({"type": kind, "sequence_number": self._number, **event})
             self._number += 1
         return numbered
-
-
-def _announced(item: _Item) -> Iterator[tuple[str, Object]]:
-    yield "response.output_item.added", {"output_index": item.place, "item": item.object}
-    if item.kind != "function_call":
-        yield "response.content_part.added", item.where | {"part": item.part}
 
 
 def _usage(usage: Usage) -> Object:
