@@ -17,7 +17,7 @@ import torch
 from backend.executor.model_runner import InFlight, ModelRunner
 from backend.executor.sampled import Sampled
 from backend.executor.sampler.sampler import GrammarMask
-from backend.grammar.matcher import allocate_bitmask, fill_bitmask
+from backend.grammar.matcher import allocate_bitmask
 from backend.scheduler.batch import batch_of, note_launched
 from backend.scheduler.budget import OomBackoff
 from backend.scheduler.scheduler import Scheduler
@@ -194,8 +194,8 @@ def grammar_mask(step: Step, vocab_size: int) -> GrammarMask | None:
     if not constrained:
         return None
     bitmask = allocate_bitmask(len(constrained), vocab_size)
-    for _, sequence, matcher in constrained:
+    for row, (_, sequence, matcher) in enumerate(constrained):
         start = sequence.num_prompt_tokens + matcher.num_accepted
         matcher.accept_tokens(sequence.tokens[start:])
-    fill_bitmask(bitmask, ((row, each[-1]) for row, each in enumerate(constrained)))
+        matcher.fill_bitmask(bitmask, row)
     return GrammarMask(tuple(place for place, _, _ in constrained), bitmask)

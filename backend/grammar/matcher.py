@@ -6,14 +6,11 @@ because a preempted sequence keeps its tokens.
 """
 
 import time
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-
-from backend.scheduler.sequence import Matcher
 
 if TYPE_CHECKING:
     import xgrammar
@@ -49,8 +46,12 @@ class GrammarMatcher:
         self.num_accepted += len(tokens)
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
-        """Write the bits of the next token into ``bitmask[row]``, or set ``failure``."""
+        """Write the bits of the next token into ``bitmask[row]`` of int32 on the CPU.
+
+        All are set where there is a ``failure``, even a new one: what is chosen is not sent.
+        """
         if self.failure is not None:
+            bitmask[row] = -1
             return
         started = time.perf_counter()
         self._matcher.fill_next_token_bitmask(bitmask, row)
@@ -60,22 +61,13 @@ class GrammarMatcher:
             self.failure = "the grammar is too ambiguous"
         elif not bool(bitmask[row].any()):
             self.failure = "no token of the model fits the grammar"
+        if self.failure is not None:
+            bitmask[row] = -1
 
 
 def allocate_bitmask(num_rows: int, vocab_size: int) -> Tensor:
     """Return an int32 bitmask [num_rows, ceil(vocab_size / 32)] on the CPU that allows all."""
     return torch.full((num_rows, -(-vocab_size // 32)), -1, dtype=torch.int32)
-
-
-def fill_bitmask(bitmask: Tensor, rows: Iterable[tuple[int, Matcher]]) -> None:
-    """Fill the rows of an int32 CPU ``bitmask`` whose matchers have accepted all their tokens.
-
-    The row of a matcher with a ``failure`` allows all: what is chosen from it must not be sent.
-    """
-    for row, matcher in rows:
-        matcher.fill_bitmask(bitmask, row)
-        if matcher.failure is not None:
-            bitmask[row] = -1
 
 
 def apply_bitmask_(logits: Tensor, bitmask: Tensor, rows: Tensor | None = None) -> None:

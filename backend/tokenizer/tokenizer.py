@@ -135,42 +135,36 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the text of one token, perhaps a part of a character; a special one's name."""
-        name: str | None = self._backend.id_to_token(token)
-        if name is None:
-            return b""
         if token in self._special_ids:
-            return name.encode()
-        if self._byte_level:
-            return self._token_bytes(token)
-        if _BYTE_FALLBACK.fullmatch(name):
-            return bytes([int(name[3:5], 16)])
-        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+            return str(self._backend.id_to_token(token)).encode()
+        return self.visible_bytes(token)
 
     def visible_bytes(self, token: int) -> bytes:
         """Return what ``token`` adds to a text: nothing if it is a special one."""
-        return b"" if token in self._special_ids else self.token_bytes(token)
+        cached = self._bytes.get(token)
+        if cached is None:
+            cached = self._bytes[token] = self._look_up_bytes(token)
+        return cached
 
     def detokenizer(self) -> IncrementalDetokenizer:
         """Return fresh state for one choice."""
         if self._byte_level:
-            return ByteLevelDetokenizer(self._token_bytes)
+            return ByteLevelDetokenizer(self.visible_bytes)
         return WindowDetokenizer(self.decode)
 
-    def _token_bytes(self, token_id: int) -> bytes:
-        cached = self._bytes.get(token_id)
-        if cached is None:
-            cached = self._bytes[token_id] = self._look_up_bytes(token_id)
-        return cached
-
-    def _look_up_bytes(self, token_id: int) -> bytes:
+    def _look_up_bytes(self, token: int) -> bytes:
         # Models pad their vocabulary: ids that the tokenizer does not know have no text.
-        token = None if token_id in self._special_ids else self._backend.id_to_token(token_id)
-        if token is None:
+        name = None if token in self._special_ids else self._backend.id_to_token(token)
+        if name is None:
             return b""
-        try:
-            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-        except KeyError:
-            return bytes(token, "utf-8")
+        if self._byte_level:
+            try:
+                return bytes(_BYTE_OF_CHARACTER[character] for character in name)
+            except KeyError:
+                return name.encode()
+        if _BYTE_FALLBACK.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

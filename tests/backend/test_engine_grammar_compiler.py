@@ -17,7 +17,6 @@ from backend.grammar.matcher import (
     GrammarMatcher,
     allocate_bitmask,
     apply_bitmask_,
-    fill_bitmask,
 )
 from backend.grammar.worker import GrammarWorker, Vocabulary, WorkerError
 from backend.ports import OverloadedError
@@ -294,7 +293,8 @@ def test_a_bitmask_excludes_the_tokens_of_its_rows_alone():
     assert matchers[2].failure == "token 120 does not fit the grammar"
     bitmask = allocate_bitmask(3, 257)
     assert bitmask.shape == (3, 9)
-    fill_bitmask(bitmask, enumerate(matchers))
+    for row, matcher in enumerate(matchers):
+        matcher.fill_bitmask(bitmask, row)
     logits = torch.zeros(3, 257)
     apply_bitmask_(logits, bitmask)
     assert [row.isfinite().nonzero().flatten().tolist() for row in logits] == [
