@@ -6,6 +6,7 @@ from enum import StrEnum
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from backend.executor.attention.backend import AttentionBackend
 from backend.executor.attention.torch import TorchAttention
@@ -14,7 +15,7 @@ from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.executor.memory import MemoryReading
 from backend.executor.model_runner import Executable, ModelRunner
-from backend.executor.sampler.sampler import Draw
+from backend.executor.sampler.batch import DrawGroup
 from backend.models.layers import Operations, TorchOperations
 from backend.models.quantization import KernelLinear
 from backend.models.registry import Network
@@ -61,7 +62,8 @@ def make_runner(
                 linear.compute_in_torch()
     model = network.with_context(limits.max_model_len, _operations(kernels))
     attention = make_attention(network, cache, limits, kernels)
-    parts = Executable(model, network.shape.vocab_size, cache, attention, _draw(kernels))
+    draw = draw_by_kernel if KernelGroup.SAMPLING in kernels else None
+    parts = Executable(model, network.shape.vocab_size, cache, attention, draw)
     if KernelGroup.ATTENTION not in kernels:
         return ModelRunner(parts, limits)
     on_cuda = model.device.type == "cuda"
@@ -106,12 +108,13 @@ def _operations(kernels: Kernels) -> Operations:
     return KernelOperations()
 
 
-def _draw(kernels: Kernels) -> Draw | None:
-    if KernelGroup.SAMPLING not in kernels:
-        return None
-    from backend.executor.sampler.triton import draw_by_kernel  # noqa: PLC0415
+def draw_by_kernel(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+    """Draw the same tokens for the same keys as torch does, but for rounding."""
+    from backend.kernels.sampling import SamplingRows, sample_tokens  # noqa: PLC0415
 
-    return draw_by_kernel
+    rows = SamplingRows(group.temperature, group.top_k, group.top_p, group.log_min_p, keys)
+    # Non-finite rows are reported elsewhere; the next embedding lookup has to stay in range.
+    return sample_tokens(logits, rows).clamp_(min=0)
 
 
 def kernels_for(attention: str) -> Kernels:

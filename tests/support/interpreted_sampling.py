@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 from sampling_rows import row, sample
 
-from backend.executor.sampler.triton import draw_by_kernel
+from backend.executor.factory import draw_by_kernel
 from backend.kernels import sampling
 
 
