@@ -149,7 +149,7 @@ class InputBatchBuilder:
         self._known: list[Ints] = [np.zeros(0, np.int32)] * num_slots
         self._num_known = np.zeros(num_slots, np.int32)
         self._scored: dict[int, int] = {}
-        """Prompts whose log probabilities are wanted: their length, by slot."""
+        """How many of the likeliest are wanted for each token of a prompt, by slot."""
         self._told: dict[int, int] = {}
         self._last: _LaidOut | None = None
         """The step before, where all of it decodes."""

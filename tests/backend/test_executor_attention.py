@@ -203,6 +203,37 @@ def test_a_sequence_that_decodes_is_copied_once():
 
 
 @torch.inference_mode()
+def test_a_copy_catches_up_with_what_steps_of_several_tokens_computed():
+    """Drafts are verified in spans; what was accepted is copied, and what was refused is not."""
+    world = World(2, MIRROR_BYTES)
+    sequence = Sequence(0, [0] * 140, max_length=MAX_LEN)
+    world.admit(sequence)
+    sequence.block_table += [world.free.pop() for _ in range(blocks_for(140))]
+    copies = set()
+    start = 0
+    for count, accepted in (
+        (20, 20),
+        (1, 1),
+        (1, 1),
+        (9, 4),
+        (1, 1),
+        (9, 9),
+        (9, 1),
+        (1, 1),
+        (1, 1),
+    ):
+        row = ScheduledSequence(sequence, start, count, samples=False)
+        found, wanted = world.run((row,), None)
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        start += accepted
+        world.computed[sequence] = start
+        world.kept[sequence] = [kept[:start] for kept in world.kept[sequence]]
+        if world.attention._decode:
+            copies.add(world.attention._decode[0].copies.layers[0].rows.data_ptr())
+    assert len(copies) == 1
+
+
+@torch.inference_mode()
 def test_a_slot_that_another_sequence_takes_at_the_same_length_is_copied_anew():
     world = World(1, MIRROR_BYTES)
     for _ in range(2):

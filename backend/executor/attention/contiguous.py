@@ -4,8 +4,9 @@ The block pool stays the truth; a copy is filled from it when a sequence begins 
 follows: each step appends its token to both. Gathering by block table, which reads a sequence's KV
 and writes it again for every token, is left to sequences that find no room here.
 
-Law: a copy is valid while its sequence decodes in every step, without a gap. A sequence that missed
-a step, or came back from elsewhere, is copied anew.
+Law: a copy holds what the pool holds of its sequence up to some token, and is of nobody else. What
+was computed since, in a step of drafts, is copied when the sequence decodes again. A sequence that
+came back from elsewhere is copied anew.
 """
 
 from collections.abc import Callable
@@ -161,8 +162,11 @@ class _Group:
         """Whether so many fit, the longest of so many tokens."""
         return num_sequences <= self.slots and length <= self.room
 
-    def seat(self, scheduled: SequenceOf[Single], stays: set[int], tables: Ints) -> None:
-        """Take exactly these sequences, leaving those of ``stays`` where they are."""
+    def seat(self, scheduled: SequenceOf[Single], stays: dict[int, int], tables: Ints) -> None:
+        """Take exactly these sequences, leaving those of ``stays`` where they are.
+
+        ``stays`` tells how many tokens of each are copied already.
+        """
         free = list(scheduled)
         seats: list[Single | None] = []
         by_slot = {each.slot: each for each in scheduled}
@@ -181,7 +185,10 @@ class _Group:
             copy[:, : len(seated) * self._num_kv_heads, min(self._width, width) : width] = 0
         for slot, (before, each) in enumerate(zip(seats, seated, strict=True)):
             if before is None:
-                self._fill(slot, tables[each.slot], each.start, width)
+                self._clear(slot, width)
+            first = 0 if before is None else stays[each.slot]
+            if first < each.start:
+                self._fill(slot, tables[each.slot], first, each.start)
         positions = torch.tensor(self._lengths, device=self._mask.device).unsqueeze(1) - 1
         self._write_rows = (self._kv_starts[: len(seated)] + positions).flatten()
         self._mask_rows = (self._row_starts[: len(seated), 0] + positions).flatten()
@@ -204,18 +211,23 @@ class _Group:
         mask = self._mask[: len(self.members) * self._num_kv_heads, :, : self._width]
         return CopiedGroup(start, stop, mask, Mirror(self._write_rows, self._layers))
 
-    def _fill(self, slot: int, table: Ints, start: int, width: int) -> None:
-        """Copy what was computed before ``start``, and clear the rest."""
+    def _clear(self, slot: int, width: int) -> None:
         rows = slice(slot * self._num_kv_heads, (slot + 1) * self._num_kv_heads)
-        self._mask[rows, :, :start] = 0.0
-        self._mask[rows, :, start:] = -torch.inf
-        blocks = torch.from_numpy(table[: blocks_for(start)].copy()).to(self._mask.device)
+        self._mask[rows] = -torch.inf
+        for copy in self._copies:
+            copy[:, rows, :width] = 0
+
+    def _fill(self, slot: int, table: Ints, first: int, stop: int) -> None:
+        """Copy tokens ``first`` to ``stop`` from the pool."""
+        rows = slice(slot * self._num_kv_heads, (slot + 1) * self._num_kv_heads)
+        self._mask[rows, :, first:stop] = 0.0
+        skipped = first // BLOCK_SIZE
+        blocks = torch.from_numpy(table[skipped : blocks_for(stop)].copy()).to(self._mask.device)
         shape = (-1, 2, self._num_kv_heads, BLOCK_SIZE, self._head_dim)
+        within = slice(first - skipped * BLOCK_SIZE, stop - skipped * BLOCK_SIZE)
         for layer, copy in enumerate(self._copies):
-            if start:
-                found = self._read(layer, blocks).view(shape).permute(1, 2, 0, 3, 4)
-                copy[:, rows, :start] = found.flatten(2, 3)[:, :, :start]
-            copy[:, rows, start:width] = 0
+            found = self._read(layer, blocks).view(shape).permute(1, 2, 0, 3, 4)
+            copy[:, rows, first:stop] = found.flatten(2, 3)[:, :, within]
 
     def _set_width(self, width: int) -> None:
         self._width = width
@@ -255,6 +267,8 @@ class KVMirror:
 
     def arrange(self, singles: SequenceOf[Single], tables: Ints) -> Arrangement:
         """Bring the copies up to the step that computes one token of each of ``singles``."""
+        if not singles:
+            return Arrangement([], (), [])
         if self._continues(singles):
             for group in self._groups:
                 group.advance()
@@ -280,7 +294,11 @@ class KVMirror:
 
     def _rearrange(self, singles: SequenceOf[Single], tables: Ints) -> None:
         expected = self._next_start
-        stays = {slot for slot, start in singles if expected.get(slot) == start} - self._outside
+        stays = {
+            slot: expected[slot]
+            for slot, start in singles
+            if slot not in self._outside and 0 < expected.get(slot, 0) <= start
+        }
         self._is_current = True
         before, self._groups = self._groups, []
         self._outside = set()
