@@ -103,7 +103,7 @@ def _tell(what: str, chosen: str) -> None:
 def _operations(kernels: Kernels) -> Operations:
     if KernelGroup.OPERATIONS not in kernels:
         return TorchOperations()
-    from backend.kernels.operations import KernelOperations  # noqa: PLC0415
+    from backend.kernels.elementwise import KernelOperations  # noqa: PLC0415
 
     return KernelOperations()
 

@@ -23,7 +23,7 @@ from backend.executor.input_batch import BatchLimits, InputBatchBuilder
 from backend.executor.kv_cache import KVCache
 from backend.kernels import reference
 from backend.kernels.attention import BlockTables
-from backend.kernels.operations import KernelOperations
+from backend.kernels.elementwise import KernelOperations
 from backend.kernels.quantized_matmul import PackedWeight, quantized_matmul
 from backend.kernels.sampling import SamplingRows, sample_tokens
 from backend.models.attention import AttentionLayer

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton import language as tl
 
 from backend.kernels.launch import launch
+from backend.models.layers import RMSNorm
 
 _BLOCK = 1024
 
@@ -100,3 +101,20 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         BLOCK=block,
     )
     return output
+
+
+class KernelOperations:
+    """``models.layers.Operations`` by these kernels."""
+
+    def norm(self, rows: Tensor, norm: RMSNorm) -> Tensor:
+        """Normalise into new memory."""
+        return rms_norm(rows, norm.weight, norm.eps)
+
+    def add_norm(self, hidden: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """Overwrite ``hidden`` with the sum, and normalise it."""
+        # Products may come transposed on CPU (see ``layers.Linear``); elsewhere this does nothing.
+        return hidden, add_rms_norm(update.contiguous(), hidden, norm.weight, norm.eps)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up, by rows."""
+        return silu_mul(gate_up.contiguous())

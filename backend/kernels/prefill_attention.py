@@ -138,18 +138,16 @@ def prefill_tilings(
     one = max(triton.next_power_of_2(group), MIN_ROWS)
     if dtype is torch.float32:
         # No matrix unit computes it exactly: rows are held in registers, and many would spill.
-        exact = Tiling(keys=64 if block_d <= LARGE_HEAD else 16, rows=one)
+        exact = Tiling(keys=32 if block_d <= LARGE_HEAD else 16, rows=one)
         return exact, exact
     # From so much memory on, matrix units read it: elsewhere both sides take registers.
     hopper = shared_memory >= _HOPPER_MEMORY
     keys = 32 if block_d > LARGE_HEAD else 128 if hopper and block_d < LARGE_HEAD else 64
     rows = max(min(triton.next_power_of_2(DRAFTED_TOKENS * group), _SMALL_ROWS), one)
-    if rows <= 32:
-        small = Tiling(32 if quantized else min(keys, 64), 4, 3, rows)
-    elif hopper or block_d > LARGE_HEAD:
-        small = Tiling(keys, 8, 3, rows)
+    if rows <= 32 or not (hopper or block_d > LARGE_HEAD):
+        small = Tiling(32 if quantized or not hopper else min(keys, 64), 4, 3, rows)
     else:
-        small = Tiling(32, 4, 3, rows)
+        small = Tiling(keys, 8, 3, rows)
     if block_d > LARGE_HEAD and (quantized or not hopper):
         return small, Tiling(keys, 8, 2, max(64, one))
     if block_d == LARGE_HEAD and not hopper:

@@ -49,7 +49,6 @@ class Attention(Protocol):
         complex64 [tokens, 1, head_dim / 2]; None: queries and keys are rotated already. Returns
         [tokens, heads * head_dim].
         """
-        ...
 
 
 def ruled_decode(

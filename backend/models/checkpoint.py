@@ -32,25 +32,20 @@ class Tensors(Protocol):
     @property
     def source(self) -> str:
         """Where the tensors come from."""
-        ...
 
     def has(self, name: str) -> bool:
         """Return whether there is a tensor ``name``."""
-        ...
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse another shape than ``shape``."""
-        ...
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Copy floats into ``out``."""
-        ...
 
     def read(
         self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Collection[torch.dtype]
     ) -> Tensor:
         """Return a tensor of one of ``shapes`` and ``dtypes``."""
-        ...
 
 
 class Checkpoint:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 
 class ModelLoadError(Exception):
@@ -103,48 +103,22 @@ class ConfigKeys:
         return tuple(value)
 
 
-class ModelShape(Protocol):
-    """What decides the size of caches and inputs, the same in every layer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What decides the size of caches and inputs, the same in every layer.
 
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens there are."""
-        ...
+    ``windows`` says for each layer how many tokens attention looks back, itself included; None is
+    all. ``checkpoint_dtype`` is the type that ``config.json`` names.
+    """
 
-    @property
-    def num_layers(self) -> int:
-        """How many layers attend."""
-        ...
-
-    @property
-    def num_heads(self) -> int:
-        """Query heads of a layer."""
-        ...
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Key heads of a layer, and as many value heads."""
-        ...
-
-    @property
-    def head_dim(self) -> int:
-        """Length of a cached key or value."""
-        ...
-
-    @property
-    def max_positions(self) -> int:
-        """The longest context."""
-        ...
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """How far each layer looks back, None without bound."""
-        ...
-
-    @property
-    def checkpoint_dtype(self) -> str:
-        """The type that ``config.json`` names."""
-        ...
+    vocab_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    windows: tuple[int | None, ...]
+    checkpoint_dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,27 +281,18 @@ class ExpertsConfig:
     projections: tuple[str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(ModelShape):
     """Shapes and switches of one model.
 
-    ``windows`` says for each layer how many tokens attention looks back, itself included; None is
-    all. ``fused_projections``: the checkpoint keeps q, k and v, and gate and up, as one tensor.
+    ``fused_projections``: the checkpoint keeps q, k and v, and gate and up, as one tensor.
     """
 
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
     rms_eps: float
     rotary: RotaryConfig
-    windows: tuple[int | None, ...]
     tied_embeddings: bool
-    checkpoint_dtype: str
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

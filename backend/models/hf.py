@@ -32,20 +32,6 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True, slots=True)
-class GenericShape:
-    """Implements ``ModelShape``; found out by running the model once."""
-
-    vocab_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
-    windows: tuple[int | None, ...]
-    checkpoint_dtype: str
-
-
-@dataclass(frozen=True, slots=True)
 class SeenAttention:
     """One attention of a model: ``shape`` is (heads, kv_heads, head_dim)."""
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from backend.models.attention import AttentionLayer, ScoreRules, ruled_prefill
-from backend.models.config import ModelLoadError
-from backend.models.hf import GenericModel, GenericShape
+from backend.models.config import ModelLoadError, ModelShape
+from backend.models.hf import GenericModel
 
 # Greatest difference of a logit, in standard deviations of all logits.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
@@ -54,7 +54,7 @@ class _PlainAttention:
 
 
 @torch.inference_mode()
-def verify(model: GenericModel, checkpoint_dtype: str) -> GenericShape:
+def verify(model: GenericModel, checkpoint_dtype: str) -> ModelShape:
     """Give ``model`` our attention and find its shape. Raises ModelLoadError.
 
     The refusal names the greatest difference that was measured.
@@ -84,7 +84,7 @@ def verify(model: GenericModel, checkpoint_dtype: str) -> GenericShape:
     return shape
 
 
-def _shape(model: GenericModel, vocab_size: int, checkpoint_dtype: str) -> GenericShape:
+def _shape(model: GenericModel, vocab_size: int, checkpoint_dtype: str) -> ModelShape:
     attentions = model.attentions()
     num_layers = int(model.config.num_hidden_layers)
     if sorted(each.layer for each in attentions) != list(range(num_layers)):
@@ -96,7 +96,7 @@ def _shape(model: GenericModel, vocab_size: int, checkpoint_dtype: str) -> Gener
     if len(shapes) != 1:
         raise ModelLoadError(f"layers of different shapes: {sorted(shapes)}")
     [(num_heads, num_kv_heads, head_dim)] = shapes
-    return GenericShape(
+    return ModelShape(
         vocab_size=vocab_size,
         num_layers=num_layers,
         num_heads=num_heads,

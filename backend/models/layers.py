@@ -27,11 +27,9 @@ class Linear(Protocol):
     @property
     def num_bytes(self) -> int:
         """What the weights take in memory."""
-        ...
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Map [rows, in] to [rows, out] in the type of ``rows``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +136,12 @@ class Operations(Protocol):
 
     def norm(self, rows: Tensor, norm: RMSNorm) -> Tensor:
         """Return ``rows`` normalised, in new memory."""
-        ...
 
     def add_norm(self, hidden: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         """Return the sum of both, and that sum normalised. ``hidden`` may be overwritten."""
-        ...
 
     def gated(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up for [rows, 2 * inner], gates first."""
-        ...
 
 
 class TorchOperations:

@@ -8,8 +8,8 @@ device is best at.
 import ctypes
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -50,9 +50,7 @@ class QuantizedWeight:
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on ``device``."""
-        zeros = None if self.zeros is None else self.zeros.to(device)
-        moved = self.codes.to(device), self.scales.to(device)
-        return type(self)(*moved, zeros, self.group_size, self.bits)
+        return self._each(lambda tensor: tensor.to(device))
 
     def dequantized(self) -> Tensor:
         """Return the weights as float32."""
@@ -63,23 +61,26 @@ class QuantizedWeight:
 
     def take(self, order: Tensor) -> Self:
         """Return the rows ``order``."""
-        codes = self.codes.view(torch.int8).index_select(0, order).view(self.codes.dtype)
-        zeros = None if self.zeros is None else self.zeros.index_select(0, order)
-        scales = self.scales.index_select(0, order)
-        return type(self)(codes, scales, zeros, self.group_size, self.bits)
+        return self._each(lambda tensor: tensor.index_select(0, order))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
         """Return the rows of all ``parts``, which are of one layout."""
-        first = parts[0]
         zeros = None
         if any(part.zeros is not None for part in parts):
             zeros = torch.cat(
                 [torch.zeros_like(p.scales) if p.zeros is None else p.zeros for p in parts]
             )
-        codes = torch.cat([part.codes.view(torch.int8) for part in parts]).view(first.codes.dtype)
-        scales = torch.cat([part.scales for part in parts])
-        return cls(codes, scales, zeros, first.group_size, first.bits)
+        codes = torch.cat([part.codes for part in parts])
+        return replace(
+            parts[0], codes=codes, scales=torch.cat([p.scales for p in parts]), zeros=zeros
+        )
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        # Not everything is there for FP8.
+        codes = change(self.codes.view(torch.int8)).view(self.codes.dtype)
+        zeros = None if self.zeros is None else change(self.zeros)
+        return replace(self, codes=codes, scales=change(self.scales), zeros=zeros)
 
     def _by_column(self, values: Tensor) -> Tensor:
         columns = self.codes.shape[1]

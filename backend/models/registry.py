@@ -43,12 +43,10 @@ class Model(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and KV."""
-        ...
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
@@ -58,11 +56,9 @@ class Model(Protocol):
         ``tokens`` and ``positions`` are [tokens]. ``logit_rows`` are the tokens whose successor
         is wanted, all when None.
         """
-        ...
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [rows, vocab]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from backend.executor.attention.torch import TorchAttention
 from backend.executor.input_batch import BatchLimits, InputBatchBuilder
 from backend.executor.kv_cache import KVCache, block_bytes
 from backend.models.attention import AttentionLayer
-from backend.models.hf import GenericShape
+from backend.models.config import ModelShape
 from backend.scheduler.batch import batch_of
 from backend.scheduler.block_pool import blocks_for
 from backend.scheduler.sequence import ScheduledSequence, Sequence
@@ -25,7 +25,7 @@ MAX_LEN = 160
 NUM_BLOCKS = 100
 NUM_SLOTS = 8
 ONE_SEQUENCE = LAYERS * 2 * KV_HEADS * HEAD_DIM * MAX_LEN * 4
-SHAPE = GenericShape(
+SHAPE = ModelShape(
     vocab_size=2,
     num_layers=LAYERS,
     num_heads=HEADS,

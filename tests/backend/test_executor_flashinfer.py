@@ -9,7 +9,7 @@ import torch
 
 from backend.executor.attention.backend import HostRows, StepTensors
 from backend.executor.attention.flashinfer import FlashInfer, load_flashinfer
-from backend.models.hf import GenericShape
+from backend.models.config import ModelShape
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
@@ -17,7 +17,7 @@ WIDTH = 8
 
 
 def model(head_dim=HEAD_DIM):
-    return GenericShape(
+    return ModelShape(
         vocab_size=2,
         num_layers=2,
         num_heads=HEADS,

@@ -25,8 +25,8 @@ KERNELS = {
     "decode": ("backend.executor.attention.triton:decode_attention", None),
     "prefill": ("backend.executor.attention.triton:prefill_attention", None),
     "write": ("backend.kernels.kv_write:launch", 6),
-    "rms_norm": ("backend.kernels.operations:rms_norm", None),
-    "silu_mul": ("backend.kernels.operations:silu_mul", None),
+    "rms_norm": ("backend.kernels.elementwise:rms_norm", None),
+    "silu_mul": ("backend.kernels.elementwise:silu_mul", None),
     "sampling": ("backend.kernels.sampling:launch", "int64"),
     "matmul": ("backend.kernels.quantized_matmul:launch", 6),
 }
