@@ -12,6 +12,7 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import resolve_model
+from backend.engine.stepper import Fault, fault_of
 from backend.executor.factory import (
     NO_KERNELS,
     KernelGroup,
@@ -165,11 +166,8 @@ def _kv_cache(
 ) -> KVCache:
     try:
         cache = KVCache(network.shape, sizing.num_blocks, device=device, dtype=dtype)
-    except torch.OutOfMemoryError as error:
-        raise ModelLoadError(f"{directory}: out of device memory for the KV pool") from error
     except RuntimeError as error:
-        # On CPU, torch has no type of its own for memory that it does not get.
-        if "allocate memory" not in str(error):
+        if fault_of(error) is not Fault.MEMORY:
             raise
         raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
     if dtype is FP8 and network.weights is not None:

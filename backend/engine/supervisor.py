@@ -255,13 +255,9 @@ class EngineSupervisor:
         self._process: EngineProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
 
-    async def start(self) -> EngineDescription:
-        """Start the first engine. Raises ModelLoadError, whatever the reason.
-
-        Cancelling it ends the process.
-        """
-        self._process = process = await self._launch(self._progress)
-        return process.description
+    async def start(self) -> None:
+        """Start the first engine. Raises ModelLoadError; cancelling it ends the process."""
+        self._process = await self._launch(self._progress)
 
     def open(self, text: Tokenizer) -> None:
         """Let requests in, and keep an engine running from now on."""

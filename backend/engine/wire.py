@@ -79,7 +79,9 @@ class SocketEndpoint:
         """Return what came, and send what was left unsent; ``wait`` if nothing came."""
         while True:
             self._flush()
-            if not self._has_news(wait=wait):
+            writes = select.POLLOUT if wait and self._unsent else 0
+            self._poller.modify(self._socket, select.POLLIN | writes)
+            if not self._poller.poll(None if wait else 0):
                 return []
             woken = self._take_wakes()
             messages = list(chain.from_iterable(self._read()))
@@ -114,12 +116,10 @@ class SocketEndpoint:
 
     def await_message(self, kind: type[MessageT]) -> MessageT:
         """Wait for the one message that comes before the loop. Raises TypeError for another."""
-        while True:
-            self._has_news(wait=True)
-            for message in chain.from_iterable(self._read()):
-                if not isinstance(message, kind):
-                    raise TypeError(f"expected {kind.__name__}, got {type(message).__name__}")
-                return message
+        message: object = self.receive(wait=True)[0]
+        if not isinstance(message, kind):
+            raise TypeError(f"expected {kind.__name__}, got {type(message).__name__}")
+        return message
 
     def send_now(self, message: FromEngine) -> None:
         """Send outside of the loop, and wait until it is sent."""
@@ -139,11 +139,6 @@ class SocketEndpoint:
             self._unsent = self._unsent[sent:]
             if not self._unsent and self._held is not None:
                 self._unsent, self._held = frame(self._held), None
-
-    def _has_news(self, *, wait: bool) -> bool:
-        writes = select.POLLOUT if wait and self._unsent else 0
-        self._poller.modify(self._socket, select.POLLIN | writes)
-        return bool(self._poller.poll(None if wait else 0))
 
     def _read(self) -> Iterator[list[Any]]:
         while True:
