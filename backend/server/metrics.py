@@ -46,8 +46,8 @@ _LABELS = {"step_seconds": ("phase", "batch_size"), "sequences_finished": ("reas
 FamilyT = TypeVar("FamilyT", HistogramMetricFamily, CounterMetricFamily)
 
 
-class Metrics:
-    """Counters and histograms of one application."""
+class Metrics(Collector):
+    """Counters and histograms of one application, and the engine's figures at each scrape."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class Metrics:
         ``model`` is the name that clients use.
         """
         self._registry = CollectorRegistry()
-        self._registry.register(EngineCollector(stats, embeddings_waiting))
+        self._stats, self._waiting = stats, embeddings_waiting
+        self._registry.register(self)
         build = Info("refrain_engine_build", "What runs, always 1", registry=self._registry)
         build.info({"version": _version(), "model": model})
         self._embedded = Counter(
@@ -94,30 +95,12 @@ class Metrics:
         self._request.labels(endpoint).observe(seconds)
 
     def render(self) -> bytes:
+        """Return Prometheus text."""
         return generate_latest(self._registry)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("refrain")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
-        return "unknown"
-
-
-class EngineCollector(Collector):
-    """An engine's figures, read for each scrape."""
-
-    def __init__(
-        self, stats: Callable[[], EngineStats | None], waiting: Callable[[], int | None]
-    ) -> None:
-        """``stats`` is None while there is no engine, ``waiting`` where nothing is embedded."""
-        self._stats = stats
-        self._waiting = waiting
 
     def collect(self) -> Iterator[Metric]:
         if (stats := self._stats()) is not None:
-            yield from _gauges(stats)
-            yield from _counters(stats)
+            yield from _figures(stats)
             yield _tenants(stats.tenants)
             yield from _recorded(stats.recording)
         if (waiting := self._waiting()) is not None:
@@ -129,9 +112,16 @@ class EngineCollector(Collector):
         return []
 
 
-def _gauges(stats: EngineStats) -> Iterator[Metric]:
+def _version() -> str:
+    try:
+        return importlib.metadata.version("refrain")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return "unknown"
+
+
+def _figures(stats: EngineStats) -> Iterator[Metric]:
     total = stats.kv_blocks_total
-    rows: list[tuple[str, str, float | None]] = [
+    gauges: list[tuple[str, str, float | None]] = [
         ("sequences_running", "Sequences that hold KV blocks", stats.running),
         ("sequences_waiting", "Sequences that wait for KV blocks", stats.waiting),
         ("kv_blocks_used", "KV blocks in use", stats.kv_blocks_used),
@@ -139,18 +129,15 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
         ("kv_use_ratio", "Share of KV blocks in use", stats.kv_blocks_used / total if total else 0),
     ]
     if (memory := stats.memory) is not None:
-        rows += [
+        gauges += [
             ("resident_bytes", "Memory of the engine's process", memory.resident),
             ("device_used_bytes", "Memory of the device in use", memory.device_used),
             ("device_bytes", "Memory of the device", memory.device_total),
         ]
-    for name, text, value in rows:
+    for name, text, value in gauges:
         if value is not None:
             yield GaugeMetricFamily(PREFIX + name, text, value)
-
-
-def _counters(stats: EngineStats) -> Iterator[Metric]:
-    rows = (
+    counters = (
         ("preemptions", "Sequences that lost their blocks and began anew", stats.preemptions),
         ("prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
         ("generation_tokens", "Tokens generated", stats.generated_tokens),
@@ -169,7 +156,7 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         ),
         ("restarts", "Times that the engine started over", stats.restarts),
     )
-    for name, text, value in rows:
+    for name, text, value in counters:
         yield CounterMetricFamily(PREFIX + name, text, value)
 
 

@@ -50,8 +50,9 @@ async def responses(model: ServedModel, request: web.Request) -> web.StreamRespo
     arrived = time.monotonic()
     body = await read_request(request, ResponsesRequest)
     loaded = model.require(body.model)
+    is_long = not isinstance(body.input, str) and len(body.input) > ON_LOOP_ITEMS
     chat = Conversation(
-        messages=await off_loop(lambda: body.chat_messages, body.num_items > ON_LOOP_ITEMS),
+        messages=await off_loop(lambda: body.chat_messages, is_long),
         functions=body.tools or (),
         choice=body.tool_choice,
         parallel=body.parallel_tool_calls,
@@ -204,7 +205,13 @@ class ResponseReply:
         for piece in pieces:
             match piece:
                 case Reasoning(text):
-                    yield from self._think(text)
+                    item = self._item
+                    if item is None:
+                        item = yield from self._begin_item(
+                            "rs_", "reasoning", summary=[], content=[]
+                        )
+                    item.text.append(text)
+                    yield "response.reasoning_text.delta", item.where | {"delta": text}
                 case Content(text):
                     yield from self._say(text)
                 case CallStart(_, name):
@@ -213,14 +220,11 @@ class ResponseReply:
                     call = {"call_id": self._new_id("call_"), "name": name, "arguments": ""}
                     yield from self._begin_item("fc_", "function_call", **call)
                 case CallArguments(_, text):
-                    yield from self._argue(text)
-
-    def _think(self, text: str) -> Iterator[tuple[str, Object]]:
-        item = self._item
-        if item is None:
-            item = yield from self._begin_item("rs_", "reasoning", summary=[], content=[])
-        item.text.append(text)
-        yield "response.reasoning_text.delta", item.where | {"delta": text}
+                    if self._item is None:
+                        raise RuntimeError("arguments without a call")
+                    self._item.text.append(text)
+                    where = self._item.where
+                    yield "response.function_call_arguments.delta", where | {"delta": text}
 
     def _say(self, text: str) -> Iterator[tuple[str, Object]]:
         if not self._called:
@@ -235,12 +239,6 @@ class ResponseReply:
         item.text.append(text)
         item.logprobs += logprobs
         yield "response.output_text.delta", item.where | {"delta": text, "logprobs": logprobs}
-
-    def _argue(self, text: str) -> Iterator[tuple[str, Object]]:
-        if self._item is None:
-            raise RuntimeError("arguments without a call")
-        self._item.text.append(text)
-        yield "response.function_call_arguments.delta", self._item.where | {"delta": text}
 
     def _begin_message(self) -> Generator[tuple[str, Object], None, _Item]:
         return self._begin_item("msg_", "message", role="assistant", content=[])

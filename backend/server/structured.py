@@ -189,27 +189,24 @@ def _choices(choices: Sequence[str], param: str) -> str:
 
 def _of_tools(answer: Constraint | None, tools: ToolUse) -> Constraint | None:
     """Return the constraint of calls, of calls or ``answer``, or of calls within free text."""
-    if not tools.demanded and answer is not None:
-        if answer.grammar.kind not in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA):
-            raise _combination(f"'{answer.param}' cannot be set beside 'tools'.", answer.param)
-        schema = orjson.loads(answer.grammar.source or '{"type": "object"}')
-        calls = tools.form.calls(_functions(tools), several=tools.several)
-        either = [calls, {"type": "json_schema", "json_schema": schema}]
-        tag = {"type": "or", "elements": either}
-        return Constraint(_structure(tag, GrammarKind.STRUCTURE), answer.subject, answer.param)
     if tools.demanded:
-        kind = GrammarKind.STRUCTURE
-        tag = tools.form.calls(_functions(tools), several=tools.several)
-    elif any(function.strict for function in tools.functions):
-        kind = GrammarKind.TEXT_WITH_STRUCTURE
-        tag = tools.form.text_or_calls(_functions(tools), several=tools.several)
-    else:
+        answer = None  # there is to be none: a call is demanded
+    is_free = answer is None and not tools.demanded
+    if is_free and not any(function.strict for function in tools.functions):
         return None
-    return Constraint(_structure(tag, kind), "schema for functions", "tools")
-
-
-def _structure(tag: Schema, kind: GrammarKind) -> Grammar:
-    return Grammar(kind, orjson.dumps({"type": "structural_tag", "format": tag}).decode())
+    json_kinds = (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
+    if answer is not None and answer.grammar.kind not in json_kinds:
+        raise _combination(f"'{answer.param}' cannot be set beside 'tools'.", answer.param)
+    form = tools.form.text_or_calls if is_free else tools.form.calls
+    kind = GrammarKind.TEXT_WITH_STRUCTURE if is_free else GrammarKind.STRUCTURE
+    tag = form(_functions(tools), several=tools.several)
+    subject, param = "schema for functions", "tools"
+    if answer is not None:
+        schema = orjson.loads(answer.grammar.source or '{"type": "object"}')
+        tag = {"type": "or", "elements": [tag, {"type": "json_schema", "json_schema": schema}]}
+        subject, param = answer.subject, answer.param
+    source = orjson.dumps({"type": "structural_tag", "format": tag}).decode()
+    return Constraint(Grammar(kind, source), subject, param)
 
 
 def _functions(use: ToolUse) -> list[CallableFunction]:

@@ -1,6 +1,7 @@
 """What a model is given, as OpenAI's clients write it: messages, tools, or texts and tokens."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -63,14 +64,6 @@ class CalledFunction(Strict):
     name: str
     arguments: str
 
-    def for_template(self) -> dict[str, Any]:
-        """Return what chat templates read: arguments as an object, if that is what they are."""
-        try:
-            arguments = orjson.loads(self.arguments or "{}")
-        except ValueError:
-            arguments = self.arguments
-        return {"name": self.name, "arguments": arguments}
-
 
 class ToolCall(Strict):
     """A call that a model made."""
@@ -80,7 +73,12 @@ class ToolCall(Strict):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        return {"id": self.id, "type": self.type, "function": self.function.for_template()}
+        """Return what chat templates read: arguments as an object, if that is what they are."""
+        arguments: Any = self.function.arguments
+        with suppress(ValueError):
+            arguments = orjson.loads(arguments or "{}")
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
 
 
 class AssistantMessage(Strict):

@@ -338,10 +338,6 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
-    def num_items(self) -> int:
-        return 1 if isinstance(self.input, str) else len(self.input)
-
-    @property
     def chat_messages(self) -> list[AnyMessage]:
         """The conversation as chat has it."""
         messages = list(messages_of(self.input))
