@@ -21,7 +21,6 @@ _LEAST_RUNNING = 4
 _FIRST_PREFILL = 256
 
 _KEPT_OF_A_KIND = 7
-_LATEST = 5
 _FORGOTTEN_AFTER = 4096  # steps
 _STEPS_BETWEEN_FITS = 16
 _LEAST_SQUARES_RANK = 1e-5
@@ -204,11 +203,6 @@ class StepTimeModel:
     def predict(self, decodes: int, prefill: int) -> float:
         """Return the seconds of such a step."""
         return self.base + self.per_decode * decodes + self.per_prefill * prefill
-
-    def seen(self, decodes: int, prefill: int) -> float | None:
-        """Return the seconds that the last steps of this kind took; None: there was none."""
-        kept = self._kinds.get((decodes.bit_length(), prefill.bit_length()))
-        return None if kept is None else median_low(list(kept)[-_LATEST:])[0]
 
     def _fit(self) -> None:
         oldest = self._steps - _FORGOTTEN_AFTER

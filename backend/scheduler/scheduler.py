@@ -386,8 +386,6 @@ class Scheduler:
         self._running.free_refused(sequence)
         self.num_draft_tokens += len(drafts)
         self.num_accepted_draft_tokens += num_accepted
-        if self._drafter is not None:
-            self._drafter.verified(sequence, len(drafts), num_accepted)
 
 
 def _append(sequence: Sequence, tokens: tuple[int, ...], most: int) -> None:

@@ -6,107 +6,107 @@ import pytest
 from simulated_device import RandomDrafter, SimulatedDevice
 
 from backend.scheduler.block_pool import BlockPool
-from backend.scheduler.prompt_lookup import MOST_DRAFTS, Drafter, PromptLookup
+from backend.scheduler.prompt_lookup import MOST_DRAFTS, MOST_ROWS, Drafter, PromptLookup
 from backend.scheduler.request import Grammar, GrammarKind, SamplingParams
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import ScheduledSequence, Sequence, SequenceStatus
 
 
-def proposed(tokens, lookup=None):
-    return trusted(lookup).propose(list(tokens))
+def predicted(tokens, count=8):
+    lookup = PromptLookup()
+    return lookup.drafts(tokens, count) if lookup.follow(tokens) else ()
 
 
-def trusted(lookup=None):
-    """A look-up whose drafts were right."""
-    lookup = lookup or PromptLookup()
-    lookup.verified(8, 8)
-    return lookup
+def test_what_followed_the_same_tokens_is_predicted():
+    assert predicted([*range(1, 13), 1, 2, 3]) == (4, 5, 6, 7, 8, 9, 10, 11)
 
 
-def test_what_followed_the_same_tokens_is_proposed():
-    assert proposed([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 2]) == (3, 4, 5, 6, 7, 8, 9, 10)
-
-
-def test_the_longest_n_gram_decides_and_of_equal_ones_the_last():
-    assert proposed([1, 2, 3, 50, 9, 2, 3, 60, 9, 1, 2, 3])[0] == 50
-    assert proposed([2, 3, 50, 9, 2, 3, 60, 9, 8, 2, 3])[0] == 60
+def test_of_equal_n_grams_the_last_decides():
+    assert predicted([1, 2, 3, 50, 9, 1, 2, 3, 60, 9, 1, 2, 3])[0] == 60
 
 
 def test_a_repetition_goes_on():
-    assert proposed([5, 6, 7, 1, 2, 1, 2, 1, 2]) == (1, 2) * 4
-    assert proposed([5, 6, 7, 4, 4, 4]) == (4,) * MOST_DRAFTS
+    assert predicted([5, 6, 7, 1, 2, 1, 2, 1, 2]) == (1, 2) * 4
+    assert predicted([5, 6, 7, 4, 4, 4, 4], MOST_DRAFTS) == (4,) * MOST_DRAFTS
 
 
-@pytest.mark.parametrize("tokens", [[], [1], [1, 1, 1], list(range(50)), [1, 2, 3, 2, 1]])
-def test_nothing_is_proposed_of_what_is_new(tokens):
-    assert proposed(tokens) == ()
+@pytest.mark.parametrize("tokens", [[], [1], [1, 1, 1], list(range(50)), [1, 2, 3, 4, 2, 3]])
+def test_nothing_is_predicted_of_what_is_new(tokens):
+    assert predicted(tokens) == ()
 
 
-@pytest.mark.parametrize("alphabet", [2, 5, 40])
-def test_a_growing_text_gets_the_drafts_of_one_that_is_indexed_at_once(alphabet):
+@pytest.mark.parametrize("alphabet", [2, 5])
+def test_a_growing_text_is_followed_until_it_differs_from_what_was_predicted(alphabet):
     rng = random.Random(alphabet)
     tokens = [rng.randrange(alphabet) for _ in range(40)]
-    growing, num_found, num_equal = trusted(), 0, 0
+    lookup, num_followed, expected = PromptLookup(), 0, None
     for _ in range(200):
+        found = lookup.follow(tokens)
+        if expected is not None:
+            assert found
+            assert lookup.drafts(tokens, 1) == (expected,)
+            num_followed += 1
+        drafts = lookup.drafts(tokens, 2) if found else ()
         tokens.append(rng.randrange(alphabet))
-        drafts = growing.propose(tokens)
-        trusted(growing)
-        num_equal += drafts == proposed(tokens)  # but where n-grams share a slot
-        if drafts:
-            num_found += 1
-            following = [
-                tokens[end : end + 1]
-                for end in range(2, len(tokens))
-                if tokens[end - 2 : end] == tokens[-2:]
-            ]
-            assert [drafts[0]] in following
-    assert num_found > 15
-    assert num_equal > 150
+        expected = drafts[1] if drafts and tokens[-1] == drafts[0] else None
+    assert num_followed > 10
+
+
+def test_accepted_drafts_and_the_token_behind_them_are_followed_at_once():
+    lookup, tokens = PromptLookup(), [*range(20), 0, 1, 2]
+    assert lookup.follow(tokens)
+    tokens += [3, 4, 5, 6]
+    assert lookup.follow(tokens)
+    assert lookup.drafts(tokens, 3) == (7, 8, 9)
+    rate = lookup.rate
+    tokens += [7, 99]
+    assert not lookup.follow(tokens)
+    assert lookup.rate < rate
+    tokens += [10, 11, 12]
+    assert lookup.follow(tokens)
+    assert lookup.drafts(tokens, 2) == (13, 14)
 
 
 def test_a_very_long_text_takes_bounded_memory():
     rng = random.Random(1)
     tokens = [rng.randrange(100_000) for _ in range(200_000)]
     lookup = PromptLookup()
-    assert proposed(tokens + tokens[-500:-480], lookup) == tuple(tokens[-480:-472])
+    known = tokens + tokens[-500:-480]
+    assert lookup.follow(known)
+    assert lookup.drafts(known, 8) == tuple(tokens[-480:-472])
     assert len(lookup._table) * lookup._table.itemsize <= 512 * 1024
 
 
-def test_nothing_is_proposed_until_what_would_have_been_was_right():
+def test_wrong_predictions_lower_the_rate_and_right_ones_raise_it():
     lookup, tokens = PromptLookup(), [1, 2] * 10
-    lengths = []
-    for _ in range(12):
-        if lookup.propose(tokens):
-            lengths.append(len(tokens))
-        tokens.append(1 + len(tokens) % 2)
-    assert lengths == [28, 29, 30, 31]
-
-
-def test_refused_drafts_end_proposals_and_right_ones_that_were_not_tried_bring_them_back():
-    lookup, tokens = trusted(), [1, 2] * 10
-    assert lookup.propose(tokens)
-    lookup.verified(8, 0)
-    assert lookup.propose(tokens) == ()
-    for _ in range(30):
-        tokens.append(1 + len(tokens) % 2)
-        lookup.propose(tokens)
-    assert lookup.propose(tokens)
+    assert lookup.follow(tokens)
+    first = lookup.rate
     for new in range(50, 54):
-        tokens += [1, 2]
-        lookup.propose(tokens)
         tokens.append(new)
-        lookup.propose(tokens)
-    tokens += [1, 2]
-    assert lookup.propose(tokens) == ()
+        assert not lookup.follow(tokens)
+        tokens += [1, 2, 1]
+        assert lookup.follow(tokens)
+    low = lookup.rate
+    assert low < 0.5 < first
+    for _ in range(20):
+        tokens.append(3 - tokens[-1])
+        assert lookup.follow(tokens)
+    assert lookup.rate > 0.95
+    assert lookup.expected(8) > 6.5
+    lookup.rate = 1
+    assert lookup.expected(8) == 8
+    lookup.rate = 0.5
+    assert lookup.expected(2) == 0.75
 
 
-def copying(number=0, prompt=20, answer=100, **options):
+def copying(number=0, prompt=20, answer=100, rate=1.0, **options):
     """A sequence that has repeated two tokens for a while and decodes now."""
     sequence = Sequence(number, [1, 2] * (prompt // 2), prompt + answer, **options)
     sequence.tokens += [1, 2]
     sequence.num_computed_tokens = len(sequence.tokens) - 1
     sequence.lookup = PromptLookup()
-    sequence.lookup.verified(8, 6)  # so that half of them are expected to be right
+    sequence.lookup.follow(sequence.tokens)
+    sequence.lookup.rate = rate
     return sequence
 
 
@@ -114,59 +114,96 @@ def row(sequence):
     return ScheduledSequence(sequence, sequence.num_computed_tokens, 1, samples=True)
 
 
-def pays(drafter, num_rows=1):
-    return bool(drafter.propose([row(copying(n)) for n in range(num_rows)], overlapped=False))
+def num_proposed(drafter, num_rows=1, rate=1.0):
+    rows = [row(copying(n, rate=rate)) for n in range(num_rows)]
+    proposed = drafter.propose(rows, overlapped=False)
+    assert len(proposed) in (0, num_rows)
+    return sum(map(len, proposed.values()))
 
 
-def test_a_step_without_drafts_is_seen_first_and_then_one_with_them():
+def observed(num_rows, num_drafts=0, factor=1.0, drafter=None, times=3):
+    drafter = drafter or Drafter()
+    for _ in range(times):
+        drafter.observe(num_rows, num_drafts, 0.010 * factor)
+    return drafter
+
+
+def test_steps_without_drafts_are_seen_first_and_then_one_with_them():
     drafter = Drafter()
-    assert not pays(drafter)
-    drafter.observe(1, 0, 0.010)
-    assert pays(drafter)
-
-
-@pytest.mark.parametrize("num_rows", [1, 4, 15])
-@pytest.mark.parametrize(("factor", "expected"), [(1.1, True), (2.9, True), (3.2, False)])
-def test_drafts_are_made_where_tokens_come_faster_with_them(num_rows, factor, expected):
-    """Half of the eight drafts are expected to be right: with a margin, worth two more steps."""
-    drafter = Drafter()
-    drafter.observe(num_rows, 0, 0.010)
-    drafter.observe(num_rows, 8 * num_rows, 0.010 * factor)
-    assert [pays(drafter, num_rows) for _ in range(4)] == [True] * 3 + [expected]  # three try
-    assert drafter.is_open(num_rows) is expected
-    assert drafter.is_open(2 * num_rows)
-
-
-def test_where_drafts_do_not_pay_three_steps_try_again_after_longer_and_longer_pauses():
-    drafter, trials = Drafter(), []
-    drafter.observe(1, 0, 0.010)
-    drafter.observe(1, 8, 0.100)
-    for step in range(1000):
-        with_drafts = drafter.is_open(1) and pays(drafter)
-        if with_drafts:
-            trials.append(step)
-        drafter.observe(1, 8 * with_drafts, 0.100 if with_drafts else 0.010)
-    assert trials[::3] == [0, 35, 102, 233, 492]
-    assert trials[1::3] == [each + 1 for each in trials[::3]]
     for _ in range(3):
-        drafter.observe(1, 8, 0.010)  # the machine became faster
-    for _ in range(1000):
+        assert num_proposed(drafter) == 0
         drafter.observe(1, 0, 0.010)
-    assert all(pays(drafter) for _ in range(5))
+    assert num_proposed(drafter) == MOST_DRAFTS
+    assert num_proposed(drafter, 2) == 0  # of so many rows nothing is known
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "rate", "expected"),
+    [(1, 0.6, 0), (1, 0.8, 8), (1, 0.95, 13), (4, 0.8, 32), (16, 0.8, 0), (16, 0.97, 256)],
+)
+def test_until_drafts_were_measured_they_must_promise_much(num_rows, rate, expected):
+    assert num_proposed(observed(num_rows), num_rows, rate) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "rate", "factor", "expected"),
+    [
+        (1, 0.7, 2.0, True),
+        (1, 0.7, 3.0, False),
+        (1, 0.49, 1.01, False),
+        (4, 0.9, 4.0, True),
+        (4, 0.9, 6.0, False),
+        (15, 0.9, 2.0, True),
+        (15, 0.9, 3.5, False),
+    ],
+)
+def test_drafts_are_made_where_tokens_come_faster_with_them(num_rows, rate, factor, expected):
+    drafter = observed(num_rows)
+    for num_drafts in range(1, num_rows * MOST_DRAFTS + 1):
+        observed(num_rows, num_drafts, factor, drafter)
+    assert bool(num_proposed(drafter, num_rows, rate)) is expected
+
+
+def test_a_slow_moment_of_the_machine_decides_nothing():
+    drafter = observed(1)
+    observed(1, MOST_DRAFTS, 2.0, drafter)
+    observed(1, MOST_DRAFTS, 50.0, drafter, times=7)
+    assert num_proposed(drafter) == MOST_DRAFTS
+
+
+def test_where_drafts_do_not_pay_three_steps_try_again_after_a_pause():
+    drafter, trials = observed(1), []
+    for step in range(1400):
+        num_drafts = num_proposed(drafter)
+        if num_drafts:
+            trials.append(step)
+        drafter.observe(1, num_drafts, 0.300 if num_drafts else 0.010)
+    assert trials == [0, 1, 2, 516, 517, 518, 1032, 1033, 1034]
+
+
+def test_large_batches_are_not_looked_at():
+    drafter = Drafter()
+    assert drafter.is_open(MOST_ROWS)
+    assert not drafter.is_open(MOST_ROWS + 1)
 
 
 def test_beside_others_that_go_on_meanwhile_a_draft_must_gain_more_than_the_wait_costs():
     drafter = Drafter()
-    for rows in (2, 3):
-        drafter.observe(rows, 0, 0.010)
-        drafter.observe(rows, 8, 0.010)
+    for rows in (1, 2):
+        observed(rows, drafter=drafter)
+        for num_drafts in range(1, 2 * MOST_DRAFTS + 1):
+            observed(rows, num_drafts, drafter=drafter)
     last, early = copying(0, answer=4), copying(1)
     other = Sequence(2, [5, 6, 7, 8, 9, 10], 20)
     other.tokens += [11]
-    early.num_unseen_tokens = last.num_unseen_tokens = 1
-    assert drafter.waiting([early, last]) == {early}  # one token more to expect, and one to lose
+    for one in (last, early):
+        one.num_unseen_tokens = 1
+    assert drafter.waiting([early, other]) == {early}
+    assert drafter.waiting([last, other]) == set()  # one token more to expect, and one to lose
     assert drafter.waiting([last]) == {last}
-    early.num_unseen_tokens = last.num_unseen_tokens = 0
+    for one in (last, early):
+        one.num_unseen_tokens = 0
+    assert drafter.waiting([early, other]) == set()
     assert drafter.propose([row(early), row(other)], overlapped=True).keys() == {0}
     assert drafter.propose([row(last), row(other)], overlapped=True) == {}
 
@@ -180,8 +217,7 @@ def test_beside_others_that_go_on_meanwhile_a_draft_must_gain_more_than_the_wait
     ],
 )
 def test_sequences_whose_tokens_are_verified_one_by_one_get_no_drafts(sampling):
-    drafter = Drafter()
-    drafter.observe(1, 0, 0.010)
+    drafter = observed(1)
     assert drafter.propose([row(copying(sampling=sampling))], overlapped=False) == {}
     assert drafter.propose([row(copying())], overlapped=False) != {}
 
@@ -191,7 +227,6 @@ class Proposing:
 
     def __init__(self, drafts):
         self.drafts = drafts
-        self.outcomes = []
 
     def is_open(self, num_rows):
         return True
@@ -201,9 +236,6 @@ class Proposing:
 
     def propose(self, rows, *, overlapped):
         return dict.fromkeys(range(len(rows)), self.drafts)
-
-    def verified(self, sequence, num_drafts, num_accepted):
-        self.outcomes.append((num_drafts, num_accepted))
 
     def observe(self, num_rows, num_drafts, seconds):
         pass
@@ -373,5 +405,5 @@ def test_whole_answers_are_what_they_are_without_drafts(overlap):
             step = True
     assert [sequence.tokens[20:] for sequence in sequences] == answers
     assert (engine.pool.num_used, engine.num_preemptions) == (0, 0)
-    assert engine.num_draft_tokens == sum(drafts for drafts, _ in drafter.outcomes) > 100
+    assert engine.num_draft_tokens > 100
     assert 0 < engine.num_accepted_draft_tokens < engine.num_draft_tokens

@@ -8,7 +8,8 @@ import torch
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.models.weights import load_config
-from backend.scheduler.prompt_lookup import Drafter, PromptLookup
+from backend.scheduler import prompt_lookup
+from backend.scheduler.prompt_lookup import Drafter
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
@@ -22,8 +23,7 @@ NEW_TOKENS = 60
 def engine_for(checkpoint, monkeypatch):
     """Start an engine that drafts wherever it can."""
     monkeypatch.setattr(Drafter, "_pays", lambda *_: True)
-    monkeypatch.setattr(PromptLookup, "is_copying", True)
-    monkeypatch.setattr(PromptLookup, "expected", lambda _, num_drafts: num_drafts)
+    monkeypatch.setattr(prompt_lookup, "_ENOUGH_RIGHT", 0.0)
     engines = []
 
     def start(family="qwen3", **options):

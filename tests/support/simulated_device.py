@@ -33,7 +33,6 @@ class RandomDrafter:
     def __init__(self, seed, most=20):
         self.scripts = {}
         self.most = most
-        self.outcomes = []
         self._random = random.Random(seed)
 
     def is_open(self, num_rows):
@@ -51,10 +50,6 @@ class RandomDrafter:
                 num_right = self._random.choice([0, count, self._random.randint(0, count)])
                 proposed[place] = (*right[:num_right], *[-1] * (count - num_right))
         return proposed
-
-    def verified(self, sequence, num_drafts, num_accepted):
-        assert sequence.num_computed_tokens == len(sequence.tokens) - 1
-        self.outcomes.append((num_drafts, num_accepted))
 
     def observe(self, num_rows, num_drafts, seconds):
         assert num_rows > 0 <= num_drafts
