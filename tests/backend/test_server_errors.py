@@ -209,6 +209,14 @@ async def test_the_message_names_what_was_expected(server):
     assert (reply.error["param"], reply.error["code"]) == ("messages[0].content", "invalid_type")
 
 
+async def test_the_message_names_how_long_an_array_is(server):
+    reply = await refused(server, orjson.dumps(CHAT | {"stop": ["x"] * 5}))
+    assert reply.error["message"] == (
+        "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an array "
+        "with length 5 instead."
+    )
+
+
 async def test_unknown_model(server):
     reply = await refused(server, orjson.dumps(CHAT | {"model": "gpt-4o"}))
     assert (reply.status, reply.error["code"], reply.error["param"]) == (
