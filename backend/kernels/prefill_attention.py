@@ -138,7 +138,10 @@ def prefill_tilings(
     one = max(triton.next_power_of_2(group), MIN_ROWS)
     if dtype is torch.float32:
         # No matrix unit computes it exactly: rows are held in registers, and many would spill.
-        exact = Tiling(32, 8, 3, one) if block_d <= LARGE_HEAD else Tiling(16, 4, 3, one)
+        if block_d > LARGE_HEAD:
+            exact = Tiling(16, 4, 3, one)
+        else:
+            exact = Tiling(32 if block_d == LARGE_HEAD else 64, 8, 3, one)
         return exact, exact
     # From so much memory on, matrix units read it: elsewhere both sides take registers.
     hopper = shared_memory >= _HOPPER_MEMORY
