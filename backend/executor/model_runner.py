@@ -115,8 +115,9 @@ class ModelRunner:
             self._sampler.start(step.new)
             for new in step.new:
                 self._prompt_logprobs.start(new.slot)
-        decodes = all(row.num_tokens == 1 and row.samples for row in step.rows)
-        size = size_for(len(step.rows), self._sizes) if decodes else None
+        size = None
+        if self._sizes and all(row.num_tokens == 1 and row.samples for row in step.rows):
+            size = size_for(len(step.rows), self._sizes)
         batch = self._inputs.build(step, size)
         hidden = self._hidden(batch, size)
         num_sampling = len(batch.slots)
