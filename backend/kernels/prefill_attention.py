@@ -147,7 +147,7 @@ def prefill_tilings(
     hopper = shared_memory >= _HOPPER_MEMORY
     keys = 32 if block_d > LARGE_HEAD else 128 if hopper and block_d < LARGE_HEAD else 64
     rows = max(min(triton.next_power_of_2(DRAFTED_TOKENS * group), _SMALL_ROWS), one)
-    if rows <= 32 or not (hopper or block_d > LARGE_HEAD):
+    if rows <= 32 or not (hopper or quantized or block_d > LARGE_HEAD):
         small = Tiling(32 if quantized or not hopper else min(keys, 64), 4, 3, rows)
     else:
         small = Tiling(keys, 8, 3, rows)
