@@ -162,9 +162,10 @@ class Stepper:
 
     def _take_back(self, step: Step) -> bool:
         num_tokens = sum(scheduled.num_tokens for scheduled in step)
-        if not self._cap.shrink(num_tokens, len(step)):
+        has_drafts = any(scheduled.drafts for scheduled in step)  # and comes again without
+        if not self._cap.shrink(num_tokens, len(step)) and not has_drafts:
             return False
-        logger.warning("no memory for a step of %d tokens; it is cut in half", num_tokens)
+        logger.warning("no memory for a step of %d tokens; it comes again smaller", num_tokens)
         self.scheduler.take_back(step)
         gc.collect()
         torch.cuda.empty_cache()  # does nothing without a device

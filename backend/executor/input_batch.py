@@ -162,6 +162,11 @@ class InputBatchBuilder:
         fixed = 5 * limits.max_tokens_per_step + 5 * limits.max_num_seqs
         self._staging = Staging(4 * fixed + 16 * _ALIGNMENT, device)
 
+    def forget(self, step: StepBatch) -> None:
+        """Note that ``step`` failed: of what it computed nothing is to be relied on."""
+        self._last = None
+        self._attention.start([row.slot for row in step.rows])
+
     def tell(self, slot: int, token: int) -> None:
         """Note that ``token`` is the last one of ``slot``, which the device does not know."""
         self._told[slot] = token
@@ -187,16 +192,21 @@ class InputBatchBuilder:
         # Rows that decode, and nothing else, are likely to come again one token further.
         decodes = len(places) == len(step.rows) == len(laid_out.logit_rows)
         self._last = laid_out if decodes and not laid_out.scored else None
-        return self._placed(laid_out, where, what)
+        batch = self._placed(laid_out, where, what)
+        for slot in self._told.keys() & laid_out.rows.slots[: laid_out.rows.num_singles].tolist():
+            del self._told[slot]  # the device knows it now
+        return batch
 
     def _advanced(
         self, step: StepBatch, places: list[int], padded: int | None
     ) -> "_LaidOut | None":
         """Return the layout of the step before moved on by one token, None if this is another."""
         last = self._last
-        if last is None or step.new or self._told or padded != last.padded or places != last.places:
+        if last is None or step.new or padded != last.padded or places != last.places:
             return None
         slots, starts = last.rows.slots.tolist(), last.rows.starts.tolist()
+        if not self._told.keys().isdisjoint(slots):
+            return None
         for place, slot, start in zip(places, slots, starts, strict=True):
             row = step.rows[place]
             if row.slot != slot or row.start != start + 1:
@@ -352,7 +362,7 @@ class InputBatchBuilder:
             for at in np.flatnonzero(starts < self._num_known[slots])
         }
         if self._told:
-            told |= {slot: self._told.pop(slot) for slot in slots.tolist() if slot in self._told}
+            told |= {slot: self._told[slot] for slot in slots.tolist() if slot in self._told}
         if told:
             where.append(_ints(told) + np.int32(self._device_tables.shape[0]))
             what.append(_ints(told.values()))

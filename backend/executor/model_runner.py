@@ -6,7 +6,7 @@ the one before it was collected: the tokens that one chose stay on the device.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from backend.models.decoder import Decoder
 from backend.models.registry import Model
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
+from backend.scheduler.prompt_lookup import MOST_DRAFTS, MOST_ROWS
 from backend.scheduler.request import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -118,8 +119,13 @@ class ModelRunner:
         size = None
         if self._sizes and all(row.num_tokens == 1 and row.samples for row in step.rows):
             size = size_for(len(step.rows), self._sizes)
-        batch = self._inputs.build(step, size)
-        hidden = self._hidden(batch, size)
+        try:
+            batch = self._inputs.build(step, size)
+            hidden = self._hidden(batch, size)
+        except Exception:
+            # It may come again, with another step in between.
+            self._inputs.forget(step)
+            raise
         num_sampling = len(batch.slots)
         scored: tuple[SpanLogprobs, ...] = ()
         if batch.scored:
@@ -137,6 +143,7 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, batch.slots, batch.numbers, mask)
         if len(batch.slots):
             self._inputs.keep(batch.slots, sampled.tokens)
+            self._sampler.count(batch.slots, sampled.tokens)
         return InFlight(batch.sampled, sampled, launched.scored, batch.is_plain)
 
     def collect(self, in_flight: InFlight) -> list[Sampled | None]:
@@ -180,6 +187,13 @@ class ModelRunner:
         longest = max(min(limits.max_tokens_per_step // count, limits.max_model_len), 2)
         self._run(_nobody([longest] * count, _COSTLY))
         self._run(_nobody([1] * limits.max_num_seqs, _COSTLY))
+        # Drafts have logits of their own.
+        width = 1 + MOST_DRAFTS
+        drafting = min(limits.max_num_seqs, MOST_ROWS, limits.max_tokens_per_step // width)
+        if drafting and width < limits.max_model_len:
+            step = _nobody([width] * drafting, _ORDINARY)
+            rows = tuple(row._replace(drafted=(0,) * width) for row in step.rows)
+            self._run(replace(step, rows=rows))
         self.discard([PADDING_BLOCK])
 
     @torch.inference_mode()

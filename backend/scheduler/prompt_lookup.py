@@ -137,10 +137,16 @@ class Drafter:
 
     def __init__(self) -> None:
         self._times = _StepTimes()
+        self._pause = 0
+        """Steps that have no drafts, because one with drafts found no memory."""
 
     def is_open(self, num_rows: int) -> bool:
         """Whether steps of ``num_rows`` decoding sequences may have drafts."""
-        return num_rows <= MOST_ROWS
+        return num_rows <= MOST_ROWS and not self._pause
+
+    def pause(self) -> None:
+        """Make no drafts for a while."""
+        self._pause = _FORGOTTEN_AFTER
 
     def waiting(self, decoding: Collection[Sequence]) -> set[Sequence]:
         """Return which of ``decoding`` are not computed before their last token is known.
@@ -173,6 +179,7 @@ class Drafter:
 
     def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
         """Learn how long a step without prefill took."""
+        self._pause = max(self._pause - 1, 0)
         self._times.observe(num_rows, num_drafts, seconds)
 
     def _choose(

@@ -262,6 +262,8 @@ class Scheduler:
         if not self._in_flight or self._in_flight[-1].step is not step:
             raise ValueError("this is not the newest step in flight")
         self._in_flight.pop()
+        if self._drafter is not None and any(scheduled.drafts for scheduled in step):
+            self._drafter.pause()
         for sequence, start, _, samples, drafts in step:
             sequence.num_steps_in_flight -= 1
             sequence.num_computed_tokens = start

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from backend.engine.loading import load_model
+from backend.executor.attention import contiguous
 from backend.scheduler.batch import Row, StepBatch, batch_of
 from backend.scheduler.request import SamplingParams
 from backend.scheduler.sequence import ScheduledSequence, Sequence
@@ -88,3 +89,64 @@ def test_drafts_are_accepted_as_far_as_they_are_what_would_be_chosen(checkpoint,
     row = Row(0, len(prompt) + count, 1, samples=True)
     (sampled,) = runner.collect(runner.sample(runner.launch(StepBatch((), (), (row,)))))
     assert sampled.tokens == (expected[1 + count],)
+
+
+@pytest.mark.parametrize("where", ["build", "forward"])
+def test_a_step_that_finds_no_memory_comes_again_with_the_same_tokens(
+    checkpoint, runner, monkeypatch, where
+):
+    """What the host told, and the copies of KV, are as if the step had never been."""
+    prompt = list(range(3, 20))
+    expected = reference(checkpoint("llama")[1], prompt)
+    sequence = started(0, prompt)
+    runner.collect(launched(runner, (ScheduledSequence(sequence, 0, 17, samples=True),)))
+
+    def run(start, *drafts, fails=False):
+        drafted = (expected[start - 17], *drafts) if drafts else ()
+        row = Row(0, start, 1 + len(drafts), samples=True, drafted=drafted)
+        step = StepBatch((), (), (row,))
+        if fails:
+            owner, name = {
+                "build": (runner._attention, "plan"),
+                "forward": (runner, "_forward"),
+            }[where]
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, out_of_memory)
+                with pytest.raises(torch.OutOfMemoryError):
+                    runner.launch(step)
+            return None
+        return runner.collect(runner.sample(runner.launch(step)))[0].tokens
+
+    def out_of_memory(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert run(17) == (expected[1],)
+    # The token behind the draft is told by the host; the step that should use it fails.
+    assert run(18, expected[2], 1 + expected[3]) == tuple(expected[2:4])
+    run(20, fails=True)
+    assert run(20) == (expected[4],)
+    run(21, fails=True)
+    # Another step in between: what the failed one would have written is not relied on.
+    assert run(21, expected[5], expected[6]) == tuple(expected[5:8])
+    assert run(24) == (expected[8],)
+    assert run(25) == (expected[9],)
+
+
+def test_no_memory_for_a_group_of_copies_is_no_memory_for_later_steps(
+    checkpoint, runner, monkeypatch
+):
+    prompt = list(range(3, 20))
+    expected = reference(checkpoint("llama")[1], prompt)
+    sequence = started(0, prompt)
+    runner.collect(launched(runner, (ScheduledSequence(sequence, 0, 17, samples=True),)))
+    step = StepBatch((), (), (Row(0, 17, 1, samples=True),))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            contiguous._Group,
+            "_fill",
+            lambda *arguments: (_ for _ in ()).throw(torch.OutOfMemoryError()),
+        )
+        with pytest.raises(torch.OutOfMemoryError):
+            runner.launch(step)
+    (sampled,) = runner.collect(runner.sample(runner.launch(step)))
+    assert sampled.tokens == (expected[1],)

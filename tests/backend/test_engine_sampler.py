@@ -181,7 +181,9 @@ def test_counts_follow_a_sequence_from_step_to_step():
         fresh = row(prompt=range(250, 300), generated=said, **fields)
         slots = np.array([1, 0] if number % 2 else [0, 1], np.int32)
         positions = np.array([50 + number, 2], np.int32)
-        tokens, _, _ = sampler.sample(logits, slots, positions).fetch()
+        sampled = sampler.sample(logits, slots, positions)
+        sampler.count(slots, sampled.tokens)
+        tokens, _, _ = sampled.fetch()
         token = tokens[slots.tolist().index(1)]
         assert sample(logits[:1], [fresh]) == [token]
         said.append(token)
@@ -197,8 +199,26 @@ def test_a_slot_counts_for_its_newest_sequence_alone():
         if start:
             sampler.start([row(**fields).new(0)])
         slots, positions = np.zeros(1, np.int32), np.array([2], np.int32)
-        chosen += sampler.sample(logits, slots, positions).fetch()[0]
+        sampled = sampler.sample(logits, slots, positions)
+        sampler.count(slots, sampled.tokens)
+        chosen += sampled.fetch()[0]
     assert chosen == [0, 1, 0]
+
+
+def test_counts_that_find_no_memory_leave_those_that_are_there(monkeypatch):
+    sampler = Sampler(20, 4, torch.device("cpu"))
+    fields = {"temperature": 0.0, "presence_penalty": 1.0}
+    started = [row(**fields).new(slot) for slot in range(4)]
+    sampler.start(started)
+    more = [row(**fields).new(4)]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "cat", lambda parts: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+        with pytest.raises(torch.OutOfMemoryError):
+            sampler.start(more)
+    sampler.start(more)
+    logits = torch.tensor([[3.0, 2.9, 1.0, 0.0]]).expand(5, -1)
+    slots, positions = np.arange(5, dtype=np.int32), np.full(5, 2, np.int32)
+    assert sampler.sample(logits, slots, positions).fetch()[0] == [0] * 5
 
 
 @pytest.mark.parametrize("vocab", [5, 32, 70])

@@ -293,13 +293,14 @@ class KVMirror:
         )
 
     def _rearrange(self, singles: SequenceOf[Single], tables: Ints) -> None:
-        expected = self._next_start
+        expected, self._next_start = self._next_start, {}
         stays = {
             slot: expected[slot]
             for slot, start in singles
             if slot not in self._outside and 0 < expected.get(slot, 0) <= start
         }
-        self._is_current = True
+        # Where there is no memory for a group, all are copied anew by the next step.
+        self._is_current = False
         before, self._groups = self._groups, []
         self._outside = set()
         for members in cut_by_length(singles, BLOCK_SIZE * self._shape.token_bytes):
@@ -309,6 +310,7 @@ class KVMirror:
             else:
                 group.seat(members, stays, tables)
                 self._groups.append(group)
+        self._is_current = True
 
     def _group_for(self, members: list[Single], before: list[_Group]) -> _Group | None:
         """Take the old group that knows the most of them, or else a new one; None: no memory."""

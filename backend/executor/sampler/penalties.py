@@ -79,7 +79,10 @@ class Penalties:
     def _grow(self) -> None:
         rows = len(self._counts)
         more = max(rows, 4)
+        # All or none: where there is no memory, what is there stays as it is.
+        grown = [
+            torch.cat([each, each.new_zeros(more, each.shape[1])])
+            for each in (self._counts, self._in_prompt, self._factors)
+        ]
+        self._counts, self._in_prompt, self._factors = grown
         self._free = list(range(rows, rows + more))
-        self._counts = torch.cat([self._counts, self._counts.new_zeros(more, self._vocab)])
-        self._in_prompt = torch.cat([self._in_prompt, self._in_prompt.new_zeros(more, self._vocab)])
-        self._factors = torch.cat([self._factors, self._factors.new_zeros(more, 3)])

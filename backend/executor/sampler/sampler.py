@@ -67,6 +67,14 @@ class Sampler:
         with ThreadsWorth(logits.nbytes):
             return self._sample(logits, batch, positions, mask)
 
+    def count(self, slots: Ints, tokens: Tensor) -> None:
+        """Count chosen ``tokens`` for penalties: the last thing that a step does.
+
+        A step that finds no memory before comes again.
+        """
+        if penalised := self._slots.gather(slots, tokens).penalised:
+            self._penalties.count(penalised, tokens)
+
     def _sample(
         self, logits: Tensor, batch: SamplingBatch, positions: Ints, mask: GrammarMask | None
     ) -> SampledTokens:
@@ -83,11 +91,7 @@ class Sampler:
         logprobs = None
         if batch.reported:
             logprobs = raw_logprobs(logits, batch.reported_index, batch.reported, tokens)
-        sampled = SampledTokens(tokens, finite, logprobs)
-        if batch.penalised:
-            # Last, because a step that finds no memory comes again.
-            self._penalties.count(batch.penalised, tokens)
-        return sampled
+        return SampledTokens(tokens, finite, logprobs)
 
     def _adjust(
         self, logits: Tensor, batch: SamplingBatch, numbers: Uint64s, mask: GrammarMask | None
