@@ -102,10 +102,10 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     except _DuplicateKeyError as error:
         message = f"The request body has the key '{error}' twice in one object."
         raise ApiError(400, message, param=str(error), code="duplicate_key") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, RecursionError) or str(error).startswith("depth limit exceeded"):
+            raise ApiError(400, "The request body is nested too deeply.") from None
         raise ApiError(400, f"The request body is not valid JSON: {error}.") from None
-    except RecursionError:
-        raise ApiError(400, "The request body is nested too deeply.") from None
     if not isinstance(body, dict):
         raise ApiError(400, "The request body must be a JSON object.", code="invalid_type")
     return body

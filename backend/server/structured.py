@@ -32,6 +32,8 @@ MOST_ENFORCED_BYTES = 4 * MOST_BYTES
 """Of what is enforced: a schema that refers to parts of its own has them once more."""
 MOST_DEPTH = 32
 MOST_SUBSCHEMAS = 2_000
+MOST_COUNT = 2**31
+"""Of items or characters that a bound may name."""
 DECIMALS = 6
 """The most that xgrammar writes in a bounded number."""
 
@@ -81,7 +83,11 @@ _LOOKAROUND = re.compile(r"\(\?<?[=!]|\\[bB]")
 _CLASS = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*+)(?:\]|\\?\Z)", re.DOTALL)
 # Outside of a class a pattern's characters stand in the JSON text as they are.
 _UNWRITABLE = re.compile(r'"|\\[\\nrtfvcxu0]|[\x00-\x1f]')
-_UNWRITABLE_IN_CLASS = re.compile(r"\\[nrtfvc0]|[\x00-\x1f]")
+# xgrammar takes what JSON would escape out of a class, unless the class has nothing else.
+_ESCAPED = r'(?:"|\\["\\]|\\(?:x|u00|u\{0*)(?:22|5[cC]|[01]?[0-9a-fA-F])\}?)'
+_UNWRITABLE_IN_CLASS = re.compile(rf"\\[nrtfvc0]|[\x00-\x1f]|\A(?:{_ESCAPED}(?:-{_ESCAPED})?)++\Z")
+
+_INDEX = re.compile("[0-9]{1,9}")
 
 Schema = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -340,7 +346,7 @@ class _Translation:
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(target, dict) and key in target:
                 target = target[key]
-            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            elif isinstance(target, list) and _INDEX.fullmatch(key) and int(key) < len(target):
                 target = target[int(key)]
             else:
                 raise SchemaError(path, f"reference {_shown(reference)} points nowhere")
@@ -511,6 +517,9 @@ def _bounds(schema: Schema, least: str, most: str, path: Path) -> Schema:
     for keyword, value in built.items():
         if value < 0:
             raise SchemaError((*path, keyword), f"{value} is less than the minimum of 0")
+        if value > MOST_COUNT:
+            problem = f"{_shown(schema[keyword])} is more than the {MOST_COUNT} that are allowed"
+            raise SchemaError((*path, keyword), problem)
     if least in built and most in built and built[least] > built[most]:
         raise SchemaError(path, f"'{least}' is greater than '{most}'")
     return built

@@ -107,6 +107,11 @@ for _ in range(MOST_DEPTH + 1):
         ({"pattern": "(?=a)"}, "lookarounds and word boundaries are not permitted"),
         ({"pattern": 'a"'}, "quotes, backslashes"),
         ({"pattern": '\\[^"]'}, "quotes, backslashes"),
+        ({"minLength": 1e30}, "In context=('minLength',), 1e+30 is more than the 2147483648 that"),
+        ({"maxLength": 1e30}, "1e+30 is more than"),
+        ({"minItems": 1e19}, "1e+19 is more than"),
+        ({"maxItems": 2**31 + 1}, "2147483649 is more than"),
+        ({"$ref": "#/x-a/" + "1" * 5_000, "x-a": []}, "points nowhere"),
         ({"pattern": "a", "maxLength": 1}, "'maxLength' is not permitted beside 'pattern'"),
         (NESTED, f"larger than the {MOST_DEPTH} levels"),
         ({"properties": {str(i): {} for i in range(2_001)}}, "larger than the 2000 schemas"),
@@ -142,7 +147,21 @@ def test_a_pattern_of_brackets_that_are_not_closed_is_read_once(pattern):
     assert enforceable(schema, strict=True) == schema
 
 
-@pytest.mark.parametrize("pattern", ['[^"]', '[^\\]"]', r"\[a\]", "a[bc]d"])
+@pytest.mark.parametrize(
+    "content",
+    ['"', r"\\", r"\"", r"\x22", r"\x5C", r"\u0022\u005c", r"\u{22}", r"\x00-\x1f", r"\n"],
+)
+def test_a_class_of_nothing_but_what_json_escapes_is_refused(content):
+    schema = {"type": "string", "pattern": f"a[{content}]"}
+    with pytest.raises(SchemaError, match="quotes, backslashes"):
+        enforceable(schema, strict=True)
+    assert enforceable(schema, strict=False) == {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ['["a]', r"[\x00-\x7f]", r"[\u4e00-\u9fff]", r"[\x41]", '[^"]', '[^\\]"]', r"\[a\]", "a[bc]d"],
+)
 def test_a_pattern_whose_characters_need_no_escape_is_enforced(pattern):
     schema = {"type": "string", "pattern": pattern}
     assert enforceable(schema, strict=True) == schema

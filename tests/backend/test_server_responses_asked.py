@@ -203,6 +203,10 @@ async def test_a_schema_that_is_too_deep_to_be_repeated_is_refused(speaking, str
     assert reply.error["message"] == "The request body is nested too deeply."
 
 
+async def test_one_choice_may_be_asked_for_as_a_decimal(server):
+    assert (await server.respond(n=1.0)).status == 200
+
+
 async def test_a_conversation_of_many_items_is_translated(server):
     server.generator.max_model_len = 100_000
     given = [{"role": "user", "content": "a"}] * 600

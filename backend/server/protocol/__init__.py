@@ -138,7 +138,7 @@ def only(*neutral: Any) -> AfterValidator:
     def check(value: Any) -> Any:
         if value is not None and not _is_any(value, neutral):
             raise PydanticCustomError("unsupported_parameter", "", {"neutral": neutral})
-        return value
+        return int(value) if isinstance(value, float) else value  # 1.0 is an integer in JSON
 
     return AfterValidator(check)
 
