@@ -255,7 +255,7 @@ class Settings(EngineOptions):
     )
     load_timeout: float = _flag(
         600.0,
-        "give up an engine that tells of no progress for so long while it is loaded; the "
+        "give up an engine that reports no progress for so long while it is loaded; the "
         "whole may take longer (default: %(default)g s)",
         read=seconds,
         metavar="TIME",

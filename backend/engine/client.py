@@ -26,10 +26,10 @@ from backend.scheduler.stopping import Choice
 from backend.tokenizer.tokenizer import Tokenizer
 
 _TOKENS = 32
-"""Of a long answer that become text at a time."""
+"""So many tokens of a long answer become text at a time."""
 _BLOCKS = 256
-"""Of a long prompt that are hashed at a time."""
-_TURN_SECONDS = 0.002
+"""So many blocks of a long prompt are hashed at a time."""
+_YIELD_AFTER_SECONDS = 0.002
 """After this long, other tasks of the event loop run before the rest is done."""
 
 _NO_STATS = EngineStats()
@@ -277,12 +277,12 @@ def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
         raise RequestRejectedError("n and max_tokens must be at least 1")
 
 
-async def _in_turns(pieces: Iterable[T]) -> AsyncGenerator[T, None]:
+async def _yielding(pieces: Iterable[T]) -> AsyncGenerator[T, None]:
     """Yield each of ``pieces``; other tasks run in between where they take long."""
     began = monotonic()
     for piece in pieces:
         yield piece
-        if monotonic() - began > _TURN_SECONDS:
+        if monotonic() - began > _YIELD_AFTER_SECONDS:
             await asyncio.sleep(0)
             began = monotonic()
 
@@ -291,7 +291,7 @@ async def _hash_prompt(fingerprint: bytes, request: GenerationRequest) -> tuple[
     """Return the hashes of the prompt's blocks: here, so that the engine's loop need not."""
     hashes = [root_hash(fingerprint, request.cache_salt)]
     num_blocks = len(request.prompt_tokens) // BLOCK_SIZE
-    async for done in _in_turns(range(0, num_blocks, _BLOCKS)):
+    async for done in _yielding(range(0, num_blocks, _BLOCKS)):
         extend_block_hashes(hashes, request.prompt_tokens, min(done + _BLOCKS, num_blocks))
     return tuple(hashes)
 
@@ -301,7 +301,7 @@ async def text_of(choice: Choice, tokens: TokenDelta) -> TextDelta | None:
     if len(tokens.tokens) <= _TOKENS:
         return choice.push(tokens)
     deltas: list[TextDelta] = []
-    async with aclosing(_in_turns(_pieces(tokens))) as pieces:
+    async with aclosing(_yielding(_pieces(tokens))) as pieces:
         async for piece in pieces:
             if (delta := choice.push(piece)) is not None:
                 deltas.append(delta)

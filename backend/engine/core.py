@@ -117,7 +117,7 @@ class EngineCore:
         self._items: list[tuple[int, Item]] = []
         self._recorder = Recorder()
         self._past = EngineStats()
-        """Of what there was before the last ``start_over``."""
+        """The figures of what there was before the last ``start_over``."""
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._stepper = self._new_stepper()
@@ -181,7 +181,7 @@ class EngineCore:
         for index, sequence in list(job.open_sequences.items()):
             if message.index in (None, index):
                 if message.reason is FinishReason.ABORT:
-                    self._recorder.left(sequence, message.at)
+                    self._recorder.client_left(sequence, message.at)
                 self._end(sequence, message.reason)
 
     def step(self) -> None:
@@ -195,14 +195,14 @@ class EngineCore:
                     self.scheduler.drain_seconds(now),
                 )
                 self._fail(continuation.job, error, "queue_timeout")
-        turn = self._stepper.turn()
-        for sequence in turn.failed:
+        result = self._stepper.advance()
+        for sequence in result.failed:
             if (continuation := self._continuations.get(sequence)) is not None:
                 text = "the engine failed while it computed this request"
                 self._fail(continuation.job, EngineError(text))
-        if turn.step:
-            self._recorder.completed(turn.step, turn.began, turn.ended)
-        for sequence, sampled in turn.sampled:
+        if result.step:
+            self._recorder.completed(result.step, result.began, result.ended)
+        for sequence, sampled in result.sampled:
             # Another sequence of its request, or its client, may have ended it meanwhile.
             if (continuation := self._continuations.get(sequence)) is not None:
                 self._advance(sequence, continuation, sampled)
@@ -220,7 +220,7 @@ class EngineCore:
             self._fail(continuation.job, EngineError(text))
         else:
             self._generated_tokens += sequence.num_new_tokens
-            self._tell(sequence, continuation, sampled)
+            self._emit_tokens(sequence, continuation, sampled)
 
     def start_over(self, reason: str) -> None:
         """Fail every request and begin with an empty scheduler."""
@@ -317,7 +317,9 @@ class EngineCore:
             for index in range(request.n)
         ]
 
-    def _tell(self, sequence: Sequence, continuation: _Continuation, sampled: Sampled) -> None:
+    def _emit_tokens(
+        self, sequence: Sequence, continuation: _Continuation, sampled: Sampled
+    ) -> None:
         continuation.held.extend(sampled.logprobs[: sequence.num_new_tokens])
         continuation.held_of_prompt.extend(sampled.prompt_logprobs)
         reason = finish_reason(sequence)

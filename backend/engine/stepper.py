@@ -65,8 +65,8 @@ def fault_of(error: Exception) -> Fault:
 
 
 @dataclass(slots=True)
-class Turn:
-    """What came of a turn: the collected step, and the sequences of steps that failed.
+class StepResult:
+    """What came of one ``advance``: the collected step, and the sequences of steps that failed.
 
     The device began with ``step`` at ``began``. ``sampled`` has the next tokens of each sequence
     that samples, None where the model's output was not finite.
@@ -100,7 +100,7 @@ class Stepper:
         self._launched: _Launched | None = None
         self._collected_at = 0.0
 
-    def turn(self) -> Turn:
+    def advance(self) -> StepResult:
         """Schedule and launch a step, and collect one.
 
         Raises DeviceLostError; after any exception ``abandon`` is due.
@@ -109,17 +109,17 @@ class Stepper:
         step = self.scheduler.schedule(began)
         if spoilt := self.scheduler.pool.take_to_erase():
             self._runner.discard(spoilt)
-        turn = Turn()
+        result = StepResult()
         due, self._launched = self._launched, None
         if step:
-            self._launched = self._launch(step, began, turn)
+            self._launched = self._launch(step, began, result)
         elif due is None and self.scheduler.has_work:
             raise RuntimeError("there is work, and none of it can be scheduled")
         if not self._overlap:
             due, self._launched = self._launched, None
         if due is not None:
-            self._collect(due, turn)
-        return turn
+            self._collect(due, result)
+        return result
 
     def abandon(self) -> None:
         """Wait for what the device still computes; its results are nobody's."""
@@ -133,7 +133,7 @@ class Stepper:
         if spoilt:
             self._runner.discard(spoilt)
 
-    def _launch(self, step: Step, began: float, turn: Turn) -> _Launched | None:
+    def _launch(self, step: Step, began: float, result: StepResult) -> _Launched | None:
         try:
             computing = self._runner.launch(batch_of(step))
             note_launched(step)
@@ -142,23 +142,23 @@ class Stepper:
             return _Launched(step, self._runner.sample(computing, mask), began)
         except Exception as error:  # noqa: BLE001  # logged, or raised again
             if fault_of(error) is not Fault.MEMORY or not self._take_back(step):
-                self._fail(step, turn, error)
+                self._fail(step, result, error)
             return None
 
-    def _collect(self, launched: _Launched, turn: Turn) -> None:
+    def _collect(self, launched: _Launched, result: StepResult) -> None:
         step = launched.step
         try:
             sampled = self._runner.collect(launched.in_flight)
         except Exception as error:  # noqa: BLE001  # logged, or raised again
-            self._fail(step, turn, error)
+            self._fail(step, result, error)
             return
-        turn.step, turn.ended = step, monotonic()
-        turn.began = max(launched.at, self._collected_at)
-        self._collected_at = turn.ended
+        result.step, result.ended = step, monotonic()
+        result.began = max(launched.at, self._collected_at)
+        self._collected_at = result.ended
         tokens = [None if each is None else each.tokens for each in sampled]
-        self.scheduler.complete(step, tokens, turn.ended)
+        self.scheduler.complete(step, tokens, result.ended)
         sequences = [scheduled.sequence for scheduled in _sampling(step)]
-        turn.sampled = list(zip(sequences, sampled, strict=True))
+        result.sampled = list(zip(sequences, sampled, strict=True))
 
     def _take_back(self, step: Step) -> bool:
         num_tokens = sum(scheduled.num_tokens for scheduled in step)
@@ -171,11 +171,11 @@ class Stepper:
         torch.cuda.empty_cache()  # does nothing without a device
         return True
 
-    def _fail(self, step: Step, turn: Turn, error: Exception) -> None:
+    def _fail(self, step: Step, result: StepResult, error: Exception) -> None:
         if fault_of(error) is Fault.DEVICE:
             raise DeviceLostError(str(error)) from error
         logger.error("a step of %d sequences failed", len(step), exc_info=error)
-        turn.failed += self.scheduler.fail(step)
+        result.failed += self.scheduler.fail(step)
 
 
 def _sampling(step: Step) -> list[ScheduledSequence]:

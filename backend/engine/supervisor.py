@@ -140,7 +140,7 @@ class EngineProcess(asyncio.Protocol):
         if not await self.watch(self.loaded, silent_seconds, waiting=lambda: True):
             await self.end(patience=0.0)
             raise ModelLoadError(
-                f"the engine's process told of no progress for {silent_seconds:g} s while loading "
+                f"the engine's process reported no progress for {silent_seconds:g} s while loading "
                 f"({self._stage})"
             )
         self.loaded.result()

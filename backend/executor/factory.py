@@ -90,13 +90,13 @@ def make_attention(
     if KernelGroup.FLASHINFER in kernels and cache.dtype is dtype:
         library = load_flashinfer(shape, dtype, cache.layers[0].blocks.device)
     decodes = KernelGroup.FLASHINFER_DECODE in kernels
-    _tell("attention of prompts", "our kernel" if library is None else "FlashInfer")
-    _tell("attention of single tokens", "FlashInfer" if library and decodes else "our kernel")
+    _log_once("attention of prompts", "our kernel" if library is None else "FlashInfer")
+    _log_once("attention of single tokens", "FlashInfer" if library and decodes else "our kernel")
     return TritonAttention(cache, shape, limits, dtype=dtype, library=library, decodes=decodes)
 
 
 @cache
-def _tell(what: str, chosen: str) -> None:
+def _log_once(what: str, chosen: str) -> None:
     logger.info("%s: %s", what, chosen)
 
 

@@ -48,7 +48,7 @@ _FP8_STEP = 0.13
 """FP8 has three bits behind the first: where two roundings part, they part by an eighth."""
 _DRAWS = 16
 _ALLOWED_DRAWS = 1 / _DRAWS
-"""Of the rows drawn. Rounding may decide between two tokens that are as good as equal."""
+"""So many rows may differ: rounding may decide between two tokens that are almost equal."""
 _SOME = 64
 _LONG = 1100
 """Keys that make several splits, of decode and of prefill."""

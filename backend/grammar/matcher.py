@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SLOW_SECONDS = 0.05
 MOST_SLOW_SECONDS = 2.0
-"""Of slow masks of one text: the whole batch waits for them, and ambiguous grammars get slower."""
+"""The slow masks of one text may take so long: the whole batch waits for them."""
 
 
 class GrammarError(ValueError):

@@ -36,7 +36,7 @@ _MOST_STACK = 4 * 2**20
 """Half of what threads have: a matcher that was tried here does not overflow the engine's."""
 _MOST_SERIALISED = 128 * 2**20
 _MOST_CHARACTERS = 300
-"""Of a complaint that are passed on: some of xgrammar's repeat the whole grammar."""
+"""So much of a complaint is passed on: some of xgrammar's repeat the whole grammar."""
 _MOST_SPACES = 16
 """Enough for what is laid out in lines; without a bound a weak model adds spaces until the end."""
 _TOO_LARGE = "it is too large; make it simpler"

@@ -143,7 +143,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations, and of KV unless it is quantised."""
+        """Return the type of activations, and of KV unless it is quantised."""
         return self._weights.embedding.dtype
 
     def forward(

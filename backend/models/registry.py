@@ -46,7 +46,7 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, activations and KV."""
+        """Return the type of weights, activations and KV."""
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None

@@ -26,7 +26,7 @@ _STEPS_BETWEEN_FITS = 16
 _LEAST_SQUARES_RANK = 1e-5
 _SAME_ERROR = 1e-9
 _COEFFICIENTS = ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2])
-"""Of equal fits the first is taken."""
+"""The first of equal fits is taken."""
 
 _STEPS_TO_DOUBLE = 256
 

@@ -23,7 +23,7 @@ import numpy as np
 from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 MOST_DRAFTS = 16
-"""Of one sequence in one step."""
+"""One sequence has at most so many in one step."""
 MOST_ROWS = 32
 """Steps with more decoding sequences have no drafts: there a draft costs as much as a row."""
 

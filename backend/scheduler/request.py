@@ -88,7 +88,7 @@ class SamplingParams:
 
     @property
     def is_penalised(self) -> bool:
-        """Whether what was said before counts."""
+        """Whether a penalty is set."""
         return (
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0

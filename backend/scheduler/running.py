@@ -49,7 +49,7 @@ class RunningSet:
         return len(self.decoding) + len(self.short) + len(self.long)
 
     @property
-    def hosts_long(self) -> bool:
+    def has_long_prompt(self) -> bool:
         """Whether anybody holds blocks who was long when admitted, decoding by now or not."""
         return bool(self._came_long)
 
@@ -82,13 +82,13 @@ class RunningSet:
             self.cache.count(sequence.length, sequence.num_cached_tokens)
         return True
 
-    def has_caught_up(self, sequence: Sequence) -> None:
-        """``sequence`` decodes from now on."""
+    def mark_decoding(self, sequence: Sequence) -> None:
+        """Note that ``sequence`` decodes from now on."""
         self._leave_running(sequence)
         self.decoding[sequence] = None
 
-    def has_fallen_behind(self, sequence: Sequence) -> None:
-        """``sequence`` has a prompt to compute again."""
+    def mark_prefilling(self, sequence: Sequence) -> None:
+        """Note that ``sequence`` has a prompt to compute again."""
         self._leave_running(sequence)
         is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
         (self.long if is_long else self.short)[sequence] = None
@@ -164,8 +164,8 @@ class RunningSet:
         else:
             sequence.status = SequenceStatus.ENDING
 
-    def drained(self, sequence: Sequence) -> None:
-        """No launched step touches the blocks of ``sequence`` any more."""
+    def release_after_flight(self, sequence: Sequence) -> None:
+        """Release the blocks of ``sequence``, which no launched step touches any more."""
         if sequence.status is SequenceStatus.ENDING:
             self._release(sequence)
             sequence.status = SequenceStatus.FINISHED
@@ -208,7 +208,7 @@ class RunningSet:
         sequence.status = status
         self.draining[sequence] = None
         if sequence.num_steps_in_flight == 0:
-            self.drained(sequence)
+            self.release_after_flight(sequence)
 
     def _leave_running(self, sequence: Sequence) -> None:
         for place in (self.decoding, self.short, self.long):
@@ -306,7 +306,7 @@ class PrefillPlanner:
         while budget > 0 and running.num_running < slots:
             # The last place is for a long one, or short ones could take every place that gets free.
             is_last = slots > 1 and running.num_running == slots - 1
-            keeps_place = long_waits and not running.hosts_long and not self._long_lacks_blocks
+            keeps_place = long_waits and not running.has_long_prompt and not self._long_lacks_blocks
             sequence = waiting.first_resumed_or_short(with_short=not (is_last and keeps_place))
             if sequence is None:
                 break

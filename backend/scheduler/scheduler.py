@@ -186,7 +186,7 @@ class Scheduler:
             samples = count == sequence.num_pending_tokens
             step.append(ScheduledSequence(sequence, sequence.num_computed_tokens, count, samples))
             if samples:
-                running.has_caught_up(sequence)
+                running.mark_decoding(sequence)
         num_samples = 0
         for sequence, _, count, samples, drafts in step:
             sequence.num_computed_tokens += count
@@ -231,7 +231,7 @@ class Scheduler:
             elif sequence.status is not SequenceStatus.ENDING:
                 self._take_in(scheduled, tokens)
             if sequence.num_steps_in_flight == 0 and sequence.status is not SequenceStatus.RUNNING:
-                self._running.drained(sequence)
+                self._running.release_after_flight(sequence)
         seconds = now - max(launched.at, self._last_completed)
         self._last_completed = now
         # A budget counts drafts as prefill: both are tokens beyond the one that each row decodes.
@@ -254,7 +254,7 @@ class Scheduler:
                 ended.append(sequence)
                 self.finish(sequence)
             if sequence.num_steps_in_flight == 0:
-                self._running.drained(sequence)
+                self._running.release_after_flight(sequence)
         return tuple(ended)
 
     def take_back(self, step: Step) -> None:
@@ -274,9 +274,9 @@ class Scheduler:
                 self._running.free_refused(sequence)
             if sequence.status is not SequenceStatus.RUNNING:
                 if sequence.num_steps_in_flight == 0:
-                    self._running.drained(sequence)
+                    self._running.release_after_flight(sequence)
             elif samples and sequence.num_pending_tokens > 1:
-                self._running.has_fallen_behind(sequence)
+                self._running.mark_prefilling(sequence)
 
     def drain_seconds(self, now: float) -> float:
         """Guess when those that wait now will have been admitted."""

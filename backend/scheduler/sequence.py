@@ -63,7 +63,7 @@ class Sequence:
     priority: Priority = Priority.NORMAL
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
-    """Of this choice's random numbers, below 2**64."""
+    """The seed of this choice's random numbers, below 2**64."""
     end_token_ids: frozenset[int] = frozenset()
     """Tokens that end it."""
     arrived: float = 0.0
@@ -73,7 +73,7 @@ class Sequence:
     matcher: Matcher | None = None
     """Where there is a grammar."""
     block_hashes: list[bytes] = field(default_factory=list)
-    """Of the full blocks, after the root hash. The waiting queue computes absent ones."""
+    """The root hash, then those of the full blocks. The waiting queue computes absent ones."""
 
     num_prompt_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
@@ -88,7 +88,7 @@ class Sequence:
     num_new_tokens: int = field(init=False, default=0)
     """Tokens at the end of ``tokens`` that came with the step that was completed last."""
     num_cached_tokens: int = field(init=False, default=0)
-    """Of the prompt, found in the prefix cache at the first admission."""
+    """So many tokens of the prompt were in the prefix cache at the first admission."""
     admitted: float | None = field(init=False, default=None)
     """When the wait for the first step ended."""
     num_steps_in_flight: int = field(init=False, default=0)

@@ -195,7 +195,7 @@ class Recorder:
         if self._left:
             self._count_left(step)
 
-    def left(self, sequence: Sequence, at: float) -> None:
+    def client_left(self, sequence: Sequence, at: float) -> None:
         """Record that nobody has wanted ``sequence`` since ``at``; its end is told as well."""
         for completed, step in self._recent:
             if completed > at:

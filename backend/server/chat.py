@@ -231,7 +231,7 @@ class _Streamed:
     parser: ToolCallParser | None
     called: bool = False
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of text that is held back."""
+    """They belong to text that is held back."""
 
 
 class ChatReply(ChoicesReply):

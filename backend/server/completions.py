@@ -23,7 +23,7 @@ from backend.server.served_model import ServedModel
 from backend.server.structured import constraint_of
 
 _MAX_CHOICES_IN_ALL = 2_048
-"""Of all prompts of a request; each has state of its own from the beginning."""
+"""The choices of all prompts of a request; each has its own state from the beginning."""
 
 _MAX_TOKENS = 16
 """OpenAI's default for completions; chat has none."""

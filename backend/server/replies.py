@@ -39,7 +39,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    """Of the prompts, found in the prefix cache."""
+    """So many tokens of the prompts were found in the prefix cache."""
 
     def body(self) -> Object:
         return {

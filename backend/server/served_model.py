@@ -91,7 +91,7 @@ class ServedModel:
 
         Besides those, EngineError when the first token cannot be computed.
         """
-        loaded = await self._load(self._tell)
+        loaded = await self._load(self._set_stage)
         try:
             await loaded.warm_up()
         except BaseException:
@@ -167,5 +167,5 @@ class ServedModel:
         if loaded is not None:
             await loaded.close()
 
-    def _tell(self, stage: str) -> None:
+    def _set_stage(self, stage: str) -> None:
         self._stage = f": {stage}"

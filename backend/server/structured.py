@@ -29,7 +29,7 @@ from backend.server.tool_parsers.streaming_json import CallableFunction
 
 MOST_BYTES = 64 * 1024
 MOST_ENFORCED_BYTES = 4 * MOST_BYTES
-"""Of what is enforced: a schema that refers to parts of its own has them once more."""
+"""What is enforced may be longer: a schema that refers to its own parts repeats them."""
 MOST_DEPTH = 32
 MOST_SUBSCHEMAS = 2_000
 MOST_COUNT = 2**31
@@ -274,7 +274,7 @@ def enforceable(schema: Any, *, strict: bool) -> Schema:
 
 
 class _Translation:
-    """Of one schema; each method takes the keywords that are known and not null."""
+    """Translates one schema; each method takes the keywords that are known and not null."""
 
     def __init__(self, root: Any, *, strict: bool) -> None:
         self._root = root

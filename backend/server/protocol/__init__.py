@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 ALLOW_UNKNOWN = "allow_unknown"
-"""Of the validation's context: whether names that no server is known to read are ignored."""
+"""In the validation's context: whether names that no server is known to read are ignored."""
 
 _NAME = 100
 """How much of a field's name an error repeats."""

@@ -14,7 +14,7 @@ MOST_CHOICES = 1_000
 MOST_CHARACTERS = 64 * 1024
 MAX_CHOICES = 128
 MAX_NAMED_TOKENS = 1_024
-"""Of ``logit_bias`` and ``stop_token_ids`` each: every change of the batch goes through them."""
+"""``logit_bias`` and ``stop_token_ids`` may each name so many: a batch's changes read them all."""
 
 _INT64_MAX = 2**63 - 1
 _TOKEN_ID = Annotated[int, Field(ge=0)]

@@ -40,7 +40,7 @@ class ToolUse:
     form: ToolFormat
     functions: tuple[Function, ...]
     positions: tuple[int, ...]
-    """Of the functions among the tools that were sent."""
+    """The places of ``functions`` among the tools that were sent."""
     demanded: bool
     several: bool
     parameters_at: str

@@ -299,7 +299,7 @@ class CallsParser:
         self._eager = eager
         self._num_calls = 0
         self._reader: CallReader | None = None
-        """Of the call that has begun."""
+        """It reads the call that has begun."""
         self._before = ""
         """The markup before that call, which is text where it is none."""
         self._held = ""

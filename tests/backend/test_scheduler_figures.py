@@ -165,7 +165,7 @@ def test_tokens_after_a_client_left_are_those_of_steps_that_came_later():
     loop.step(1.0, sequence, other)
     loop.step(2.0, sequence, other)
     sequence.num_steps_in_flight = 1
-    loop.recorder.left(sequence, at=1.5)
+    loop.recorder.client_left(sequence, at=1.5)
     loop.recorder.ended(sequence, "abort")
     sequence.num_steps_in_flight = 0
     loop.step(3.0, sequence, other)  # it was in flight
@@ -178,7 +178,7 @@ def test_who_left_during_a_step_that_failed_is_forgotten():
     gone, other = Sequence(1, [1, 2], 9), Sequence(2, [1, 2], 9)
     recorder.arrived((gone, other), 0.0)
     gone.num_steps_in_flight = other.num_steps_in_flight = 1
-    recorder.left(gone, 1.0)
+    recorder.client_left(gone, 1.0)
     recorder.ended(gone, "abort")
     gone.num_steps_in_flight = other.num_steps_in_flight = 0
     recorder.completed((ScheduledSequence(other, 0, 2, True),), 1.0, 2.0)

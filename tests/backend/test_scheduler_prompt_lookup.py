@@ -231,6 +231,9 @@ class Proposing:
     def is_open(self, num_rows):
         return True
 
+    def pause(self):
+        pass
+
     def waiting(self, decoding):
         return set(decoding)
 
