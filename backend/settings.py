@@ -29,6 +29,18 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def up_to(most: int) -> Callable[[str], int]:
+    """Return what reads a whole number from 1 to ``most``."""
+
+    def read(text: str) -> int:
+        number = positive(text)
+        if number > most:
+            raise argparse.ArgumentTypeError(f"expected at most {most}, got {number}")
+        return number
+
+    return read
+
+
 def above_zero(text: str) -> float:
     """Read a number above 0."""
     try:
@@ -146,7 +158,7 @@ class EngineOptions:
     max_num_seqs: int | None = _flag(
         None,
         "most sequences computed together (default: 16 on CPU, 256 on CUDA)",
-        read=positive,
+        read=up_to(65_536),
         metavar="N",
     )
     max_tokens_per_step: int | None = _flag(
@@ -175,7 +187,7 @@ class EngineOptions:
         "differs (default: on)",
     )
     threads: int | None = _flag(
-        None, "CPU threads (default: torch's choice)", read=positive, metavar="N"
+        None, "CPU threads (default: torch's choice)", read=up_to(1_024), metavar="N"
     )
     max_waiting: int = _flag(
         1024,

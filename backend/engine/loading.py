@@ -65,19 +65,14 @@ def load_model(
 
     Raises ModelLoadError, whose text names what is wrong.
     """
-    if options.max_num_seqs is not None and options.max_num_seqs < 1:
-        raise ModelLoadError(f"max-num-seqs must be at least 1, got {options.max_num_seqs}")
+    torch_device = device_of(options.device)
+    on_cuda = torch_device.type == "cuda"
+    _check(options, on_cuda=on_cuda)
     utilization = options.gpu_memory_utilization
-    if not 0 < utilization <= 1:
-        raise ModelLoadError(
-            f"gpu-memory-utilization must be above 0 and at most 1, got {utilization}"
-        )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     directory = resolve_model(options.model)
     tokenizer = Tokenizer.load(directory)
-    torch_device = device_of(options.device)
-    on_cuda = torch_device.type == "cuda"
     max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS[torch_device.type]
     max_tokens = options.max_tokens_per_step or _TOKENS_PER_STEP[torch_device.type]
     progress(f"reading the weights of {directory}")
@@ -108,13 +103,16 @@ def load_model(
         proved = self_check(network, torch_device, kv_dtype, batches.max_model_len, kernels)
         kernels, detail = proved.kernels, proved.detail
     if on_cuda and not {KernelGroup.ATTENTION, KernelGroup.KV_8_BITS} <= kernels:
-        # Of plain torch's attention, FP8 knows none.
+        # PyTorch's attention cannot read FP8.
+        detail += _without_fp8(kv_dtype, network.dtype)
         kv_dtype = network.dtype
     reading = None
     if KernelGroup.ATTENTION in kernels and options.kv_bytes is None:
         progress("measuring the memory of the largest step")
         try:
-            reading = read_memory(network, batches, kv_dtype, utilization, kernels)
+            reading = read_memory(
+                network, batches, kv_dtype, options.gpu_memory_utilization, kernels
+            )
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
                 f"a step of {batches.max_tokens_per_step} tokens does not fit into device memory; "
@@ -187,6 +185,28 @@ def _kv_cache(
         sizing.num_blocks * per_block / 2**20,
     )
     return cache
+
+
+def _check(options: EngineOptions, *, on_cuda: bool) -> None:
+    if options.max_num_seqs is not None and options.max_num_seqs < 1:
+        raise ModelLoadError(f"max-num-seqs must be at least 1, got {options.max_num_seqs}")
+    utilization = options.gpu_memory_utilization
+    if not 0 < utilization <= 1:
+        raise ModelLoadError(
+            f"gpu-memory-utilization must be above 0 and at most 1, got {utilization}"
+        )
+    if not on_cuda and options.attention in {"triton", "flashinfer"}:
+        raise ModelLoadError(f"attention {options.attention} needs a CUDA device")
+    if options.attention == "torch" and options.kv_dtype == "fp8":
+        raise ModelLoadError("kv-dtype fp8 is read by kernels alone; attention torch has none")
+
+
+def _without_fp8(wanted: torch.dtype, instead: torch.dtype) -> tuple[str, ...]:
+    if wanted is instead:
+        return ()
+    text = f"the KV cache is kept in {instead}, not in FP8: no kernel can read it"
+    logger.warning("%s", text)
+    return (text,)
 
 
 def _triton_compiles() -> bool:

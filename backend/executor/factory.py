@@ -90,6 +90,8 @@ def make_attention(
     if KernelGroup.FLASHINFER in kernels and cache.dtype is dtype:
         library = load_flashinfer(shape, dtype, cache.layers[0].blocks.device)
     decodes = KernelGroup.FLASHINFER_DECODE in kernels
+    if decodes and library is None:
+        _log_once("FlashInfer", "asked for, and not used: not installed, or not for this model")
     _log_once("attention of prompts", "our kernel" if library is None else "FlashInfer")
     _log_once("attention of single tokens", "FlashInfer" if library and decodes else "our kernel")
     return TritonAttention(cache, shape, limits, dtype=dtype, library=library, decodes=decodes)

@@ -42,6 +42,19 @@ async def first_tokens(directory):
     return text
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"attention": "triton"}, "attention triton needs a CUDA device"),
+        ({"attention": "flashinfer"}, "attention flashinfer needs a CUDA device"),
+        ({"attention": "torch", "kv_dtype": "fp8"}, "attention torch has none"),
+    ],
+    ids=str,
+)
+def test_attention_that_cannot_serve_is_refused(options, said):
+    assert said in refused("./any", **options)
+
+
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./missing", "a/b/c", "~/missing-model"])
 def test_a_directory_that_does_not_exist(model):
     assert refused(model) == f"{model}: no such directory"

@@ -197,6 +197,8 @@ def test_sizes_and_times_take_units(read, text, value):
         ([], "--model"),
         (["--model", "m", "--port", "70000"], "expected a port from 0 to 65535, got '70000'"),
         (["--model", "m", "--max-num-seqs", "0"], "expected a whole number of at least 1"),
+        (["--model", "m", "--max-num-seqs", "99999999999"], "expected at most 65536, got"),
+        (["--model", "m", "--threads", "99999999999"], "expected at most 1024, got"),
         (["--model", "m", "--queue-timeout", "0"], "expected a time above 0, such as 500ms"),
         (["--model", "m", "--step-timeout", "0"], "expected a time above 0, such as 500ms"),
         (["--model", "m", "--load-timeout", "never"], "or a number of seconds, got 'never'"),

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sampling_rows import draw, row, sample
+from sampling_rows import draw, results, row, sample
 
 from backend.scheduler.request import SamplingParams, choice_seed
 
@@ -149,14 +149,13 @@ def test_penalties_change_only_the_tokens_that_were_said(logits, prompt, generat
 @settings(deadline=None, max_examples=60)
 @given(logits_rows, params)
 def test_what_is_reported_is_the_models_own_distribution(logits, each):
-    from backend.executor.sampler import Sampler
-
     each = replace(each, logprobs=5)
-    (sampled,) = Sampler().sample(torch.tensor([logits]), [row(each)]).fetch()
+    (token,), _, logprobs = results([logits], [row(each)])
+    reported = logprobs[0]
     exact = np.array(logits) - np.logaddexp.reduce(logits)
-    assert math.isclose(sampled.logprobs.logprob, exact[sampled.token], abs_tol=1e-5)
-    assert len({token for token, _ in sampled.logprobs.top}) == 5
-    values = [value for _, value in sampled.logprobs.top]
+    assert math.isclose(reported.logprob, exact[token], abs_tol=1e-5)
+    assert len({token for token, _ in reported.top}) == 5
+    values = [value for _, value in reported.top]
     assert np.allclose(values, np.sort(exact)[::-1][:5], atol=1e-5)
 
 
