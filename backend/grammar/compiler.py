@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from backend.grammar.matcher import GrammarError, GrammarMatcher
 from backend.grammar.worker import GrammarWorker, Vocabulary, WorkerError
@@ -21,7 +21,11 @@ from backend.scheduler.request import Grammar
 if TYPE_CHECKING:
     import xgrammar
 
+    _Outcome: TypeAlias = xgrammar.CompiledGrammar | GrammarError | OverloadedError
+
 logger = logging.getLogger(__name__)
+
+_NOT_NOW = "grammars cannot be compiled at the moment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,10 @@ class PendingGrammar:
     """A grammar that was asked for; ``matcher`` may be called when it is ``done``."""
 
     grammar: Grammar
-    deadline: float = 0.0
+    asked: float = 0.0
     num_wanted: int = 1
     started: bool = False
-    outcome: "xgrammar.CompiledGrammar | GrammarError | OverloadedError | None" = None
+    outcome: "_Outcome | None" = None
 
     @property
     def done(self) -> bool:
@@ -76,8 +80,11 @@ class GrammarCompiler:
         self._limits = limits = limits or CompilerLimits()
         self._worker = worker or GrammarWorker(vocabulary, limits.cache_bytes)
         self._thread = ThreadPoolExecutor(1, "grammars")
+        self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
+        self._serving = False
         self._compiling: dict[Grammar, PendingGrammar] = {}
+        """In order of arrival. The thread takes the first, so who is forgotten leaves nothing."""
         self._cache: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()
         self._cache_bytes = 0
 
@@ -95,9 +102,9 @@ class GrammarCompiler:
             if len(self._compiling) >= self._limits.waiting:
                 error = OverloadedError("too many grammars are being compiled", 1.0)
                 return PendingGrammar(grammar, outcome=error)
-            pending = PendingGrammar(grammar, deadline=monotonic() + self._limits.wait_seconds)
-            self._compiling[grammar] = pending
-        self._thread.submit(self._serve, pending)
+            pending = self._compiling[grammar] = PendingGrammar(grammar, monotonic())
+            self._serve_next()
+            self._watch()
         return pending
 
     def forget(self, pending: PendingGrammar) -> None:
@@ -107,46 +114,83 @@ class GrammarCompiler:
         """
         with self._lock:
             pending.num_wanted -= 1
-            if not pending.num_wanted and not pending.started:
-                self._compiling.pop(pending.grammar, None)
+            if not pending.num_wanted and pending in self._waiting():
+                del self._compiling[pending.grammar]
 
     def close(self) -> None:
         """Refuse all that wait and end the worker; the next grammar would start another."""
         with self._lock:
-            for pending in self._compiling.values():
-                pending.deadline = 0.0
+            for pending in self._waiting():
+                self._settle(pending, OverloadedError(_NOT_NOW, 1.0))
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
         self._worker.close()
 
-    def _serve(self, pending: PendingGrammar) -> None:
-        with self._lock:
-            if not pending.num_wanted:
-                return
-            pending.started = True
-        outcome = self._outcome(pending)
-        with self._lock:
-            if not isinstance(outcome, GrammarError | OverloadedError):
-                self._keep(pending.grammar, outcome)
-            self._compiling.pop(pending.grammar, None)
-            pending.outcome = outcome
-        self.wake()
-        if isinstance(outcome, GrammarError):  # it may have cost the worker its life
-            with contextlib.suppress(WorkerError):  # the next grammar tries again
-                self._worker.restart()
+    def _waiting(self) -> list[PendingGrammar]:
+        return [pending for pending in self._compiling.values() if not pending.started]
 
-    def _outcome(
-        self, pending: PendingGrammar
-    ) -> "xgrammar.CompiledGrammar | GrammarError | OverloadedError":
-        if monotonic() > pending.deadline:
-            seconds = self._limits.wait_seconds
-            problem = f"other grammars were being compiled for {seconds:g} seconds"
-            return OverloadedError(problem, seconds)
+    def _settle(self, pending: PendingGrammar, outcome: "_Outcome") -> None:
+        del self._compiling[pending.grammar]
+        pending.outcome = outcome
+
+    def _watch(self) -> None:
+        """See to it that the first one that waits is looked at when its time is over."""
+        waiting = self._waiting()
+        if self._timer is None and waiting:
+            left = waiting[0].asked + self._limits.wait_seconds - monotonic()
+            self._timer = threading.Timer(max(0.0, left), self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _expire(self) -> None:
+        """Refuse those that waited too long, though the thread itself waits for the worker."""
+        seconds = self._limits.wait_seconds
+        with self._lock:
+            for pending in self._waiting():
+                waited = monotonic() - pending.asked
+                if waited >= seconds:
+                    problem = f"other grammars were being compiled for {waited:.1f} seconds"
+                    self._settle(pending, OverloadedError(problem, seconds))
+            self._timer = None
+            self._watch()
+        self.wake()
+
+    def _serve_next(self) -> None:
+        if not self._serving and self._compiling:
+            self._serving = True
+            self._thread.submit(self._serve)
+
+    def _serve(self) -> None:
+        try:
+            with self._lock:
+                waiting = self._waiting()
+                if not waiting:
+                    return
+                pending = waiting[0]
+                pending.started = True
+            outcome = self._outcome(pending)
+            with self._lock:
+                self._settle(pending, outcome)
+                if not isinstance(outcome, GrammarError | OverloadedError):
+                    self._keep(pending.grammar, outcome)
+            self.wake()
+            if isinstance(outcome, GrammarError):  # it may have cost the worker its life
+                with contextlib.suppress(WorkerError):  # the next grammar tries again
+                    self._worker.restart()
+        finally:
+            with self._lock:
+                self._serving = False
+                self._serve_next()
+
+    def _outcome(self, pending: PendingGrammar) -> "_Outcome":
         try:
             return self._worker.compile(pending.grammar, self._limits.compile_seconds)
         except GrammarError as error:
             return error
         except WorkerError as error:
             logger.error("no grammar can be compiled: %s", error)  # noqa: TRY400  # a trace says no more
-            return OverloadedError("grammars cannot be compiled at the moment", 1.0)
+            return OverloadedError(_NOT_NOW, 1.0)
         except Exception as error:  # noqa: BLE001  # told to who waits
             # A trace could show the client's schema.
             logger.error("a grammar could not be compiled: %s", type(error).__name__)  # noqa: TRY400

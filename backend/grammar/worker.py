@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from time import monotonic
 from typing import TYPE_CHECKING, Any, assert_never
 
 from backend.grammar.matcher import GrammarError, GrammarMatcher, allocate_bitmask
@@ -116,13 +117,26 @@ class GrammarWorker:
         self._library: tuple[Vocabulary, GrammarLibrary] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
+        self._num_closed = 0
 
     def compile(self, grammar: Grammar, seconds: float) -> "xgrammar.CompiledGrammar":
-        """Compile within ``seconds``; a start is not counted. Raises GrammarError, WorkerError."""
+        """Compile within ``seconds``; starts are not counted. Raises GrammarError, WorkerError.
+
+        If something else ends the process, another compiles the grammar, once.
+        """
         vocabulary, library = self._loaded()
+        num_closed = self._num_closed
         process, connection = self._running(vocabulary)
+        began = monotonic()
         try:
-            serialised, reason = _exchange(process, connection, grammar, seconds)
+            try:
+                serialised, reason = _exchange(process, connection, grammar, seconds)
+            except WorkerError:
+                if self._num_closed != num_closed:
+                    raise
+                left = seconds - (monotonic() - began)
+                process, connection = self._running(vocabulary)
+                serialised, reason = _exchange(process, connection, grammar, left)
         except TimeoutError:
             problem = f"it was not compiled within {seconds:g} seconds; make it simpler"
             raise GrammarError(problem) from None
@@ -137,6 +151,7 @@ class GrammarWorker:
 
     def close(self) -> None:
         """Kill the process; a compilation that is under way raises WorkerError."""
+        self._num_closed += 1
         if (process := self._process) is not None:
             process.kill()
             process.wait()
@@ -182,27 +197,33 @@ def _exchange(
     Raises TimeoutError after ``seconds``, GrammarError where the message killed the worker,
     WorkerError where something else did.
     """
-    expired = threading.Event()
+    end = threading.Lock()  # whoever takes it ends the exchange: a late timer must kill nothing
 
     def expire() -> None:
-        expired.set()
-        process.kill()
+        if end.acquire(blocking=False):
+            process.kill()
 
     timer = threading.Timer(seconds, expire)
     timer.daemon = True
     timer.start()
     try:
         connection.send(message)
-        return connection.recv()
+        answer = connection.recv()
+        if not end.acquire(blocking=False):
+            raise EOFError  # noqa: TRY301  # it came as the process was killed
     except (EOFError, OSError):
+        expired = not end.acquire(blocking=False)
         process.kill()
         code = process.wait()
-        if expired.is_set():
+        if expired:
             raise TimeoutError from None
         if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
             raise GrammarError(_TOO_LARGE) from None
         raise WorkerError(f"the worker ended with {code}") from None
+    else:
+        return answer
     finally:
+        end.acquire(blocking=False)
         timer.cancel()
 
 

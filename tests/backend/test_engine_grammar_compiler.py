@@ -1,11 +1,13 @@
 """Who is compiled when, and what becomes of grammars that take too much."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -76,17 +78,47 @@ def test_a_full_queue_refuses_the_newest():
 
 
 def test_a_grammar_that_gets_no_turn_in_time_is_refused_as_overload():
-    compiler = Compiler()
-    first, late = compiler.ask("a"), compiler.ask("b")
-    compiler.begun()
-    late.deadline = 0.0
+    compiler = Compiler(wait_seconds=0.5)
+    first = compiler.ask("a")
+    assert compiler.begun() == "a"
+    late = [compiler.ask("b"), compiler.ask("c")]
+    while not late[1].done:  # though the first one is compiled all the while
+        compiler.wait()
+    for each in late:
+        words = r"other grammars were being compiled for \d+\.\d seconds"
+        with pytest.raises(OverloadedError, match=words):
+            each.matcher()
+    assert not first.done
+    compiler.compiler.forget(late[0])  # its client leaves in this moment
     compiler.worker.answer()
-    compiler.wait()
-    compiler.wait()
+    while not first.done:
+        compiler.wait()
     assert next_tokens(first.matcher(), []) == [ord("a")]
-    with pytest.raises(OverloadedError, match="other grammars were being compiled for 30 seconds"):
-        late.matcher()
     assert compiler.worker.idle
+
+
+class Referred(Grammar):
+    """Can be referred to weakly."""
+
+
+def test_what_was_forgotten_is_kept_nowhere():
+    compiler = Compiler(waiting=2)
+    first = compiler.ask("a")
+    assert compiler.begun() == "a"
+    forgotten = []
+    for number in range(10):
+        pending = compiler.compiler.compile(Referred(GrammarKind.REGEX, f"b{number}"))
+        forgotten.append(weakref.ref(pending.grammar))
+        compiler.compiler.forget(pending)
+        del pending
+    gc.collect()
+    assert not any(reference() for reference in forgotten)
+    last = compiler.ask("c")
+    compiler.worker.answer()
+    assert compiler.begun() == "c"
+    compiler.worker.answer()
+    while not (first.done and last.done):
+        compiler.wait()
 
 
 def test_who_leaves_gives_up_a_place_in_the_queue_but_ends_no_compilation():
@@ -145,8 +177,8 @@ def test_closing_refuses_all_that_wait():
     pending = [compiler.ask("a"), compiler.ask("b")]
     compiler.begun()
     compiler.compiler.close()
+    compiler.wait()
     for each in pending:
-        compiler.wait()
         with pytest.raises(OverloadedError):
             each.matcher()
 
@@ -217,11 +249,29 @@ def test_a_worker_that_was_killed_is_no_fault_of_the_grammar_and_is_started_agai
     process.send_signal(signal.SIGSTOP)
     killer = threading.Timer(0.2, process.kill)
     killer.start()
-    with pytest.raises(WorkerError):
-        worker.compile(regex("b"), 60.0)
-    worker.restart()
+    matcher = GrammarMatcher(worker.compile(regex("b"), 60.0))
+    assert next_tokens(matcher, []) == [ord("b")]
     assert worker._process.pid != process.pid
-    worker.compile(regex("b"), 60.0)
+
+
+class LateTimer(threading.Timer):
+    """Runs out when it is too late: when it is cancelled."""
+
+    def start(self):
+        pass
+
+    def cancel(self):
+        self.function()
+
+
+def test_a_time_that_runs_out_behind_the_answer_kills_nothing(worker, monkeypatch):
+    worker.compile(regex("a"), 60.0)
+    process = worker._process
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Timer", LateTimer)
+        worker.compile(regex("b"), 60.0)
+    worker.compile(regex("c"), 60.0)
+    assert worker._process is process
 
 
 def test_a_compilation_is_killed_at_its_deadline(worker):
