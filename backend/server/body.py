@@ -24,10 +24,10 @@ ON_LOOP_BYTES = 64 * 1024
 ON_LOOP_OBJECTS = 100
 """Parsing and checking what is within both takes a millisecond or two."""
 
-MAX_VALUES = 2_000_000
+MAX_VALUES = 500_000
 """Mostly numbers: tokens of prompts. Commas are counted, those in texts too."""
 
-MAX_CONTAINERS = 500_000
+MAX_CONTAINERS = 125_000
 """Arrays and objects. Opening brackets are counted, those in texts too."""
 
 ALLOW_UNKNOWN = web.AppKey("allow_unknown", bool)

@@ -65,3 +65,11 @@ async def test_more_than_is_read_is_refused(server, monkeypatch, bound, ignored)
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
     assert "at most 20000 " in reply.error["message"]
     assert (await server.chat(metadata=ignored[:15_000], user="x" * FILL)).status == 200
+
+
+@pytest.mark.parametrize(("ignored", "number"), [("[]", 125_000), ("1", 500_000)])
+async def test_what_a_parser_holds_the_interpreter_for_is_bounded(server, ignored, number):
+    raw = f'{{"model":"m","metadata":[{",".join([ignored] * number)}]}}'.encode()
+    reply = await server.request("POST", "/v1/chat/completions", raw)
+    assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+    assert f"at most {number} " in reply.error["message"]
