@@ -6,17 +6,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from tiny_checkpoints import DECODER_CHECKPOINTS
 
 from backend.engine.engine import Engine
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
+from backend.models.families import FAMILIES as DECODER_FAMILIES
 from backend.models.weights import load_config
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 
 FAMILIES = ["llama", "qwen2", "qwen3"]
-MORE_FAMILIES = ["mistral", "qwen2_windows", "phi3", "mixtral", "qwen3_moe"]
+LONGROPE = "phi3_longrope"
+"""Its factors depend on the context, so it has a test of its own."""
+MORE_FAMILIES = [name for name in DECODER_CHECKPOINTS if name not in {*FAMILIES, LONGROPE}]
 NEW_TOKENS = 24
 
 
@@ -61,6 +65,11 @@ def engine_for(checkpoint):
         engine.stop()
         engine._core.scheduler.check_integrity()
         assert engine.stats().kv_blocks_used == 0
+
+
+def test_every_family_of_the_decoder_has_a_tiny_checkpoint():
+    tested = {f"{name}ForCausalLM" for name, _ in DECODER_CHECKPOINTS.values()}
+    assert tested == set(DECODER_FAMILIES)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -121,8 +130,8 @@ async def test_every_family_with_hits_preemption_and_cancellation_going_on(
 )
 async def test_longrope_takes_the_factors_of_the_context(checkpoint, engine_for, context, lengths):
     """Beyond 64 tokens transformers takes the long factors; here the engine's context decides."""
-    model = checkpoint("phi3_longrope")[1]
-    engine = engine_for("phi3_longrope", max_model_len=context)
+    model = checkpoint(LONGROPE)[1]
+    engine = engine_for(LONGROPE, max_model_len=context)
     batch = prompts(lengths)
     results = await asyncio.gather(*(tokens_of(engine.generate(greedy(each))) for each in batch))
     assert results == [reference(model, prompt) for prompt in batch]

@@ -1,5 +1,7 @@
 """Sampling parameters: how they reach the engine, and how they are refused."""
 
+import dataclasses
+
 import pytest
 
 from backend.scheduler.request import SamplingParams
@@ -25,6 +27,36 @@ async def test_parameters_reach_the_engine(server, endpoint, fields, expected):
     reply = await getattr(server, endpoint)("Hi", max_tokens=9, **fields)
     assert reply.status == 200
     assert server.generator.requests[0].sampling == SamplingParams(max_tokens=9, **expected)
+
+
+async def test_every_field_of_the_parameters_can_be_set_by_a_request(server):
+    everything = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 7,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "stop": "x",
+        "stop_token_ids": [5],
+        "ignore_eos": True,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 1.0,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"5": 1},
+        "logprobs": 1,
+        "echo": True,
+    }
+    # A grammar says when the text is over, so it does not go with min_tokens and ignore_eos.
+    for fields in everything, {"guided_regex": "a+"}:
+        await server.complete("Hi", **fields)
+    default = SamplingParams()
+    sent = [request.sampling for request in server.generator.requests]
+    assert len(sent) == 2
+    for field in dataclasses.fields(SamplingParams):
+        values = {getattr(each, field.name) for each in sent}
+        assert values != {getattr(default, field.name)}, field.name
 
 
 @pytest.mark.parametrize(
