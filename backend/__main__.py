@@ -37,8 +37,9 @@ examples:
   refrain backend check --model Qwen/Qwen3-0.6B --kv-dtype fp8
   refrain backend check | tail -n 1 > check.json
 
-exit codes: 0 all kernels pass, or no GPU is used; 1 one differs or fails, or the check could not
-run; 2 bad usage. What differs here is replaced by PyTorch when the engine starts.
+exit codes: 0 all kernels pass, or none was compared because no GPU is used ("passed": null);
+1 one differs or fails, or the check could not run ("error" says why); 2 bad usage, without JSON.
+What differs here is replaced by PyTorch when the engine starts.
 """
 _CHECK_FLAGS = ("device", "dtype", "quantization", "kv_dtype", "attention", "max_model_len")
 
@@ -76,7 +77,7 @@ def parse_check(argv: Sequence[str]) -> Settings:
     parser = argparse.ArgumentParser(
         prog="refrain backend check",
         description="Compare every kernel with its reference on this machine's GPU, and measure "
-        "memory bandwidth and decode steps. The last line is JSON.",
+        "memory bandwidth and decode steps. The last line is JSON, whatever comes of it.",
         epilog=_CHECK_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

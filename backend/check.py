@@ -6,6 +6,7 @@ import re
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -58,18 +59,36 @@ def run(options: EngineOptions) -> int:
 
     An empty ``options.model`` stands for the bundled model and a random one of a common shape.
     """
+    report: dict[str, Any] = {
+        "check": "backend",
+        "passed": None,
+        "machine": {},
+        "models": [],
+        "copy_bytes_per_s": None,
+    }
     try:
-        return _run(options)
+        _run(options, report)
     except ModelLoadError as error:
-        print(f"refrain backend check: {error}", file=sys.stderr)
-        return 1
+        _note_failure(report, " ".join(str(error).split()))
+    except Exception as error:  # noqa: BLE001 (whatever a driver raises; the report names it)
+        traceback.print_exc()
+        _note_failure(report, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    print(orjson.dumps(report).decode())
+    return 1 if report["passed"] is False else 0
 
 
-def _run(options: EngineOptions) -> int:
+def _note_failure(report: dict[str, Any], error: str) -> None:
+    print(f"refrain backend check: {error}", file=sys.stderr)
+    report |= {"passed": False, "error": error}
+
+
+def _run(options: EngineOptions, report: dict[str, Any]) -> None:
+    """Fill ``report`` in; ``passed`` stays None where nothing is compared."""
     device = device_of(options.device)
+    directory = resolve_model(options.model) if options.model else None
     on_cuda = device.type == "cuda"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    facts = _facts(device)
+    facts = report["machine"] = _facts(device)
     print("\n".join(f"{name:<20}{value}" for name, value in facts.items()), end="\n\n")
     reason = None if interpreted else unavailable_reason()
     if not on_cuda and not interpreted:
@@ -79,29 +98,25 @@ def _run(options: EngineOptions) -> int:
             f"{why}. No kernel was run, and nothing was compared.\n"
             "PyTorch's attention, element-wise operations and sampling serve instead."
         )
-        return _conclude(facts, [], None, passed=True)
+        return
     if reason is not None:
         print(
             f"Triton cannot compile: {reason}. No kernel was run. PyTorch's attention,\n"
             "element-wise operations and sampling serve instead, which is slower."
         )
-        return _conclude(facts, [], None, passed=False)
-    bandwidth = copy_bandwidth(device, _COPIED_BYTES) if on_cuda else None
+        report |= {"passed": False, "error": f"Triton cannot compile: {reason}"}
+        return
+    bandwidth = report["copy_bytes_per_s"] = (
+        copy_bandwidth(device, _COPIED_BYTES) if on_cuda else None
+    )
     if bandwidth is not None:
         print(f"memory bandwidth    {bandwidth / 1e9:.0f} GB/s, read and written by a copy\n")
-    models = [
-        _check_model(name, network, options, device, bandwidth)
-        for name, network in _networks(options, device)
-    ]
-    return _conclude(facts, models, bandwidth, passed=all(each["passed"] for each in models))
-
-
-def _conclude(
-    facts: dict[str, Any], models: list[dict[str, Any]], bandwidth: float | None, *, passed: bool
-) -> int:
-    told = {"check": "backend", "passed": passed, "machine": facts, "models": models}
-    print(orjson.dumps(told | {"copy_bytes_per_s": bandwidth}).decode())
-    return 0 if passed else 1
+    models = report["models"]
+    for name, network in _networks(options, device, directory):
+        models.append(_check_model(name, network, options, device, bandwidth))
+        del network  # the next one needs its memory
+    compared = [each["passed"] for each in models if each["passed"] is not None]
+    report["passed"] = all(compared) if compared else None
 
 
 def _facts(device: torch.device) -> dict[str, Any]:
@@ -128,7 +143,9 @@ def _facts(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _networks(options: EngineOptions, device: torch.device) -> Iterator[tuple[str, Network]]:
+def _networks(
+    options: EngineOptions, device: torch.device, directory: Path | None
+) -> Iterator[tuple[str, Network]]:
     """Load one after the other, so that one alone takes memory."""
 
     def load(directory: Path) -> Network:
@@ -136,8 +153,8 @@ def _networks(options: EngineOptions, device: torch.device) -> Iterator[tuple[st
             directory, device=device, dtype=options.dtype, quantization=options.quantization
         )
 
-    if options.model:
-        yield options.model, load(resolve_model(options.model))
+    if directory is not None:
+        yield options.model, load(directory)
         return
     bundled = load(_BUNDLED)
     dtype = bundled.dtype
@@ -161,7 +178,7 @@ def _check_model(
 
     if network.needs_rules:
         print(f"{name}: no kernel knows its attention, PyTorch's serves\n")
-        return {"model": name, "passed": True, "kernels": [], "decode": []}
+        return {"model": name, "passed": None, "kernels": [], "decode": []}
     kv_dtype = kv_cache_dtype(options.kv_dtype, network.dtype, device)
     length = context_length(network.shape, options.max_model_len)
     began = time.perf_counter()

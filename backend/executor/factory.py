@@ -4,6 +4,7 @@ import gc
 import logging
 from enum import StrEnum
 from functools import cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,15 +25,24 @@ logger = logging.getLogger(__name__)
 
 
 class KernelGroup(StrEnum):
-    """Kernels that are replaced together; the value is what people call them."""
+    """Kernels that are replaced together: what people call them, and what serves instead."""
 
-    ATTENTION = "attention"
-    KV_8_BITS = "KV in 8 bits"
-    FLASHINFER = "FlashInfer's prefill"
-    FLASHINFER_DECODE = "FlashInfer's decoding"
-    OPERATIONS = "element-wise operations"
-    SAMPLING = "sampling"
-    MATMUL = "products with quantised weights"
+    instead: str
+
+    def __new__(cls, name: str, instead: str) -> Self:
+        """Return the member whose value is ``name``."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.instead = instead
+        return member
+
+    ATTENTION = "attention", "PyTorch's attention, without CUDA graphs"
+    KV_8_BITS = "KV in 8 bits", "KV in the type of activations"
+    FLASHINFER = "FlashInfer's prefill", "our own prefill kernel"
+    FLASHINFER_DECODE = "FlashInfer's decoding", "our own decode kernel"
+    OPERATIONS = "element-wise operations", "PyTorch's operations"
+    SAMPLING = "sampling", "PyTorch's sampling"
+    MATMUL = "products with quantised weights", "PyTorch's products with dequantised weights"
 
 
 Kernels = frozenset[KernelGroup]

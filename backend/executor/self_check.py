@@ -3,7 +3,7 @@
 Inputs are small and random, in the type, heads, windows and vocabulary of the model; the oracles
 compute in float64 (``kernels.reference``). Attention is checked as the engine runs it, from a
 step's value to the result of a layer, over a KV cache of its own. A group of kernels of which one
-differs or raises is replaced by what ``_INSTEAD`` says.
+differs or raises is replaced by the group's ``instead``.
 """
 
 import logging
@@ -52,16 +52,6 @@ _ALLOWED_DRAWS = 1 / _DRAWS
 _SOME = 64
 _LONG = 1100
 """Keys that make several splits, of decode and of prefill."""
-
-_INSTEAD = {
-    KernelGroup.ATTENTION: "PyTorch's attention, without CUDA graphs",
-    KernelGroup.KV_8_BITS: "KV in the type of activations",
-    KernelGroup.FLASHINFER: "our own prefill kernel",
-    KernelGroup.FLASHINFER_DECODE: "our own decode kernel",
-    KernelGroup.OPERATIONS: "PyTorch's operations",
-    KernelGroup.SAMPLING: "PyTorch's sampling",
-    KernelGroup.MATMUL: "PyTorch's products with dequantised weights",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +113,7 @@ def self_check(
     for group in KernelGroup:
         if worst := [each for each in failed if each.group is group]:
             first = max(worst, key=lambda each: (bool(each.error), each.difference))
-            detail.append(f"{group}: {_INSTEAD[group]}, because of {first}")
+            detail.append(f"{group}: {group.instead}, because of {first}")
             logger.error("SELF-CHECK FAILED on %s: %s", device, detail[-1])
     return SelfCheck(tuple(check.findings), kernels, tuple(detail))
 

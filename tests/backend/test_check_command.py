@@ -26,14 +26,47 @@ def test_without_a_gpu_it_says_so_and_what_serves(capsys):
     assert "No kernel was run" in said
     assert "PyTorch's attention, element-wise operations and sampling serve instead" in said
     told = last_line(said)
-    assert (told["passed"], told["models"]) == (True, [])
+    assert (told["passed"], told["models"]) == (None, [])
     assert told["machine"]["torch"] == torch.__version__
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_asked_for_and_is_not_there_is_a_failure(capsys):
     assert main(["check", "--device", "cuda"]) == 1
-    assert "torch finds no CUDA device" in capsys.readouterr().err
+    assert_failed(capsys, "device cuda: torch finds no CUDA device")
+
+
+def assert_failed(capsys, why):
+    said, complained = capsys.readouterr()
+    assert complained == f"refrain backend check: {why}\n"
+    told = last_line(said)
+    assert (told["passed"], told["error"]) == (False, why)
+
+
+def test_a_model_is_looked_at_even_without_a_gpu(capsys, tmp_path):
+    missing = str(tmp_path / "none")
+    assert main(["check", "--device", "cpu", "--model", missing]) == 1
+    assert_failed(capsys, f"{missing}: no such directory")
+
+
+def test_a_failure_that_nobody_foresaw_is_on_the_last_line_too(capsys, monkeypatch):
+    def fail(name):
+        raise RuntimeError("driver\ngone")
+
+    monkeypatch.setattr("backend.check.device_of", fail)
+    assert main(["check"]) == 1
+    said, complained = capsys.readouterr()
+    assert "Traceback" in complained
+    assert last_line(said)["error"] == "RuntimeError: driver gone"
+
+
+def test_without_a_compiler_the_error_says_so(capsys, monkeypatch):
+    monkeypatch.setattr("backend.check.device_of", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("backend.check._facts", lambda _: {})
+    monkeypatch.setattr("backend.check.unavailable_reason", lambda: "no C compiler")
+    assert main(["check"]) == 1
+    told = last_line(capsys.readouterr().out)
+    assert (told["passed"], told["error"]) == (False, "Triton cannot compile: no C compiler")
 
 
 @pytest.mark.parametrize("arguments", [["--device", "tpu"], ["--port", "80"], ["more"]])
@@ -67,9 +100,10 @@ def test_a_table_and_one_line_of_json(interpreter, checkpoint, breaks):
     assert len(model["kernels"]) > 10
 
 
-def test_a_model_that_is_not_there(interpreter, capsys, tmp_path):
-    code, _ = interpreter(RUN, ["--model", str(tmp_path / "none"), "--device", "cpu"])
+def test_a_model_that_is_not_there(interpreter, tmp_path):
+    code, said = interpreter(RUN, ["--model", str(tmp_path / "none"), "--device", "cpu"])
     assert code == 1
+    assert "no such directory" in last_line(said)["error"]
 
 
 def test_a_copy_has_a_bandwidth():
