@@ -196,7 +196,7 @@ class Engine(EngineClient):
             EngineLoop(self._core, endpoint, stats_seconds=THREAD_STATS_SECONDS).run()
         except Exception:
             reason = "the engine stopped after an internal error"
-            logger.exception("the engine loop ended")
+            logger.exception("the engine's loop ended")
         finally:
             self._core.grammars.close()
             self.close(reason)
