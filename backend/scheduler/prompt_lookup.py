@@ -49,6 +49,9 @@ _FACTOR_OF_UNKNOWN = 3.0
 _LEAST_KNOWN = 3
 _KEPT_OF_A_KIND = 8
 _FORGOTTEN_AFTER = 512  # steps
+_WINDOW, _KEPT_FOR = 24, 1024
+"""Steps without and with drafts that are compared among many rows, and how long that holds."""
+_FASTER = 1.03
 
 
 class PromptLookup:
@@ -137,12 +140,16 @@ class Drafter:
 
     def __init__(self) -> None:
         self._times = _StepTimes()
+        self._comparisons: dict[int, _Comparison] = {}
+        """Among many rows, by the power of two of their number."""
         self._pause = 0
         """Steps that have no drafts, because one with drafts found no memory."""
 
     def is_open(self, num_rows: int) -> bool:
         """Whether steps of ``num_rows`` decoding sequences may have drafts."""
-        return num_rows <= MOST_ROWS and not self._pause
+        if num_rows > MOST_ROWS or self._pause:
+            return False
+        return num_rows <= _FEW_ROWS or self._comparison(num_rows).has_drafts
 
     def pause(self) -> None:
         """Make no drafts for a while."""
@@ -177,10 +184,15 @@ class Drafter:
             if sequence.lookup is not None
         }
 
-    def observe(self, num_rows: int, num_drafts: int, seconds: float) -> None:
-        """Learn how long a step without prefill took."""
+    def observe(self, num_rows: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
+        """Learn how long a step without prefill took, and how many tokens it gave."""
         self._pause = max(self._pause - 1, 0)
         self._times.observe(num_rows, num_drafts, seconds)
+        if _FEW_ROWS < num_rows <= MOST_ROWS:
+            self._comparison(num_rows).observe(num_drafts, num_tokens, seconds)
+
+    def _comparison(self, num_rows: int) -> "_Comparison":
+        return self._comparisons.setdefault(num_rows.bit_length(), _Comparison())
 
     def _choose(
         self, sequences: Iterable[Sequence], num_rows: int, *, overlapped: bool
@@ -222,6 +234,42 @@ class Drafter:
 def _likely(rate: float) -> int:
     """Return how many drafts are accepted together at least every other time."""
     return MOST_DRAFTS if rate == 1 else min(int(log(0.5) / log(rate)), MOST_DRAFTS)
+
+
+class _Comparison:
+    """Whether drafts pay: by tokens a second over some steps without and some with.
+
+    Among many rows a step with drafts makes those around it longer too, so that no single step
+    tells.
+    """
+
+    def __init__(self) -> None:
+        self.has_drafts = False
+        self._rates: list[float] = []
+        self._steps = self._tokens = 0
+        self._seconds = 0.0
+
+    def observe(self, num_drafts: int, num_tokens: int, seconds: float) -> None:
+        """Take in one step."""
+        comparing = len(self._rates) < 2
+        if comparing and self.has_drafts and not self._steps and not num_drafts:
+            return  # nobody copies yet
+        self._steps += 1
+        self._tokens += num_tokens
+        self._seconds += seconds
+        if self._steps < (_WINDOW if comparing else _KEPT_FOR):
+            return
+        if comparing:
+            self._rates.append(self._tokens / max(self._seconds, 1e-9))
+        if len(self._rates) == 2:
+            without, with_drafts = self._rates
+            # After a while both are compared again.
+            self.has_drafts = comparing and with_drafts > _FASTER * without
+            self._rates = self._rates if comparing else []
+        else:
+            self.has_drafts = True
+        self._steps = self._tokens = 0
+        self._seconds = 0.0
 
 
 class _StepTimes:

@@ -238,7 +238,8 @@ class Scheduler:
         more = launched.num_prefill_tokens + launched.num_drafts
         self._policy.observe(launched.num_decodes, more, seconds)
         if self._drafter is not None and launched.num_prefill_tokens == 0:
-            self._drafter.observe(launched.num_decodes, launched.num_drafts, seconds)
+            num_tokens = sum(len(tokens) for tokens in outcomes if tokens is not None)
+            self._drafter.observe(launched.num_decodes, launched.num_drafts, num_tokens, seconds)
 
     def fail(self, step: Step) -> tuple[Sequence, ...]:
         """Take in that ``step``, in flight, computed nothing; return the sequences it ended."""

@@ -24,6 +24,7 @@ def engine_for(checkpoint, monkeypatch):
     """Start an engine that drafts wherever it can."""
     monkeypatch.setattr(Drafter, "_pays", lambda *_: True)
     monkeypatch.setattr(prompt_lookup, "_ENOUGH_RIGHT", 0.0)
+    monkeypatch.setattr(prompt_lookup, "_FEW_ROWS", prompt_lookup.MOST_ROWS)
     engines = []
 
     def start(family="qwen3", **options):

@@ -124,7 +124,7 @@ def num_proposed(drafter, num_rows=1, rate=1.0):
 def observed(num_rows, num_drafts=0, factor=1.0, drafter=None, times=3):
     drafter = drafter or Drafter()
     for _ in range(times):
-        drafter.observe(num_rows, num_drafts, 0.010 * factor)
+        drafter.observe(num_rows, num_drafts, num_rows, 0.010 * factor)
     return drafter
 
 
@@ -132,7 +132,7 @@ def test_steps_without_drafts_are_seen_first_and_then_one_with_them():
     drafter = Drafter()
     for _ in range(3):
         assert num_proposed(drafter) == 0
-        drafter.observe(1, 0, 0.010)
+        drafter.observe(1, 0, 1, 0.010)
     assert num_proposed(drafter) == MOST_DRAFTS
     assert num_proposed(drafter, 2) == 0  # of so many rows nothing is known
 
@@ -177,14 +177,41 @@ def test_where_drafts_do_not_pay_three_steps_try_again_after_a_pause():
         num_drafts = num_proposed(drafter)
         if num_drafts:
             trials.append(step)
-        drafter.observe(1, num_drafts, 0.300 if num_drafts else 0.010)
+        drafter.observe(1, num_drafts, 1, 0.300 if num_drafts else 0.010)
     assert trials == [0, 1, 2, 516, 517, 518, 1032, 1033, 1034]
 
 
 def test_large_batches_are_not_looked_at():
     drafter = Drafter()
-    assert drafter.is_open(MOST_ROWS)
+    assert drafter.is_open(4)
     assert not drafter.is_open(MOST_ROWS + 1)
+
+
+@pytest.mark.parametrize(("tokens", "seconds", "pays"), [(24, 0.011, True), (17, 0.011, False)])
+def test_among_many_rows_steps_with_drafts_are_compared_with_steps_without(tokens, seconds, pays):
+    drafter = Drafter()
+    for _ in range(24):
+        assert not drafter.is_open(16)
+        drafter.observe(16, 0, 16, 0.010)
+    for _ in range(100):
+        drafter.observe(16, 0, 16, 0.010)  # nobody copies yet
+    for _ in range(24):
+        assert drafter.is_open(16)
+        drafter.observe(16, 8, tokens, seconds)
+    for _ in range(1024):
+        assert drafter.is_open(16) == pays
+        drafter.observe(16, 0, 16, 0.010)
+    assert not drafter.is_open(16)  # and compared again
+    assert drafter.is_open(4)
+
+
+def test_a_step_with_drafts_that_found_no_memory_is_followed_by_steps_without():
+    drafter = observed(1)
+    drafter.pause()
+    for _ in range(512):
+        assert not drafter.is_open(1)
+        drafter.observe(1, 0, 1, 0.010)
+    assert drafter.is_open(1)
 
 
 def test_beside_others_that_go_on_meanwhile_a_draft_must_gain_more_than_the_wait_costs():
@@ -240,7 +267,7 @@ class Proposing:
     def propose(self, rows, *, overlapped):
         return dict.fromkeys(range(len(rows)), self.drafts)
 
-    def observe(self, num_rows, num_drafts, seconds):
+    def observe(self, num_rows, num_drafts, num_tokens, seconds):
         pass
 
 

@@ -38,6 +38,9 @@ class RandomDrafter:
     def is_open(self, num_rows):
         return num_rows == 1 or self._random.random() < 0.8
 
+    def pause(self):
+        pass
+
     def waiting(self, decoding):
         return {each for each in decoding if each.allows_drafts and self._random.random() < 0.7}
 
@@ -51,8 +54,9 @@ class RandomDrafter:
                 proposed[place] = (*right[:num_right], *[-1] * (count - num_right))
         return proposed
 
-    def observe(self, num_rows, num_drafts, seconds):
+    def observe(self, num_rows, num_drafts, num_tokens, seconds):
         assert num_rows > 0 <= num_drafts
+        assert num_tokens <= num_rows + num_drafts
 
 
 class SimulatedDevice:
