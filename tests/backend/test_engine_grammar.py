@@ -12,7 +12,7 @@ from grammar_walks import BYTES, HeldWorker, LocalWorker, Walks, next_tokens
 
 from backend.engine import core as engine_core
 from backend.engine.loading import load_engine
-from backend.grammar.compiler import GrammarCompiler
+from backend.grammar.compiler import CompilerLimits, GrammarCompiler
 from backend.grammar.matcher import GrammarMatcher
 from backend.grammar.worker import GrammarLibrary, Vocabulary
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
@@ -300,6 +300,24 @@ async def test_others_go_on_while_a_grammar_is_compiled_and_who_leaves_is_forgot
         worker.answer()
         assert (await waiting)[0][1] is FinishReason.STOP
         assert worker.idle
+    finally:
+        engine._core.grammars = before
+
+
+async def test_an_idle_engine_refuses_a_grammar_when_its_wait_is_over(engine):
+    worker = HeldWorker()
+    before = engine._core.grammars
+    limits = CompilerLimits(wait_seconds=0.5)
+    engine._core.grammars = GrammarCompiler(lambda: BYTES, limits, worker)
+    engine._core.grammars.wake = before.wake
+    try:
+        first = asyncio.create_task(collect(engine, request(schema_grammar("enum"))))
+        assert await asyncio.to_thread(worker.begun) == schema_grammar("enum")
+        with pytest.raises(OverloadedError, match="other grammars were being compiled for"):
+            await collect(engine, request(schema_grammar("array")))
+        assert not first.done()
+        worker.answer()
+        assert (await first)[0][1] is FinishReason.STOP
     finally:
         engine._core.grammars = before
 
