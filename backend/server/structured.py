@@ -33,7 +33,7 @@ MOST_ENFORCED_BYTES = 4 * MOST_BYTES
 MOST_DEPTH = 32
 MOST_SUBSCHEMAS = 2_000
 MOST_COUNT = 2**31
-"""Of items or characters that a bound may name."""
+"""A bound may name at most so many items or characters."""
 DECIMALS = 6
 """The most that xgrammar writes in a bounded number."""
 
