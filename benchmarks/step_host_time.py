@@ -23,7 +23,7 @@ from backend.engine.messages import Submit
 from backend.executor.attention.triton import TritonAttention
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
-from backend.executor.model_runner import Executable, ModelRunner
+from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
 from backend.grammar.compiler import GrammarCompiler
 from backend.models.attention import Attention
@@ -78,7 +78,7 @@ def engine(num_sequences: int, length: int) -> EngineCore:
     config = parse_config(SHAPE, "config")
     cache = KVCache(config, 1, device=NoModel.device, dtype=NoModel.dtype)
     attention = TritonAttention(cache, config, limits, dtype=NoModel.dtype)
-    parts = Executable(NoModel(), VOCABULARY, cache, attention, draw)
+    parts = RunnerParts(NoModel(), VOCABULARY, cache, attention, draw)
     return EngineCore(
         ModelRunner(parts, limits, pads=True),
         frozenset(),

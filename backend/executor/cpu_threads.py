@@ -12,7 +12,7 @@ import torch
 _WORTH_SHARING = 2**20
 
 
-class ThreadsWorth:
+class SingleThreadIfSmall:
     """Within, torch shares operations among threads only where they read enough for that."""
 
     # A class, because contextlib's generators cost as much as a small operation.

@@ -15,7 +15,7 @@ from backend.executor.cuda_graphs import CudaRecorder
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.executor.memory import MemoryReading
-from backend.executor.model_runner import Executable, ModelRunner
+from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
 from backend.models.layers import Operations, TorchOperations
 from backend.models.quantization import KernelLinear
@@ -73,7 +73,7 @@ def make_runner(
     model = network.with_context(limits.max_model_len, _operations(kernels))
     attention = make_attention(network, cache, limits, kernels)
     draw = draw_by_kernel if KernelGroup.SAMPLING in kernels else None
-    parts = Executable(model, network.shape.vocab_size, cache, attention, draw)
+    parts = RunnerParts(model, network.shape.vocab_size, cache, attention, draw)
     if KernelGroup.ATTENTION not in kernels:
         return ModelRunner(parts, limits)
     on_cuda = model.device.type == "cuda"

@@ -150,7 +150,7 @@ class InputBatchBuilder:
         self._num_known = np.zeros(num_slots, np.int32)
         self._scored: dict[int, int] = {}
         """How many of the likeliest are wanted for each token of a prompt, by slot."""
-        self._told: dict[int, int] = {}
+        self._pending_last_tokens: dict[int, int] = {}
         self._last: _LaidOut | None = None
         """The step before, where all of it decodes."""
         state = torch.zeros(num_slots * (self._width + 1), dtype=torch.int32, device=device)
@@ -167,9 +167,9 @@ class InputBatchBuilder:
         self._last = None
         self._attention.start([row.slot for row in step.rows])
 
-    def tell(self, slot: int, token: int) -> None:
+    def set_last_token(self, slot: int, token: int) -> None:
         """Note that ``token`` is the last one of ``slot``, which the device does not know."""
-        self._told[slot] = token
+        self._pending_last_tokens[slot] = token
 
     def keep(self, slots: Ints, tokens: Tensor) -> None:
         """Note on the device that ``tokens`` [rows] are the last ones of ``slots``.
@@ -193,8 +193,11 @@ class InputBatchBuilder:
         decodes = len(places) == len(step.rows) == len(laid_out.logit_rows)
         self._last = laid_out if decodes and not laid_out.scored else None
         batch = self._placed(laid_out, where, what)
-        for slot in self._told.keys() & laid_out.rows.slots[: laid_out.rows.num_singles].tolist():
-            del self._told[slot]  # the device knows it now
+        for slot in (
+            self._pending_last_tokens.keys()
+            & laid_out.rows.slots[: laid_out.rows.num_singles].tolist()
+        ):
+            del self._pending_last_tokens[slot]  # the device knows it now
         return batch
 
     def _advanced(
@@ -205,7 +208,7 @@ class InputBatchBuilder:
         if last is None or step.new or padded != last.padded or places != last.places:
             return None
         slots, starts = last.rows.slots.tolist(), last.rows.starts.tolist()
-        if not self._told.keys().isdisjoint(slots):
+        if not self._pending_last_tokens.keys().isdisjoint(slots):
             return None
         for place, slot, start in zip(places, slots, starts, strict=True):
             row = step.rows[place]
@@ -231,7 +234,7 @@ class InputBatchBuilder:
         places = singles + [place for place, row in enumerate(step.rows) if row.num_tokens > 1]
         ordered = [step.rows[place] for place in places]
         rows = self._host_rows(ordered, len(singles), padded)
-        self._tell_known(rows, where, what)
+        self._send_last_tokens(rows, where, what)
         first_rows = self._first_rows(rows)
         sampled, logit_rows = _sampled(ordered, first_rows, places)
         scored, scored_rows = self._scored_spans(ordered, first_rows)
@@ -327,7 +330,7 @@ class InputBatchBuilder:
             known = np.array(new.tokens, np.int32)
             self._known[new.slot] = known
             self._num_known[new.slot] = len(known)
-            self._told.pop(new.slot, None)
+            self._pending_last_tokens.pop(new.slot, None)
             # With tokens of its own, it was preempted: the prompt has been reported.
             wanted = new.sampling.prompt_logprobs is not None
             if wanted and len(known) == new.num_prompt_tokens:
@@ -354,15 +357,19 @@ class InputBatchBuilder:
             tables=self._tables,
         )
 
-    def _tell_known(self, rows: HostRows, where: list[Ints], what: list[Ints]) -> None:
+    def _send_last_tokens(self, rows: HostRows, where: list[Ints], what: list[Ints]) -> None:
         """Send the last tokens that the host knows and the device does not."""
         slots, starts = rows.slots[: rows.num_singles], rows.starts[: rows.num_singles]
         told = {
             int(slots[at]): int(self._known[slots[at]][starts[at]])
             for at in np.flatnonzero(starts < self._num_known[slots])
         }
-        if self._told:
-            told |= {slot: self._told[slot] for slot in slots.tolist() if slot in self._told}
+        if self._pending_last_tokens:
+            told |= {
+                slot: self._pending_last_tokens[slot]
+                for slot in slots.tolist()
+                if slot in self._pending_last_tokens
+            }
         if told:
             where.append(_ints(told) + np.int32(self._device_tables.shape[0]))
             what.append(_ints(told.values()))

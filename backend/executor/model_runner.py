@@ -65,7 +65,7 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Executable:
+class RunnerParts:
     """What a runner runs: a model, and how it attends and draws."""
 
     model: Model
@@ -80,7 +80,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        parts: Executable,
+        parts: RunnerParts,
         limits: BatchLimits,
         *,
         recorder: Recorder | None = None,
@@ -164,7 +164,7 @@ class ModelRunner:
                 results.append((row.place, None))
                 continue
             if row.drafts:
-                self._inputs.tell(row.slot, tokens[last])
+                self._inputs.set_last_token(row.slot, tokens[last])
             found = tuple(logprobs[at] for at in chosen if at in logprobs)
             prompt = self._prompt_logprobs.take(row.slot)
             results.append((row.place, Sampled(tuple(tokens[at] for at in chosen), found, prompt)))
@@ -175,7 +175,7 @@ class ModelRunner:
         longest = min(2 * BLOCK_SIZE, self._limits.max_model_len - 1)
         for sampling in (_GREEDY, _ORDINARY, _COSTLY):
             for num_tokens in (longest, 1):
-                self._run(_nobody([num_tokens], sampling), masked=sampling is _ORDINARY)
+                self._run(_dummy_step([num_tokens], sampling), masked=sampling is _ORDINARY)
         if self._graphs is not None:
             self._capture_all(self._graphs)
         self.discard([PADDING_BLOCK])
@@ -185,13 +185,13 @@ class ModelRunner:
         limits = self._limits
         count = min(limits.max_num_seqs, max(limits.max_tokens_per_step // 2, 1))
         longest = max(min(limits.max_tokens_per_step // count, limits.max_model_len), 2)
-        self._run(_nobody([longest] * count, _COSTLY))
-        self._run(_nobody([1] * limits.max_num_seqs, _COSTLY))
+        self._run(_dummy_step([longest] * count, _COSTLY))
+        self._run(_dummy_step([1] * limits.max_num_seqs, _COSTLY))
         # Drafts have logits of their own.
         width = 1 + MOST_DRAFTS
         drafting = min(limits.max_num_seqs, MOST_ROWS, limits.max_tokens_per_step // width)
         if drafting and width < limits.max_model_len:
-            step = _nobody([width] * drafting, _ORDINARY)
+            step = _dummy_step([width] * drafting, _ORDINARY)
             rows = tuple(row._replace(drafted=(0,) * width) for row in step.rows)
             self._run(replace(step, rows=rows))
         self.discard([PADDING_BLOCK])
@@ -246,7 +246,7 @@ class ModelRunner:
                 return
 
     def _capture(self, graphs: DecodeGraphs, size: int) -> None:
-        batch = self._inputs.build(_nobody([1] * size, _GREEDY), size)
+        batch = self._inputs.build(_dummy_step([1] * size, _GREEDY), size)
         self._attention.capture(size)
         graphs.capture(size, lambda: self._forward(batch))
 
@@ -259,7 +259,7 @@ def _num_accepted(row: SampledRow, tokens: Sequence[int]) -> int:
     return len(row.drafts)
 
 
-def _nobody(counts: Sequence[int], sampling: SamplingParams) -> StepBatch:
+def _dummy_step(counts: Sequence[int], sampling: SamplingParams) -> StepBatch:
     """Return a step of new sequences whose KV all goes to the padding block."""
     return StepBatch(
         tuple(

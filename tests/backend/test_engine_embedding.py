@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.embedder import EmbeddingEngine, EmbeddingJob, EmbeddingQueue
-from backend.executor.cpu_threads import ThreadsWorth
+from backend.executor.cpu_threads import SingleThreadIfSmall
 from backend.models.config import ModelLoadError
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.settings import EngineOptions
@@ -248,7 +248,7 @@ def test_a_thread_that_begins_while_another_engine_takes_few_has_its_own():
     torch.set_num_threads(2)
     try:
         model = EmbeddingModel(FewThreads(), EmbeddingShape(max_tokens=8, dimensions=2))
-        with ThreadPoolExecutor(1) as other, ThreadsWorth(1):
+        with ThreadPoolExecutor(1) as other, SingleThreadIfSmall(1):
             vectors = other.submit(model.embed, [[1]]).result(60)
     finally:
         torch.set_num_threads(before)

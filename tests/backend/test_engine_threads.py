@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend.executor.cpu_threads import ThreadsWorth
+from backend.executor.cpu_threads import SingleThreadIfSmall
 
 
 @pytest.fixture(autouse=True)
@@ -15,18 +15,18 @@ def two_threads():
 
 
 def test_a_small_operation_has_one_thread():
-    with ThreadsWorth(2**20 - 1):
+    with SingleThreadIfSmall(2**20 - 1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
 
 def test_a_large_operation_has_all_threads():
-    with ThreadsWorth(2**20):
+    with SingleThreadIfSmall(2**20):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 2
 
 
 def test_an_operation_that_fails_leaves_all_threads_to_the_next():
-    with pytest.raises(RuntimeError), ThreadsWorth(1):
+    with pytest.raises(RuntimeError), SingleThreadIfSmall(1):
         torch.mm(torch.ones(1, 2), torch.ones(3, 1))
     assert torch.get_num_threads() == 2

@@ -1,7 +1,7 @@
 """Attention over blocks equals attention over each sequence's own keys and values.
 
 Sequences join, leave, are preempted and grow over block borders in random steps; whether their KV
-is mirrored or gathered must not show, and eight bits show little.
+is copied or gathered must not show, and eight bits show little.
 """
 
 import random
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backend.executor.attention.backend import HostRows
-from backend.executor.attention.contiguous import MIRROR_BYTES
+from backend.executor.attention.contiguous import COPY_BYTES
 from backend.executor.attention.torch import TorchAttention
 from backend.executor.input_batch import BatchLimits, InputBatchBuilder
 from backend.executor.kv_cache import KVCache, block_bytes
@@ -50,7 +50,7 @@ class Noting(TorchAttention):
 class World:
     """Sequences, a pool without owners' bookkeeping, and what each sequence has cached."""
 
-    def __init__(self, seed, mirror_bytes, dtype=torch.float32):
+    def __init__(self, seed, copy_bytes, dtype=torch.float32):
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         cpu = torch.device("cpu")
@@ -60,9 +60,7 @@ class World:
             layer.blocks.fill_(100)
             if layer.scales is not None:
                 layer.scales.fill_(10)
-        self.attention = Noting(
-            cache, SHAPE, MAX_LEN, dtype=torch.float32, mirror_bytes=mirror_bytes
-        )
+        self.attention = Noting(cache, SHAPE, MAX_LEN, dtype=torch.float32, copy_bytes=copy_bytes)
         limits = BatchLimits(NUM_SLOTS, NUM_SLOTS, 8 * MAX_LEN, MAX_LEN)
         self.builder = InputBatchBuilder(limits, self.attention, cpu)
         self.free = list(range(1, NUM_BLOCKS + 1))
@@ -151,13 +149,13 @@ def attend(queries, keys_values, window):
 
 
 @pytest.mark.parametrize("window", [None, 20])
-@pytest.mark.parametrize("mirror_bytes", [0, 3 * ONE_SEQUENCE, MIRROR_BYTES])
+@pytest.mark.parametrize("copy_bytes", [0, 3 * ONE_SEQUENCE, COPY_BYTES])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.int8, 0.06)])
 @torch.inference_mode()
-def test_blocks_do_not_show(mirror_bytes, window, dtype, tolerance, monkeypatch):
+def test_blocks_do_not_show(copy_bytes, window, dtype, tolerance, monkeypatch):
     # So that the few and small ones here are cut into groups too.
     monkeypatch.setattr("backend.executor.attention.contiguous._LEAST_WASTE", 4096)
-    world = World(mirror_bytes, mirror_bytes, dtype)
+    world = World(copy_bytes, copy_bytes, dtype)
     for _ in range(60):
         action = world.random.random()
         if action < 0.2 and len(world.kept) < 7:
@@ -175,8 +173,8 @@ def test_blocks_do_not_show(mirror_bytes, window, dtype, tolerance, monkeypatch)
 def test_what_is_read_in_eight_bits_does_not_depend_on_the_way():
     """A copy holds what the pool holds, so whether there is room for it changes no number."""
     outputs = []
-    for mirror_bytes in (0, MIRROR_BYTES):
-        world = World(3, mirror_bytes, torch.int8)
+    for copy_bytes in (0, COPY_BYTES):
+        world = World(3, copy_bytes, torch.int8)
         world.join()
         steps = (world.run(world.step(), None)[0] for _ in range(40) if world.kept)
         outputs.append([layer for found in steps for layer in found])
@@ -189,7 +187,7 @@ def test_a_block_in_eight_bits_takes_a_third_of_one_in_floats():
 
 @torch.inference_mode()
 def test_a_sequence_that_decodes_is_copied_once():
-    world = World(0, MIRROR_BYTES)
+    world = World(0, COPY_BYTES)
     world.join()
     (sequence,) = world.kept
     copies = set()
@@ -205,7 +203,7 @@ def test_a_sequence_that_decodes_is_copied_once():
 @torch.inference_mode()
 def test_a_copy_catches_up_with_what_steps_of_several_tokens_computed():
     """Drafts are verified in spans; what was accepted is copied, and what was refused is not."""
-    world = World(2, MIRROR_BYTES)
+    world = World(2, COPY_BYTES)
     sequence = Sequence(0, [0] * 140, max_length=MAX_LEN)
     world.admit(sequence)
     sequence.block_table += [world.free.pop() for _ in range(blocks_for(140))]
@@ -235,7 +233,7 @@ def test_a_copy_catches_up_with_what_steps_of_several_tokens_computed():
 
 @torch.inference_mode()
 def test_a_slot_that_another_sequence_takes_at_the_same_length_is_copied_anew():
-    world = World(1, MIRROR_BYTES)
+    world = World(1, COPY_BYTES)
     for _ in range(2):
         sequence = Sequence(0, [0] * 20, max_length=MAX_LEN)
         world.admit(sequence)

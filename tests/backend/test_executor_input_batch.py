@@ -115,7 +115,7 @@ def test_a_chosen_token_is_on_the_device_before_the_host_knows_it(builder):
     builder.keep(batch.slots, torch.tensor([70, 80]))
     rows = [Row(1, 9, 1, samples=True), Row(0, 5, 1, samples=True)]
     assert builder.build(step(rows)).tokens.tolist() == [70, 80]
-    builder.tell(0, 71)
+    builder.set_last_token(0, 71)
     assert builder.build(step(rows[1:])).tokens.tolist() == [71]
 
 

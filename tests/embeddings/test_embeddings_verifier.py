@@ -48,9 +48,9 @@ def test_a_score_does_not_depend_on_order_or_company(verifier):
 def test_any_pair_has_a_score_or_a_reason_and_is_symmetric(verifier, one, other):
     (score,) = verifier.score([(one, other)])
     assert isinstance(score, Reason) or 0 <= score <= 1
-    (mirrored,) = verifier.score([(other, one)])
-    assert isinstance(score, Reason) == isinstance(mirrored, Reason)
-    assert isinstance(score, Reason) or mirrored == score
+    (copied,) = verifier.score([(other, one)])
+    assert isinstance(score, Reason) == isinstance(copied, Reason)
+    assert isinstance(score, Reason) or copied == score
 
 
 @pytest.mark.parametrize(

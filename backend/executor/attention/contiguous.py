@@ -26,7 +26,7 @@ from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 _MAX_PADDING = 1.25
 _LEAST_WASTE = 512 * 2**10
 
-MIRROR_BYTES = 256 * 2**20
+COPY_BYTES = 256 * 2**20
 """Memory for copies; beyond it attention gathers, which a larger model's products hide."""
 
 # A new group has room for half as much again, and at least for as many tokens more.
@@ -45,7 +45,7 @@ ReadBlocks = Callable[[int, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class MirroredLayer:
+class CopiedLayer:
     """One layer's contiguous copy of a group's KV.
 
     ``rows`` is all of it as rows of head_dim; ``keys`` [sequences * kv_heads, head_dim, keys] and
@@ -58,11 +58,11 @@ class MirroredLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Mirror:
+class GroupCopies:
     """Copies of a group's KV; ``write_rows`` [sequences * 2 * kv_heads] takes the new tokens'."""
 
     write_rows: Tensor
-    layers: SequenceOf[MirroredLayer]
+    layers: SequenceOf[CopiedLayer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class CopiedGroup:
     start: int
     stop: int
     mask: Tensor
-    copies: Mirror
+    copies: GroupCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class _Group:
         self._width = 0
         self._write_rows = heads
         self._mask_rows = heads
-        self._layers: list[MirroredLayer] = []
+        self._layers: list[CopiedLayer] = []
 
     @property
     def num_bytes(self) -> int:
@@ -162,7 +162,7 @@ class _Group:
         """Whether so many fit, the longest of so many tokens."""
         return num_sequences <= self.slots and length <= self.room
 
-    def seat(self, scheduled: SequenceOf[Single], stays: dict[int, int], tables: Ints) -> None:
+    def assign(self, scheduled: SequenceOf[Single], stays: dict[int, int], tables: Ints) -> None:
         """Take exactly these sequences, leaving those of ``stays`` where they are.
 
         ``stays`` tells how many tokens of each are copied already.
@@ -209,7 +209,7 @@ class _Group:
         """Describe the group, whose first token in the step is ``start``."""
         stop = start + len(self.members)
         mask = self._mask[: len(self.members) * self._num_kv_heads, :, : self._width]
-        return CopiedGroup(start, stop, mask, Mirror(self._write_rows, self._layers))
+        return CopiedGroup(start, stop, mask, GroupCopies(self._write_rows, self._layers))
 
     def _clear(self, slot: int, width: int) -> None:
         rows = slice(slot * self._num_kv_heads, (slot + 1) * self._num_kv_heads)
@@ -233,7 +233,7 @@ class _Group:
         self._width = width
         batch = len(self.members) * self._num_kv_heads
         self._layers = [
-            MirroredLayer(
+            CopiedLayer(
                 copy.view(-1, self._head_dim),
                 copy[0, :batch, :width].transpose(1, 2),
                 copy[1, :batch, :width],
@@ -242,11 +242,11 @@ class _Group:
         ]
 
 
-class KVMirror:
+class KVCopies:
     """Arranges decoding sequences into groups that attend together, as far as memory goes."""
 
     def __init__(
-        self, shape: CopyShape, read: ReadBlocks, max_model_len: int, max_bytes: int = MIRROR_BYTES
+        self, shape: CopyShape, read: ReadBlocks, max_model_len: int, max_bytes: int = COPY_BYTES
     ) -> None:
         """Copy what ``read`` returns; copies take ``max_bytes`` at most."""
         self._shape = shape
@@ -308,7 +308,7 @@ class KVMirror:
             if group is None:
                 self._outside.update(each.slot for each in members)
             else:
-                group.seat(members, stays, tables)
+                group.assign(members, stays, tables)
                 self._groups.append(group)
         self._is_current = True
 

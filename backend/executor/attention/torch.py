@@ -16,15 +16,15 @@ from torch.nn import functional
 
 from backend.executor.attention.backend import HostRows, Ints, StepTensors
 from backend.executor.attention.contiguous import (
-    MIRROR_BYTES,
+    COPY_BYTES,
     Arrangement,
     CopiedGroup,
     CopyShape,
-    KVMirror,
+    KVCopies,
     Single,
     cut_by_length,
 )
-from backend.executor.cpu_threads import ThreadsWorth
+from backend.executor.cpu_threads import SingleThreadIfSmall
 from backend.executor.kv_cache import KVCache, LayerKV
 from backend.models.attention import AttentionLayer, ruled_decode, ruled_prefill
 from backend.models.config import ModelShape
@@ -75,7 +75,7 @@ class TorchAttention:
         max_model_len: int,
         *,
         dtype: torch.dtype,
-        mirror_bytes: int = MIRROR_BYTES,
+        copy_bytes: int = COPY_BYTES,
     ) -> None:
         """``max_model_len`` bounds sequences, in tokens; ``dtype`` is that of activations."""
         blocks = cache.layers[0].blocks
@@ -91,7 +91,7 @@ class TorchAttention:
         like = torch.empty(0, device=self._device, dtype=dtype)
         copies = CopyShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, like)
         self._block_bytes = BLOCK_SIZE * copies.token_bytes
-        self._mirror = KVMirror(copies, self._read_blocks, max_model_len, mirror_bytes)
+        self._copies = KVCopies(copies, self._read_blocks, max_model_len, copy_bytes)
         # The mask of n keys is the window that begins n before the middle: see _gathered.
         self._mask_line = like.new_zeros(2 * self._longest)
         self._mask_line[self._longest :] = -torch.inf
@@ -100,15 +100,15 @@ class TorchAttention:
         self._decode: tuple[CopiedGroup | _GatheredGroup, ...] = ()
         self._spans: tuple[_Span, ...] = ()
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
-        """Of one step, by first token of a group or span, and window."""
+        """Masks of one step, by first token of a group or span, and window."""
 
     def start(self, slots: Sequence[int]) -> None:
         """Forget the copies of sequences that had ``slots``."""
-        self._mirror.forget(slots)
+        self._copies.forget(slots)
 
     def arrange(self, rows: Sequence[Row], singles: list[int], tables: Ints) -> list[int]:
         """Put sequences of similar length side by side, those with copies first."""
-        self._arranged = arranged = self._mirror.arrange(
+        self._arranged = arranged = self._copies.arrange(
             [Single(rows[place].slot, rows[place].start) for place in singles], tables
         )
         if not arranged.rest and len(arranged.groups) == 1 and len(singles) == 1:
@@ -238,9 +238,9 @@ class TorchAttention:
         num_tokens, _, head_dim = queries.shape
         batch, _, num_keys = group.mask.shape
         if isinstance(group, CopiedGroup):
-            mirrored = group.copies.layers[layer.index]
-            mirrored.rows.index_copy_(0, group.copies.write_rows, new_rows)
-            keys, values = mirrored.keys, mirrored.values
+            copied = group.copies.layers[layer.index]
+            copied.rows.index_copy_(0, group.copies.write_rows, new_rows)
+            keys, values = copied.keys, copied.values
         else:
             found = self._read(self._layers[layer.index], group.cache_rows)
             gathered, values = found.view(2, batch, num_keys, head_dim).unbind(0)
@@ -249,7 +249,7 @@ class TorchAttention:
         grouped = queries.reshape(batch, -1, head_dim)
         if layer.rules is not None:
             return ruled_decode(grouped, keys, values, mask, layer.rules).view(num_tokens, -1)
-        with ThreadsWorth(2 * batch * num_keys * head_dim * queries.itemsize):
+        with SingleThreadIfSmall(2 * batch * num_keys * head_dim * queries.itemsize):
             if num_tokens == 1:
                 scores = torch.baddbmm(mask, grouped, keys, alpha=head_dim**-0.5)
                 weights = torch.softmax(scores, -1, dtype=torch.float32)
@@ -280,7 +280,7 @@ class TorchAttention:
                 mask = torch.ones(len(queries), len(queries), device=queries.device).tril() > 0
             return ruled_prefill(queries, keys, values, mask, layer.rules)
         num_scores = queries.shape[0] * queries.shape[1] * keys.shape[1]
-        with ThreadsWorth(num_scores * queries.itemsize):
+        with SingleThreadIfSmall(num_scores * queries.itemsize):
             attended = functional.scaled_dot_product_attention(
                 queries.transpose(0, 1).unsqueeze(0),
                 keys.unsqueeze(0),

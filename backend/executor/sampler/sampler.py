@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from backend.executor.attention.backend import Ints
-from backend.executor.cpu_threads import ThreadsWorth
+from backend.executor.cpu_threads import SingleThreadIfSmall
 from backend.executor.sampled import SampledTokens, on_device, raw_logprobs
 from backend.executor.sampler.batch import DrawGroup, SamplingBatch, SlotSampling, numbers_of
 from backend.executor.sampler.penalties import Penalties
@@ -64,7 +64,7 @@ class Sampler:
         ``slots`` tells whose rows these are, ``positions`` where the chosen tokens will stand.
         """
         batch = self._slots.gather(slots, logits)
-        with ThreadsWorth(logits.nbytes):
+        with SingleThreadIfSmall(logits.nbytes):
             return self._sample(logits, batch, positions, mask)
 
     def count(self, slots: Ints, tokens: Tensor) -> None:
