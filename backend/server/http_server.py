@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import BadHttpMessage, ContentEncodingError, LineTo
 
 MAX_TARGET_BYTES = 8190
 MAX_HEADER_BYTES = 32 * 1024
-"""One header has at most so many: more than the tokens that identity providers issue."""
+"""One header has at most so many bytes: more than the tokens that identity providers issue."""
 
 MAX_HEADERS = 128
 

@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import BadHttpMessage, ContentEncodingError, LineTo
 
 MAX_TARGET_BYTES = 8190
 MAX_HEADER_BYTES = 32 * 1024
-"""Of one header: above the tokens that identity providers issue."""
+"""One header has at most so many bytes: more than the tokens that identity providers issue."""
 
 MAX_HEADERS = 128
 
@@ -34,7 +34,7 @@ LONGEST_SECONDS = 300.0
 _LOOK_SECONDS = 0.05
 
 CODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
-"""Of bodies. What cannot be decoded of these here, the parser has refused before."""
+"""The codings of bodies. The parser has refused before what cannot be decoded here."""
 
 Refuse = Callable[[int, str, str], web.Response]
 """Makes the reply of a refusal: (status, message, code)."""
