@@ -142,8 +142,12 @@ class ModelRunner:
         logits = self._model.logits(launched.hidden)
         sampled = self._sampler.sample(logits, batch.slots, batch.numbers, mask)
         if len(batch.slots):
-            self._inputs.keep(batch.slots, sampled.tokens)
-            self._sampler.count(batch.slots, sampled.tokens)
+            try:
+                self._inputs.keep(batch.slots, sampled.tokens)
+                self._sampler.count(batch.slots, sampled.tokens)
+            except Exception as error:
+                # From here on the step cannot come again, whatever was short.
+                raise RuntimeError("a step failed after its tokens were noted") from error
         return InFlight(batch.sampled, sampled, launched.scored, batch.is_plain)
 
     def collect(self, in_flight: InFlight) -> list[Sampled | None]:

@@ -23,7 +23,7 @@ FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 # Tensors that checkpoints carry and no model needs.
 # Activations get scales of their own at every step.
-_NEEDLESS = ("rotary_emb.inv_freq", "masked_bias", ".input_scale")
+_NEEDLESS = ("rotary_emb.inv_freq", "masked_bias", ".input_scale", ".activation_scale")
 
 
 class Tensors(Protocol):

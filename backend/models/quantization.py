@@ -282,14 +282,16 @@ class CheckpointFormat:
     """How a checkpoint holds the matrices that it quantised.
 
     ``group_size`` None: one group for each row. ``block`` are the rows and columns that share a
-    scale of FP8. GPTQ's first version stores a zero less 1: ``zero_offset``.
+    scale of FP8. GPTQ's first version stores zero points less 1: ``zero_offset``. With
+    ``needs_order`` the order of columns must be told.
     """
 
     name: str
     bits: int = 8
     group_size: int | None = None
     block: tuple[int, int] | None = None
-    zero_offset: int = 0
+    zero_offset: bool = False
+    needs_order: bool = False
 
     def holds(self, checkpoint: Tensors, name: str) -> bool:
         """Return whether the matrix ``name`` is quantised."""
@@ -318,7 +320,12 @@ class CheckpointFormat:
         rows, columns = shape
         if self.block is None:
             shapes = ((rows, 1), (rows,), (1,), ())
-            found = checkpoint.read(f"{name}.weight_scale", shapes, FLOATS)
+            # transformers gives the scale of a whole tensor the name of its blocks' scales.
+            inverse = f"{name}.weight_scale_inv"
+            is_inverse = self.name == "fp8" and checkpoint.has(inverse)
+            found = checkpoint.read(
+                inverse if is_inverse else f"{name}.weight_scale", shapes, FLOATS
+            )
             scales = found.float().reshape(-1, 1).expand(rows, 1).contiguous()
             return QuantizedWeight(codes, scales, None, columns)
         height, width = self.block
@@ -330,16 +337,22 @@ class CheckpointFormat:
 
     def _read_gptq(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         rows, columns = shape
-        size = self._group_size(checkpoint, name, columns)
+        size = self._group_size(checkpoint, name, shape)
         each = 32 // self.bits
         integers = frozenset({torch.int32})
         packed = checkpoint.read(f"{name}.qweight", ((columns // each, rows),), integers)
         # Each word holds ``each`` columns of a row.
         codes = _unpacked(packed, self.bits).permute(0, 2, 1).reshape(columns, rows).t()
         groups = columns // size
-        zeros = _unpacked(
-            checkpoint.read(f"{name}.qzeros", ((groups, rows // each),), integers), self.bits
-        ).reshape(groups, rows)
+        words = checkpoint.read(f"{name}.qzeros", ((groups, rows // each),), integers)
+        if self.zero_offset:
+            # The format takes one from each zero point of a word at once, borrows included.
+            words = words + sum(1 << (self.bits * place) for place in range(each))
+        zeros = _unpacked(words, self.bits).reshape(groups, rows)
+        if self.needs_order and not checkpoint.has(f"{name}.g_idx"):
+            raise ModelLoadError(
+                f"{checkpoint.source}: tensor {name}.g_idx is missing, and desc_act is true"
+            )
         if checkpoint.has(f"{name}.g_idx"):
             order = checkpoint.read(f"{name}.g_idx", ((columns,),), integers)
             if not torch.equal(order, torch.arange(columns, dtype=torch.int32) // size):
@@ -347,11 +360,11 @@ class CheckpointFormat:
                     f"{checkpoint.source}: tensor {name}.g_idx: columns in order of activation "
                     "(desc_act) are not supported"
                 )
-        return self._grouped(checkpoint, name, codes, zeros.t() + self.zero_offset, size)
+        return self._grouped(checkpoint, name, codes, zeros.t(), size)
 
     def _read_awq(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         rows, columns = shape
-        size = self._group_size(checkpoint, name, columns)
+        size = self._group_size(checkpoint, name, shape)
         integers = frozenset({torch.int32})
 
         def unpacked(suffix: str, length: int) -> Tensor:
@@ -378,8 +391,13 @@ class CheckpointFormat:
             self.bits,
         )
 
-    def _group_size(self, checkpoint: Tensors, name: str, columns: int) -> int:
+    def _group_size(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> int:
+        rows, columns = shape
         size = self.group_size or columns
+        if rows % (32 // self.bits):
+            raise ModelLoadError(
+                f"{checkpoint.source}: tensor {name}: {rows} rows do not fill words of 32 bits"
+            )
         if columns % size or columns % 8:
             raise ModelLoadError(
                 f"{checkpoint.source}: tensor {name}: {columns} columns are not groups of {size}"
@@ -429,7 +447,8 @@ def checkpoint_format(values: Mapping[str, Any], source: str) -> CheckpointForma
                 "gptq",
                 bits=bits,
                 group_size=_size_of_groups(keys),
-                zero_offset=int(version == "gptq"),
+                zero_offset=version == "gptq",
+                needs_order=keys.get("desc_act", bool, default=False),
             )
         case "awq":
             if (version := keys.get("version", str, "gemm").lower()) != "gemm":
@@ -448,6 +467,9 @@ def _compressed_tensors(keys: ConfigKeys) -> CheckpointFormat:
         raise keys.refusal(
             "format", f"{layout!r} is not supported; float-quantized and int-quantized are"
         )
+    transforms = keys.values.get("transform_config")
+    if isinstance(transforms, dict) and transforms.get("config_groups"):
+        raise keys.refusal("transform_config", "transforms of weights are not supported")
     groups = keys.values.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise keys.refusal("config_groups", "expected one group")

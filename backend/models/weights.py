@@ -224,7 +224,8 @@ class _Builder:
         names = [f"{attention}{each}_scale" for each in ("k", "v")]
         found = [name for name in names if self._tensors.has(name)]
         for name in found:
-            read = self._tensors.read(name, ((1,), (), (heads,)), FLOATS).float()
+            shapes = ((1,), (), (heads,), (heads, 1, 1))
+            read = self._tensors.read(name, shapes, FLOATS).float().flatten()
             if not bool((read > 0).all()):
                 raise ModelLoadError(f"{self._tensors.source}: tensor {name} is not above 0")
             scales[names.index(name)] = read

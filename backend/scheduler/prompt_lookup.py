@@ -189,7 +189,7 @@ class Drafter:
         self._pause = max(self._pause - 1, 0)
         self._times.observe(num_rows, num_drafts, seconds)
         if _FEW_ROWS < num_rows <= MOST_ROWS:
-            self._comparison(num_rows).observe(num_drafts, num_tokens, seconds)
+            self._comparison(num_rows).observe(num_drafts, num_tokens / num_rows, seconds)
 
     def _comparison(self, num_rows: int) -> "_Comparison":
         return self._comparisons.setdefault(num_rows.bit_length(), _Comparison())
@@ -237,7 +237,7 @@ def _likely(rate: float) -> int:
 
 
 class _Comparison:
-    """Whether drafts pay: by tokens a second over some steps without and some with.
+    """Whether drafts pay: by a row's tokens a second over some steps without and some with.
 
     Among many rows a step with drafts makes those around it longer too, so that no single step
     tells.
@@ -246,16 +246,21 @@ class _Comparison:
     def __init__(self) -> None:
         self.has_drafts = False
         self._rates: list[float] = []
-        self._steps = self._tokens = 0
-        self._seconds = 0.0
+        self._steps = self._idle = 0
+        self._tokens = self._seconds = 0.0
 
-    def observe(self, num_drafts: int, num_tokens: int, seconds: float) -> None:
+    def observe(self, num_drafts: int, tokens_a_row: float, seconds: float) -> None:
         """Take in one step."""
         comparing = len(self._rates) < 2
         if comparing and self.has_drafts and not self._steps and not num_drafts:
-            return  # nobody copies yet
+            # Nobody copies yet; what was measured without drafts is not kept for ever.
+            self._idle += 1
+            if self._idle == _KEPT_FOR:
+                self._rates, self.has_drafts, self._idle = [], False, 0
+            return
+        self._idle = 0
         self._steps += 1
-        self._tokens += num_tokens
+        self._tokens += tokens_a_row
         self._seconds += seconds
         if self._steps < (_WINDOW if comparing else _KEPT_FOR):
             return
@@ -268,8 +273,8 @@ class _Comparison:
             self._rates = self._rates if comparing else []
         else:
             self.has_drafts = True
-        self._steps = self._tokens = 0
-        self._seconds = 0.0
+        self._steps = 0
+        self._tokens = self._seconds = 0.0
 
 
 class _StepTimes:

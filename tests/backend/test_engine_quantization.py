@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import quantized_checkpoints
 import torch
 from quantized_checkpoints import LAYOUTS, compressed_tensors, quantize_checkpoint
 from safetensors.torch import load_file, save_file
@@ -266,6 +267,10 @@ async def test_the_demo_model_keeps_its_perplexity_within_one_per_cent():
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin' is not"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version: 'gemv' is not supported"),
         ({"quant_method": "fp8", "weight_block_size": [128, 100]}, "block: expected rows and"),
+        (
+            compressed_tensors("tensor") | {"transform_config": {"config_groups": {"R1": {}}}},
+            "transform_config: transforms of weights are not supported",
+        ),
         (compressed_tensors("group"), "strategy: 'group' is not supported"),
         (compressed_tensors("tensor", num_bits=4), "num_bits: 4 is not supported, 8 bits are"),
         (compressed_tensors("tensor", symmetric=False), "symmetric: false is not supported"),
@@ -299,6 +304,58 @@ def test_room_is_asked_for_as_many_bytes_as_codes_become(packed, monkeypatch, la
     assert "the weights take 0.0 GiB" in refused(directory)
     monkeypatch.setattr(checkpoint_files, "_room", lambda device: 1.5 * (codes + others))
     load_network(directory, device=CPU, dtype="float32")
+
+
+class Held:
+    """A checkpoint of the tensors of one matrix."""
+
+    source = "model.safetensors"
+
+    def __init__(self, tensors):
+        self._tensors = {f"m.{name}": tensor for name, tensor in tensors.items()}
+
+    def has(self, name):
+        return name in self._tensors
+
+    def read(self, name, shapes, dtypes):
+        assert self._tensors[name].dtype in dtypes
+        return self._tensors[name]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_of_0_borrow_from_their_neighbours_in_a_word(bits):
+    """Rows without negative numbers have a zero point of 0, which GPTQ's first version wraps."""
+    weight = noise(64, 64).abs()
+    weight[::3] -= 1.5
+    tensors, worth = quantized_checkpoints.gptq(weight, bits=bits)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32}
+    held = checkpoint_format({"quantization_config": config}, "config.json")
+    read = held.read(Held(tensors), "m", (64, 64)).dequantized()
+    torch.testing.assert_close(read, worth, rtol=1e-6, atol=1e-7)
+
+
+def test_an_order_of_columns_that_is_not_told_is_refused():
+    tensors, _ = quantized_checkpoints.gptq(noise(64, 64))
+    del tensors["g_idx"]
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    held = checkpoint_format({"quantization_config": config}, "config.json")
+    with pytest.raises(ModelLoadError, match=r"m\.g_idx is missing, and desc_act is true"):
+        held.read(Held(tensors), "m", (64, 64))
+
+
+def test_one_scale_of_fp8_may_have_the_name_that_transformers_writes():
+    codes = noise(64, 64).to(torch.float8_e4m3fn)
+    held = checkpoint_format({"quantization_config": {"quant_method": "fp8"}}, "config.json")
+    tensors = Held({"weight": codes, "weight_scale_inv": torch.tensor(0.5)})
+    read = held.read(tensors, "m", (64, 64)).dequantized()
+    torch.testing.assert_close(read, codes.float() * 0.5)
+
+
+def test_rows_that_do_not_fill_words_are_named():
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    held = checkpoint_format({"quantization_config": config}, "config.json")
+    with pytest.raises(ModelLoadError, match="tensor m: 60 rows do not fill words"):
+        held.read(Held({}), "m", (60, 64))
 
 
 def test_columns_in_order_of_activation_are_refused_by_name(packed):
@@ -337,12 +394,15 @@ def change_tensor(directory, name, change):
 
 def test_scales_of_kv_in_fp8_come_from_the_checkpoint(packed, caplog):
     directory, _ = packed("llama", "fp8 per tensor")
-    attention = "model.layers.1.self_attn."
+    attention, config = "model.layers.1.self_attn.", load_config(directory)
     add_tensors(
         directory,
-        {f"{attention}k_scale": torch.tensor(0.5), f"{attention}v_scale": torch.tensor([0.25])},
+        {
+            f"{attention}k_scale": torch.tensor(0.5),
+            f"{attention}v_scale": torch.full((config.num_kv_heads, 1, 1), 0.25),
+        },
     )
-    weights, config = loaded(directory), load_config(directory)
+    weights = loaded(directory)
     cache = KVCache(config, 2, device=CPU, dtype=torch.float8_e4m3fn)
     cache.set_scales(layer.kv_scales for layer in weights.layers)
     heads = config.num_kv_heads

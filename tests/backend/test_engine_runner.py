@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from backend.engine.loading import load_model
+from backend.engine.stepper import Fault, fault_of
 from backend.executor.attention import contiguous
 from backend.scheduler.batch import Row, StepBatch, batch_of
 from backend.scheduler.request import SamplingParams
@@ -150,3 +151,16 @@ def test_no_memory_for_a_group_of_copies_is_no_memory_for_later_steps(
             runner.launch(step)
     (sampled,) = runner.collect(runner.sample(runner.launch(step)))
     assert sampled.tokens == (expected[1],)
+
+
+def test_a_step_whose_tokens_were_noted_cannot_come_again(runner, monkeypatch):
+    sequence = started(0, range(3, 20))
+    computing = runner.launch(batch_of((ScheduledSequence(sequence, 0, 17, samples=True),)))
+
+    def out_of_memory(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(runner._sampler, "count", out_of_memory)
+    with pytest.raises(RuntimeError, match="after its tokens were noted") as caught:
+        runner.sample(computing)
+    assert fault_of(caught.value) is Fault.STEP

@@ -58,9 +58,11 @@ def gptq(weight: Tensor, *, bits: int = 4, group: int = 32, symmetric: bool = Fa
     """AutoGPTQ's first version: columns of a row side by side, zeros less 1."""
     codes, zeros, scales, worth = _grouped(weight, bits, group, symmetric=symmetric)
     group = group if group > 0 else weight.shape[1]
+    ones = sum(1 << (bits * place) for place in range(32 // bits))
     return {
         "qweight": _words(codes.t().reshape(-1, 32 // bits, len(weight)), bits, dim=1),
-        "qzeros": _words(zeros.t().reshape(zeros.shape[1], -1, 32 // bits) - 1, bits, dim=2),
+        # One is taken from each zero point of a word at once, borrows included.
+        "qzeros": _words(zeros.t().reshape(zeros.shape[1], -1, 32 // bits), bits, dim=2) - ones,
         "scales": scales.t().contiguous().half(),
         "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // group,
     }, worth
@@ -93,7 +95,7 @@ def _grouped(
     else:
         low, high = tiles.amin(-1).clamp(max=0), tiles.amax(-1).clamp(min=0)
         scales = ((high - low) / top).half().float()
-        zeros = (-low / scales).round().clamp(1, top)
+        zeros = (-low / scales).round().clamp(0, top)
     codes = (tiles / scales.unsqueeze(-1) + zeros.unsqueeze(-1)).round().clamp(0, top)
     worth = (codes - zeros.unsqueeze(-1)) * scales.unsqueeze(-1)
     return codes.view(rows, columns).long(), zeros.long(), scales, worth.view(rows, columns)
