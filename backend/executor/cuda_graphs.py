@@ -104,7 +104,7 @@ class PieceGraphs:
         """Allocate the buffers that pieces hand on, for the largest of ``sizes``."""
         self._decoder = decoder
         self._recorder = recorder
-        self._sizes = sizes
+        self.sizes = tuple(sizes)
         self._pieces: dict[int, list[Callable[[], None]]] = {}
         most = sizes[-1]
         zeros = torch.zeros(most, dtype=torch.int32, device=decoder.device)
@@ -115,7 +115,7 @@ class PieceGraphs:
 
     def size_for(self, num_tokens: int) -> int | None:
         """Return the captured size that ``num_tokens`` tokens run at, None for none."""
-        size = size_for(num_tokens, self._sizes)
+        size = size_for(num_tokens, self.sizes)
         return size if size in self._pieces else None
 
     def capture(self, size: int) -> None:

@@ -207,7 +207,7 @@ class ModelRunner:
 
     def _hidden(self, batch: InputBatch, size: int | None) -> Tensor:
         if size is not None and self._graphs is not None and size in self._graphs:
-            self._attention.replay(size)
+            self._attention.replay()
             return self._graphs.replay(size)
         if self._pieces is not None and size is None:
             piece = self._pieces.size_for(len(batch.tokens))
@@ -236,8 +236,7 @@ class ModelRunner:
         if (pieces := self._pieces) is not None:
             captures += [
                 (f"{size} tokens", lambda size=size: pieces.capture(size))  # type: ignore[misc]
-                for size in reversed(PIECE_SIZES)
-                if size <= self._limits.max_tokens_per_step
+                for size in reversed(pieces.sizes)
             ]
         for what, capture in captures:
             try:
@@ -251,7 +250,7 @@ class ModelRunner:
 
     def _capture(self, graphs: DecodeGraphs, size: int) -> None:
         batch = self._inputs.build(_dummy_step([1] * size, _GREEDY), size)
-        self._attention.capture(size)
+        self._attention.capture()
         graphs.capture(size, lambda: self._forward(batch))
 
 

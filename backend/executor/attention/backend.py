@@ -83,10 +83,10 @@ class AttentionBackend(Attention, Protocol):
         """Prepare ``forward`` for a step; it must not wait for the device."""
         ...
 
-    def capture(self, size: int) -> None:
-        """Prepare for the capture of a CUDA graph of ``size`` single tokens, after ``plan``."""
+    def capture(self) -> None:
+        """Prepare for the capture of a CUDA graph of the planned step."""
         ...
 
-    def replay(self, size: int) -> None:
-        """Prepare for a replay of the graph of ``size``, after ``plan``."""
+    def replay(self) -> None:
+        """Prepare for a replay of the graph that serves the planned step."""
         ...

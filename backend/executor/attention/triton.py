@@ -178,15 +178,13 @@ class TritonAttention:
             self._attend_spans(queries, layer, self._work, output)
         return output.view(tokens, heads * head_dim)
 
-    def capture(self, size: int) -> None:
+    def capture(self) -> None:
         """Let a library plan; our kernels find every input where it will be."""
-        del size  # a step of it was planned
         if self._library is not None and self._decodes:
             self._library.capture()
 
-    def replay(self, size: int) -> None:
+    def replay(self) -> None:
         """Let a library plan; what our kernels read was copied to where the graph reads it."""
-        del size
         if self._library is not None and self._decodes:
             self._library.replay()
 
