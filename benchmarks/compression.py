@@ -24,9 +24,9 @@ import numpy as np
 import orjson
 from compressing.cases import PARTS, SETS, Case, Data, key_values
 
-from embeddings.encoder import EncoderSettings, Vector, load_encoder
+from embeddings.encoder.encoder import EncoderSettings, Vector, load_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL
 from embeddings.messages import Reason
-from embeddings.model_files import DEFAULT_MODEL
 from gateway.prompts.compress.compress import begin
 from gateway.prompts.compress.passages import passages_of
 from gateway.prompts.compress.relevance import readable

@@ -19,13 +19,13 @@ from functools import partial
 import numpy as np
 from safetensors.numpy import load_file
 
-from embeddings.bert_graph import Weight, quantised, sentence_encoder
-from embeddings.encoder import Encoder, SentenceModel
-from embeddings.encoder_onnx import OnnxSentenceModel
-from embeddings.encoder_torch import load_torch_model
-from embeddings.model_files import DEFAULT_MODEL, locate
-from embeddings.onnx_session import OnnxSession
-from embeddings.plain_bert import plain_bert
+from embeddings.encoder.bert_graph import Weight, quantised, sentence_encoder
+from embeddings.encoder.encoder import Encoder, SentenceModel
+from embeddings.encoder.model_files import DEFAULT_MODEL, locate
+from embeddings.encoder.onnx import OnnxSentenceModel
+from embeddings.encoder.onnx_session import OnnxSession
+from embeddings.encoder.plain_bert import plain_bert
+from embeddings.encoder.torch import load_torch_model
 
 WORDS = (
     "how",
@@ -48,10 +48,11 @@ WORKLOADS = {
     "a text of 100 words": (1, 100),
 }
 START = {
-    "onnx": "from embeddings.encoder import *; load_encoder(EncoderSettings({!r}, 'cpu', 1))",
-    "torch": "from embeddings.encoder import Encoder;"
-    "from embeddings.encoder_torch import load_torch_model;"
-    "from embeddings.model_files import locate;"
+    "onnx": "from embeddings.encoder.encoder import *;"
+    "load_encoder(EncoderSettings({!r}, 'cpu', 1))",
+    "torch": "from embeddings.encoder.encoder import Encoder;"
+    "from embeddings.encoder.torch import load_torch_model;"
+    "from embeddings.encoder.model_files import locate;"
     "Encoder('', '', load_torch_model(locate({!r}).directory, 'cpu', 1)).encode(['warm'])",
 }
 

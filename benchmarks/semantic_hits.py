@@ -24,11 +24,11 @@ from load import Client, Reply, percentile, post
 from servers import start_gateway, start_upstream
 from traffic import kind_of, questions
 
-from embeddings.encoder import EncoderSettings, load_encoder
-from embeddings.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
-from embeddings.verifier import load_verifier
+from embeddings.encoder.encoder import EncoderSettings, load_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
 from embeddings.verify.agreement import agree
 from embeddings.verify.guards import guard
+from embeddings.verify.verifier import load_verifier
 
 TARGET_MS = 1.5
 Pair = tuple[str, str]

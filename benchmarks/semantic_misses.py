@@ -28,8 +28,8 @@ from servers import (
 )
 from traffic import questions
 
-from embeddings.encoder import Encoder, EncoderSettings, load_encoder
-from embeddings.model_files import DEFAULT_MODEL
+from embeddings.encoder.encoder import Encoder, EncoderSettings, load_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL
 
 TARGET_MS = 1.5
 TARGET_MIB = 190  # 200 MB

@@ -25,7 +25,7 @@ from quality.systems import BUDGETS, WHOLE, System, guards, rules, whole
 from quality.table import as_json, breakdown, markdown, promised, table
 from quality.vectors import vectors_of
 
-from embeddings.model_files import VERIFIER_DIRECTORY
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 
 
 def main() -> None:

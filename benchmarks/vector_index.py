@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from qdrant_client import AsyncQdrantClient
 
-from embeddings.encoder import EncoderSettings, load_encoder
-from embeddings.index_local import open_local_index
-from embeddings.index_qdrant import QdrantIndex, connect
-from embeddings.model_files import DEFAULT_MODEL
+from embeddings.encoder.encoder import EncoderSettings, load_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL
+from embeddings.index.local import open_local_index
+from embeddings.index.qdrant import QdrantIndex, connect
+from embeddings.index.vector_index import VectorIndex
 from embeddings.settings import QdrantSettings
-from embeddings.vector_index import VectorIndex
 
 DIMENSIONS, K = 384, 5
 PARTITION = b"partition"

@@ -27,11 +27,11 @@ from typing import Any
 import faiss
 import numpy as np
 
-from embeddings.allocation import give_large_blocks_back
-from embeddings.encoder import EncoderSettings, load_encoder
-from embeddings.index_local import LocalIndex, open_local_index
-from embeddings.model_files import DEFAULT_MODEL
-from embeddings.vectors_sqlite import FILE_NAME, Put, VectorStore
+from embeddings.encoder.encoder import EncoderSettings, load_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL
+from embeddings.index.allocation import give_large_blocks_back
+from embeddings.index.local import LocalIndex, open_local_index
+from embeddings.index.store import FILE_NAME, Put, VectorStore
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 FILES = ("clinc150.jsonl", "banking77.jsonl")

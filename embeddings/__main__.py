@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from embeddings.allocation import give_large_blocks_back
-from embeddings.faiss_build import FaissBuildError, require_one_faiss
+from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
+from embeddings.index.allocation import give_large_blocks_back
+from embeddings.index.faiss_build import FaissBuildError, require_one_faiss
 from embeddings.log_queue import log_to_stderr
-from embeddings.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
 
 DEFAULT_MAX_VECTORS = 1_000_000
 # A sentence is too little work for more threads. And they wait for each other: on two cores that
@@ -50,11 +50,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     # numpy and faiss come with these: `--help` and bad usage need not wait for them.
     import uvloop
 
-    from embeddings.encoder import EncoderSettings
+    from embeddings.encoder.encoder import EncoderSettings
+    from embeddings.index.store import StoreError
+    from embeddings.index.text_index import TextIndexSettings
     from embeddings.service import SocketError, serve
     from embeddings.settings import qdrant_settings
-    from embeddings.text_index import TextIndexSettings
-    from embeddings.vectors_sqlite import StoreError
 
     try:
         qdrant = qdrant_settings(os.environ)

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from cachetools import LRUCache
 
-from embeddings.encoder import Encoded, Vector
+from embeddings.encoder.encoder import Encoded, Vector
 from embeddings.messages import Reason
 
 Item = TypeVar("Item")

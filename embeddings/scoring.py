@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from embeddings.batching import Batcher
+from embeddings.encoder.model_files import ModelError
 from embeddings.messages import Pair, Reason, Scored
-from embeddings.model_files import ModelError
 
 # Pairs that go to the thread together: a few, so that those who leave meanwhile cost little.
 MAX_BATCH: Final = 8
@@ -72,7 +72,8 @@ async def open_pair_scores(directory: Path, threads: int) -> PairScores:
     thread = ThreadPoolExecutor(1, "verifier")
 
     def load() -> PairScorer:
-        loaded: PairScorer = import_module("embeddings.verifier").load_verifier(directory, threads)
+        module = import_module("embeddings.verify.verifier")
+        loaded: PairScorer = module.load_verifier(directory, threads)
         return loaded
 
     try:

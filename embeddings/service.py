@@ -18,9 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, assert_never
 
-from embeddings.allocation import give_free_memory_back
 from embeddings.batching import OverloadedError
 from embeddings.connections import Connection
+from embeddings.index.allocation import give_free_memory_back
+from embeddings.index.text_index import TextIndex, TextIndexSettings, open_text_index
+from embeddings.index.vector_index import VectorIndexError
 from embeddings.messages import (
     Add,
     AskStatus,
@@ -40,8 +42,6 @@ from embeddings.messages import (
     Verify,
 )
 from embeddings.scoring import PairScores, open_pair_scores
-from embeddings.text_index import TextIndex, TextIndexSettings, open_text_index
-from embeddings.vector_index import VectorIndexError
 
 _SWEEP_PERIOD_S: Final = 30.0
 _NOT_READY: Final = IndexStatus()

@@ -11,8 +11,8 @@ from math import inf
 
 import orjson
 
-from embeddings.encoder import Vector
-from embeddings.index_faiss import FaissIndex
+from embeddings.encoder.encoder import Vector
+from embeddings.index.faiss import FaissIndex
 from gateway.app import default_policy
 from gateway.cache.key import identify
 from gateway.cache.lookup import Forward, Hit

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embeddings.encoder import Vector
+from embeddings.encoder.encoder import Vector
 from quality import peers
 from quality.cache import Cache, default_decision, filled
 from quality.outcomes import Outcome

@@ -5,8 +5,8 @@ It looks at the last message alone, as theirs do: their default key holds no con
 
 from collections.abc import Mapping
 
-from embeddings.encoder import Vector
-from embeddings.index_faiss import FaissIndex
+from embeddings.encoder.encoder import Vector
+from embeddings.index.faiss import FaissIndex
 from gateway.semantic.ports import Verification
 from quality.outcomes import Outcome, Try
 from quality.trial import Trial

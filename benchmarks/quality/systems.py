@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from embeddings.model_files import ModelError
+from embeddings.encoder.model_files import ModelError
 from embeddings.verify.calibration import RULES as RULES_DIGEST
 from embeddings.verify.calibration import Calibration, CalibrationError
 from embeddings.verify.calibration_file import parse_calibration

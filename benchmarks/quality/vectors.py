@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from embeddings.encoder import EncoderSettings, Vector, load_encoder
+from embeddings.encoder.encoder import EncoderSettings, Vector, load_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL, locate, verified_digest
 from embeddings.messages import Reason
-from embeddings.model_files import DEFAULT_MODEL, locate, verified_digest
 from quality.kept import Kept
 from quality.progress import told
 

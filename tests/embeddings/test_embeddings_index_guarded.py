@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from controlled_sleep import Pauses
 
-from embeddings import index_guarded
-from embeddings.index_guarded import LONGEST_PAUSE_S, MAX_WRITES, PREPARE_S, GuardedIndex
+from embeddings.index import guarded as index_guarded
+from embeddings.index.guarded import LONGEST_PAUSE_S, MAX_WRITES, PREPARE_S, GuardedIndex
+from embeddings.index.text_index import TextIndex
+from embeddings.index.vector_index import IndexLostError, VectorIndexError
 from embeddings.messages import Match, Reason
-from embeddings.text_index import TextIndex
-from embeddings.vector_index import IndexLostError, VectorIndexError
 
 VECTOR = np.array([1, 0, 0, 0], dtype=np.float32)
 SHORT = 0.01

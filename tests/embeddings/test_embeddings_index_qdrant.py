@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from ports import closed_port
 
-from embeddings import index_guarded
-from embeddings.index_guarded import GuardedIndex
-from embeddings.index_qdrant import QdrantIndex, connect, open_qdrant
+from embeddings.index import guarded as index_guarded
+from embeddings.index.guarded import GuardedIndex
+from embeddings.index.qdrant import QdrantIndex, connect, open_qdrant
+from embeddings.index.vector_index import IndexLostError, VectorIndexError
 from embeddings.settings import QdrantSettings
-from embeddings.vector_index import IndexLostError, VectorIndexError
 
 DIGEST = "ab" * 32
 VECTOR = np.array([0.6, 0.8, 0, 0], dtype=np.float32)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from embeddings.client import EmbeddingsClient, SemanticUnavailableError
-from embeddings.vectors_sqlite import FILE_NAME
+from embeddings.index.store import FILE_NAME
 
 QUESTION = "How do I export my invoices?"
 

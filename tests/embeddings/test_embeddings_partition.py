@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from embeddings.flat_block import Place
-from embeddings.index_local import open_local_index
-from embeddings.partition import Partition, Sizes
-from embeddings.turns import Turns
+from embeddings.index.flat_block import Place
+from embeddings.index.local import open_local_index
+from embeddings.index.partition import Partition, Sizes
+from embeddings.index.turns import Turns
 
 DIMENSIONS, NOW, LATER = 16, 0.0, 100.0
 SIZES = Sizes(block=8, graph=32, unbuilt=16)

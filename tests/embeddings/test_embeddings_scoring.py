@@ -13,7 +13,7 @@ from embeddings.client import EmbeddingsClient, SemanticUnavailableError
 from embeddings.messages import Reason
 from embeddings.scoring import MAX_BATCH, MAX_WAITING, PairScores, open_pair_scores
 from embeddings.service import tell_verifier
-from embeddings.verifier import load_verifier
+from embeddings.verify.verifier import load_verifier
 
 RESET = "How do I reset my password?"
 PHONE = "How do I reset my phone?"
@@ -121,7 +121,7 @@ async def test_any_failure_to_load_is_a_fault(monkeypatch, tmp_path):
     def load(directory, threads):
         raise MemoryError("\U0001f389" * 5000)
 
-    monkeypatch.setattr("embeddings.verifier.load_verifier", load)
+    monkeypatch.setattr("embeddings.verify.verifier.load_verifier", load)
     pairs = await open_pair_scores(tmp_path, threads=1)
     assert await pairs.score([(RESET, PHONE)]) is Reason.UNAVAILABLE
     assert 0 < len(pairs.fault.encode()) <= 1024

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from embeddings.training.templates import families, generate
+from tools.verifier.templates import families, generate
 
 COUNT = 5000
 

@@ -10,17 +10,17 @@ from safetensors.torch import save_file
 from tiny_verifier import CONFIG, HIDDEN, INNER, random_weights
 from tokenizers import Tokenizer
 
-import embeddings.training
-from embeddings.bert_graph import bert_shape, cross_encoder
-from embeddings.model_files import DEFAULT_MODEL, locate
-from embeddings.onnx_session import OnnxSession
-from embeddings.training.__main__ import main
-from embeddings.training.fitting import Reader, collated, fit, joined
-from embeddings.training.groups import Group, GroupError, read_groups
-from embeddings.training.mixture import Labelled, careless, mixture, neighbours
-from embeddings.training.network import PairNetwork
+import tools.verifier
+from embeddings.encoder.bert_graph import bert_shape, cross_encoder
+from embeddings.encoder.model_files import DEFAULT_MODEL, locate
+from embeddings.encoder.onnx_session import OnnxSession
+from tools.verifier.__main__ import main
+from tools.verifier.fitting import Reader, collated, fit, joined
+from tools.verifier.groups import Group, GroupError, read_groups
+from tools.verifier.mixture import Labelled, careless, mixture, neighbours
+from tools.verifier.network import PairNetwork
 
-SHIPPED = Path(embeddings.training.__file__).parent
+SHIPPED = Path(tools.verifier.__file__).parent
 GROUPS = [
     Group(("How do I open it?", "open it how", "ways to open"), ("How do I close it?", "Why?")),
     Group(("What is a fox?", "define fox"), ("What is a box?", "Who is Fox?", "fox or box?")),

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from embeddings.training.templates import inflection, transforms
+from tools.verifier.templates import inflection, transforms
 
 QUESTIONS = (
     "How do I get from Paris to Berlin before 5 pm?",

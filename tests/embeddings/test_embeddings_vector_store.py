@@ -5,7 +5,7 @@ import stat
 import numpy as np
 import pytest
 
-from embeddings.vectors_sqlite import (
+from embeddings.index.store import (
     FILE_NAME,
     CorruptStoreError,
     Delete,
@@ -125,7 +125,7 @@ def test_a_failing_batch_leaves_nothing(tmp_path):
 
 
 def test_a_store_in_use_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("embeddings.vectors_sqlite._BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("embeddings.index.store._BUSY_TIMEOUT_S", 0.01)
     store = opened(tmp_path)
     with pytest.raises(StoreError, match="in use by another process"):
         opened(tmp_path)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from embeddings.model_files import VERIFIER_DIRECTORY
-from embeddings.training.groups import Group, read_groups
-from embeddings.training.ranking import main
-from embeddings.training.would_be_hits import Candidate, candidates, hits
-from embeddings.verifier import load_verifier
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.nearness import weighed
+from embeddings.verify.verifier import load_verifier
+from tools.verifier.groups import Group, read_groups
+from tools.verifier.ranking import main
+from tools.verifier.would_be_hits import Candidate, candidates, hits
 
 GROUPS = [
     Group(

@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from embeddings.graph_files import GraphFiles
-from embeddings.index_faiss import FaissIndex
-from embeddings.partition import Sizes
-from embeddings.restoring import restore
-from embeddings.vectors_sqlite import Put
+from embeddings.index.faiss import FaissIndex
+from embeddings.index.graph_files import GraphFiles
+from embeddings.index.partition import Sizes
+from embeddings.index.restoring import restore
+from embeddings.index.store import Put
 
 DIMENSIONS = 3
 MAX_VECTORS = 24

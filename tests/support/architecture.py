@@ -71,6 +71,9 @@ modules are pure: they import none of that, and none of these."""
 
 PURE_IN_SERVER = frozenset({"gateway.server.admin.recorded_request"})
 
+IO_IN_VERIFY = frozenset({"embeddings.verify.verifier", "embeddings.verify.verifier_files"})
+"""The network and its files; all else that verifies is pure."""
+
 HTTP_MODULES = frozenset(
     {
         "gateway.app",
@@ -186,7 +189,9 @@ def in_any(name: str, parts: Iterable[str]) -> bool:
 
 def core_of(name: str) -> str | None:
     """Return the pure core that a module is part of: ``policies``, ``backend.scheduler`` …"""
-    for core in ("policies", "backend.scheduler", "embeddings.core", "embeddings.verify"):
+    if name in IO_IN_VERIFY:
+        return None
+    for core in ("policies", "backend.scheduler", "embeddings.verify"):
         if within(name, core):
             return core
     return None

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from embeddings.model_files import VERIFIER_DIRECTORY
-from embeddings.verifier import Verifier, load_verifier
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.agreement import agree
 from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.guards import guard
 from embeddings.verify.nearness import weighed
+from embeddings.verify.verifier import Verifier, load_verifier
 from gateway.cache.lookup import NEAREST
 from gateway.semantic.eligibility import ineligible
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY

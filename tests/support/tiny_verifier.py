@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from embeddings.model_files import DEFAULT_MODEL, locate
-from embeddings.verifier_files import save_verifier
+from embeddings.encoder.model_files import DEFAULT_MODEL, locate
+from embeddings.verify.verifier_files import save_verifier
 
 VOCABULARY, HIDDEN, INNER = 30522, 32, 64
 CONFIG = {

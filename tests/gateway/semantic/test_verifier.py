@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from embeddings.model_files import VERIFIER_DIRECTORY
-from embeddings.verifier_files import read_verifier
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.calibration import RULES, calibrated
 from embeddings.verify.calibration_file import written_calibration
 from embeddings.verify.nearness import MIDDLE, WEIGHT, weighed
+from embeddings.verify.verifier_files import read_verifier
 from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations

@@ -1,0 +1,1 @@
+"""Text to vectors: the sentence encoder and its runtimes."""

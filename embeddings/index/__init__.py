@@ -1,0 +1,1 @@
+"""Vector indexes: in memory, FAISS, Qdrant."""

@@ -1,0 +1,105 @@
+"""The trained verifier: two texts in, the score that one answer fits both, or why there is none.
+
+Laws: the order of the texts and the pairs scored beside them make no difference; what the model
+cannot read whole, or reads as something else, has no score. A score is from 0 to 1 and finite.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from embeddings.encoder.bert_graph import bert_shape, cross_encoder
+from embeddings.encoder.model_files import ModelError
+from embeddings.encoder.onnx_session import OnnxSession
+from embeddings.encoder.tokenizer import read_tokenizer
+from embeddings.messages import Pair, Reason, Scored
+from embeddings.verify.pair_features import SPECIAL_TOKENS, pair_features
+from embeddings.verify.verifier_files import VerifierFiles, read_verifier
+
+# No natural text has tokens this long on average.
+_MOST_CHARACTERS_A_TOKEN: Final = 64
+# Of a model's score: 1 is for what the rules pass, whatever the cosine says.
+_MOST: Final = 1.0 - 2.0**-20
+_WARMING: Final = ("How do I reset my password?", "How can I reset my password?")
+
+_log = logging.getLogger(__name__)
+
+
+class Verifier:
+    """A loaded cross-encoder on the CPU. Not thread-safe: one thread owns it.
+
+    `digest` identifies everything that shapes a score.
+    """
+
+    def __init__(self, files: VerifierFiles, threads: int) -> None:
+        self.name = files.name
+        self.digest = files.digest
+        self.max_tokens = files.max_tokens
+        self._tokenizer = read_tokenizer(files.tokenizer)
+        self._cls, self._sep = self._special("[CLS]"), self._special("[SEP]")
+        specials = self._tokenizer.get_added_tokens_decoder()
+        # A text that spells `[SEP]` would begin another text, and words that the vocabulary lacks
+        # would all be one.
+        self._unreadable = frozenset(specials) | {self._special("[UNK]")}
+        self._session = OnnxSession(cross_encoder(bert_shape(files.config), files.weights), threads)
+
+    def score(self, pairs: Sequence[Pair]) -> list[Scored]:
+        """Return for each pair its score, or the reason for having none."""
+        # One at a time: eight-bit activations share their scale with the rest of a batch, and four
+        # pairs together take four times as long as one.
+        return [self._scored(pair) for pair in pairs]
+
+    def _scored(self, pair: Pair) -> Scored:
+        try:
+            tokens = [self._tokens(text) for text in pair]
+            first, second = tokens
+            if isinstance(first, Reason):
+                return first
+            if isinstance(second, Reason):
+                return second
+            if len(first) + len(second) + SPECIAL_TOKENS > self.max_tokens:
+                return Reason.TEXT_TOO_LONG
+            features = pair_features(first, second, self._cls, self._sep)
+            logit = float(self._session.run([features])[0])
+        except Exception:  # noqa: BLE001 - this one pair has no score, the next may have
+            _log.exception("a pair could not be scored")
+            return Reason.ERROR
+        if not math.isfinite(logit):
+            return Reason.ERROR
+        return min(_sigmoid(logit), _MOST)
+
+    def _tokens(self, text: str) -> list[int] | Reason:
+        if len(text) > self.max_tokens * _MOST_CHARACTERS_A_TOKEN:
+            return Reason.TEXT_TOO_LONG
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not tokens:
+            return Reason.EMPTY_TEXT
+        return Reason.UNREADABLE_TEXT if self._unreadable.intersection(tokens) else tokens
+
+    def _special(self, token: str) -> int:
+        number = self._tokenizer.token_to_id(token)
+        if number is None:
+            raise ValueError(f"the tokenizer knows no {token}")
+        return int(number)
+
+
+def load_verifier(directory: Path, threads: int) -> Verifier:
+    """Load a verifier and warm it with one pair. Takes half a second. Raises ModelError."""
+    files = read_verifier(directory)
+    try:
+        verifier = Verifier(files, threads)
+        (warmed,) = verifier.score([_WARMING])
+    except Exception as error:  # damaged files raise whatever the library trips over first
+        line = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        raise ModelError(f"cannot load the verifier from {directory}: {line}") from error
+    if isinstance(warmed, Reason):
+        raise ModelError(f"the verifier in {directory} makes no usable scores")
+    return verifier
+
+
+def _sigmoid(logit: float) -> float:
+    # Of a large number the exponential is no float.
+    power = math.exp(-min(abs(logit), 700))
+    return (1 if logit >= 0 else power) / (1 + power)

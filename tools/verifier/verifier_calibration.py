@@ -1,0 +1,57 @@
+"""``python -m tools.verifier.verifier_calibration``: calibrate the trained verifier.
+
+The log in ``calibration/`` was written for this and is not trained on: a stored question, the same
+asked freely and in nearly the same words, a near miss, another question of the same topic. Half of
+what shares its wording with the stored question is another question, and half of what does not is
+the same. Questions that the gateway would not look up by meaning were taken out. README.md tells
+how its labels were checked.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY
+from embeddings.verify.calibration import calibrated
+from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.verifier import load_verifier
+from tools.verifier.groups import read_groups
+from tools.verifier.would_be_hits import candidates, hits
+
+_LOG: Final = Path(__file__).parent / "calibration"
+_MODEL: Final = VERIFIER_DIRECTORY
+_BUDGETS: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
+
+
+def main() -> None:
+    """Write the file beside the weights, and say what each budget keeps."""
+    pools = [read_groups(folder) for folder in sorted(_LOG.iterdir())]
+    groups = [group for pool in pools for group in pool]
+    verifier = load_verifier(_MODEL, threads=os.cpu_count() or 1)
+    asks = sum(len(group.same) - 1 + len(group.misses) for group in groups)
+    points = [point for pool in pools for point in hits(list(candidates(pool, verifier)))]
+    provenance = (
+        f"{asks:,} questions asked of {len(groups):,} stored, written for this and held out"
+    )
+    calibration = calibrated(points, verifier=verifier.digest, provenance=provenance)
+    (_MODEL / "calibration.json").write_bytes(written_calibration(calibration))
+    right = sum(len(group.same) - 1 for group in groups)
+    print(f"{provenance}; {len(points)} would-be hits, {sum(wrong for _, wrong in points)} wrong")
+    for budget in _BUDGETS:
+        step = calibration.step(budget)
+        kept = "none is known" if step is None else _kept(step.threshold, points, right)
+        print(f"  at most {budget:6.1%} wrong: {kept}")
+
+
+def _kept(threshold: float, points: Sequence[tuple[float, bool]], right: int) -> str:
+    served = [wrong for score, wrong in points if score >= threshold]
+    found = len(served) - sum(served)
+    return (
+        f"score {threshold:.4f}, {len(served)} hits, {sum(served)} wrong, {found / right:.1%} of "
+        "those that could be served"
+    )
+
+
+if __name__ == "__main__":
+    main()
