@@ -25,8 +25,7 @@ from servers import start_gateway, start_upstream
 from traffic import kind_of, questions
 
 from embeddings.encoder.encoder import EncoderSettings, load_encoder
-from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
-from embeddings.verify.agreement import agree
+from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY
 from embeddings.verify.guards import guard
 from embeddings.verify.verifier import load_verifier
 
@@ -42,10 +41,7 @@ def ask(client: Client, text: str) -> Reply:
 
 def verifier() -> tuple[str, Callable[[Pair], object]]:
     """Return the name of what verifies, and the same work in this process."""
-    try:
-        model = load_verifier(VERIFIER_DIRECTORY, 1)
-    except ModelError:
-        return "rules, no model", lambda pair: agree(*pair)
+    model = load_verifier(VERIFIER_DIRECTORY, 1)
 
     def verify(pair: Pair) -> object:
         return guard(*pair) or model.score([pair])

@@ -21,7 +21,7 @@ from quality.panels import DRAWN, panel
 from quality.picture import drawn
 from quality.rows import counted
 from quality.sets import DATA, TRIALS, MissingDataError
-from quality.systems import BUDGETS, WHOLE, System, guards, rules, whole
+from quality.systems import BUDGETS, WHOLE, System, guards, whole
 from quality.table import as_json, breakdown, markdown, promised, table
 from quality.vectors import vectors_of
 
@@ -55,9 +55,7 @@ def main() -> None:
 
 def systems(options: argparse.Namespace, kept: Kept) -> list[System]:
     """Return the systems that are ours, in the order of the table."""
-    found = [rules(kept, options.cache)]
-    if options.guards:
-        found.append(guards(kept))
+    found = [guards(kept)] if options.guards else []
     all_of_it = whole(options.verifier, kept, options.cache, options.threshold)
     if isinstance(all_of_it, str):
         print(f"{WHOLE}: left out, {all_of_it}")

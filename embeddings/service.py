@@ -163,13 +163,12 @@ async def _load(settings: TextIndexSettings, verifier: Path) -> tuple[TextIndex,
 
 
 def tell_verifier(pairs: PairScores) -> None:
-    """Write down which verifier is in use; that there is none is nobody's wish."""
+    """Log which verifier is in use. To run without one is a misconfiguration."""
     if pairs.name:
         _log.info("verifier: %s", pairs.name)
         return
     _log.warning(
-        "verifier: none, %s: rules without a model stand in and pass few questions that are "
-        "worded otherwise; install Refrain anew, with its verifier",
+        "verifier: none, %s: there are no semantic hits; install Refrain anew, with its verifier",
         pairs.fault,
     )
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embeddings.encoder.model_files import ModelError
-from embeddings.verify.calibration import RULES as RULES_DIGEST
 from embeddings.verify.calibration import Calibration, CalibrationError
 from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.guards import guard
@@ -17,7 +16,6 @@ from quality.kept import Kept
 from quality.remembered import Remembered
 from quality.scores import Scores
 
-RULES = "rules, no model"
 GUARDS = "guards, any score"
 WHOLE = "whole"
 BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05)
@@ -80,12 +78,6 @@ class CalibrationOf(Calibrations):
         if not self._beside.is_file():
             return super().of(verifier)
         return parse_calibration(self._beside.read_bytes(), str(self._beside), verifier=verifier)
-
-
-def rules(kept: Kept, nowhere: Path) -> System:
-    """Return what an installation without a model does; `nowhere` holds no calibration."""
-    verifier = CalibratedVerifier(None, Calibrations(nowhere), seconds=_SECONDS)
-    return System(RULES, Remembered(verifier, RULES_DIGEST, kept))
 
 
 def guards(kept: Kept) -> System:

@@ -26,9 +26,6 @@ from typing import Final
 
 from embeddings.verify.binomial import at_most
 
-RULES: Final = "rules-5"
-"""What calibrations call the rules of ``agreement``."""
-
 CONFIDENCE: Final = 0.95
 
 # The numbers of hits at which a threshold may stand: all up to 33, then steps of 3 %.

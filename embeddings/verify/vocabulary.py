@@ -14,7 +14,6 @@ from embeddings.verify.lists.people import FEMALE, MALE
 from embeddings.verify.lists.places import COUNTRIES, PLACES
 from embeddings.verify.lists.synonyms import SYNONYMS
 from embeddings.verify.lists.variants import VARIANTS, american
-from embeddings.verify.lists.wordnet import WORDNET
 from embeddings.verify.stems import derived, stem
 
 _Index = Mapping[str, frozenset[str]]
@@ -136,7 +135,7 @@ def _entities(*texts: str) -> dict[str, str]:
 
 
 def _synonyms() -> Iterator[tuple[str, str]]:
-    for place, group in enumerate((*entries(SYNONYMS), *entries(WORDNET))):
+    for place, group in enumerate(entries(SYNONYMS)):
         for text in group.split():
             yield _key(text), str(place)
     for entry in entries(ACRONYMS):

@@ -22,7 +22,7 @@ from typing import Any
 
 from embeddings.client import EmbeddingsClient
 from embeddings.verify.binomial import upper_bound
-from embeddings.verify.calibration import RULES, Calibration, calibrated, least_hits
+from embeddings.verify.calibration import Calibration, calibrated, least_hits
 from embeddings.verify.calibration_file import written_calibration
 from gateway.cache.append_files import previous_file
 from gateway.cache.comparison_journal import CHECKS_FILE
@@ -144,23 +144,19 @@ def calibrate(options: argparse.Namespace) -> int:
 async def _points(
     lines: Sequence[WouldBeHit | LabelledPair | None], data_dir: Path, socket: Path | None
 ) -> Points:
-    """Return the points of one verifier: of the one that scores the pairs, else of the latest.
-
-    What the rules passed counts among a model's surest hits: it is served beside them.
-    """
+    """Return the points of one verifier: of the one that scores the pairs, else of the latest."""
     compared = [line for line in lines if isinstance(line, WouldBeHit)]
     pairs = [line for line in lines if isinstance(line, LabelledPair)]
-    models = [each.verifier for each in compared if each.verifier != RULES]
-    points = Points(models[-1] if models else RULES)
+    points = Points(compared[-1].verifier if compared else "")
     if pairs:
         async with scoring_service(socket) as service:
-            points.verifier = service.verifier or RULES
             if not service.verifier:
                 fault = f" ({service.verifier_fault})" if service.verifier_fault else ""
-                say(f"no trained verifier is loaded{fault}: the rules are calibrated")
+                raise FailedError(f"no trained verifier is loaded{fault}: no pair can be scored")
+            points.verifier = service.verifier
             await _score(pairs, service, points, data_dir)
     for each in compared:
-        if each.verifier not in (points.verifier, RULES):
+        if each.verifier != points.verifier:
             points.skipped["of another verifier"] += 1
             continue
         points.scored.append((each.score, each.wrong))
@@ -201,8 +197,8 @@ async def _cosine(service: EmbeddingsClient, pair: LabelledPair) -> float:
 def _table(calibration: Calibration, points: Points, budgets: Sequence[float]) -> Iterator[str]:
     wrong = calibration.steps[-1].wrong
     unsure = f", {points.unsure:,} of them unsure" if points.unsure else ""
-    of = calibration.verifier if calibration.verifier == RULES else calibration.verifier[:16]
-    yield f"{calibration.hits:,} would-be hits of verifier {of}, {wrong:,} wrong{unsure}"
+    verifier = calibration.verifier[:16]
+    yield f"{calibration.hits:,} would-be hits of verifier {verifier}, {wrong:,} wrong{unsure}"
     yield ""
     bound = f"at most ({calibration.confidence:.4g} sure)"
     yield f"{'budget':<9}{'threshold':>10}{'hits kept':>18}{'wrong':>8}{bound:>22}"

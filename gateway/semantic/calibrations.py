@@ -5,7 +5,6 @@ calibration no budget is known to be kept, and there are no semantic hits.
 """
 
 import logging
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,14 +18,15 @@ log = logging.getLogger(__name__)
 
 
 class Calibrations:
-    """Reads the shipped files once, and the operator's file after each change."""
+    """Reads the shipped file once, and the operator's file after each change."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / OWN_FILE
         self._read_at: tuple[int, int] | None = None
         self._own: Calibration | None = None
         self._problem = ""
-        self._shipped: list[Calibration] | None = None
+        self._shipped: Calibration | None = None
+        self._looked_for_shipped = False
         self._logged = ""
 
     def of(self, verifier: str) -> Calibration | None:
@@ -73,25 +73,25 @@ class Calibrations:
 
     def find_shipped(self, verifier: str) -> Calibration | None:
         """Return the installed calibration of a verifier, or None."""
-        if self._shipped is None:
-            self._shipped = list(shipped_calibrations())
-        return next((each for each in self._shipped if each.verifier == verifier), None)
+        if not self._looked_for_shipped:
+            self._shipped, self._looked_for_shipped = shipped_calibration(), True
+        shipped = self._shipped
+        return shipped if shipped is not None and shipped.verifier == verifier else None
 
 
 def known_calibrations(data_dir: Path | None) -> list[Calibration]:
-    """Return the operator's calibration, if it is valid, and the shipped ones."""
+    """Return the operator's calibration, if it is valid, and the shipped one."""
     own = None if data_dir is None else Calibrations(data_dir).own()
-    return [*([] if own is None else [own]), *shipped_calibrations()]
+    return [each for each in (own, shipped_calibration()) if each is not None]
 
 
-def shipped_calibrations() -> Iterator[Calibration]:
-    """Yield the installed calibrations: of the model, and of the rules without a model."""
-    folder = files("embeddings.verify") / "model"
-    for name in ("calibration.json", "rules-calibration.json"):
-        file = folder / name
-        try:
-            yield parse_calibration(file.read_bytes(), str(file))
-        except FileNotFoundError:
-            pass  # the model is not installed
-        except (OSError, CalibrationError) as error:
-            log.warning("calibration: %s", error)
+def shipped_calibration() -> Calibration | None:
+    """Return the calibration that is installed with the model, or None."""
+    file = files("embeddings.verify") / "model" / "calibration.json"
+    try:
+        return parse_calibration(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        pass  # the model is not installed
+    except (OSError, CalibrationError) as error:
+        log.warning("calibration: %s", error)
+    return None

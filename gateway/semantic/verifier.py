@@ -1,4 +1,4 @@
-"""The verifier: guards, then the trained model's score, or rules where there is no model.
+"""The verifier: guards, then the trained model's score. Without the model there is no semantic hit.
 
 Laws: each failure is a refusal with its word, and each wait is bounded. A score and its threshold
 come from one verifier: if another comes into use between them, the candidate is refused. After a
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from embeddings.verify.calibration import RULES, Calibration
 from embeddings.verify.nearness import weighed
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification
@@ -62,37 +61,23 @@ class CalibratedVerifier:
         self._paused_until = float("-inf")
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        """Return the lowest score that keeps the budget, None if none does.
-
-        A pair that the rules pass is also among the model's surest hits. So the model's calibration
-        counts for it where that of the rules keeps no such budget. An operator's own calibration
-        counts alone, because it comes from their traffic.
-        """
+        """Return the lowest score that keeps the budget, None if none does."""
         in_use = self._verifier()
-        if in_use is None or verifier not in ("", RULES, in_use):
+        if not in_use or verifier not in ("", in_use):
             return None
-        in_force = self._calibrations.of(in_use or RULES)
-        if verifier == RULES and in_use and not self._calibrations.is_own(in_force):
-            ours = _threshold(self._calibrations.find_shipped(RULES), max_wrong_hits)
-            if ours is not None:
-                return ours
-        return _threshold(in_force, max_wrong_hits)
+        calibration = self._calibrations.of(in_use)
+        return None if calibration is None else calibration.threshold(max_wrong_hits)
 
     async def verify(self, question: str, stored: str, similarity: float) -> Verification:
         verifier = self._verifier()
-        if verifier is None:
+        if self._scorer is None or not verifier:
             return Verification(0.0, "verifier-unavailable")
         if len(question) + len(stored) > MAX_CHARACTERS:
             return Verification(0.0, "text-too-long")
         if question.strip() == stored.strip():
-            return Verification(1.0, verifier=RULES)
-        refusal = await _apply(guard, question, stored) if verifier else None
+            return Verification(1.0, verifier=verifier)
+        refusal = await _guard(question, stored)
         if refusal is not None:
-            return Verification(0.0, refusal)
-        refusal = await _apply(agree, question, stored)
-        if refusal is None:
-            return Verification(1.0, verifier=RULES)
-        if self._scorer is None or not verifier:
             return Verification(0.0, refusal)
         return await self._score(self._scorer, verifier, (question, stored), similarity)
 
@@ -123,18 +108,14 @@ class CalibratedVerifier:
         verifier = self._verifier()
         if verifier is None:
             return {"kind": "unknown"}
-        details = self._calibrations.details(verifier or RULES)
         if verifier:
+            details = self._calibrations.details(verifier)
             return {"kind": "model", "digest": verifier[:16], **details}
         fault = "" if self._scorer is None else self._scorer.verifier_fault
-        return {"kind": "rules", **({"fault": fault} if fault else {}), **details}
+        return {"kind": "none", **({"fault": fault} if fault else {})}
 
     def _verifier(self) -> str | None:
         return "" if self._scorer is None else self._scorer.verifier
-
-
-def _threshold(calibration: Calibration | None, max_wrong_hits: float) -> float | None:
-    return None if calibration is None else calibration.threshold(max_wrong_hits)
 
 
 def guard(question: str, stored: str) -> str | None:
@@ -144,26 +125,17 @@ def guard(question: str, stored: str) -> str | None:
     return find(question, stored)
 
 
-def agree(question: str, stored: str) -> str | None:
-    """Return the difference that the rules find."""
-    from embeddings.verify.agreement import agree as find  # noqa: PLC0415
-
-    return find(question, stored)
-
-
 def load_checks() -> None:
-    """Load what ``verify`` needs first: 50 ms and 5 MB, which exact lookup does without."""
+    """Load what ``verify`` needs first, which exact lookup does without."""
     guard("", "")
-    agree("", "")
 
 
-async def _apply(check: Callable[[str, str], str | None], question: str, stored: str) -> str | None:
-    """Return the difference that a guard or the rules find."""
+async def _guard(question: str, stored: str) -> str | None:
     try:
         if len(question) + len(stored) <= INLINE_CHARACTERS:
-            return check(question, stored)
+            return guard(question, stored)
         async with asyncio.timeout(GUARD_SECONDS):
-            return await asyncio.to_thread(check, question, stored)
+            return await asyncio.to_thread(guard, question, stored)
     except Exception as error:  # noqa: BLE001 - any fault is a miss
         log.warning("verification failed (%s): a miss", type(error).__name__)
         return "fault"

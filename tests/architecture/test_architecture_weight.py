@@ -47,7 +47,7 @@ SUPERVISOR_LACKS = (
 
 EXACT_LACKS = (
     *("cryptography", "opentelemetry", "qdrant_client", "redis", "gateway.cache.stores.redis"),
-    *("embeddings.verify.agreement", "embeddings.verify.guards", "embeddings.verify.vocabulary"),
+    *("embeddings.verify.guards", "embeddings.verify.vocabulary"),
 )
 """What exact lookup on this disk does without."""
 
@@ -96,7 +96,7 @@ def run(
 
 MODULES = (
     *("gateway.app", "gateway.cli.worker", "gateway.cli.main", "gateway.cli.launch"),
-    *("embeddings.client", "embeddings.verify.agreement", "gateway.cli.policy"),
+    *("embeddings.client", "gateway.cli.policy"),
 )
 
 

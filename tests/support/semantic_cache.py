@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
-from embeddings.verify.agreement import agree
 from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.guards import guard
 from embeddings.verify.nearness import weighed
@@ -49,8 +48,6 @@ class MeaningCache:
         cosine = self._cosine(asked, stored)
         if cosine < DEFAULT_MIN_SIMILARITY or guard(asked, stored) is not None:
             return False
-        if agree(asked, stored) is None:
-            return True
         (score,) = self._verifier.score([(asked, stored)])
         return weighed(score, cosine) >= self._threshold
 

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 
 from embeddings.messages import Reason
-from embeddings.verify.agreement import agree
 from embeddings.verify.guards import guard
 from embeddings.verify.nearness import WEIGHT, weighed
 from embeddings.verify.verifier import Verifier
@@ -61,8 +60,5 @@ def hits(
 
 
 def _score(verifier: Verifier, asked: str, stored: str) -> float | None:
-    # What the rules without a model pass is not scored, as in the gateway.
-    if agree(asked, stored) is None:
-        return 1.0
     (score,) = verifier.score([(asked, stored)])
     return None if isinstance(score, Reason) else score

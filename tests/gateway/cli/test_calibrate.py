@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from tiny_verifier import write_tiny_verifier
 
-from embeddings.verify.calibration import RULES
 from embeddings.verify.calibration_file import parse_calibration
 from embeddings.verify.nearness import weighed
 from gateway.cli import calibrate as calibrating
@@ -215,12 +214,11 @@ def test_labelled_pairs_are_scored_as_the_gateway_does(run, tmp_path, scored):
     assert "passed over, of another verifier: 1" in err
 
 
-def test_without_a_model_the_rules_are_calibrated(run, tmp_path, scored):
+def test_without_a_model_no_pair_can_be_scored(run, tmp_path, scored):
     scored.verifier, scored.verifier_fault = "", "no model.safetensors"
     code, out, err = run(log_of(tmp_path / "pairs.jsonl", pairs(300)), "--budget", "1%")
-    assert code == 0
-    assert out.startswith(f"300 would-be hits of verifier {RULES}, 0 wrong")
-    assert "no trained verifier is loaded (no model.safetensors): the rules are calibrated" in err
+    assert (code, out) == (1, "")
+    assert "no trained verifier is loaded (no model.safetensors): no pair can be scored" in err
 
 
 def test_a_service_that_fails_ends_the_command(run, tmp_path, scored):

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
-from embeddings.verify.calibration import RULES, calibrated
+from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
 from embeddings.verify.nearness import MIDDLE, WEIGHT, weighed
 from embeddings.verify.verifier_files import read_verifier
@@ -16,12 +16,11 @@ from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification
-from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier, agree, guard
+from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier, guard
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS
 
 ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
 PLAIN = "How do I reset my password?"
-"""Reads as STORED does, even to the rules without a model."""
 CLEAN = [(1 - place / 1000, False) for place in range(400)]
 
 
@@ -52,11 +51,10 @@ class Scores:
 @pytest.fixture
 def shipped(monkeypatch):
     """The calibrations that are installed with the verifier, to be changed by the test."""
-    installed = [
-        calibrated(CLEAN, verifier="model"),
-        calibrated([(1.0, False)] * 400, verifier=RULES),
-    ]
-    monkeypatch.setattr(calibrations_module, "shipped_calibrations", lambda: iter(installed))
+    installed = [calibrated(CLEAN, verifier="model")]
+    monkeypatch.setattr(
+        calibrations_module, "shipped_calibration", lambda: next(iter(installed), None)
+    )
     return installed
 
 
@@ -65,31 +63,6 @@ def verifier_of(shipped, tmp_path):
     return lambda scores, seconds=5.0: CalibratedVerifier(
         scores, Calibrations(tmp_path), seconds=seconds
     )
-
-
-async def test_what_the_rules_pass_is_not_scored(verifier_of):
-    scores = Scores(0.75)
-    verifier = verifier_of(scores)
-    assert await verifier.verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
-    assert not scores.asked
-    assert verifier.threshold(0.01, RULES) == 1.0
-
-
-async def test_the_models_calibration_speaks_for_the_rules_where_theirs_does_not(
-    shipped, verifier_of
-):
-    shipped[:] = [calibrated(CLEAN, verifier="model")]
-    assert verifier_of(Scores()).threshold(0.01, RULES) == CLEAN[-1][0]
-    assert verifier_of(None).threshold(0.01, RULES) is None
-
-
-def test_an_operators_own_calibration_speaks_for_the_rules_alone(verifier_of, tmp_path, caplog):
-    wrong = [(1.0, True), (1.0, True), *CLEAN]
-    own_file(tmp_path, points=wrong)
-    verifier = verifier_of(Scores())
-    assert verifier.threshold(0.01, RULES) is None
-    assert verifier.threshold(0.1, RULES) == verifier.threshold(0.1, "model") == CLEAN[-1][0]
-    assert not caplog.records
 
 
 def test_there_is_no_threshold_for_a_verifier_that_is_not_in_use(verifier_of):
@@ -127,11 +100,10 @@ async def test_what_a_guard_refuses_is_not_scored(verifier_of):
     assert scores.asked == []
 
 
-@pytest.mark.parametrize("verifier", ["model", ""])
-async def test_the_same_words_need_no_verifier(verifier_of, verifier):
-    scores = Scores(verifier=verifier)
+async def test_the_same_words_are_not_scored(verifier_of):
+    scores = Scores()
     said = await verifier_of(scores).verify(f" {ASKED}\n", ASKED, MIDDLE)
-    assert said == (1.0, None, RULES)
+    assert said == (1.0, None, "model")
     assert scores.asked == []
 
 
@@ -211,15 +183,16 @@ async def test_until_the_verifier_is_known_nothing_is_verified(verifier_of):
     assert verifier.details() == {"kind": "unknown"}
 
 
-async def test_without_a_model_the_rules_decide_by_their_own_calibration(verifier_of):
+async def test_without_a_model_nothing_is_verified(verifier_of):
     scores = Scores(verifier="")
-    verifier = verifier_of(scores)
-    assert await verifier.verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
-    assert (await verifier.verify(ASKED, STORED, MIDDLE)).refusal is not None
-    assert (await verifier.verify(ASKED, "How do I reset a router?", MIDDLE)).refusal is not None
+    scores.verifier_fault = "no model.safetensors"
+    unavailable = Verification(0.0, "verifier-unavailable")
+    for verifier in (verifier_of(scores), verifier_of(None)):
+        assert await verifier.verify(STORED, STORED, MIDDLE) == unavailable
+        assert await verifier.verify(PLAIN, STORED, MIDDLE) == unavailable
+        assert verifier.threshold(0.01) is None
     assert scores.asked == []
-    assert (verifier.threshold(0.01), verifier.threshold(0.001)) == (1.0, None)
-    assert await verifier_of(None).verify(PLAIN, STORED, MIDDLE) == (1.0, None, RULES)
+    assert verifier_of(scores).details() == {"kind": "none", "fault": "no model.safetensors"}
 
 
 @pytest.mark.parametrize("length", [MAX_CHARACTERS, 100_000])
@@ -241,7 +214,8 @@ async def test_texts_of_some_length_are_guarded_off_the_loop(verifier_of, monkey
     verifier = verifier_of(Scores(0.5))
     other = long + "I have lost it and want another."
     refused = (await verifier.verify(long, other, MIDDLE)).refusal is not None
-    assert threads == [guard] if refused else [guard, agree]
+    assert refused
+    assert threads == [guard]
     threads.clear()
     await verifier.verify(ASKED, STORED, MIDDLE)
     assert not threads
@@ -316,14 +290,6 @@ def test_the_verifier_has_a_calibration_that_is_shipped_and_keeps_the_default_bu
     verifier = CalibratedVerifier(Scores(verifier=digest), Calibrations(tmp_path), seconds=5.0)
     assert 0.5 < verifier.threshold(DEFAULT_MAX_WRONG_HITS) < 1.0
     assert verifier.details()["calibration"] == "shipped"
-
-
-def test_the_rules_have_a_calibration_that_is_shipped(tmp_path):
-    verifier = CalibratedVerifier(Scores(verifier=""), Calibrations(tmp_path), seconds=5.0)
-    assert verifier.threshold(0.01) == 1.0
-    assert verifier.threshold(0.0001) is None
-    details = verifier.details()
-    assert (details["kind"], details["calibration"]) == ("rules", "shipped")
 
 
 def test_without_any_calibration_no_budget_is_kept_and_that_is_told_once(
