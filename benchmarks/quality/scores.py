@@ -7,8 +7,8 @@ from pathlib import Path
 from struct import pack, unpack
 
 from embeddings.messages import Reason
+from embeddings.verify.files import read_verifier
 from embeddings.verify.verifier import Verifier, load_verifier
-from embeddings.verify.verifier_files import read_verifier
 from gateway.semantic.ports import SemanticUnavailableError
 from quality.kept import Kept
 

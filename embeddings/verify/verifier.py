@@ -15,8 +15,8 @@ from embeddings.encoder.model_files import ModelError
 from embeddings.encoder.onnx_session import OnnxSession
 from embeddings.encoder.tokenizer import read_tokenizer
 from embeddings.messages import Pair, Reason, Scored
-from embeddings.verify.pair_features import SPECIAL_TOKENS, pair_features
-from embeddings.verify.verifier_files import VerifierFiles, read_verifier
+from embeddings.verify.features import SPECIAL_TOKENS, pair_features
+from embeddings.verify.files import VerifierFiles, read_verifier
 
 # No natural text has tokens this long on average.
 _MOST_CHARACTERS_A_TOKEN: Final = 64

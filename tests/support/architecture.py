@@ -71,7 +71,7 @@ modules are pure: they import none of that, and none of these."""
 
 PURE_IN_SERVER = frozenset({"gateway.server.admin.recorded_request"})
 
-IO_IN_VERIFY = frozenset({"embeddings.verify.verifier", "embeddings.verify.verifier_files"})
+IO_IN_VERIFY = frozenset({"embeddings.verify.verifier", "embeddings.verify.files"})
 """The network and its files; all else that verifies is pure."""
 
 HTTP_MODULES = frozenset(

@@ -22,7 +22,7 @@ import torch.multiprocessing as processes
 from tokenizers import Tokenizer
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
-from embeddings.verify.verifier_files import save_verifier
+from embeddings.verify.files import save_verifier
 from tools.verifier.fitting import RATE, Reader, fit, joined
 from tools.verifier.groups import Group, GroupError, read_groups
 from tools.verifier.mixture import Labelled, mixture, neighbours

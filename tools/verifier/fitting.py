@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from embeddings.verify.pair_features import SPECIAL_TOKENS, pair_features
+from embeddings.verify.features import SPECIAL_TOKENS, pair_features
 from tools.verifier.mixture import Labelled
 from tools.verifier.network import PairNetwork
 

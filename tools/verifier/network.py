@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from embeddings.verify.pair_features import TOKEN_TYPES
+from embeddings.verify.features import TOKEN_TYPES
 
 _PADDING: Final = -1e4
 

@@ -11,7 +11,7 @@ from tiny_verifier import write_tiny_verifier
 
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
-from embeddings.verify.verifier_files import read_verifier
+from embeddings.verify.files import read_verifier
 from gateway.semantic.calibrations import OWN_FILE
 
 STORED, ASKED = "How do I reset my password?", "I want to reset my password, how?"

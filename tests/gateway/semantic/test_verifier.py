@@ -10,8 +10,8 @@ import pytest
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
-from embeddings.verify.nearness import MIDDLE, WEIGHT, weighed
-from embeddings.verify.verifier_files import read_verifier
+from embeddings.verify.files import read_verifier
+from embeddings.verify.fusion import MIDDLE, WEIGHT, weighed
 from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from embeddings.encoder.bert_graph import Quantised, Weight, quantised
 from embeddings.encoder.model_files import ModelError
+from embeddings.verify.fusion import MIDDLE, WEIGHT
 from embeddings.verify.guards import VERSION
-from embeddings.verify.nearness import MIDDLE, WEIGHT
 
 MOST_BYTES: Final = 24_000_000
 

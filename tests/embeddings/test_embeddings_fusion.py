@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.verify.nearness import MIDDLE, weighed
+from embeddings.verify.fusion import MIDDLE, weighed
 
 scores = st.floats(0, 1)
 cosines = st.floats(-1.01, 1.01)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embeddings.verify.pair_features import SPECIAL_TOKENS, TOKEN_TYPES, pair_features
+from embeddings.verify.features import SPECIAL_TOKENS, TOKEN_TYPES, pair_features
 
 CLS, SEP = 101, 102
 
