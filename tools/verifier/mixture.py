@@ -1,7 +1,7 @@
-"""The training mixture: pairs from groups, near neighbours of other groups, and templates.
+"""The training mixture: pairs from groups, neighbours of other groups, and templates.
 
-Endless and seeded. About half of it comes from templates, which teach a phenomenon in quantity; the
-groups teach how people write. Same and different stand about even in each part.
+Endless and seeded. Templates teach a phenomenon in quantity; the groups teach how people write.
+Same and different stand about even in each part.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +17,13 @@ from tools.verifier.groups import Group
 from tools.verifier.templates import generate
 from tools.verifier.templates.transforms import altered, reworded
 
-TEMPLATES: Final = 0.5
-_MISSES_TO_SAME: Final = 1.2
-_NEIGHBOURS_TO_SAME: Final = 0.35
+TEMPLATES: Final = 0.4
+_MISSES_TO_SAME: Final = 1.3
+_NEIGHBOURS_TO_SAME: Final = 0.25
 _EDITS_TO_SAME: Final = 0.3
 """Of these half are harmless. Written rewordings are mostly free and written misses mostly copies:
 by themselves they would teach that alike wording asks something else."""
+_GROUPS_AT_ONCE: Final = 600
 _NEIGHBOURS: Final = 3
 _LEAST_COSINE, _MOST_COSINE = 0.45, 0.9
 """Nearer ones of two groups may well be the same question; farther ones teach nothing."""
@@ -36,16 +37,18 @@ Encode = Callable[[Sequence[str]], NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """Two questions, whether one answer fits both, and whether a template made them."""
+    """Two questions, and how surely one answer fits both: 0 or 1, or what a teacher says."""
 
     a: str
     b: str
-    same: bool
-    made: bool = False
+    target: float
+    generated: bool = False
 
 
-def neighbours(groups: Sequence[Group], encode: Encode) -> list[Labelled]:
-    """Return for each question its nearest ones of other groups: different, though alike.
+def neighbours(
+    groups: Sequence[Group], encode: Encode, most: float = _MOST_COSINE
+) -> list[tuple[str, str]]:
+    """Return pairs of a question and its nearest ones of other groups, up to a cosine of `most`.
 
     ``encode`` gives unit vectors, shape (texts, dimensions).
     """
@@ -56,24 +59,65 @@ def neighbours(groups: Sequence[Group], encode: Encode) -> list[Labelled]:
     for place, text in enumerate(texts):
         cosine = vectors @ vectors[place]
         cosine[owner == owner[place]] = -1
-        nearest = np.argpartition(-cosine, _NEIGHBOURS)[:_NEIGHBOURS]
-        found += [
-            Labelled(text, texts[other], same=False)
-            for other in nearest
-            if _LEAST_COSINE < cosine[other] < _MOST_COSINE
-        ]
+        nearest = np.argsort(-cosine)[:_NEIGHBOURS]
+        found += [(text, texts[other]) for other in nearest if _LEAST_COSINE < cosine[other] < most]
     return found
 
 
-def mixture(groups: Sequence[Group], near: Sequence[Labelled], rng: Random) -> Iterator[Labelled]:
-    """Yield pairs without end."""
-    made = generate(rng, _MANY)
+def mixture(
+    groups: Sequence[Group],
+    near: Sequence[tuple[str, str]],
+    taught: Sequence[Labelled],
+    rng: Random,
+) -> Iterator[Labelled]:
+    """Yield pairs without end.
+
+    `near` are different, though alike; `taught` are pairs whose target a teacher gave.
+    """
+    generated = generate(rng, _MANY)
+    share = len(taught) / sum(len(group.same) for group in groups)
     while True:
-        for pair in _round(groups, near, rng):
-            while rng.random() < TEMPLATES:
-                template = next(made)
-                yield Labelled(template.a, template.b, template.same, made=True)
-            yield Labelled(careless(pair.a, rng), careless(pair.b, rng), pair.same)
+        shuffled = rng.sample(groups, len(groups))
+        for start in range(0, len(groups), _GROUPS_AT_ONCE):
+            part = shuffled[start : start + _GROUPS_AT_ONCE]
+            lines = sum(len(group.same) for group in part)
+            pairs = _pairs(part, near, rng)
+            pairs += rng.sample(taught, min(len(taught), int(share * lines)))
+            rng.shuffle(pairs)
+            for pair in pairs:
+                while rng.random() < TEMPLATES:
+                    made = next(generated)
+                    yield Labelled(made.a, made.b, float(made.same), generated=True)
+                yield Labelled(careless(pair.a, rng), careless(pair.b, rng), pair.target)
+
+
+def untaught(
+    groups: Sequence[Group], encode: Encode, rng: Random, count: int
+) -> list[tuple[str, str]]:
+    """Return pairs of no known label: two near misses of a group, or near questions of two groups.
+
+    Two near misses of one question are sometimes the same question.
+    """
+    misses = [pair for group in groups for pair in combinations(group.misses, 2)]
+    near = neighbours(groups, encode, most=1.0)
+    half = count // 2
+    return [
+        *rng.sample(misses, min(len(misses), half)),
+        *rng.sample(near, min(len(near), count - half)),
+    ]
+
+
+def _pairs(groups: Sequence[Group], near: Sequence[tuple[str, str]], rng: Random) -> list[Labelled]:
+    same = [Labelled(a, b, 1.0) for group in groups for a, b in combinations(group.same, 2)]
+    misses = [Labelled(a, b, 0.0) for group in groups for a, b in product(group.same, group.misses)]
+    share = len(same)
+    close = rng.sample(near, min(len(near), int(share * _NEIGHBOURS_TO_SAME)))
+    return [
+        *same,
+        *rng.sample(misses, min(len(misses), int(share * _MISSES_TO_SAME))),
+        *(Labelled(a, b, 0.0) for a, b in close),
+        *_edited(groups, int(share * _EDITS_TO_SAME), rng),
+    ]
 
 
 def _edited(groups: Sequence[Group], count: int, rng: Random) -> Iterator[Labelled]:
@@ -82,25 +126,9 @@ def _edited(groups: Sequence[Group], count: int, rng: Random) -> Iterator[Labell
         group = rng.choice(groups)
         text = rng.choice(group.same)
         if number % 2:
-            yield Labelled(text, reworded(text, rng), same=True)
+            yield Labelled(text, reworded(text, rng), 1.0)
         elif (other := altered(text, rng)) is not None and other.kind in _SURE:
-            yield Labelled(text, other.text, same=False)
-
-
-def _round(groups: Sequence[Group], near: Sequence[Labelled], rng: Random) -> list[Labelled]:
-    same = [Labelled(a, b, same=True) for group in groups for a, b in combinations(group.same, 2)]
-    misses = [
-        Labelled(a, b, same=False) for group in groups for a, b in product(group.same, group.misses)
-    ]
-    share = len(same)
-    pairs = [
-        *same,
-        *rng.sample(misses, min(len(misses), int(share * _MISSES_TO_SAME))),
-        *rng.sample(near, min(len(near), int(share * _NEIGHBOURS_TO_SAME))),
-        *_edited(groups, int(share * _EDITS_TO_SAME), rng),
-    ]
-    rng.shuffle(pairs)
-    return pairs
+            yield Labelled(text, other.text, 0.0)
 
 
 def careless(text: str, rng: Random) -> str:

@@ -1,4 +1,4 @@
-"""``python -m tools.verifier.verifier_calibration``: calibrate the trained verifier.
+"""``python -m tools.verifier.calibrate``: calibrate the trained verifier.
 
 The log in ``calibration/`` was written for this and is not trained on: a stored question, the same
 asked freely and in nearly the same words, a near miss, another question of the same topic. Half of
@@ -7,35 +7,56 @@ the same. Questions that the gateway would not look up by meaning were taken out
 how its labels were checked.
 """
 
+import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from embeddings.encoder.model_files import VERIFIER_DIRECTORY
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
 from embeddings.verify.calibration import calibrated
 from embeddings.verify.calibration_file import written_calibration
 from embeddings.verify.verifier import load_verifier
-from tools.verifier.groups import read_groups
+from tools.verifier.groups import GroupError, read_groups
 from tools.verifier.would_be_hits import candidates, hits
 
-_LOG: Final = Path(__file__).parent / "calibration"
-_MODEL: Final = VERIFIER_DIRECTORY
+LOG: Final = Path(__file__).parent / "calibration"
 _BUDGETS: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
-def main() -> None:
-    """Write the file beside the weights, and say what each budget keeps."""
-    pools = [read_groups(folder) for folder in sorted(_LOG.iterdir())]
+def main(argv: Sequence[str]) -> int:
+    """Parse `argv`, calibrate, return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.verifier.calibrate",
+        description="Calibrate a verifier with the log in calibration/. Takes three minutes.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--verifier", type=Path, default=VERIFIER_DIRECTORY, help="its folder")
+    options = parser.parse_args(argv)
+    try:
+        run(options.verifier, LOG)
+    except (GroupError, ModelError, OSError) as error:
+        print(f"calibrate: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(directory: Path, log: Path) -> None:
+    """Write calibration.json beside the weights, and print what each budget keeps.
+
+    `log` has a folder for each writer. Raises ModelError, GroupError, OSError.
+    """
+    pools = [read_groups(folder) for folder in sorted(log.iterdir())]
     groups = [group for pool in pools for group in pool]
-    verifier = load_verifier(_MODEL, threads=os.cpu_count() or 1)
+    verifier = load_verifier(directory, threads=os.cpu_count() or 1)
     asks = sum(len(group.same) - 1 + len(group.misses) for group in groups)
     points = [point for pool in pools for point in hits(list(candidates(pool, verifier)))]
     provenance = (
         f"{asks:,} questions asked of {len(groups):,} stored, written for this and held out"
     )
     calibration = calibrated(points, verifier=verifier.digest, provenance=provenance)
-    (_MODEL / "calibration.json").write_bytes(written_calibration(calibration))
+    (directory / "calibration.json").write_bytes(written_calibration(calibration))
     right = sum(len(group.same) - 1 for group in groups)
     print(f"{provenance}; {len(points)} would-be hits, {sum(wrong for _, wrong in points)} wrong")
     for budget in _BUDGETS:
@@ -54,4 +75,4 @@ def _kept(threshold: float, points: Sequence[tuple[float, bool]], right: int) ->
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))
