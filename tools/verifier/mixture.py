@@ -55,11 +55,12 @@ def neighbours(
     texts = [text for group in groups for text in group.same]
     owner = np.array([number for number, group in enumerate(groups) for _ in group.same])
     vectors = encode(texts)
+    many = min(_NEIGHBOURS, len(texts) - 1)
     found = []
     for place, text in enumerate(texts):
         cosine = vectors @ vectors[place]
         cosine[owner == owner[place]] = -1
-        nearest = np.argsort(-cosine)[:_NEIGHBOURS]
+        nearest = np.argpartition(-cosine, many)[:many]
         found += [(text, texts[other]) for other in nearest if _LEAST_COSINE < cosine[other] < most]
     return found
 
