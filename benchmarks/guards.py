@@ -1,11 +1,12 @@
 """What the guards before the verifier refuse, on hand-written groups of questions.
 
-    python benchmarks/guards.py FILE_OR_FOLDER [--half tune|report] [--show REASON] [--missed N]
+    python benchmarks/guards.py [PATH ...] [--half tune|report|both] [--show REASON] [--missed N]
 
 A group is a question, its rewordings (`= `) and its near misses (`! `). Of all pairs of a question
 or rewording with another one (same) and with a near miss (different) the share refused is printed,
-by reason. Groups fall into halves by a hash of their first line: lists and rules are tuned on one,
-figures come from the other.
+by reason. Groups fall into halves by a hash of their first line: lists and thresholds are chosen on
+one, figures come from the other. Without arguments it reads what the verifier is trained and chosen
+on.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from typing import NamedTuple
 
 from embeddings.verify.guards import guard
 
+GROUPS = [Path(__file__).parents[1] / "tools/verifier" / x for x in ("groups", "development")]
+
 
 class Pair(NamedTuple):
     a: str
@@ -32,13 +35,12 @@ class Pair(NamedTuple):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("groups", type=Path)
+    parser.add_argument("groups", type=Path, nargs="*", default=GROUPS)
     parser.add_argument("--half", choices=["tune", "report", "both"], default="report")
     parser.add_argument("--show", metavar="REASON", help="print rewordings refused for it")
     parser.add_argument("--missed", type=int, default=0, help="print so many near misses let by")
-    parser.add_argument("--every", type=int, default=1, help="take each so manieth group only")
     arguments = parser.parse_args()
-    pairs = list(read(arguments.groups, arguments.half, arguments.every))
+    pairs = [pair for path in arguments.groups for pair in read(path, arguments.half)]
     started = time.process_time()
     reasons = [guard(pair.a, pair.b) for pair in pairs]
     per_pair = (time.process_time() - started) / max(len(pairs), 1) * 1e6
@@ -57,9 +59,10 @@ def main() -> int:
         refused = Counter(reason for reason in of if reason)
         total = sum(refused.values())
         print(f"{name}: {total} of {len(of)} refused, {total / max(len(of), 1):.1%}")
-        for why, count in refused.most_common() if False in seeds else ():
+        for why, count in refused.most_common():
             print(f"    {why:12}{count:7} {count / len(of):7.2%}")
-        result[name] = {"pairs": len(of), "refused": round(total / max(len(of), 1), 4)}
+        shares = {why: round(count / len(of), 5) for why, count in sorted(refused.items())}
+        result[name] = {"pairs": len(of), "refused": round(total / max(len(of), 1), 5), **shares}
     for pair, reason in zip(pairs, reasons, strict=True):
         if pair.same and reason and arguments.show in {reason, "all"}:
             print(f"  {reason:10} {pair.a}\n             {pair.b}")
@@ -71,15 +74,15 @@ def main() -> int:
     return 0
 
 
-def read(path: Path, half: str, every: int = 1) -> Iterator[Pair]:
+def read(path: Path, half: str) -> Iterator[Pair]:
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     for file in files:
         for group in file.read_text(encoding="utf-8").split("\n\n"):
             lines = [line for line in group.splitlines() if line.strip()]
             if not lines:
                 continue
-            first, second = hashlib.sha256(lines[0].encode()).digest()[:2]
-            if second % every or (half != "both" and (first % 2 == 0) is not (half == "tune")):
+            first = hashlib.sha256(lines[0].encode()).digest()[0]
+            if half != "both" and (first % 2 == 0) is not (half == "tune"):
                 continue
             same = [lines[0], *(line[2:] for line in lines if line.startswith("= "))]
             other = [line[2:] for line in lines if line.startswith("! ")]

@@ -47,7 +47,7 @@ GOOD = {
     "gateway/cli/main.py": "def main():\n    from backend.__main__ import main",
     "gateway/cli/worker.py": "import uvloop\nfrom gateway.app import create_app",
     "embeddings/client.py": "import asyncio\nfrom embeddings import link",
-    "embeddings/verify/guards.py": "import re",
+    "embeddings/verify/guards/gate.py": "import re",
     "backend/scheduler/scheduler.py": "from backend.scheduler.request import Sequence",
     "backend/engine/engine.py": "import torch, os, time\nfrom backend.scheduler import scheduler",
     "backend/ports.py": "from backend.scheduler.request import TextDelta",
@@ -67,7 +67,7 @@ BAD = {
         ("gateway/server/admin/recorded_request.py", "import time"),
         ("backend/scheduler/scheduler.py", "try:\n    import torch\nexcept ImportError:\n    pass"),
         ("backend/scheduler/scheduler.py", "import collections, logging as log"),
-        ("embeddings/verify/guards.py", "from pathlib import Path"),
+        ("embeddings/verify/guards/gate.py", "from pathlib import Path"),
     ],
     "pure_modules_import_pure_modules": [
         ("gateway/cache/plan.py", "from gateway.cache.stores.redis.store import RedisStore"),
@@ -79,7 +79,7 @@ BAD = {
         ("policies/decision.py", "import backend"),
         ("backend/scheduler/scheduler.py", "from backend.engine import engine"),
         ("backend/scheduler/scheduler.py", "from policies.decision import Scope"),
-        ("embeddings/verify/guards.py", "from embeddings.protocol import Match"),
+        ("embeddings/verify/guards/gate.py", "from embeddings.protocol import Match"),
     ],
     "imports_run_one_way": [
         ("gateway/protocol/sse.py", "from gateway.cache.key import Scope"),

@@ -47,7 +47,7 @@ SUPERVISOR_LACKS = (
 
 EXACT_LACKS = (
     *("cryptography", "opentelemetry", "qdrant_client", "redis", "gateway.cache.stores.redis"),
-    *("embeddings.verify.guards", "embeddings.verify.vocabulary"),
+    *("embeddings.verify.guards", "embeddings.verify.guards.reader"),
 )
 """What exact lookup on this disk does without."""
 

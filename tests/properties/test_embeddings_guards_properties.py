@@ -4,7 +4,6 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from embeddings.verify.guards import REASONS, guard
-from embeddings.verify.lexing import lex
 
 VOCABULARY = """
     how do i can you the a my reset delete password account invoice from to before after not never
@@ -51,15 +50,14 @@ def test_another_number_is_never_let_by(one, other):
     assert guard(f"does it cost {one} to repair", f"does it cost {other} to repair") == "number"
 
 
-@given(st.lists(st.sampled_from(["alice", "bob", "carol"]), min_size=2, max_size=2, unique=True))
-def test_exchanged_people_are_never_let_by(people):
-    one, other = people
-    assert guard(f"does {one} owe {other} money", f"does {other} owe {one} money") == "roles"
+@given(st.sampled_from("bcefghjklnopqr"), st.sampled_from("bcefghjklnopqr"))
+def test_another_letter_is_never_let_by(one, other):
+    assume(one != other)
+    assert guard(f"how do I get to gate {one}", f"gate {other} directions") == "name"
 
 
 @given(SENTENCES)
-def test_pieces_of_a_text_do_not_depend_on_how_it_is_cut(sentence):
-    # A line end makes the whole text be cut at once, not chunk by chunk.
-    whole = lex(f"{sentence}\n")
-    assume("\n" not in sentence)
-    assert lex(sentence) == whole
+def test_a_text_is_read_the_same_with_other_white_space(sentence):
+    assume(not set("'\"`") & set(sentence))
+    assume(any(char.isalnum() for char in sentence))
+    assert guard(sentence, sentence.replace(" ", "  ")) is None

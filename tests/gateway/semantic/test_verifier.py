@@ -212,7 +212,7 @@ async def test_texts_of_some_length_are_guarded_off_the_loop(verifier_of, monkey
     monkeypatch.setattr(verifying.asyncio, "to_thread", noted)
     long = "Please tell me in plain words: how do I reset the password of my account? " * 4
     verifier = verifier_of(Scores(0.5))
-    other = long + "I have lost it and want another."
+    other = long + "I have 7."
     refused = (await verifier.verify(long, other, MIDDLE)).refusal is not None
     assert refused
     assert threads == [guard]

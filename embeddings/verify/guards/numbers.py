@@ -1,0 +1,406 @@
+"""Numbers and units: the same ones, counting the same things. Pure.
+
+Digits, words, fractions, percents and times are brought to one value; 90 minutes are 1.5 hours.
+"Both", "one" and the like are weak: they may account for a number of the other text and need no
+account themselves.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, NamedTuple
+
+from embeddings.verify.guards.reader import FUNCTION, LONGEST, Kind, Reading, Token, stem
+from embeddings.verify.guards.reader import words_of as _words
+
+
+class Quantity(NamedTuple):
+    """A number.
+
+    `value`: in one form. `unit`: what stands beside it, "" for none. `measure`: the same in the
+    base unit of its kind, ("second", 60.0) for a minute. `counts`: stem of the word that it stands
+    before, "" for none.
+    """
+
+    value: str
+    unit: str = ""
+    measure: tuple[str, float] | None = None
+    weak: bool = False
+    counts: str = ""
+
+
+class Numbers(NamedTuple):
+    """The numbers of a text. `asked`: units without a number."""
+
+    all: tuple[Quantity, ...]
+    asked: frozenset[str]
+
+
+def _counted(first: int, step: int, listed: str) -> Mapping[str, int]:
+    return {word: first + step * place for place, word in enumerate(listed.split())}
+
+
+_ONES: Final = _counted(
+    0,
+    1,
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen",
+)
+_TENS: Final = _counted(20, 10, "twenty thirty forty fifty sixty seventy eighty ninety")
+_THOUSANDS: Final = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES: Final = {
+    **_THOUSANDS,
+    "k": 10**3,
+    "grand": 10**3,
+    "bn": 10**9,
+    "hundred": 100,
+    "dozen": 12,
+}
+_SPELLED: Final = frozenset({*_ONES, *_TENS, *_THOUSANDS, "hundred"})
+_ORDINALS: Final = _counted(2, 1, "second third fourth fifth sixth seventh eighth ninth tenth")
+_PARTS: Final = {
+    **_counted(3, 1, "third fourth fifth sixth seventh eighth ninth tenth"),
+    **_counted(3, 1, "thirds fourths fifths sixths sevenths eighths ninths tenths"),
+    "half": 2,
+    "halves": 2,
+    "quarter": 4,
+    "quarters": 4,
+}
+_WEAK: Final = {
+    word: value
+    for value, listed in {
+        "0": "zero", "0.5": "half halves halved", "1": "single alone sole once",
+        "2": "both pair pairs couple twin twins double doubled doubling square twice "
+        "another additional extra", "3": "triple", "12": "noon midday midnight dozen",
+    }.items()
+    for word in listed.split()
+}  # fmt: skip
+_ROMAN: Final = _counted(2, 1, "ii iii iv v vi vii viii ix x xi xii")
+# A unit, the base of its kind, its worth in that (0: not told), its other words. Days are not made
+# months; a dollar and a euro have their cents each.
+_UNITS_LISTED: Final = """
+    second second 1 seconds sec secs s; minute second 60 minutes min mins;
+    hour second 3600 hours hr hrs h; day second 86400 days; week second 604800 weeks;
+    fortnight second 1209600; month month 1 months; year month 12 years yr yrs yo;
+    metre metre 1 meter metres meters m; millimetre metre .001 millimetres
+    millimeter millimeters mm;
+    centimetre metre .01 centimeter centimetres centimeters cm;
+    kilometre metre 1000 kilometer kilometres kilometers km kms; mile metre 0 miles mi;
+    inch metre 0 inches; foot metre 0 feet ft; yard metre 0 yards;
+    gram gram 1 gramme grams grammes g; kilogram gram 1000 kilograms kilogrammes kg kgs kilo kilos;
+    milligram gram .001 milligrams mg; lb gram 0 lbs; ounce gram 0 ounces oz; pound pound 0 pounds;
+    litre litre 1 liter litres liters l; millilitre litre .001 millilitres
+    milliliters milliliter ml;
+    gallon litre 0 gallons; kilobyte byte 1 kilobytes kb; megabyte byte 1000 megabytes mb;
+    gigabyte byte 1000000 gigabytes gb; terabyte byte 1000000000 terabytes tb;
+    cent money 1 cents pence; dollar money 100 dollars usd $ bucks buck;
+    euro money 100 euros eur \u20ac; sterling money 100 gbp quid \u00a3; yen money 0 \u00a5 jpy;
+    rupee money 0 rupees rs inr \u20b9; franc money 0 francs chf; percent part .01 % pct;
+    celsius degree 0 centigrade c; fahrenheit degree 0 f; degree degrees 0 \u00b0 degrees;
+    am am 0 a.m; pm pm 0 p.m; mph mph 0; kmh kmh 0 kph
+"""
+_ENTRIES: Final = [entry.split() for entry in _UNITS_LISTED.split(";")]
+UNITS: Final = {word: name for name, _, _, *others in _ENTRIES for word in (name, *others)}
+"""Words and signs of units, with the one name of each."""
+_WORTH: Final = {name: (base, float(worth)) for name, base, worth, *_ in _ENTRIES}
+# "60 mph" is "60 miles per hour", 20 degrees may be Celsius, a pound is a weight or money.
+_ALIKE: Final = {"mph": {"mile"}, "kmh": {"kilometre"}, "degree": {""}, "pound": {"lb", "sterling"}}
+_DURATIONS: Final = {name for name, (base, _) in _WORTH.items() if base == "second"}
+_ASKING: Final = _words("many in to into per")
+_PLAIN: Final = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,9})?")
+_FRACTION: Final = re.compile(r"(\d{1,6})/([1-9]\d{0,5})")
+_ORDINAL: Final = re.compile(r"(\d+)(?:st|nd|rd|th)", re.IGNORECASE)
+_CLOCK: Final = re.compile(r"(\d{1,2})[:.]([0-5]\d)")
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/(?:\d{2}){1,2}")
+_DAY_HALVES: Final = _words("am pm a.m p.m")
+_TIME_WORDS: Final = _DAY_HALVES | _words(
+    "at by until till before after around since from to oclock time clock h"
+)
+_RATIOS: Final = _words("ratio aspect scale proportion odds")
+_ARTICLES: Final = _words("a an per each every this that")
+_POINTING: Final = _words("the these those which my our between of his her their")
+_OPENERS: Final = _SPELLED | _WEAK.keys() | _PARTS.keys() | _ORDINALS.keys() | _ARTICLES
+_IDLE: Final = FUNCTION | UNITS.keys()
+_ONE: Final = frozenset({"1", "a"})
+_LONGEST_SPELLED: Final = 12
+# Texts of fewer words together are short: a longer one has numbers worked out, or by the way.
+_SHORT: Final = 50
+_CLOSE: Final = 0.6
+_NEAR: Final = 0.7
+_ALMOST: Final = 0.9
+
+
+def find_numbers(text: Reading) -> Numbers:
+    """Return the numbers of a text."""
+    tokens = text.tokens
+    found: list[Quantity] = []
+    asked: set[str] = set()
+    place = 0
+    while place < len(tokens):
+        token = tokens[place]
+        read = _quantity(tokens, place)
+        if read is None:
+            if token.text in UNITS and token.text != "second" and _at(tokens, place - 1) in _ASKING:
+                asked.add(UNITS[token.text])
+            place += 1
+            continue
+        quantity, taken = read
+        place += taken
+        after = tokens[place] if place < len(tokens) else None
+        if after and not after.apart and after.text not in FUNCTION:
+            quantity = quantity._replace(counts=stem(after.text[:LONGEST]))
+        found.append(quantity)
+    return Numbers(tuple(found), frozenset(asked))
+
+
+def differ_in_numbers(a: Reading, b: Reading, x: Numbers, y: Numbers, close: float) -> str | None:
+    """Return "number" or "unit" if the texts differ in one."""
+    short = len(a.words) + len(b.words) < _SHORT
+    if x.all or y.all:
+        left, right = _unaccounted(x, y), _unaccounted(y, x)
+        units = {q.unit for q in (*left, *right)}
+        # "1 hour and 30 minutes" are 90 minutes.
+        if units and units <= _DURATIONS and _lasting(x.all) == _lasting(y.all):
+            return None
+        if left and right:
+            return "number" if short or close >= _NEAR else None
+        if bool(left) != bool(right):
+            return "number" if close >= _ALMOST else None
+        if _exchanged(a, b, x, y, close):
+            return "number"
+        if (short or close >= _NEAR) and _otherwise_measured(x, y):
+            return "unit"
+    if close >= _CLOSE and _of_one_kind(x.asked - y.asked, y.asked - x.asked, x, y):
+        return "unit"
+    single = [{q.unit for q in z.all if q.value in _ONE} for z in (x, y)]
+    if single[0] != single[1] and (a.vocabulary ^ b.vocabulary) <= _IDLE:
+        # "For a week", "for one month".
+        return "unit" if _of_one_kind(single[0] - single[1], single[1] - single[0], x, y) else None
+    return None
+
+
+def _unaccounted(mine: Numbers, theirs: Numbers) -> list[Quantity]:
+    """Return the numbers of one text that are not in the other."""
+    values = {part for x in theirs.all for part in _split(x.value)}
+    measures = {x.measure for x in theirs.all}
+    return [
+        x
+        for x in mine.all
+        if not x.weak
+        and not values.issuperset(_split(x.value))
+        and not (x.measure and x.measure in measures)
+    ]
+
+
+def _split(value: str) -> Sequence[str]:
+    """Return the numbers of a time, ratio or date, which may be written out: "5 to 3" for 5:3."""
+    if ":" in value or _DATE.fullmatch(value):
+        return [part.lstrip("0") or "0" for part in re.split("[:/-]", value)]
+    return [value]
+
+
+def _lasting(numbers: Iterable[Quantity]) -> float:
+    """Return how many seconds all durations last together."""
+    return sum(x.measure[1] for x in numbers if x.measure and x.measure[0] == "second")
+
+
+def _exchanged(a: Reading, b: Reading, x: Numbers, y: Numbers, close: float) -> bool:
+    """Tell whether the same numbers stand in another order in a sum, or count other things."""
+    ratios = [{q.value for q in z.all if ":" in q.value} for z in (x, y)]
+    if ratios[0] and ratios[1] and ratios[0] != ratios[1]:
+        return True
+    left, right = ([q.value for q in z.all] for z in (x, y))
+    if close >= _ALMOST and len(left) == len(right) and set(left) == set(right):
+        if sorted(left) != sorted(right):
+            return True
+        frames = ([t.text for t in text.tokens if t.kind is not Kind.NUMBER] for text in (a, b))
+        if left != right and next(frames) == next(frames):
+            return True
+    counted = [_counted_by(z) for z in (x, y)]
+    pairs = {(counted[0][key], counted[1][key]) for key in counted[0].keys() & counted[1].keys()}
+    return any(one != other and (other, one) in pairs for one, other in pairs)
+
+
+def _counted_by(numbers: Numbers) -> dict[str, str]:
+    """Return the number of each thing that has one only."""
+    several = Counter(x.counts for x in numbers.all)
+    return {x.counts: x.value for x in numbers.all if x.counts and several[x.counts] == 1}
+
+
+def _otherwise_measured(x: Numbers, y: Numbers) -> bool:
+    """Tell whether a number has a unit in both texts, and not the same."""
+    left, right = _units(x), _units(y)
+    return any(
+        left[value].isdisjoint(right[value]) and "" not in left[value] | right[value]
+        for value in left.keys() & right.keys()
+    )
+
+
+def _units(numbers: Numbers) -> dict[str, set[str]]:
+    units: dict[str, set[str]] = {}
+    for x in numbers.all:
+        if x.value not in _ONE:
+            units.setdefault(x.value, set()).update(_ALIKE.get(x.unit, {x.unit}))
+    return units
+
+
+def _of_one_kind(left: AbstractSet[str], right: AbstractSet[str], x: Numbers, y: Numbers) -> bool:
+    """Tell whether each text has a unit of one kind that the other has not: "in km", "in miles"."""
+    used = {q.unit for z in (x, y) for q in z.all if q.value not in _ONE} | {""}
+    kinds = [
+        {"second" if _WORTH[unit][0] == "month" else _WORTH[unit][0] for unit in units - used}
+        for units in (left, right)
+    ]
+    return not kinds[0].isdisjoint(kinds[1])
+
+
+def _at(tokens: Sequence[Token], place: int) -> str:
+    return tokens[place].text if 0 <= place < len(tokens) else ""
+
+
+def _quantity(tokens: Sequence[Token], place: int) -> tuple[Quantity, int] | None:
+    """Read the number that starts at a place; return it and how many tokens it took."""
+    token = tokens[place]
+    if token.kind is Kind.NUMBER:
+        read: tuple[Quantity, int] | None = _digits(tokens, place)
+    elif token.name and token.text in _ROMAN and len(token.text) > 1:
+        read = Quantity(str(_ROMAN[token.text])), 1
+    else:
+        read = _worded(tokens, place) if token.text in _OPENERS else None
+    if read is None:
+        return None
+    found, taken = read
+    pointed = token.text in {"2", "two"} and _at(tokens, place - 1) in _POINTING
+    weak = found.weak or found.value in _ONE or pointed
+    return found._replace(weak=weak, measure=_measure(found)), taken
+
+
+def _measure(quantity: Quantity) -> tuple[str, float] | None:
+    base, worth = _WORTH[quantity.unit] if quantity.unit else ("part", 1.0)
+    value = "1" if quantity.value == "a" else quantity.value
+    # A number without a unit is a share, if at all.
+    if not worth or not (quantity.unit or value.startswith("0.")) or not _PLAIN.fullmatch(value):
+        return None
+    return base, round(float(value) * worth, 5)
+
+
+def _form(value: float) -> str:
+    return f"{value:.9f}".rstrip("0").rstrip(".")
+
+
+def _digits(tokens: Sequence[Token], place: int) -> tuple[Quantity, int]:
+    form, taken = tokens[place].text.removeprefix("+"), 1
+    form = form.replace(".", "0.", 1) if form.startswith((".", "-.")) else form
+    before, following = _at(tokens, place - 1), _at(tokens, place + 1)
+    unit = UNITS[before] if before in UNITS and tokens[place - 1].kind is Kind.SYMBOL else ""
+    clock, fraction = _CLOCK.fullmatch(form), _FRACTION.fullmatch(form)
+    timed = following in _DAY_HALVES
+    if clock and ":" in form and not timed:
+        # Ratios and verses have a colon, too.
+        sure = form.endswith(":00") or int(clock[1]) > 12
+        timed = (sure and int(clock[1]) < 24) or before in _TIME_WORDS or following in _TIME_WORDS
+        timed = timed and not any(x.text in _RATIOS for x in tokens[max(place - 6, 0) : place + 6])
+    if ordinal := _ORDINAL.fullmatch(form):
+        form = ordinal[1]
+    elif clock and timed:
+        unit = "pm" if int(clock[1]) > 12 else unit
+        form = str(int(clock[1]) % 12 or 12) + ("" if clock[2] == "00" else f":{clock[2]}")
+    elif fraction:
+        form = _form(int(fraction[1]) / int(fraction[2]))
+    elif _PLAIN.fullmatch(form):
+        form, more = _scaled(form, tokens, place + 1)
+        taken += more
+    whole, _, part = form.partition(".")
+    # 2.0 is 2, but 3.10 may be a version.
+    form = form if part.strip("0") else whole
+    named, more = _unit(tokens, place + taken)
+    return Quantity(form, unit or named), taken + more
+
+
+def _scaled(form: str, tokens: Sequence[Token], place: int) -> tuple[str, int]:
+    """Read on: "5 million", "2 1/2", "2 and a half"."""
+    word = _at(tokens, place)
+    if word in _SCALES:
+        return _form(float(form) * _SCALES[word]), 1
+    if word == "and" and [x.text for x in tokens[place + 1 : place + 3]] == ["a", "half"]:
+        return _form(float(form) + 0.5), 3
+    part = _FRACTION.fullmatch(word)
+    if part and "." not in form and 0 < int(part[1]) < int(part[2]):
+        return _form(float(form) + int(part[1]) / int(part[2])), 1
+    return form, 0
+
+
+def _worded(tokens: Sequence[Token], place: int) -> tuple[Quantity, int] | None:
+    word, following = tokens[place].text, _at(tokens, place + 1)
+    if word in _SPELLED and word != "zero":
+        return _spelled(tokens, place)
+    if word in _ARTICLES:
+        unit = UNITS.get(following, "") if len(following) > 2 else ""
+        if not unit or not _WORTH[unit][1] or following == "second":
+            return None
+        half = [x.text for x in tokens[place + 2 : place + 5]] == ["and", "a", "half"]
+        return (Quantity("1.5", unit), 5) if half else (Quantity("a", unit, weak=True), 2)
+    if word in {"half", "quarter"} and following in {"past", "to"} and place + 2 < len(tokens):
+        hour, taken = _spelled(tokens, place + 2)
+        if hour.value.isdecimal() and following == "past":
+            return Quantity(f"{hour.value}:{60 // _PARTS[word]}"), 2 + taken
+    if word in _PARTS and (word in {"half", "quarter"} or _at(tokens, place - 1) in {"a", "an"}):
+        value = _form(1 / _PARTS[word])
+        skipped = 1 + (following == "of")
+        skipped += _at(tokens, place + skipped) in {"a", "an"}
+        unit, taken = _unit(tokens, place + skipped)
+        if unit or word == "half":
+            taken = skipped + taken if unit else 1
+            return Quantity(value, unit, weak=not unit), taken
+        if following == "of" or word == "quarter":
+            return Quantity(value), 1
+    if word in _WEAK:
+        return Quantity(_WEAK[word], weak=word != "dozen"), 1
+    return (Quantity(str(_ORDINALS[word])), 1) if word in _ORDINALS else None
+
+
+def _spelled(tokens: Sequence[Token], place: int) -> tuple[Quantity, int]:
+    form, taken = _number_words([x.text for x in tokens[place : place + _LONGEST_SPELLED]])
+    after = _at(tokens, place + taken)
+    if after in _PARTS and float(form) < 100:
+        return Quantity(_form(float(form) / _PARTS[after])), taken + 1
+    form, more = _scaled(form, tokens, place + taken)
+    unit, named = _unit(tokens, place + taken + more)
+    return Quantity(form, unit), taken + more + named
+
+
+def _number_words(words: Sequence[str]) -> tuple[str, int]:
+    """Return the digits of the number words in front, and how many words they took."""
+    if words[0].isascii() and words[0].isdecimal() and len(words[0]) < 3:
+        return words[0], 1
+    total, part, taken = 0, 0, 0
+    # What follows must be worth less than this to belong to the number: "twenty twenty" is two.
+    room = scale = 10**15
+    for place, word in enumerate(words):
+        value = _ONES.get(word) or _TENS.get(word, 0)
+        if 0 < value < room or (place == 0 and word in _ONES):
+            part += value
+            room = 10 if word in _TENS else 0
+        elif word == "hundred" and part < 100:
+            part, room = max(part, 1) * 100, 100
+        elif _THOUSANDS.get(word, scale) < scale:
+            room = scale = _THOUSANDS[word]
+            total, part = total + max(part, 1) * scale, 0
+        elif word == "and" and room >= 100 and {*words[place + 1 : place + 2]} & {*_ONES, *_TENS}:
+            continue
+        else:
+            break
+        taken = place + 1
+    return str(total + part), taken
+
+
+def _unit(tokens: Sequence[Token], place: int) -> tuple[str, int]:
+    """Return the unit at a place, and how many tokens name it."""
+    word, following = _at(tokens, place), _at(tokens, place + 1)
+    unit = UNITS.get(word, "")
+    if word == "per" and following == "cent":
+        return "percent", 2
+    if unit == "degree" and _WORTH.get(UNITS.get(following, ""), ("",))[0] == "degree":
+        return UNITS[following], 2
+    return unit, int(bool(unit))

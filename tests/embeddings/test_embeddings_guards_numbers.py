@@ -1,0 +1,138 @@
+"""The guards and numbers: how they may be written, and that no other one is passed over."""
+
+import pytest
+
+from embeddings.verify.guards import REASONS, guard
+
+
+def both_ways(asked, stored):
+    one, other = guard(asked, stored), guard(stored, asked)
+    assert one == other
+    assert one is None or one in REASONS
+    return one
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "reason"),
+    [
+        ("Is 25 a square?", "Is 36 a square?", "number"),
+        ("What is 2 + 2?", "What is 2 + 3?", "number"),
+        ("How do I save 3 photos?", "How do I save thirty photos?", "number"),
+        ("Cancel after 7 days", "Cancel after seventeen days", "number"),
+        ("Install Python 3.1", "Install Python 3.10", "number"),
+        ("What happened on 2024-05-01?", "What happened on 2024-05-10?", "number"),
+        ("What happened in the 1980s?", "What happened in the 1990s?", "number"),
+        ("Meet at 10:30", "Meet at 10:45", "number"),
+        ("Do I get half of it?", "Do I get a quarter of it?", "number"),
+        ("Do I get 20% off?", "Do I get 30% off?", "number"),
+        ("What is the second law?", "What is the third law?", "number"),
+        ("Can I book a room for two?", "Can I book a room for three?", "number"),
+        ("What is 10 - 3?", "What is 3 - 10?", "number"),
+        ("What is 8 / 2?", "What is 2 / 8?", "number"),
+        ("Tom has 5 apples and 3 pears", "Tom has 3 apples and 5 pears", "number"),
+        ("Ann has 5 coins, Bob has 3", "Ann has 3 coins, Bob has 5", "number"),
+        ("How do I call 555-0123?", "How do I call 555-0132?", "number"),
+        ("What does order 88231 hold?", "What does order 88213 hold?", "number"),
+        ("q79", "q97", "number"),
+        ("Where is parcel a1b2c3?", "Where is parcel a1b3c2?", "number"),
+        ("How much is the gpt4 plan?", "How much is the gpt5 plan?", "number"),
+        ("How do I cancel my order?", "How do I cancel my second order?", "number"),
+        ("What percent of 80 is 20?", "What percent of 20 is 80?", "number"),
+        ("What is 196 squared?", "What is 196 cubed?", "number"),
+        ("Where is room no. 5?", "Where is room no. 6?", "number"),
+        ("Is 0.375 a lot?", "Is .475 a lot?", "number"),
+        ("Is 375 a lot?", "Is .375 a lot?", "number"),
+        ("Slope through (1, 2)?", "Slope through (1,3)?", "number"),
+        ("Is (1,000) a lot?", "Is (1, 0) a lot?", "number"),
+        ("Are the dogs 3:2?", "Are the dogs 2 : 3?", "number"),
+        ("Pace for 5 km in 27:30?", "Pace for 5 km in 3:30?", "number"),
+        ("Run 27 minutes and 30 seconds", "Run 27 minutes and 20 seconds", "number"),
+        ("Can I run a 5k today?", "Can I run 10 km today?", "number"),
+        ("Convert 2.45 p.m. to French", "Convert 2:54 pm to French", "number"),
+        ("What is the derivative of x^2?", "What is the derivative of x cubed?", "number"),
+        ("What is the derivative of x^2?", "What is the derivative of x?", "number"),
+        ("What is 2^10?", "What is 10^2?", "number"),
+        ("Is 300 K warm?", "Is 300 km warm?", "number"),
+        ("How do I get to 10k?", "How do I get to 10 km?", "number"),
+        ("What is a 401k?", "What is 401 km?", "number"),
+        ("Where is my 10K report?", "Where is my 10 km report?", "number"),
+        ("What is the ratio 15 : 20?", "What is the ratio 3 : 20?", "number"),
+        ("What is the ratio 15:20?", "What is the ratio 3:20?", "number"),
+        ("Is the ratio 15:20 good?", "Is the ratio 3:20 good?", "number"),
+        ("What is the log base 2 of 8?", "What is the log base 8 of 2?", "number"),
+        ("What is 10 to the power of 2?", "What is 2 to the power of 10?", "number"),
+        ("How long is 5 miles?", "How long is 5 kilometres?", "unit"),
+        ("Is $5 enough?", "Is 5 euros enough?", "unit"),
+        ("Can I wait 5 minutes?", "Can I wait 5 hours?", "unit"),
+        ("Is 30 Celsius hot?", "Is 30 Fahrenheit hot?", "unit"),
+        ("How many seconds are in a day?", "How many minutes are in a day?", "unit"),
+        ("How much is 2 miles in km?", "How much is 2 miles in cm?", "unit"),
+        ("Run 27 minutes and 30 seconds", "Run 27 hours and 30 minutes", "unit"),
+        ("Is 100 °F hot?", "Is 100 °C hot?", "unit"),
+        ("Is 5 lbs a lot?", "Is £5 a lot?", "unit"),
+        ("What does it cost for a week?", "What does it cost for one month?", "unit"),
+        ("How many minutes has a day?", "How many seconds has a day?", "unit"),
+        ("A jar holds 40 nuts and 12 figs.", "A jar holds 12 nuts and 40 figs.", "number"),
+        ("What is log base 2 of 8?", "What is log base 8 of 2?", "number"),
+        ("Did it happen on 2024-05-01?", "Did it happen on 7 October 2024?", "number"),
+        ("What is 20/07/1969 for a day?", "Which day was 21 July 1969?", "number"),
+    ],
+)
+def test_another_number_or_unit_is_refused(asked, stored, reason):
+    assert both_ways(asked, stored) == reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ("Is 1,000 more than 5?", "Is one thousand more than five?"),
+        ("Is 1k enough?", "Is 1000 enough?"),
+        ("My iPhone13 is slow", "My iPhone 13 is slow"),
+        ("Is it 2.5 kg?", "Is it 2 1/2 kilograms?"),
+        ("Is a dozen enough?", "Are 12 enough?"),
+        ("Is 50% a lot?", "Is half a lot?"),
+        ("Can I wait 60 minutes?", "Can I wait one hour?"),
+        ("Is it open at 17:00?", "Is it open at 5 pm?"),
+        ("Meet on May 5th", "Meet on 5 May"),
+        ("Are at least 5 points needed?", "Is the minimum 5 points?"),
+        ("Is it a £1 charge?", "Is it a charge of 1 pound?"),
+        ("Is 180 degrees Celsius hot?", "Is 180°C hot?"),
+        ("What is the square of 196?", "What is 196 squared?"),
+        ("What does HTTP 404 mean?", "How would you explain HTTP 404?"),
+        ("Plan a barbecue for ten", "Plan a BBQ for 10"),
+        ("How much is 2 miles in kilometers?", "How much is 2 miles in km?"),
+        ("Who hosted the Olympics in 1936?", "Who hosted the Olympic Games in 1936?"),
+        ("What is the gate no. for flight LH456?", "What is the gate number for flight LH456?"),
+        ("Where is room No. 5?", "Where is room number 5?"),
+        ("I did not receive the confirmation email.", "I didn't get the confirmation email."),
+        ("What is 0.375 as a fraction?", "what's .375 as a fraction"),
+        ("Slope through (1, 2) and (3, 8)?", "slope through (1,2) and (3,8)"),
+        ("cats to dogs is 3:2, how many dogs?", "cats to dogs is 3 : 2, how many dogs?"),
+        ("Pace for 5 km in 27 minutes and 30 seconds?", "Pace for 5 km in 27:30 minutes?"),
+        ("Pace for 5 km in 27 minutes and 30 seconds?", "Pace for 5 km in 27:30?"),
+        ("Are 90 minutes enough?", "Are 1 hour and 30 minutes enough?"),
+        ("Convert 2:45 pm to French", "Convert 2.45 p.m. to French"),
+        ("Convert 100 degrees Fahrenheit to Celsius.", "convert 100 °F to °C"),
+        ("What is the derivative of x squared?", "What's the derivative of x^2?"),
+        ("How big is 15 m²?", "How big is 15 square meters?"),
+        ("What is the square of 12?", "What is 12^2?"),
+        ("Expand (x - y)^2", "Expand (x - y) squared"),
+        ("What is the mean of (1,2,3)?", "What is the mean of (1, 2, 3)?"),
+        ("How cold is -5°C?", "How cold is -5 celsius?"),
+        ("Is the train at 15:20 late?", "Is the train at 3:20 late?"),
+        ("What is the log base 2 of 8?", "what's the log base 2 of 8"),
+        ("How long is 60 minutes and 2 hours?", "How long is 1 hour and 2 hours?"),
+        ("is it a $5 charge", "is it the $5 charge"),
+        ("It lasts 1 h 45 min. Is it long?", "It lasts 105 minutes. Is it long?"),
+        ("We share it 5 to 3. Who has more?", "We share it in the ratio 5:3. Who has more?"),
+        ("Which weekday was 20/07/1969?", "Which weekday was 20 July 1969?"),
+        ("Is a third of an hour enough?", "Are 20 minutes enough?"),
+        ("Do I get 15% of it?", "Do I get 0.15 of it?"),
+        ("Invest 10 000 dollars", "Invest ten thousand dollars"),
+        ("A fortnight in Rome", "Two weeks in Rome"),
+        ("Is per cent a word for 5 per cent?", "Is percent a word for 5%?"),
+        ("My two cats fight", "My cats fight, both of them"),
+    ],
+)
+def test_one_number_may_be_written_in_several_ways(asked, stored):
+    assert both_ways(asked, stored) is None
