@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar, cast
 
 from embeddings.messages import (
+    MAX_TEXTS,
     Add,
     AskStatus,
     Cancel,
@@ -32,12 +33,13 @@ from embeddings.messages import (
     Vectors,
     Verify,
 )
-from embeddings.protocol import (
+from embeddings.wire import (
     MAX_FRAME_BYTES,
-    MAX_TEXTS,
+    MAX_REQUEST_ID,
     Envelope,
-    FrameDecoder,
+    FrameReader,
     ProtocolError,
+    decode,
     encode,
 )
 
@@ -48,8 +50,7 @@ _MOST_CHARACTERS: Final = 200_000
 # Two such texts fit a frame together, and no verifier takes ones as long.
 _MOST_CHARACTERS_OF_PAIR: Final = _MOST_CHARACTERS // 2
 _KEYS_A_FRAME: Final = 512
-_REQUEST_IDS: Final = 1 << 32
-_MOST_UNSENT_BYTES: Final = 4 * MAX_FRAME_BYTES
+_MOST_UNSENT_BYTES: Final = 1 << 22
 
 R = TypeVar("R")
 
@@ -65,7 +66,7 @@ class Link(asyncio.Protocol):
     """
 
     def __init__(self) -> None:
-        self._decoder = FrameDecoder()
+        self._frames = FrameReader(MAX_FRAME_BYTES)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._gone = asyncio.Event()
@@ -78,7 +79,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for envelope in self._decoder.feed(data):
+            for envelope in map(decode, self._frames.feed(data)):
                 self._take(envelope)
         except ProtocolError as error:
             self.abort(f"ProtocolError: {error}")
@@ -90,15 +91,15 @@ class Link(asyncio.Protocol):
     async def ask(self, request: Request) -> Reply:
         """Send a request and return its reply.
 
-        Cancelled, it tells the service that nobody waits. Raises LinkLostError, and what
-        `protocol.encode` raises.
+        Cancelled, it tells the service that nobody waits. Raises LinkLostError, and ProtocolError
+        for a request that may not be sent.
         """
         if self.lost is not None:
             raise LinkLostError(self.lost)
         if self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
             message = f"over {_MOST_UNSENT_BYTES} bytes wait to be sent"
             raise SemanticUnavailableError(Reason.OVERLOADED, message)
-        request_id = next(self._ids) % _REQUEST_IDS
+        request_id = next(self._ids) & MAX_REQUEST_ID
         frame = encode(request_id, request)
         answered: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = answered
@@ -199,9 +200,12 @@ class EmbeddingsClient:
         vectors: list[Sequence[float]] = []
         for frame in _frames([_checked(text) for text in texts]):
             reply = await self._call(Embed(frame), Vectors, self._embed_timeout)
-            if len(reply.vectors) != len(frame):
+            if len(reply.rows) != len(frame):
                 raise SemanticUnavailableError(Reason.ERROR, "not one vector for each text")
-            vectors += reply.vectors
+            try:
+                vectors += reply.unpacked()
+            except ValueError as error:
+                raise SemanticUnavailableError(Reason.ERROR, str(error)) from error
         return vectors
 
     async def score(self, asked: str, stored: str) -> float:
@@ -246,11 +250,8 @@ class EmbeddingsClient:
         self._in_flight += 1
         try:
             reply = await self._ask(request, self._timeout if seconds is None else seconds)
-        except (ProtocolError, UnicodeEncodeError) as error:
-            # Not `from error`: that one quotes the user's text.
-            raise SemanticUnavailableError(
-                Reason.ERROR, f"cannot be sent: {type(error).__name__}"
-            ) from None
+        except ProtocolError as error:
+            raise SemanticUnavailableError(Reason.ERROR, f"cannot be sent: {error}") from error
         finally:
             self._in_flight -= 1
         if isinstance(reply, Refused):

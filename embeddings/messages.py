@@ -1,7 +1,34 @@
-"""What gateway and embeddings service say to each other: frozen values, no I/O."""
+"""What gateway and embeddings service say to each other: frozen values, no I/O.
 
+The annotations bound what is sent and received; `wire.py` applies them.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field
+
+MAX_MATCHES: Final = 256
+MAX_TEXTS: Final = 16
+MAX_PAIRS: Final = 16
+MAX_FIELD: Final = 1024
+
+
+def _number(value: float) -> float:
+    if math.isnan(value):
+        raise ValueError("not a number")
+    return value
+
+
+Key = Annotated[bytes, Field(max_length=MAX_FIELD)]
+Word = Annotated[str, Field(max_length=MAX_FIELD)]
+Count = Annotated[int, Field(ge=0)]
+Time = Annotated[float, AfterValidator(_number)]
+Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Reason(StrEnum):
@@ -38,8 +65,8 @@ Scored = float | Reason
 class Match:
     """A stored vector near the asked text; `similarity` is the cosine, -1 to 1."""
 
-    key: bytes
-    similarity: float
+    key: Key
+    similarity: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,54 +80,54 @@ class IndexStatus:
 
     ready: bool = False
     encoder: str = ""
-    digest: str = ""
-    dimensions: int = 0
-    vectors: int = 0
-    index: str = ""
-    fault: str = ""
-    verifier: str = ""
-    verifier_digest: str = ""
-    verifier_fault: str = ""
+    digest: Word = ""
+    dimensions: Count = 0
+    vectors: Count = 0
+    index: Word = ""
+    fault: Word = ""
+    verifier: Word = ""
+    verifier_digest: Word = ""
+    verifier_fault: Word = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
     """Find the `k` stored vectors of `partition` nearest to `text`."""
 
-    partition: bytes
+    partition: Key
     text: str
-    k: int
+    k: Annotated[int, Field(ge=0, le=MAX_MATCHES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
     """Store the vector of `text` under `key`; `expires_at` in seconds since the epoch."""
 
-    partition: bytes
-    key: bytes
+    partition: Key
+    key: Key
     text: str
-    expires_at: float
+    expires_at: Time
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
     """Return the vectors of up to MAX_TEXTS texts; nothing is stored."""
 
-    texts: tuple[str, ...]
+    texts: Annotated[tuple[str, ...], Field(max_length=MAX_TEXTS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
     """Score up to MAX_PAIRS pairs of texts: how surely does one answer fit both."""
 
-    pairs: tuple[Pair, ...]
+    pairs: Annotated[tuple[Pair, ...], Field(max_length=MAX_PAIRS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
     """Forget these keys, wherever they are."""
 
-    keys: tuple[bytes, ...]
+    keys: tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +149,39 @@ class Done:
 class Matches:
     """Answer to Search, nearest first."""
 
-    matches: tuple[Match, ...]
+    matches: Annotated[tuple[Match, ...], Field(max_length=MAX_MATCHES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Answer to Embed: unit vectors of one length in the order of the texts, as 32-bit floats."""
+    """Answer to Embed: a unit vector for each text, in order.
 
-    vectors: tuple[tuple[float, ...], ...]
+    A row holds the 32-bit floats of one vector in the machine's order of bytes.
+    """
+
+    rows: Annotated[tuple[bytes, ...], Field(max_length=MAX_TEXTS)]
+
+    @classmethod
+    def packed(cls, vectors: Iterable[Sequence[float]]) -> "Vectors":
+        """Return the message for these vectors."""
+        return cls(tuple(array("f", vector).tobytes() for vector in vectors))
+
+    def unpacked(self) -> list[list[float]]:
+        """Return the vectors. Raises ValueError unless they are finite and of one length."""
+        vectors = [array("f", row).tolist() for row in self.rows]
+        if len({len(vector) for vector in vectors}) > 1:
+            raise ValueError("vectors of several lengths")
+        if not all(math.isfinite(number) for vector in vectors for number in vector):
+            raise ValueError("not a finite vector")
+        return vectors
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """Answer to Verify: scores from 0 to 1 in the order of the pairs, and whose they are."""
 
-    verifier_digest: str
-    scores: tuple[float, ...]
+    verifier_digest: Word
+    scores: Annotated[tuple[Score, ...], Field(max_length=MAX_PAIRS)]
 
 
 @dataclass(frozen=True, slots=True)

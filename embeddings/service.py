@@ -12,14 +12,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final, assert_never, cast
 
 from embeddings.batching import OverloadedError
-from embeddings.connections import Connection
 from embeddings.index.allocation import give_free_memory_back
 from embeddings.index.text_index import TextIndex, TextIndexSettings, open_text_index
 from embeddings.index.vector_index import VectorIndexError
@@ -42,11 +41,17 @@ from embeddings.messages import (
     Verify,
 )
 from embeddings.scoring import PairScores, open_pair_scores
+from embeddings.wire import MAX_FRAME_BYTES, Envelope, FrameReader, ProtocolError, decode, encode
+
+MAX_IN_FLIGHT: Final = 1024
+"""Requests of one connection."""
 
 _SWEEP_PERIOD_S: Final = 30.0
 _NOT_READY: Final = IndexStatus()
 
 _log = logging.getLogger(__name__)
+
+Answer = Callable[[Request], Awaitable[Reply]]
 
 
 class SocketError(Exception):
@@ -94,7 +99,7 @@ async def _carry_out(texts: TextIndex, pairs: PairScores, request: Request) -> R
             return Done() if refusal is None else _no_vector(refusal)
         case Embed(wanted):
             vectors = await texts.embed(wanted)
-            return _no_vector(vectors) if isinstance(vectors, Reason) else Vectors(vectors)
+            return _no_vector(vectors) if isinstance(vectors, Reason) else Vectors.packed(vectors)
         case Verify(asked):
             scores = await pairs.score(asked)
             return _no_score(scores) if isinstance(scores, Reason) else Scores(pairs.digest, scores)
@@ -120,6 +125,92 @@ def _no_vector(reason: Reason) -> Refused:
 
 def _no_score(reason: Reason) -> Refused:
     return Refused(reason, "the pair has no score")
+
+
+class Connection(asyncio.Protocol):
+    """Serves one client with `answer`, which must not raise; it is in `connections` while open.
+
+    Laws: every request gets one reply unless its client cancelled it or went away; the requests in
+    flight are bounded; a client that breaks the protocol is told once and cut off; a client that
+    does not read its replies is not read from.
+    """
+
+    def __init__(self, answer: Answer, connections: "set[Connection]") -> None:
+        self._answer = answer
+        self._connections = connections
+        self._frames = FrameReader(MAX_FRAME_BYTES)
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        try:
+            for envelope in map(decode, self._frames.feed(data)):
+                self._take(envelope)
+        except ProtocolError as error:
+            _log.warning("client cut off: %s", error)
+            self._reply(0, Refused(Reason.ERROR, str(error)))
+            self._cancel()
+            self._transport.close()
+
+    def pause_writing(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            _log.debug("client gone: %s", exc)
+        self._connections.discard(self)
+        self._cancel()
+
+    async def close(self) -> None:
+        """Cut the client off; then nothing of the connection is left running."""
+        self._transport.abort()
+        self._cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _cancel(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+
+    def _take(self, envelope: Envelope) -> None:
+        request_id, message = envelope.request_id, envelope.message
+        if isinstance(message, Cancel):
+            running = self._running.get(request_id)
+            if running is not None:
+                running.cancel()
+        elif not isinstance(message, Request):
+            raise ProtocolError(f"{type(message).__name__} is no request")
+        elif request_id in self._running:
+            raise ProtocolError(f"request id {request_id} is in use")
+        elif len(self._running) >= MAX_IN_FLIGHT:
+            self._reply(
+                request_id, Refused(Reason.OVERLOADED, f"{MAX_IN_FLIGHT} requests in flight")
+            )
+        else:
+            task = asyncio.create_task(self._serve_one(request_id, message))
+            self._running[request_id] = task
+            task.add_done_callback(lambda _: self._running.pop(request_id))
+
+    async def _serve_one(self, request_id: int, request: Request) -> None:
+        self._reply(request_id, await self._answer(request))
+
+    def _reply(self, request_id: int, reply: Reply) -> None:
+        if self._transport.is_closing():
+            return
+        try:
+            frame = encode(request_id, reply)
+        except ProtocolError as error:
+            _log.error("a reply cannot be sent: %s", error)
+            frame = encode(request_id, Refused(Reason.ERROR, "internal error"))
+        self._transport.write(frame)
 
 
 async def serve(

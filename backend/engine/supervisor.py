@@ -31,7 +31,7 @@ from backend.engine.messages import (
     Submit,
     ToEngine,
 )
-from backend.engine.wire import FrameReader, frame
+from backend.engine.wire import FrameReader, decode, encode
 from backend.models.config import ModelLoadError
 from backend.ports import OverloadedError, UnavailableError
 from backend.settings import EngineOptions
@@ -88,7 +88,7 @@ class EngineProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Act on the messages that ``data`` completes. Raises TypeError for an unknown one."""
         self._heard = True
-        for message in self._frames.feed(data):
+        for message in map(decode, self._frames.feed(data)):
             match message:
                 case Report():
                     self._receive(message)
@@ -195,7 +195,7 @@ class EngineProcess(asyncio.Protocol):
 
     def _write(self, messages: Sequence[object]) -> None:
         if not self._transport.is_closing():
-            self._transport.write(frame(messages))
+            self._transport.write(encode(messages))
 
     def _fail_load(self, error: Exception) -> None:
         if not self.loaded.done():

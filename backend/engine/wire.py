@@ -11,11 +11,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from backend.engine.messages import FromEngine, Report, ToEngine
 
-LENGTH = struct.Struct("!I")
+LENGTH: Final = struct.Struct("!I")
 _CHUNK = 1 << 16
 
 MessageT = TypeVar("MessageT")
@@ -25,34 +25,53 @@ class PeerGoneError(Exception):
     """The process at the other end has closed, or is no more."""
 
 
-def frame(message: object) -> bytes:
-    """Return a message as it is sent."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+class ProtocolError(Exception):
+    """The bytes are no frame that may be sent."""
+
+
+def frame(body: bytes) -> bytes:
+    """Return a body with its length in front."""
     return LENGTH.pack(len(body)) + body
 
 
 class FrameReader:
-    """Cuts a stream of bytes into messages."""
+    """Cuts a stream of bytes into the bodies of its frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = 2**32 - 1) -> None:
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Add ``data`` and yield the messages that are whole."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Add ``data`` and yield the bodies that are whole.
+
+        Raises ProtocolError for a body of more than ``max_bytes``; the stream is then lost.
+        """
         self._buffer += data
         start = 0
         try:
             while len(self._buffer) - start >= LENGTH.size:
                 (size,) = LENGTH.unpack_from(self._buffer, start)
+                if size > self._max_bytes:
+                    raise ProtocolError(f"frame of {size} bytes, at most {self._max_bytes} allowed")
                 stop = start + LENGTH.size + size
                 if len(self._buffer) < stop:
                     return
                 body = bytes(memoryview(self._buffer)[start + LENGTH.size : stop])
                 start = stop
-                # Both ends are processes that we started ourselves.
-                yield pickle.loads(body)  # noqa: S301
+                yield body
         finally:
             del self._buffer[:start]
+
+
+def encode(message: object) -> bytes:
+    """Return a message's frame."""
+    return frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def decode(body: bytes) -> Any:
+    """Return the message in a frame's body."""
+    # Both ends are processes that we started ourselves.
+    return pickle.loads(body)  # noqa: S301
 
 
 class SocketEndpoint:
@@ -111,7 +130,7 @@ class SocketEndpoint:
         elif self._unsent:
             self._held = report
         else:
-            self._unsent = frame(report)
+            self._unsent = encode(report)
         self._flush()
 
     def await_message(self, kind: type[MessageT]) -> MessageT:
@@ -123,7 +142,7 @@ class SocketEndpoint:
 
     def send_now(self, message: FromEngine) -> None:
         """Send outside of the loop, and wait until it is sent."""
-        self._unsent += frame(message)
+        self._unsent += encode(message)
         while self._unsent:
             select.select((), (self._socket,), ())
             self._flush()
@@ -138,7 +157,7 @@ class SocketEndpoint:
                 raise PeerGoneError from error
             self._unsent = self._unsent[sent:]
             if not self._unsent and self._held is not None:
-                self._unsent, self._held = frame(self._held), None
+                self._unsent, self._held = encode(self._held), None
 
     def _read(self) -> Iterator[list[Any]]:
         while True:
@@ -150,6 +169,6 @@ class SocketEndpoint:
                 raise PeerGoneError from error
             if not data:
                 raise PeerGoneError
-            yield from self._frames.feed(data)
+            yield from map(decode, self._frames.feed(data))
             if len(data) < _CHUNK:
                 return

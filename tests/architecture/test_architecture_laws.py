@@ -79,7 +79,7 @@ BAD = {
         ("policies/decision.py", "import backend"),
         ("backend/scheduler/scheduler.py", "from backend.engine import engine"),
         ("backend/scheduler/scheduler.py", "from policies.decision import Scope"),
-        ("embeddings/verify/guards/gate.py", "from embeddings.protocol import Match"),
+        ("embeddings/verify/guards/gate.py", "from embeddings.wire import Match"),
     ],
     "imports_run_one_way": [
         ("gateway/protocol/sse.py", "from gateway.cache.key import Scope"),

@@ -18,7 +18,7 @@ from backend.engine import engine, supervisor
 from backend.engine.loading import load_engine
 from backend.engine.messages import EngineDescription, Loaded, Loading, Ping
 from backend.engine.supervisor import TICKS, EngineProcess, EngineSupervisor
-from backend.engine.wire import frame
+from backend.engine.wire import encode
 from backend.models.config import ModelLoadError
 from backend.ports import EngineError, UnavailableError
 from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
@@ -260,9 +260,9 @@ async def test_loading_may_take_any_time_while_it_tells_of_progress(turns):
     for layer in range(10):
         await turns.go(TICKS)
         await turns.judged()
-        link.data_received(frame(Loading(f"{layer} of 10 layers")))
+        link.data_received(encode(Loading(f"{layer} of 10 layers")))
         await turns.go()
-    link.data_received(frame(Loaded(EngineDescription(100, 50))))
+    link.data_received(encode(Loaded(EngineDescription(100, 50))))
     await asyncio.wait_for(loading, LIMIT)
     assert (len(told), link.description.max_model_len) == (10, 100)
 

@@ -4,7 +4,7 @@ import socket
 import pytest
 
 from backend.engine.messages import Abort, Report, Stop, Submit
-from backend.engine.wire import FrameReader, PeerGoneError, SocketEndpoint, frame
+from backend.engine.wire import FrameReader, PeerGoneError, SocketEndpoint, decode, encode
 from backend.ports import EngineError, QueueFullError, QueueTimeoutError, RequestRejectedError
 from backend.scheduler.request import FinishReason, GenerationRequest, TokenDelta, TokenLogprobs
 from backend.scheduler.stats import EngineStats
@@ -28,17 +28,17 @@ def read(sock, count):
     """Read until there are so many reports."""
     frames, reports = FrameReader(), []
     while len(reports) < count:
-        reports += frames.feed(sock.recv(1 << 16))
+        reports += map(decode, frames.feed(sock.recv(1 << 16)))
     return reports
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_messages_are_whole_however_they_are_cut(size):
     messages = [[Stop()], [Abort(1, None, FinishReason.ABORT, 0.5), Stop()], "x" * 500]
-    data = b"".join(map(frame, messages))
+    data = b"".join(map(encode, messages))
     frames = FrameReader()
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    assert [message for piece in pieces for message in frames.feed(piece)] == messages
+    assert [message for piece in pieces for message in map(decode, frames.feed(piece))] == messages
 
 
 def test_a_report_comes_as_it_was_sent():
@@ -69,9 +69,9 @@ def test_messages_of_several_turns_are_taken_in_together(pair):
     endpoint, peer = pair
     assert endpoint.receive(wait=False) == []
     submit = Submit(1, GenerationRequest("r", (1,)), 0.0)
-    peer.sendall(frame([submit]) + frame([Stop()])[:5])
+    peer.sendall(encode([submit]) + encode([Stop()])[:5])
     assert endpoint.receive(wait=True) == [submit]
-    peer.sendall(frame([Stop()])[5:])
+    peer.sendall(encode([Stop()])[5:])
     assert endpoint.receive(wait=True) == [Stop()]
 
 
@@ -92,7 +92,7 @@ def test_a_reader_that_falls_behind_holds_up_nobody_and_misses_nothing(pair):
     frames, items, stats, num_reports = FrameReader(), [], None, 0
     while stats is None:
         endpoint.receive(wait=False)  # the loop goes on, and sends what fits
-        for report in frames.feed(peer.recv(1 << 16)):
+        for report in map(decode, frames.feed(peer.recv(1 << 16))):
             items += report.items
             stats = report.stats
             num_reports += 1
@@ -110,6 +110,6 @@ def test_that_nobody_is_there_any_more_is_raised(pair, use):
 
 def test_something_else_instead_of_the_first_message_is_refused(pair):
     endpoint, peer = pair
-    peer.sendall(frame([Stop()]))
+    peer.sendall(encode([Stop()]))
     with pytest.raises(TypeError, match="expected Submit, got Stop"):
         endpoint.await_message(Submit)

@@ -18,7 +18,7 @@ from embeddings.messages import (
     Search,
     Vectors,
 )
-from embeddings.protocol import FrameDecoder, encode
+from embeddings.wire import FrameReader, decode, encode
 
 SOON = 0.1
 LONG = 60.0
@@ -38,9 +38,9 @@ class FakeService:
     async def connected(self, reader, writer):
         self.connections += 1
         self.writers.append(writer)
-        decoder = FrameDecoder()
+        frames = FrameReader()
         while data := await reader.read(1 << 16):
-            for envelope in decoder.feed(data):
+            for envelope in map(decode, frames.feed(data)):
                 async with self.arrived:
                     self.received.append(envelope)
                     self.arrived.notify_all()
@@ -291,7 +291,7 @@ async def test_many_keys_are_removed_in_several_frames(short_path):
 
 def embedded(message):
     """Tells each text by its vector."""
-    return Vectors(tuple((float(text.strip("x") or 0), 0.5) for text in message.texts))
+    return Vectors.packed((float(text.strip("x") or 0), 0.5) for text in message.texts)
 
 
 async def test_many_texts_are_embedded_in_several_frames_one_at_a_time(short_path):
@@ -332,7 +332,15 @@ async def test_an_embedding_may_take_longer_than_a_search(short_path):
 
 
 @pytest.mark.parametrize(
-    "reply", [Vectors(()), Vectors(((1.0,), (1.0,))), Done(), Refused(Reason.ERROR, "why")]
+    "reply",
+    [
+        Vectors(()),
+        Vectors.packed([(1.0,), (1.0,)]),
+        Vectors.packed([(float("nan"),)]),
+        Vectors((b"\0" * 5,)),
+        Done(),
+        Refused(Reason.ERROR, "why"),
+    ],
 )
 async def test_an_embed_without_one_vector_for_each_text_is_an_error(short_path, reply):
     async with (
@@ -365,5 +373,5 @@ async def test_the_first_call_cancelled_does_not_take_the_connection_from_the_ot
 
 
 def test_search_frames_hold_what_was_asked():
-    (envelope,) = FrameDecoder().feed(encode(7, Search(b"p", "text", 3)))
+    (envelope,) = map(decode, FrameReader().feed(encode(7, Search(b"p", "text", 3))))
     assert (envelope.request_id, envelope.message) == (7, Search(b"p", "text", 3))

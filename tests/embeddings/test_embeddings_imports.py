@@ -30,7 +30,7 @@ def imported_by(module: str) -> set[str]:
 @pytest.mark.parametrize(
     "module",
     [
-        *("embeddings.client", "embeddings.protocol", "embeddings.verify.guards"),
+        *("embeddings.client", "embeddings.wire", "embeddings.verify.guards"),
         "embeddings.verify.features",
     ],
 )

@@ -7,7 +7,6 @@ import time
 import pytest
 
 from embeddings.client import EmbeddingsClient, SemanticUnavailableError
-from embeddings.connections import MAX_IN_FLIGHT, Connection
 from embeddings.messages import (
     Add,
     AskStatus,
@@ -19,8 +18,8 @@ from embeddings.messages import (
     Search,
     Verify,
 )
-from embeddings.protocol import FrameDecoder, encode
-from embeddings.service import EmbeddingsService
+from embeddings.service import MAX_IN_FLIGHT, Connection, EmbeddingsService
+from embeddings.wire import FrameReader, decode, encode
 
 LATER = time.time() + 3600
 RESET = "How do I reset my password?"
@@ -164,7 +163,7 @@ async def test_a_client_that_breaks_the_protocol_is_told_and_cut_off(client, run
     reader, writer = await asyncio.open_unix_connection(str(running_service.socket))
     writer.write(b"\xff" * 64)
     async with asyncio.timeout(60):
-        (told,) = FrameDecoder().feed(await reader.read())
+        (told,) = map(decode, FrameReader().feed(await reader.read()))
     writer.close()
     await writer.wait_closed()
     assert isinstance(told.message, Refused)
@@ -178,11 +177,11 @@ async def test_requests_beyond_the_bound_are_refused_and_the_rest_answered(
     reader, writer = await asyncio.open_unix_connection(str(running_service.socket))
     sent = MAX_IN_FLIGHT + 50
     writer.write(b"".join(encode(n, Search(partition, f"text {n % 4}", 1)) for n in range(sent)))
-    decoder, replies = FrameDecoder(), {}
+    frames, replies = FrameReader(), {}
     async with asyncio.timeout(60):
         while len(replies) < sent:
             data = await reader.read(1 << 16)
-            replies.update((e.request_id, e.message) for e in decoder.feed(data))
+            replies.update((e.request_id, e.message) for e in map(decode, frames.feed(data)))
     writer.close()
     await writer.wait_closed()
     kinds = {type(reply) for reply in replies.values()}
@@ -198,9 +197,9 @@ async def test_a_client_that_goes_away_mid_request_disturbs_nobody(
     writer.write(encode(1, Add(partition, b"left", RESET, LATER)))
     writer.write(encode(2, Search(partition, "gone before the answer", 1))[:-5])
     await writer.drain()
-    decoder = FrameDecoder()
+    frames = FrameReader()
     async with asyncio.timeout(30):
-        (first,) = decoder.feed(await reader.read(1 << 16))
+        (first,) = map(decode, frames.feed(await reader.read(1 << 16)))
     assert first.message == Done()
     writer.transport.abort()
     (match,) = await client.search(partition, RESET, 1)

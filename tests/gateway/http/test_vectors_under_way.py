@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from embeddings.messages import Add, AskStatus, Cancel, Done, IndexStatus, Matches, Remove
-from embeddings.protocol import FrameDecoder, encode
+from embeddings.wire import FrameReader, decode, encode
 from gateway.cache.writer import CacheWriter
 from scripted_upstream import completion
 
@@ -21,9 +21,9 @@ class IndexService:
         self.asked, self.awaited = asyncio.Event(), asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        decoder, replies = FrameDecoder(), set()
+        frames, replies = FrameReader(), set()
         while data := await reader.read(65536):
-            for envelope in decoder.feed(data):
+            for envelope in map(decode, frames.feed(data)):
                 if not isinstance(envelope.message, Cancel):
                     reply = asyncio.create_task(self._reply(envelope, writer))
                     replies.add(reply)

@@ -8,7 +8,7 @@ import pytest
 
 from embeddings.client import EmbeddingsClient
 from embeddings.messages import AskStatus, Embed, IndexStatus, Reason, Refused, Vectors
-from embeddings.protocol import FrameDecoder, encode
+from embeddings.wire import FrameReader, decode, encode
 from gateway.semantic.ports import SemanticUnavailableError
 
 LOADING = IndexStatus()
@@ -28,12 +28,12 @@ class Service:
             case Embed(texts) if "long" in texts:
                 return Refused(Reason.TEXT_TOO_LONG, "the text has no vector")
             case Embed(texts):
-                return Vectors(((0.6, 0.8),) * len(texts))
+                return Vectors.packed([(0.6, 0.8)] * len(texts))
 
     async def connected(self, reader, writer):
-        decoder = FrameDecoder()
+        frames = FrameReader()
         while data := await reader.read(1 << 16):
-            for envelope in decoder.feed(data):
+            for envelope in map(decode, frames.feed(data)):
                 writer.write(encode(envelope.request_id, self.answer(envelope.message)))
         writer.close()
 
