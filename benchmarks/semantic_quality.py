@@ -1,6 +1,6 @@
 """Quality of semantic hits on the evaluation data: plain cosine, the peers' way, beside ours.
 
-    python benchmarks/semantic_quality.py [--only ROW] [--sample N] [--errors ROW N] [--guards]
+    python benchmarks/semantic_quality.py [--only ROW] [--sample N] [--errors ROW N] [--ablation]
 
 Prints the table with 95 % intervals and ends with one line of JSON. Nothing is tuned on these sets.
 """
@@ -10,22 +10,20 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from quality import errors
+from quality import picture, table
 from quality.kept import Kept, default_directory
 from quality.kept_budget import DRAWS, promises, would_be_hits
 from quality.measuring import Measured, measure
-from quality.panels import DRAWN, panel
-from quality.picture import drawn
+from quality.models import vectors_of
 from quality.rows import counted
 from quality.sets import DATA, TRIALS, MissingDataError
-from quality.systems import BUDGETS, WHOLE, System, guards, whole
-from quality.table import as_json, breakdown, markdown, promised, table
-from quality.vectors import vectors_of
+from quality.systems import BUDGETS, WHOLE, System, faults, system
+from quality.trial import Trial
 
-from embeddings.encoder.model_files import VERIFIER_DIRECTORY
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
+from embeddings.verify.calibration import CalibrationError
 
 
 def main() -> None:
@@ -38,77 +36,107 @@ def main() -> None:
         except MissingDataError as error:
             print(f"{name}: skipped, {error}")
     with Kept(options.cache) as kept:
-        measured = systems(options, kept)
-        vectors = vectors_of({text for trial in trials for text in trial.texts}, kept)
-        results = [asyncio.run(measure(trial, vectors, measured)) for trial in trials]
+        systems = found(options, kept)
+        results = asyncio.run(measured(trials, systems, kept, options))
+    for name, count in faults([each for result in results for each in result.all_judged]).items():
+        print(f"{count} candidates have no verdict: {name}")
     if options.errors:
         for each in results:
-            system = options.system or measured[-1].name
-            told = errors.told(each.outcomes[system], options.errors)
-            print(f"{each.name}, {system}:", *told, sep="\n")
+            column = options.system or list(each.outcomes)[-1]
+            told = table.errors(each.outcomes[column], options.errors)
+            print(f"{each.name}, {column}:", *told, sep="\n")
         return
-    if options.picture:
-        panels = [panel(each) for each in results if each.name in DRAWN]
-        options.picture.write_text(drawn(panels), encoding="utf-8")
-    report(results, time.monotonic() - began, as_markdown=options.markdown)
+    last = systems[-1] if systems else None
+    if options.picture and last:
+        panels = [
+            picture.panel(each, last.name, last.threshold())
+            for each in results
+            if each.name in picture.DRAWN
+        ]
+        options.picture.write_text(picture.drawn(panels), encoding="utf-8")
+    report(results, last, time.monotonic() - began, options)
 
 
-def systems(options: argparse.Namespace, kept: Kept) -> list[System]:
+def found(options: argparse.Namespace, kept: Kept) -> list[System]:
     """Return the systems that are ours, in the order of the table."""
-    found = [guards(kept)] if options.guards else []
-    all_of_it = whole(options.verifier, kept, options.cache, options.threshold)
-    if isinstance(all_of_it, str):
-        print(f"{WHOLE}: left out, {all_of_it}")
-    else:
-        found.append(all_of_it)
-    return [replace(system, min_similarity=options.min_similarity) for system in found]
+    systems = []
+    for name, directory in options.verifier:
+        try:
+            systems.append(system(name, directory, kept, options.cache, options.threshold))
+        except (ModelError, CalibrationError) as error:
+            print(f"{name}: left out, {error}")
+    return systems
 
 
-def report(results: Sequence[Measured], seconds: float, *, as_markdown: bool) -> None:
+async def measured(
+    trials: Sequence[Trial], systems: Sequence[System], kept: Kept, options: argparse.Namespace
+) -> list[Measured]:
+    """Return what the systems make of the trials."""
+    vectors = vectors_of({text for trial in trials for text in trial.texts}, kept)
+    floor, all_scores = options.min_similarity, options.ablation
+    return [
+        await measure(each, vectors, systems, min_similarity=floor, refused_too=all_scores)
+        for each in trials
+    ]
+
+
+def report(
+    results: Sequence[Measured],
+    judged: System | None,
+    seconds: float,
+    options: argparse.Namespace,
+) -> None:
+    """Print the tables; goals, thresholds and budgets are of the system judged, the last one."""
     figures = counted({each.name: each.outcomes for each in results})
-    print(*(markdown(figures) if as_markdown else table(figures, WHOLE)), sep="\n")
-    print(*other_thresholds(results), sep="\n")
+    name = judged.name if judged else ""
+    print(*(table.markdown(figures) if options.markdown else table.table(figures, name)), sep="\n")
     for each in results:
-        for most in {"checklist": (": ", None), "gsm_plus": (None,)}.get(each.name, ()):
-            print("", *breakdown(each.outcomes, most=most), sep="\n")
-    print(*kept_budgets(results), sep="\n")
-    print(
-        json.dumps(
-            {
-                "benchmark": "semantic_quality",
-                "seconds": round(seconds, 1),
-                "rows": as_json(figures),
-            }
-        )
-    )
+        kinds = {"checklist": (": ", None), "gsm_plus": (None,), "verbs": (None,)}
+        for most in kinds.get(each.name, ()):
+            print("", *table.breakdown(each.outcomes, most=most), sep="\n")
+    if judged:
+        print(*other_thresholds(results, judged), sep="\n")
+        print(*kept_budgets(results, judged), sep="\n")
+    if judged and options.ablation:
+        threshold, candidates = judged.threshold(), {e.name: e.judged[name] for e in results}
+        if threshold is None:
+            print(f"{name}: no ablation, no score keeps the budget (--threshold)")
+        else:
+            print("", *table.ablation(candidates, threshold), sep="\n")
+    written = {"benchmark": "semantic_quality", "seconds": round(seconds, 1)}
+    print(json.dumps(written | {"rows": table.as_json(figures)}))
 
 
-def other_thresholds(results: Sequence[Measured]) -> list[str]:
-    """Return the whole's figures at other budgets, or at other scores."""
+def other_thresholds(results: Sequence[Measured], judged: System) -> list[str]:
+    """Return a system's figures at other budgets, or at other scores."""
+    thresholds = judged.thresholds()
     shown = {
         each.name: {
-            name: [outcome.at(threshold) for outcome in each.candidates]
-            for name, threshold in each.thresholds.items()
+            name: [outcome.at(threshold) for outcome in each.judged[judged.name]]
+            for name, threshold in thresholds.items()
         }
         for each in results
-        if each.candidates
     }
-    if not shown:
-        return []
-    told = {name: at for each in results for name, at in each.thresholds.items()}
-    values = ", ".join(f"{name} {at:.4f}" for name, at in told.items())
-    return ["", f"{WHOLE}, by threshold: {values}", *table(counted(shown), "")]
+    values = ", ".join(f"{name} {at:.4f}" for name, at in thresholds.items())
+    return ["", f"{judged.name}, by threshold: {values}", *table.table(counted(shown), "")]
 
 
-def kept_budgets(results: Sequence[Measured]) -> list[str]:
+def kept_budgets(results: Sequence[Measured], judged: System) -> list[str]:
     """Return how often calibrations drawn from a trial's own hits broke a budget."""
     lines = []
     for each in results:
-        points = would_be_hits(each.candidates)
+        candidates = each.judged[judged.name]
+        points = would_be_hits(candidates)
         if points:
             lines += ["", f"{each.name}: {len(points)} would-be hits, {DRAWS} calibrations drawn"]
-            lines += promised(promises(points, len(each.candidates), BUDGETS))
+            lines += table.promised(promises(points, len(candidates), BUDGETS))
     return lines
+
+
+def verifier(value: str) -> tuple[str, Path]:
+    """Read `DIRECTORY` or `NAME=DIRECTORY`."""
+    name, equals, directory = value.partition("=")
+    return (name, Path(directory)) if equals else (WHOLE, Path(value))
 
 
 def arguments() -> argparse.Namespace:
@@ -119,8 +147,14 @@ def arguments() -> argparse.Namespace:
     add("--sample", type=int, metavar="N", help="ask at most so many in each row")
     add("--data", type=Path, default=DATA, help="the evaluation data")
     add("--cache", type=Path, default=default_directory(), help="kept vectors and scores")
-    add("--guards", action="store_true", help="also what the guards leave to the model")
-    add("--verifier", type=Path, default=VERIFIER_DIRECTORY, help="a directory of weights")
+    add("--ablation", action="store_true", help="also hits without each guard in turn")
+    add(
+        "--verifier",
+        action="append",
+        type=verifier,
+        metavar="[NAME=]DIRECTORY",
+        help="weights, and their calibration; several are columns, the last is judged",
+    )
     add("--threshold", type=float, help="in place of the one that follows from the budget")
     add("--min-similarity", type=float, help="the floor, in place of the default policy's")
     add("--errors", nargs=2, metavar=("ROW", "N"), help="N wrong hits and N misses of a row")
@@ -134,6 +168,9 @@ def arguments() -> argparse.Namespace:
             parser.error(f"--errors: expected one of {rows}, and a number")
         options.only, options.errors = [name], int(count)
     options.only = options.only or list(TRIALS)
+    options.verifier = options.verifier or [(WHOLE, VERIFIER_DIRECTORY)]
+    if len(dict(options.verifier)) < len(options.verifier):
+        parser.error("--verifier: several need a name each, NAME=DIRECTORY")
     return options
 
 

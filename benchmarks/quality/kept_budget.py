@@ -14,8 +14,7 @@ from itertools import accumulate
 from statistics import median
 
 from embeddings.verify.calibration import Calibration, calibrated
-from quality.intervals import Share
-from quality.outcomes import Outcome
+from quality.outcomes import Outcome, Share
 from quality.trial import SEED
 
 DRAWS = 200

@@ -1,55 +1,101 @@
-"""One trial through every system."""
+"""One trial through every system: what the gateway finds, and what each makes of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from embeddings.encoder.encoder import Vector
-from quality import peers
-from quality.cache import Cache, default_decision, filled
-from quality.outcomes import Outcome
-from quality.progress import told
-from quality.systems import WHOLE, System, all_candidates, thresholds
+from embeddings.index.faiss import FaissIndex
+from gateway.semantic.ports import Verification
+from quality.cache import default_decision, filled
+from quality.models import told
+from quality.outcomes import Outcome, Try
+from quality.systems import System
 from quality.trial import Trial
+
+COSINES = (0.85, 0.90, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`nearest` are the peers' candidates, `candidates` those of the whole, none of them served.
-
-    `thresholds` are the whole's at several budgets; `default` is that of the default budget.
-    """
+    """`nearest` are plain cosine's candidates, `judged` each system's, none of them served."""
 
     name: str
-    outcomes: dict[str, list[Outcome]]
     nearest: list[Outcome]
-    candidates: list[Outcome]
-    thresholds: dict[str, float]
-    default: float | None
+    judged: dict[str, list[Outcome]]
+    outcomes: dict[str, list[Outcome]]
+
+    @property
+    def all_judged(self) -> list[Outcome]:
+        return [each for outcomes in self.judged.values() for each in outcomes]
+
+
+class Unjudged:
+    """A ``Verifier`` that gives none a score, so that every candidate is found and none served."""
+
+    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
+        del asked, stored, similarity
+        return Verification(0.0)
+
+    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
+        del max_wrong_hits, verifier
+        return None
 
 
 async def measure(
-    trial: Trial, vectors: Mapping[str, Vector], systems: Sequence[System]
+    trial: Trial,
+    vectors: Mapping[str, Vector],
+    systems: Sequence[System],
+    *,
+    min_similarity: float | None = None,
+    refused_too: bool = False,
 ) -> Measured:
     """Return what each system makes of a trial."""
-    nearest = peers.nearest(trial, vectors)
-    outcomes = {
-        f"cosine {threshold:.2f}": [outcome.at(threshold) for outcome in nearest]
-        for threshold in peers.THRESHOLDS
-    }
-    cache = await filled(trial, vectors)
-    for system in systems:
-        outcomes[system.name] = await _asked(cache, trial, system)
-    whole = next((system for system in systems if system.name == WHOLE), None)
-    if whole is None:
-        return Measured(trial.name, outcomes, nearest, [], {}, None)
-    candidates = await _asked(cache, trial, all_candidates(whole))
-    default = whole.verifier.threshold(whole.max_wrong_hits)
-    return Measured(trial.name, outcomes, nearest, candidates, thresholds(whole), default)
+    near = nearest(trial, vectors)
+    outcomes = {f"cosine {at:.2f}": [each.at(at) for each in near] for at in COSINES}
+    found = await candidates(trial, vectors, min_similarity)
+    judged = {}
+    for each in systems:
+        threshold = each.threshold()
+        said = await each.judged(found, label=trial.name, refused_too=refused_too)
+        judged[each.name] = said
+        outcomes[each.name] = [outcome.at(threshold) for outcome in said]
+    return Measured(trial.name, near, judged, outcomes)
 
 
-async def _asked(cache: Cache, trial: Trial, system: System) -> list[Outcome]:
-    decision = system.decision(default_decision())
+async def candidates(
+    trial: Trial, vectors: Mapping[str, Vector], min_similarity: float | None = None
+) -> list[Outcome]:
+    """Return what the gateway would give to a verifier; the verifications say nothing yet."""
+    cache, decision = await filled(trial, vectors), default_decision()
+    if min_similarity is not None:
+        decision = replace(decision, min_similarity=min_similarity)
     return [
-        await cache.ask(request, decision, system.verifier)
-        for request in told(f"{trial.name}, {system.name}", trial.asked)
+        await cache.ask(request, decision, Unjudged())
+        for request in told(f"{trial.name}: requests looked up", trial.asked)
     ]
+
+
+def nearest(trial: Trial, vectors: Mapping[str, Vector]) -> list[Outcome]:
+    """Return for each request its nearest stored question as the only candidate.
+
+    That is plain cosine, the peers' way. It looks at the last message alone, as theirs do: their
+    default key holds no conversation. The similarity is the score.
+    """
+    index = FaissIndex(384, max(1, len(trial.stored)))
+    for number, request in enumerate(trial.stored):
+        vector = vectors.get(request.text)
+        if vector is not None:
+            index.add(str(request.realm).encode(), str(number).encode(), vector, 1.0)
+    outcomes = []
+    for request in trial.asked:
+        vector = vectors.get(request.text)
+        found = (
+            [] if vector is None else index.search(str(request.realm).encode(), vector, 1, now=0.0)
+        )
+        tries = []
+        for match in found:
+            stored = trial.stored[int(match.key)]
+            score = Verification(match.similarity)
+            tries.append(Try(stored.text, stored.answer or "", match.similarity, score))
+        outcomes.append(Outcome(request, None, "miss", tuple(tries)))
+    return outcomes

@@ -1,16 +1,28 @@
-"""The evaluation data as trials. Read in place; nothing of it is kept (shared/data/README.md)."""
+"""The evaluation data as trials. Public sets are read in place (shared/data/README.md).
+
+The groups in ``data`` were written for evaluation and set aside before training.
+"""
 
 import json
 import os
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quality.trial import SEED, Message, Request, Trial, pairs
 
 QQP_EVERY = 5
+HELD_OUT = Path(__file__).parent / "data"
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
+
+
+class Group(NamedTuple):
+    """One answer fits the seed and its rewordings, and no near miss."""
+
+    seed: str
+    rewordings: tuple[str, ...]
+    misses: tuple[str, ...]
 
 
 class MissingDataError(Exception):
@@ -93,6 +105,29 @@ def canard(data: Path) -> Trial:
     return Trial("canard", tuple(stored), tuple(asked))
 
 
+def verbs(_: Path) -> Trial:
+    """All seeds stored; asked are rewordings, and near misses that turn on a verb."""
+    stored, asked = [], []
+    for group in groups("support_verbs"):
+        stored.append(Request(group.seed, group.seed, "seed"))
+        asked += [Request(text, group.seed, "rewording") for text in group.rewordings]
+        asked += [Request(text, None, "near miss") for text in group.misses]
+    return Trial("verbs", tuple(stored), tuple(asked))
+
+
+def groups(name: str) -> list[Group]:
+    """Return the groups of a file that was set aside for evaluation."""
+    blocks = (HELD_OUT / f"{name}.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    return [
+        Group(
+            seed,
+            tuple(line[2:] for line in lines if line.startswith("= ")),
+            tuple(line[2:] for line in lines if line.startswith("! ")),
+        )
+        for seed, *lines in (block.splitlines() for block in blocks)
+    ]
+
+
 TRIALS: Mapping[str, Callable[[Path], Trial]] = {
     "checklist": checklist,
     "gsm_plus": gsm_plus,
@@ -100,6 +135,7 @@ TRIALS: Mapping[str, Callable[[Path], Trial]] = {
     "clinc150": clinc150,
     "banking77": banking77,
     "qqp": qqp,
+    "verbs": verbs,
 }
 
 

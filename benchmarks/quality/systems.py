@@ -1,69 +1,102 @@
-"""The systems measured: decision and verifier of each, behind the gateway's own port."""
+"""The verifiers measured: each with its weights, the gateway's own code, and its calibration."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from embeddings.encoder.model_files import ModelError
 from embeddings.verify.calibration import Calibration, CalibrationError
 from embeddings.verify.calibration_file import parse_calibration
-from embeddings.verify.guards import guard
+from embeddings.verify.fusion import weighed
 from gateway.semantic.calibrations import Calibrations
-from gateway.semantic.ports import Verification, Verifier
-from gateway.semantic.verifier import CalibratedVerifier
-from policies.decision import Decision
+from gateway.semantic.ports import SemanticUnavailableError, Verification, Verifier
+from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier, Scorer
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS
 from quality.kept import Kept
-from quality.remembered import Remembered
-from quality.scores import Scores
+from quality.models import CORES, Scores, told
+from quality.outcomes import Outcome
 
-GUARDS = "guards, any score"
 WHOLE = "whole"
 BUDGETS = (0.002, 0.005, 0.01, 0.02, 0.05)
 _SCORES = (0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 0.99)
-_SECONDS = 60.0
+_SECONDS = 3600.0
+_AT_A_TIME = 128
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A verifier, and what it is asked to keep to."""
+    """A verifier; `fixed` stands in for the threshold that follows from a budget."""
 
     name: str
     verifier: Verifier
-    max_wrong_hits: float = DEFAULT_MAX_WRONG_HITS
-    min_similarity: float | None = None
-    """The floor, where it is not the default policy's."""
+    scorer: Scorer
+    fixed: float | None = None
 
-    def decision(self, default: Decision) -> Decision:
-        floor = default.min_similarity if self.min_similarity is None else self.min_similarity
-        return replace(default, max_wrong_hits=self.max_wrong_hits, min_similarity=floor)
+    def threshold(self, budget: float = DEFAULT_MAX_WRONG_HITS) -> float | None:
+        return self.verifier.threshold(budget) if self.fixed is None else self.fixed
 
+    def thresholds(self) -> dict[str, float]:
+        """Return the thresholds to show beside the default's: by budget, else by score."""
+        try:
+            by_budget = {
+                f"budget {budget:.1%}": threshold
+                for budget in BUDGETS
+                if (threshold := self.verifier.threshold(budget)) is not None
+            }
+        except CalibrationError:
+            by_budget = {}
+        if len(set(by_budget.values())) > 1:
+            return by_budget
+        return {f"score {threshold}": threshold for threshold in _SCORES}
 
-class Guards:
-    """See the port ``Verifier``: what the guards leave to the model, all of it taken."""
+    async def judged(
+        self, found: Sequence[Outcome], *, label: str = "", refused_too: bool = False
+    ) -> list[Outcome]:
+        """Return the outcomes with a verification of every candidate.
 
-    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        del similarity
-        refusal = guard(asked, stored)
-        return Verification(1.0 if refusal is None else 0.0, refusal)
+        With `refused_too` a guard's refusal has the score that it kept from being asked for.
+        """
+        near = {
+            (each.request.text, candidate.stored): candidate.similarity
+            for each in found
+            for candidate in each.tries
+        }
+        pairs = sorted(near, key=lambda pair: len(pair[0]) + len(pair[1]))
+        said: dict[tuple[str, str], Verification] = {}
+        batches = [pairs[start : start + _AT_A_TIME] for start in range(0, len(pairs), _AT_A_TIME)]
+        # Few at a time: a long pair's guards have a second on a thread.
+        free = asyncio.Semaphore(2 * CORES)
 
-    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        del verifier
-        return None if max_wrong_hits <= 0 else 0.5
+        async def verified(asked: str, stored: str) -> Verification:
+            async with free:
+                return await self._verified(asked, stored, near[asked, stored], refused_too)
 
+        for batch in told(f"{label}, {self.name}: batches of pairs verified", batches):
+            made = await asyncio.gather(*(verified(*pair) for pair in batch))
+            said |= zip(batch, made, strict=True)
+        return [
+            replace(
+                each,
+                tries=tuple(
+                    replace(one, verification=said[each.request.text, one.stored])
+                    for one in each.tries
+                ),
+            )
+            for each in found
+        ]
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """See the port ``Verifier``: another's verdicts, held against a threshold given beforehand."""
-
-    verifier: Verifier
-    fixed: float | None
-
-    async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        return await self.verifier.verify(asked, stored, similarity)
-
-    def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
-        del verifier
-        return self.fixed if max_wrong_hits > 0 else None
+    async def _verified(
+        self, asked: str, stored: str, similarity: float, refused_too: bool
+    ) -> Verification:
+        said = await self.verifier.verify(asked, stored, similarity)
+        if not refused_too or said.refusal is None or not is_guard(said.refusal):
+            return said
+        try:
+            score = weighed(await self.scorer.score(asked, stored), similarity)
+        except SemanticUnavailableError:
+            return said
+        return said._replace(score=score)
 
 
 class CalibrationOf(Calibrations):
@@ -74,46 +107,39 @@ class CalibrationOf(Calibrations):
         self._beside = directory / "calibration.json"
 
     def of(self, verifier: str) -> Calibration | None:
-        """See there."""
+        """See ``Calibrations``. Raises CalibrationError."""
         if not self._beside.is_file():
             return super().of(verifier)
         return parse_calibration(self._beside.read_bytes(), str(self._beside), verifier=verifier)
 
 
-def guards(kept: Kept) -> System:
-    return System(GUARDS, Remembered(Guards(), "guards", kept))
+def system(name: str, directory: Path, kept: Kept, nowhere: Path, fixed: float | None) -> System:
+    """Return the system with the weights in a directory. Raises ModelError, CalibrationError."""
+    scores = Scores(directory, kept)
+    calibrations = CalibrationOf(directory, nowhere)
+    verifier = CalibratedVerifier(scores, calibrations, seconds=_SECONDS)
+    made = System(name, verifier, scores, fixed)
+    made.threshold()
+    return made
 
 
-def whole(directory: Path, kept: Kept, nowhere: Path, fixed: float | None) -> System | str:
-    """Return the whole with the weights in a directory, or why there is none.
-
-    `fixed` stands in for the threshold that follows from the budget, where it is given.
-    """
-    try:
-        scores = Scores(directory, kept)
-    except ModelError as error:
-        return str(error)
-    calibrated = CalibratedVerifier(scores, CalibrationOf(directory, nowhere), seconds=_SECONDS)
-    verifier = Remembered(calibrated, scores.verifier or "", kept)
-    return System(WHOLE, verifier if fixed is None else Held(verifier, fixed))
+def guards_in(judged: Iterable[Outcome]) -> dict[str, int]:
+    """Return the guards that refused a candidate, with how many, most first."""
+    return _counted(judged, is_guard)
 
 
-def thresholds(system: System) -> dict[str, float]:
-    """Return the thresholds to show beside the default's: by budget, else some to choose from."""
-    try:
-        by_budget = {
-            f"budget {budget:.1%}": threshold
-            for budget in BUDGETS
-            if (threshold := system.verifier.threshold(budget)) is not None
-        }
-    except CalibrationError:
-        by_budget = {}
-    if len(set(by_budget.values())) > 1:
-        return by_budget
-    return {f"score {threshold}": threshold for threshold in _SCORES}
+def faults(judged: Iterable[Outcome]) -> dict[str, int]:
+    """Return what kept candidates from a verdict, with how many, most first."""
+    return _counted(judged, lambda refusal: not is_guard(refusal))
 
 
-def all_candidates(system: System) -> System:
-    """Return the system with every candidate verified and none served: to sweep thresholds."""
-    held = Held(system.verifier, None)
-    return replace(system, name=f"{system.name}, all candidates", verifier=held)
+def is_guard(refusal: str) -> bool:
+    """Tell whether a refusal is a guard's, and no fault."""
+    return refusal not in {*OF_THE_TEXT, "fault", "not-a-number"} and not refusal.startswith(
+        "verifier-"
+    )
+
+
+def _counted(judged: Iterable[Outcome], holds: Callable[[str], bool]) -> dict[str, int]:
+    said = (each.verification.refusal for outcome in judged for each in outcome.tries)
+    return dict(Counter(each for each in said if each is not None and holds(each)).most_common())

@@ -6,15 +6,12 @@ from fractions import Fraction
 from math import comb
 
 import pytest
-from quality.intervals import Share
-from quality.outcomes import Outcome, Try, right_among_hits, wrong_among_hits
+from quality.outcomes import Outcome, Share, Try, right_among_hits, wrong_among_hits
 from quality.rows import ROWS, counted
-from quality.table import as_json, cell, markdown, table
+from quality.table import ablation, as_json, cell, errors, markdown, table
 from quality.trial import Request, Trial, pairs
 
 from gateway.semantic.ports import Verification
-
-ASKED = Request("a", "its")
 
 
 @pytest.mark.parametrize(("part", "whole"), [(0, 10), (10, 10), (5, 10), (1, 100), (59, 100)])
@@ -52,12 +49,12 @@ def test_a_hit_is_right_only_with_the_answer_that_belongs_to_it():
     assert right_among_hits(outcomes) == Share(1, 3)
 
 
-def tried(*verifications):
+def tried(*verifications, answer="its"):
     tries = [
         Try(f"stored {number}", str(number), 0.9, verification)
         for number, verification in enumerate(verifications)
     ]
-    return Outcome(ASKED, None, "miss", tuple(tries))
+    return Outcome(Request("a", answer), None, "miss", tuple(tries))
 
 
 def test_at_a_threshold_the_nearest_candidate_that_reaches_it_is_served():
@@ -131,3 +128,28 @@ def test_the_table_of_a_document_has_a_cell_for_each_system_and_the_goal():
     head, _, *rows = markdown(counted(results))
     assert head == "| | cosine | whole | goal |"
     assert {row.count("|") for row in rows} == {5}
+
+
+def test_an_ablation_leaves_out_each_guard_and_leaves_the_first_reason_of_a_pair_alone():
+    judged = [
+        tried(Verification(0.9, "number"), Verification(0.95), answer="0"),
+        tried(Verification(0.2, "number"), answer="0"),
+        tried(Verification(0.8, "name"), answer="0"),
+    ]
+    lines = ablation({"some": judged}, 0.5)
+    told = {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in lines[1:]}
+    assert told == {
+        "all guards and the score": ["0,", "1"],
+        "without number (2 refused)": ["1,", "0"],
+        "without name (1 refused)": ["1,", "1"],
+        "without any guard": ["2,", "0"],
+        "without the score": ["0,", "1"],
+    }
+
+
+def test_a_wrong_hit_is_told_with_the_candidate_that_was_served():
+    served = tried(Verification(0.9, "number"), Verification(0.8), Verification(0.99)).at(0.5)
+    told = "\n".join(errors([served, tried(Verification(0.1), answer="0")], 5))
+    assert "1 wrong hits" in told
+    assert "score 0.8000; stored: stored 1" in told
+    assert "1 misses for which a right answer was verified" in told

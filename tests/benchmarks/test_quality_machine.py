@@ -1,20 +1,24 @@
 """The quality benchmark drives the gateway's own machine; its sweeps say what that would."""
 
+import asyncio
 import itertools
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
+from struct import pack
 
 import numpy as np
 import pytest
 from quality.cache import default_decision, filled
 from quality.kept import Kept
-from quality.peers import nearest
-from quality.remembered import Remembered
+from quality.measuring import candidates, measure, nearest
+from quality.models import Scores
 from quality.sets import TRIALS, MissingDataError, canard, clinc150, gsm_plus
-from quality.systems import Held, System, all_candidates
+from quality.systems import System, faults, guards_in
 from quality.trial import Request, Trial
+from tiny_verifier import write_tiny_verifier
 
-from gateway.semantic.ports import Verification
+from gateway.semantic.ports import SemanticUnavailableError, Verification
 
 WORDS = ("red", "green", "blue", "large", "small")
 
@@ -46,6 +50,16 @@ class ByTable:
 
     def threshold(self, max_wrong_hits, verifier=""):
         return self.least
+
+
+@dataclass
+class ByScore:
+    """A scorer of one score for all pairs."""
+
+    of_all: float = 0.0
+
+    async def score(self, asked, stored):
+        return self.of_all
 
 
 def question(words, answer, **more):
@@ -99,11 +113,10 @@ async def test_sweeping_a_threshold_says_what_the_machine_says_at_it(threshold):
     said = (Verification(0.3), Verification(0.8), Verification(0.95, "number"))
     for verdicts in itertools.permutations(said):
         pairs = {(ASKED.text, s.text): v for s, v in zip(trial.stored, verdicts, strict=True)}
-        system = System("some", ByTable(pairs))
-        swept = all_candidates(system)
-        every = await cache.ask(ASKED, default_decision(), swept.verifier)
+        found = await candidates(trial, vectors(trial))
+        (every,) = await System("some", ByTable(pairs), ByScore()).judged(found)
         assert len(every.tries) == 3
-        driven = await cache.ask(ASKED, default_decision(), Held(system.verifier, threshold))
+        driven = await cache.ask(ASKED, default_decision(), ByTable(pairs, threshold))
         assert every.at(threshold).served == driven.served
 
 
@@ -115,16 +128,27 @@ def test_the_peers_serve_the_nearest_whatever_the_conversation():
     assert not outcome.at(0.9999).hit
 
 
-async def test_verdicts_are_kept_but_never_those_of_a_busy_machine(tmp_path):
-    table = ByTable({("a", "b"): Verification(0.5), ("a", "c"): Verification(0.0, "fault")})
-    with Kept(tmp_path) as kept:
-        for _ in range(2):
-            verifier = Remembered(table, "weights", kept)
-            assert await verifier.verify("a", "b", 0.9) == Verification(0.5)
-            assert await verifier.verify("a", "c", 0.9) == Verification(0.0, "fault")
-        assert table.asked == 3
-        await Remembered(table, "other weights", kept).verify("a", "b", 0.9)
-        assert table.asked == 4
+async def test_a_verifier_gives_each_candidate_its_verdict_and_serves_at_its_threshold():
+    trial = Trial("some", (RED, GREEN), (ASKED,))
+    verdicts = {(ASKED.text, RED.text): Verification(0.6)}
+    system = System("some", ByTable(verdicts, least=0.7), ByScore())
+    measured = await measure(trial, vectors(trial), [system])
+    (judged,), (served,) = measured.judged["some"], measured.outcomes["some"]
+    said = {each.stored: each.verification for each in judged.tries}
+    assert said == {RED.text: Verification(0.6), GREEN.text: Verification(0.0, "words")}
+    assert (served.served, judged.at(0.6).served) == (None, "red")
+
+
+async def test_a_guards_refusal_has_a_score_where_it_is_to_be_left_out_and_a_fault_has_none():
+    trial = Trial("some", (RED, GREEN), (ASKED,))
+    verdicts = {(ASKED.text, GREEN.text): Verification(0.0, "verifier-timeout")}
+    system = System("some", ByTable(verdicts), ByScore(0.9))
+    measured = await measure(trial, vectors(trial), [system], refused_too=True)
+    (judged,) = measured.judged["some"]
+    assert not judged.at(0.5).hit
+    assert judged.at(0.5, without={"words"}).right
+    assert not judged.at(0.5, without={"number"}).hit
+    assert (guards_in([judged]), faults([judged])) == ({"words": 1}, {"verifier-timeout": 1})
 
 
 def test_what_is_kept_is_there_in_the_next_run(tmp_path):
@@ -135,10 +159,37 @@ def test_what_is_kept_is_there_in_the_next_run(tmp_path):
         assert kept.find("another", ["a"]) == {}
 
 
+async def test_a_pair_is_scored_once_in_whichever_order_it_comes(tmp_path):
+    with Kept(tmp_path) as kept:
+        scores = Scores(write_tiny_verifier(tmp_path / "weights"), kept)
+        asked = await asyncio.gather(*(scores.score("How?", text) for text in ("a b", "c d")))
+        again = [await scores.score(text, "How?") for text in ("a b", "c d")]
+        (known,) = kept.find(f"verifier {scores.verifier}", ["How?\0a b"]).values()
+    assert asked == again
+    assert known == pack("<d", asked[0])
+
+
+async def test_a_text_without_a_score_is_so_in_the_next_run_too(tmp_path):
+    directory = write_tiny_verifier(tmp_path / "weights")
+    for _ in range(2):
+        refused = pytest.raises(SemanticUnavailableError, match="text-too-long")
+        with Kept(tmp_path) as kept, refused:
+            await Scores(directory, kept).score("How?", "word " * 5000)
+
+
+def test_a_near_miss_of_a_verb_has_no_right_answer_and_a_rewording_has_its_seeds():
+    trial = TRIALS["verbs"](Path())
+    seeds = {each.answer for each in trial.stored}
+    assert {each.answer in seeds for each in trial.asked if each.group == "rewording"} == {True}
+    assert {each.answer for each in trial.asked if each.group == "near miss"} == {None}
+    assert sum(each.group == "near miss" for each in trial.asked) >= 300
+
+
 def test_absent_data_is_told_by_its_path(tmp_path):
-    for trial in TRIALS.values():
+    assert TRIALS["verbs"](tmp_path).asked
+    for name in TRIALS.keys() - {"verbs"}:
         with pytest.raises(MissingDataError, match=str(tmp_path)):
-            trial(tmp_path)
+            TRIALS[name](tmp_path)
 
 
 def written(directory, name, rows):

@@ -3,11 +3,9 @@
 from xml.etree import ElementTree as ET
 
 import pytest
-from quality.intervals import Share
 from quality.kept_budget import promises, would_be_hits
-from quality.outcomes import Outcome, Try
-from quality.picture import Panel, drawn
-from quality.sweeps import by_meaning, curve, point
+from quality.outcomes import Outcome, Share, Try
+from quality.picture import Panel, by_meaning, curve, drawn, point
 from quality.trial import Request
 
 from gateway.semantic.ports import Verification
