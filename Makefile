@@ -47,7 +47,6 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/coalescing.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/vector_index.py
-	$(BIN)/python benchmarks/vector_scale.py
 	$(BIN)/python benchmarks/encoder.py
 	$(BIN)/python benchmarks/exact_hits_encoding.py
 	$(BIN)/python benchmarks/memory_bound.py

@@ -13,13 +13,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
-from embeddings.index.allocation import give_large_blocks_back
-from embeddings.index.faiss_build import FaissBuildError, require_one_faiss
 from embeddings.log_queue import log_to_stderr
 
+FAISS_DISTRIBUTIONS = ("faiss-cpu", "faiss-gpu-cu12")
 DEFAULT_MAX_VECTORS = 1_000_000
 # A sentence is too little work for more threads. And they wait for each other: on two cores that
 # others kept busy, one sentence took 270 ms on two threads and 20 ms on one.
@@ -28,6 +28,10 @@ _MOST_THREADS = 4
 # Behind the gateway when both want a core: an exact hit takes less than a millisecond of one, and
 # waited for the encoder's turn to end.
 _NICENESS = 5
+
+
+class FaissBuildError(Exception):
+    """No build of FAISS is installed, or two. One line, for people."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,15 +49,36 @@ def main(argv: Sequence[str]) -> int:
     return _serve(arguments)
 
 
+def require_one_faiss() -> str:
+    """Return the name of the one installed build of FAISS. Raises FaissBuildError.
+
+    Both are the package `faiss`, and together they break it.
+    """
+    installed = [name for name in FAISS_DISTRIBUTIONS if _is_installed(name)]
+    if len(installed) == 1:
+        return installed[0]
+    found = " and ".join(installed) if installed else "neither"
+    raise FaissBuildError(
+        f"exactly one of {' and '.join(FAISS_DISTRIBUTIONS)} must be installed, found {found}"
+    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def _serve(arguments: argparse.Namespace) -> int:
-    give_large_blocks_back()
     # numpy and faiss come with these: `--help` and bad usage need not wait for them.
     import uvloop
 
     from embeddings.encoder.encoder import EncoderSettings
     from embeddings.index.store import StoreError
     from embeddings.index.text_index import TextIndexSettings
-    from embeddings.service import SocketError, serve
+    from embeddings.service import SocketError, give_large_blocks_back, serve
     from embeddings.settings import qdrant_settings
 
     try:
@@ -67,6 +92,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         max_vectors=arguments.max_vectors,
         qdrant=qdrant,
     )
+    give_large_blocks_back()
     leave_with_parent = os.environ.get("REFRAIN_PARENT_PIPE") == "1"
     os.nice(_NICENESS)
     try:

@@ -5,6 +5,8 @@ are read back; `status` says which. It ends on SIGTERM, SIGINT, or when its pare
 """
 
 import asyncio
+import ctypes
+import gc
 import logging
 import os
 import signal
@@ -19,7 +21,6 @@ from pathlib import Path
 from typing import Final, assert_never, cast
 
 from embeddings.batching import OverloadedError
-from embeddings.index.allocation import give_free_memory_back
 from embeddings.index.text_index import TextIndex, TextIndexSettings, open_text_index
 from embeddings.index.vector_index import VectorIndexError
 from embeddings.messages import (
@@ -47,6 +48,9 @@ MAX_IN_FLIGHT: Final = 1024
 """Requests of one connection."""
 
 _SWEEP_PERIOD_S: Final = 30.0
+# Names of glibc's.
+_M_MMAP_THRESHOLD: Final = -3
+_LARGE_BYTES: Final = 1 << 20
 _NOT_READY: Final = IndexStatus()
 
 _log = logging.getLogger(__name__)
@@ -320,3 +324,31 @@ def _remove_dead(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
     raise SocketError(f"another process listens on {path}")
+
+
+def give_large_blocks_back() -> bool:
+    """Have freed blocks from 1 MB on returned to the system. Return whether this C library does.
+
+    glibc takes the first large block that is freed as a sign to keep all later ones. Vectors are
+    copied when their partition outgrows its memory: what was kept of that took 3,840 bytes a
+    vector instead of 1,850.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES))
+
+
+def give_free_memory_back() -> bool:
+    """Return what is free between blocks in use to the system. Return whether anything was.
+
+    Each thread has memory of its own. Weights that were read, joined and packed in threads leave
+    some 50 MB free there, which nothing would use again.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return False
+    gc.collect()
+    return bool(trim(0))

@@ -12,7 +12,7 @@ from math import inf
 import orjson
 
 from embeddings.encoder.encoder import Vector
-from embeddings.index.faiss import FaissIndex
+from embeddings.index.partition import MemoryIndex
 from gateway.app import default_policy
 from gateway.cache.key import identify
 from gateway.cache.lookup import Forward, Hit
@@ -70,7 +70,7 @@ class Index:
 
     def __init__(self, vectors: Mapping[str, Vector], entries: int) -> None:
         self._vectors = vectors
-        self._index = FaissIndex(384, max(1, entries))
+        self._index = MemoryIndex(384, max(1, entries))
         self._known: dict[tuple[bytes, str, int], list[Match]] = {}
 
     def similarity(self, asked: str, stored: str) -> float:

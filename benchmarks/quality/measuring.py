@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from embeddings.encoder.encoder import Vector
-from embeddings.index.faiss import FaissIndex
+from embeddings.index.partition import MemoryIndex
 from gateway.semantic.ports import Verification
 from quality.cache import default_decision, filled
 from quality.models import told
@@ -81,7 +81,7 @@ def nearest(trial: Trial, vectors: Mapping[str, Vector]) -> list[Outcome]:
     That is plain cosine, the peers' way. It looks at the last message alone, as theirs do: their
     default key holds no conversation. The similarity is the score.
     """
-    index = FaissIndex(384, max(1, len(trial.stored)))
+    index = MemoryIndex(384, max(1, len(trial.stored)))
     for number, request in enumerate(trial.stored):
         vector = vectors.get(request.text)
         if vector is not None:

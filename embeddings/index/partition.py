@@ -1,172 +1,307 @@
-"""The vectors of one partition: blocks searched one by one and, once there are many, graphs.
+"""Vectors by partition and key: one flat list a partition and, where there are many, candidates.
 
-Laws: a vector is in one place only; each method holds the lock for a bounded time; building moves a
-few vectors at a time, and at no moment is a vector that was put in not there.
+Laws: a search sees its own partition only; an expired or removed vector is never returned; what was
+put in is found from that moment on; the number of vectors is bounded, the oldest leave first. Time
+is an argument.
 
-New vectors go into the last block. While there is only that one, the partition is small. What is in
-the blocks before it is to be moved into the last graph, oldest first, by whoever calls `build`.
+One thread makes changes, one builds, any may search. A thread waits for no more than the lock of
+one partition.
 """
 
-from dataclasses import dataclass
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from embeddings.encoder.encoder import Vector
-from embeddings.index.flat_block import FlatBlock, Found, Place, Rows
-from embeddings.index.graph import Graph
-from embeddings.index.turns import Turns
+from embeddings.index.approximate import ApproximateIndex
+from embeddings.index.flat import FlatRows, Found, Place
+from embeddings.index.vector_index import require_vector
+from embeddings.messages import Match
 
-# Placing a vector takes half a millisecond to one in a large graph; a search may come meanwhile.
-_STEP: Final = 4
+FLAT_VECTORS: Final = 100_000
+"""A partition of no more is compared vector by vector."""
 
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What is how large, in vectors; see the README for why. Small numbers are for tests.
-
-    `block`: a partition of no more is searched one by one. `graph`: where a graph ends and the next
-    begins. `unbuilt`: how many of the vectors that are in no graph yet a search looks at.
-    """
-
-    block: int = 4096
-    graph: int = 1 << 20
-    unbuilt: int = 1 << 15
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """The row of a graph that a vector had before a restart."""
-
-    graph: Graph
-    row: int
-
-    @property
-    def free(self) -> bool:
-        """Whether nothing sits there yet: two rows of a damaged store may claim it."""
-        return self.graph.places[self.row] is None
+_CANDIDATES: Final = 128
+_WIDENING: Final = 4
+_MOST_CANDIDATES: Final = 2048
+# Copied under the lock at a time, for the build: a millisecond.
+_COPIED: Final = 1024
+# Rows put in during a build that are taken in under the lock: ten milliseconds.
+_FEW: Final = 16
+# Stale pairs of the heap are cleared once they are more than the true ones, and so many.
+_MOST_STALE: Final = 64
 
 
 class Partition:
     """Any thread may call it; `build` only one at a time."""
 
-    __slots__ = ("_blocks", "_building", "_dimensions", "_graphs", "_lock", "_sizes", "live")
+    __slots__ = ("_approximate", "_building", "_changed", "_dimensions", "_flat", "_lock", "_rows")
 
-    def __init__(self, dimensions: int, sizes: Sizes) -> None:
+    def __init__(self, dimensions: int, flat_vectors: int) -> None:
         self._dimensions = dimensions
-        self._sizes = sizes
-        self._lock = Turns()
-        self._blocks = [FlatBlock(dimensions)]
-        self._graphs: tuple[Graph, ...] = ()
-        self._building = False
-        self.live = 0
+        self._flat = flat_vectors
+        self._lock = Lock()
+        self._rows = FlatRows(dimensions)
+        self._approximate: ApproximateIndex | None = None
+        self._building: Iterator[None] | None = None
+        # Rows put in since a build began; None while there is none, or it is in vain.
+        self._changed: list[int] | None = None
 
-    def put(self, place: Place, vector: Vector) -> bool:
-        """Take a vector in. Return whether `build` is to be called from now on."""
-        with self._lock:
-            if self._blocks[-1].live >= self._sizes.block:
-                self._blocks.append(FlatBlock(self._dimensions))
-            self._blocks[-1].put(place, vector)
-            self.live += 1
-            return self._asks_for_building()
+    @property
+    def live(self) -> int:
+        """Number of vectors."""
+        return self._rows.live
 
-    def seat(self, place: Place, vector: Vector, seat: Seat) -> None:
-        """Take a vector in where it was before a restart."""
-        with self._lock:
-            if seat.graph not in self._graphs:
-                # The last is the one that grows.
-                graphs = (*self._graphs, seat.graph)
-                self._graphs = tuple(sorted(graphs, key=lambda graph: graph.room))
-            seat.graph.seat(place, seat.row, vector)
-            self.live += 1
+    @property
+    def approximate(self) -> bool:
+        """Whether a search may miss some of the nearest."""
+        return self._approximate is not None
 
-    def remove(self, place: Place) -> bool:
-        """Forget a vector. Return whether `build` is to be called from now on."""
+    def put(self, places: Sequence[Place], vectors: NDArray[np.float32]) -> None:
+        """Take vectors in, shape (places, dimensions)."""
         with self._lock:
-            place.rows.clear(place.row)
-            self.live -= 1
-            return self._asks_for_building()
+            self._rows.put(places, vectors)
+            rows = [place.row for place in places]
+            if self._approximate is not None:
+                self._approximate.add(np.array(rows), vectors)
+            if self._changed is not None:
+                self._changed += rows
+
+    def remove(self, place: Place) -> None:
+        """Forget a vector."""
+        with self._lock:
+            self._rows.clear(place.row)
+            if self._rows.has_gaps:
+                self._rows.close_gaps()
+                self._approximate = self._changed = None
+            elif self._rows.live <= self._flat // 2:
+                self._approximate = None
 
     def search(self, vector: Vector, k: int, now: float) -> list[Found]:
-        """Return the `k` nearest live vectors, nearest first.
-
-        Of what is in no graph yet it looks at the latest only: a search is bounded even while the
-        graphs of a million vectors are built anew.
-        """
-        most = max(1, self._sizes.unbuilt // self._sizes.block)
+        """Return the `k` nearest live vectors, nearest first."""
         with self._lock:
-            searched: tuple[Rows, ...] = (*self._blocks[-most:], *self._graphs)
-            found = [near for rows in searched for near in rows.nearest(vector, k, now)]
-        found.sort(key=_similarity, reverse=True)
-        return found[:k]
+            if self._approximate is None:
+                return self._rows.nearest(vector, k, now)
+            wanted = max(_CANDIDATES, _WIDENING * k)
+            while True:
+                rows = self._approximate.candidates(vector, wanted)
+                found = self._rows.ranked(rows, vector, now)
+                # Entries out of date and expired vectors may crowd out the living.
+                if len(found) >= max(k, wanted // _WIDENING) or wanted >= _MOST_CANDIDATES:
+                    return found[:k]
+                wanted *= _WIDENING
+
+    def ask_for_building(self) -> bool:
+        """Return whether `build` is to be called from now on; True once until it is done."""
+        with self._lock:
+            if self._building is not None or not self._needs_building:
+                return False
+            self._building = self._steps()
+            return True
 
     def build(self) -> bool:
-        """Do a small piece of what there is to build. Return whether to call again."""
+        """Do a step of what there is to build. Return whether to call again."""
+        if self._building is not None:
+            for _ in self._building:
+                return True
+            self._building = None
+        return self.ask_for_building()
+
+    @property
+    def _needs_building(self) -> bool:
+        if self._approximate is None:
+            return self.live > self._flat
+        return self._approximate.worn(self.live)
+
+    def _steps(self) -> Iterator[None]:
+        """Build another approximate index beside the present one, and put it in its place."""
         with self._lock:
-            if self._shrunken:
-                self._flatten()
-            elif (source := self._source()) is not None:
-                self._move(source)
-            self._building = self._unbuilt
-            return self._building
+            if not self._needs_building:
+                return
+            self._changed = []
+            rows = np.arange(len(self._rows.places))
+        try:
+            yield from self._built(rows)
+        finally:
+            self._changed = None
 
-    def settle(self) -> bool:
-        """Make the graphs whole once all are seated. Return whether `build` is to be called."""
+    def _built(self, rows: NDArray[np.int64]) -> Iterator[None]:
+        made = ApproximateIndex(self._dimensions, self.live)
+        sample = np.empty((min(made.sample_size, self.live), self._dimensions), dtype=np.float32)
+        filled = 0
+        for some in _parts(np.random.default_rng(0).permutation(rows)):
+            if (copied := self._copied(some)) is None:
+                return
+            fitting = copied[1][: len(sample) - filled]
+            sample[filled : filled + len(fitting)] = fitting
+            filled += len(fitting)
+            if filled == len(sample):
+                break
+        yield from made.train(sample[:filled])
+        del sample
+        for some in _parts(rows):
+            if (copied := self._copied(some)) is None:
+                return
+            made.add(*copied)
+            yield
+        yield from self._catch_up(made)
+
+    def _catch_up(self, made: ApproximateIndex) -> Iterator[None]:
+        """Take in what was put in meanwhile, the last of it under the lock."""
+        while True:
+            with self._lock:
+                if self._changed is None:
+                    return
+                late = np.array(self._changed[:_COPIED], dtype=np.int64)
+                del self._changed[:_COPIED]
+                vectors = self._rows.vectors(late)
+                if len(late) < _FEW:
+                    made.add(late, vectors)
+                    self._approximate, self._changed = made, None
+                    return
+            made.add(late, vectors)
+            yield
+
+    def _copied(
+        self, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        """Return those of the rows that are in use and their vectors; None to give the build up."""
         with self._lock:
-            for graph in self._graphs:
-                graph.settle()
-            return self._asks_for_building()
+            if self._changed is None:
+                return None
+            used = rows[[self._rows.places[row] is not None for row in rows.tolist()]]
+            return used, self._rows.vectors(used)
+
+
+def _parts(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    return (rows[start : start + _COPIED] for start in range(0, len(rows), _COPIED))
+
+
+class MemoryIndex:
+    """Unit vectors by partition and key.
+
+    A key is in one partition at a time. Vectors are float32 of shape (dimensions,); times are
+    seconds since the epoch; a vector is live while `now < expires_at`.
+    """
+
+    def __init__(self, dimensions: int, max_vectors: int, flat_vectors: int = FLAT_VECTORS) -> None:
+        self._dimensions = dimensions
+        self._max_vectors = max_vectors
+        self._flat_vectors = flat_vectors
+        self._partitions: dict[bytes, Partition] = {}
+        # In order of insertion, so that its head is the oldest. A plain dictionary would look for
+        # its head among all who left before.
+        self._places: OrderedDict[bytes, Place] = OrderedDict()
+        # Holds stale pairs too: a pair counts only while the key's place has that very expiry.
+        self._expiries: list[tuple[float, bytes]] = []
+        self._to_build: deque[Partition] = deque()
+
+    def __len__(self) -> int:
+        return len(self._places)
 
     @property
-    def waiting(self) -> int:
-        """Number of vectors to be built in."""
-        return sum(block.live for block in self._blocks[:-1])
+    def partitions(self) -> int:
+        """Number of partitions that hold a vector."""
+        return len(self._partitions)
 
     @property
-    def graphs(self) -> tuple[Graph, ...]:
-        """The graphs; only whoever calls `build` may read the links."""
-        return self._graphs
+    def unbuilt(self) -> bool:
+        """Whether `build` has something to do."""
+        return bool(self._to_build)
 
-    @property
-    def _shrunken(self) -> bool:
-        return bool(self._graphs) and self.live <= self._sizes.block // 2
+    def add(self, partition: bytes, key: bytes, vector: Vector, expires_at: float) -> list[bytes]:
+        """Put a vector in, in place of the key's former one. Return the keys that had to leave.
 
-    @property
-    def _unbuilt(self) -> bool:
-        return self._shrunken or self._source() is not None
+        Raises ValueError for what is no unit vector of these dimensions, and for an expiry that is
+        not a number.
+        """
+        require_vector(vector, self._dimensions, expires_at)
+        return self.add_all([Place(key, partition, expires_at)], vector.reshape(1, -1))
 
-    def _asks_for_building(self) -> bool:
-        if self._building or not self._unbuilt:
+    def add_all(self, places: Sequence[Place], vectors: NDArray[np.float32]) -> list[bytes]:
+        """Put vectors in that were checked, shape (places, dimensions), each of another key.
+
+        Return the keys that had to leave.
+        """
+        numbers: dict[bytes, list[int]] = {}
+        for number, place in enumerate(places):
+            self.remove(place.key)
+            self._places[place.key] = place
+            numbers.setdefault(place.partition, []).append(number)
+        for name, its in numbers.items():
+            rows = self._partitions.get(name)
+            if rows is None:
+                rows = self._partitions[name] = Partition(self._dimensions, self._flat_vectors)
+            rows.put([places[number] for number in its], vectors[its])
+            self._expect_building(rows)
+        for place in places:
+            self._expect_expiry(place.expires_at, place.key)
+        return self._evict()
+
+    def remove(self, key: bytes) -> bool:
+        """Take a vector out; return whether it was there."""
+        place = self._places.pop(key, None)
+        if place is None:
             return False
-        self._building = True
+        rows = self._partitions[place.partition]
+        rows.remove(place)
+        if not rows.live:
+            del self._partitions[place.partition]
+        self._expect_building(rows)
         return True
 
-    def _source(self) -> Rows | None:
-        if len(self._blocks) > 1:
-            return self._blocks[0]
-        return next((graph for graph in self._graphs if graph.decayed), None)
+    def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
+        """Return the `k` nearest live vectors of a partition, nearest first."""
+        rows = self._partitions.get(partition)
+        if rows is None or k < 1:
+            return []
+        # Rounding takes the product of two unit vectors a hair beyond 1.
+        return [
+            Match(place.key, max(-1.0, min(1.0, similarity)))
+            for similarity, place in rows.search(vector, k, now)
+        ]
 
-    def _move(self, source: Rows) -> None:
-        graph = self._open_graph()
-        if places := source.first(min(_STEP, graph.room)):
-            graph.append(places, source.vectors([place.row for place in places]))
-        if not source.live:
-            self._blocks = [block for block in self._blocks if block is not source]
-            self._graphs = tuple(graph for graph in self._graphs if graph is not source)
+    def sweep(self, now: float, limit: int) -> list[bytes]:
+        """Drop up to `limit` expired vectors, those longest expired first; return their keys."""
+        dropped: list[bytes] = []
+        while self._expiries and self._expiries[0][0] <= now and len(dropped) < limit:
+            expires_at, key = heapq.heappop(self._expiries)
+            place = self._places.get(key)
+            if place is not None and place.expires_at == expires_at:
+                self.remove(key)
+                dropped.append(key)
+        return dropped
 
-    def _open_graph(self) -> Graph:
-        if not self._graphs or not self._graphs[-1].room or self._graphs[-1].decayed:
-            self._graphs += (Graph(self._dimensions, self._sizes.graph, self._sizes.block),)
-        return self._graphs[-1]
+    def build(self) -> bool:
+        """Do a step of what there is to build, in each partition in its turn.
 
-    def _flatten(self) -> None:
-        block = FlatBlock(self._dimensions)
-        everything: tuple[Rows, ...] = (*self._graphs, *self._blocks)
-        for rows in everything:
-            places = rows.first(rows.live)
-            vectors = rows.vectors([place.row for place in places])
-            for place, vector in zip(places, vectors, strict=True):
-                block.put(place, vector)
-        self._blocks, self._graphs = [block], ()
+        Return whether there is more.
+        """
+        if self._to_build:
+            rows = self._to_build.popleft()
+            if rows.build():
+                self._to_build.append(rows)
+        return bool(self._to_build)
 
+    def _expect_building(self, rows: Partition) -> None:
+        if rows.ask_for_building():
+            self._to_build.append(rows)
 
-def _similarity(found: Found) -> float:
-    return found[0]
+    def _expect_expiry(self, expires_at: float, key: bytes) -> None:
+        heapq.heappush(self._expiries, (expires_at, key))
+        if len(self._expiries) > 2 * len(self._places) + _MOST_STALE:
+            self._expiries = [(place.expires_at, key) for key, place in self._places.items()]
+            heapq.heapify(self._expiries)
+
+    def _evict(self) -> list[bytes]:
+        evicted: list[bytes] = []
+        while len(self._places) > self._max_vectors:
+            oldest = next(iter(self._places))
+            self.remove(oldest)
+            evicted.append(oldest)
+        return evicted

@@ -2,7 +2,7 @@
 
 Laws: every search is filtered by partition, encoder and expiry, and what comes back is checked
 against all three; an acknowledged add is found by whoever searches next; time is an argument; no
-key, vector or error body reaches the log. Calls are bounded by `index_guarded.py`, not here.
+key, vector or error body reaches the log. Calls are bounded by `breaker.py`, not here.
 
 A collection's name says encoder and dimensions, so vectors of two encoders never meet. Points are
 known by a hash of their key: adding a key again replaces it wherever it was. The bound holds after
@@ -25,7 +25,7 @@ from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from embeddings.encoder.encoder import Vector
-from embeddings.index.guarded import GuardedIndex
+from embeddings.index.breaker import GuardedIndex
 from embeddings.index.vector_index import IndexLostError, VectorIndexError, require_vector
 from embeddings.messages import Match, Reason
 from embeddings.settings import QdrantSettings

@@ -107,11 +107,13 @@ class VectorStore:
         try:
             removed = self._connection.execute(
                 "DELETE FROM vectors WHERE encoder IS NOT ? OR expires_at <= ? "
-                "OR typeof(vector) IS NOT 'blob' OR length(vector) IS NOT ?",
+                "OR typeof(vector) IS NOT 'blob' OR length(vector) IS NOT ? "
+                "OR typeof(expires_at) IS NOT 'real' OR typeof(key) IS NOT 'blob' "
+                "OR typeof(partition) IS NOT 'blob'",
                 (self._encoder, now, 4 * self._dimensions),
             ).rowcount
             if removed:
-                _log.info("vector store: removed %d expired or foreign vectors", removed)
+                _log.info("vector store: removed %d expired, foreign or damaged vectors", removed)
             rows = self._connection.execute(
                 "SELECT key, partition, expires_at, vector FROM vectors ORDER BY age"
             )

@@ -1,6 +1,6 @@
 """Vector indexes: what one must do, and which is opened.
 
-`index_conformance.check_index` holds an index to the port.
+`conformance.check_index` holds an index to the port.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embeddings.encoder.encoder import Vector
 from embeddings.messages import Match, Reason
@@ -95,6 +96,11 @@ def require_vector(vector: Vector, dimensions: int, expires_at: float) -> None:
         raise ValueError(f"not a finite unit vector of {dimensions} dimensions")
     if math.isnan(expires_at):
         raise ValueError("expiry is not a number")
+
+
+def are_vectors(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return which rows `require_vector` takes."""
+    return np.asarray((np.abs(rows) < _LARGEST).all(axis=1))
 
 
 async def open_index(

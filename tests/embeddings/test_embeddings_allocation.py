@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from embeddings.index.allocation import give_large_blocks_back
+from embeddings.service import give_large_blocks_back
 
 SCRIPT = """
 import os, sys
 import numpy as np
-from embeddings.index.allocation import give_large_blocks_back
+from embeddings.service import give_large_blocks_back
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -44,7 +44,7 @@ def test_large_blocks_that_were_freed_are_not_kept():
 
 TRIMMED = """
 import os, sys, threading
-from embeddings.index.allocation import give_free_memory_back
+from embeddings.service import give_free_memory_back
 
 def resident():
     with open("/proc/self/statm") as file:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from embeddings.__main__ import FaissBuildError, require_one_faiss
 from embeddings.encoder.encoder import Encoder, EncoderSettings, load_encoder
 from embeddings.encoder.model_files import (
     DEFAULT_MODEL,
@@ -14,7 +15,6 @@ from embeddings.encoder.model_files import (
     locate,
     verified_digest,
 )
-from embeddings.index.faiss_build import FaissBuildError, require_one_faiss
 from embeddings.messages import Reason
 
 
@@ -192,7 +192,7 @@ def test_none_or_two_builds_of_faiss_are_refused(monkeypatch, installed, found):
             raise PackageNotFoundError(name)
         return SimpleNamespace(name=name)
 
-    monkeypatch.setattr("embeddings.index.faiss_build.distribution", distribution)
+    monkeypatch.setattr("embeddings.__main__.distribution", distribution)
     with pytest.raises(FaissBuildError, match=f"found {found}$"):
         require_one_faiss()
 

@@ -6,10 +6,10 @@ import uuid
 import pytest
 from qdrant_client import AsyncQdrantClient
 
+from embeddings.index.breaker import GuardedIndex
 from embeddings.index.conformance import DIMENSIONS, IndexConformanceError, check_index
-from embeddings.index.guarded import GuardedIndex
 from embeddings.index.local import LocalIndex, open_local_index
-from embeddings.index.partition import Sizes
+from embeddings.index.partition import FLAT_VECTORS
 from embeddings.index.qdrant import QdrantIndex, connect
 from embeddings.settings import QdrantSettings
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 NOW = 1_700_000_000.0
 
 
-# Both sides of the switch: each check has some dozens of vectors, so blocks of 4 become graphs.
-SIZES = [Sizes(), Sizes(block=4, graph=16, unbuilt=1000), Sizes(block=2, graph=5, unbuilt=1000)]
+# Both sides of the switch: each check has some dozens of vectors.
+FLAT = [FLAT_VECTORS, 16, 2]
 
 
-def local(tmp_path, kind=LocalIndex, sizes=None):
+def local(tmp_path, kind=LocalIndex, flat_vectors=FLAT_VECTORS):
     async def make(place, max_vectors):
         made = await open_local_index(
             tmp_path / place,
@@ -30,7 +30,7 @@ def local(tmp_path, kind=LocalIndex, sizes=None):
             dimensions=DIMENSIONS,
             max_vectors=max_vectors,
             clock=lambda: NOW,
-            sizes=sizes,
+            flat_vectors=flat_vectors,
         )
         made.__class__ = kind
         return made
@@ -38,9 +38,9 @@ def local(tmp_path, kind=LocalIndex, sizes=None):
     return make
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-async def test_local(tmp_path, sizes):
-    await check_index(local(tmp_path, sizes=sizes))
+@pytest.mark.parametrize("flat_vectors", FLAT)
+async def test_local(tmp_path, flat_vectors):
+    await check_index(local(tmp_path, flat_vectors=flat_vectors))
 
 
 async def test_qdrant_embedded(tmp_path):

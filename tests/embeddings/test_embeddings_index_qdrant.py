@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from ports import closed_port
 
-from embeddings.index import guarded as index_guarded
-from embeddings.index.guarded import GuardedIndex
+from embeddings.index import breaker
+from embeddings.index.breaker import GuardedIndex
 from embeddings.index.qdrant import QdrantIndex, connect, open_qdrant
 from embeddings.index.vector_index import IndexLostError, VectorIndexError
 from embeddings.settings import QdrantSettings
@@ -234,7 +234,7 @@ HUGE_HEAD = b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000
     ids=["refuses", "stalls", "closes", "nonsense", "html", "cut", "redirect", "huge"],
 )
 async def test_whatever_stands_at_the_port_every_call_ends_in_a_reason(start, monkeypatch):
-    monkeypatch.setattr(index_guarded, "PREPARE_S", 0.5)
+    monkeypatch.setattr(breaker, "PREPARE_S", 0.5)
     with start() as port:
         url = f"http://127.0.0.1:{port}"
         async with opened(url, seconds=0.05) as index:

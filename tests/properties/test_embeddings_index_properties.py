@@ -1,18 +1,12 @@
 """The index against the plainest model there is: a dictionary searched by brute force."""
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from embeddings.index.faiss import FaissIndex
-from embeddings.index.graph_files import GraphFiles
-from embeddings.index.partition import Sizes
-from embeddings.index.restoring import restore
-from embeddings.index.store import Put
+from embeddings.index.flat import Place
+from embeddings.index.partition import FLAT_VECTORS, MemoryIndex
 
 DIMENSIONS = 3
 MAX_VECTORS = 24
@@ -28,15 +22,11 @@ def unit(seed: int) -> np.ndarray:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    sizes: Sizes
+    flat_vectors: int
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = FaissIndex(DIMENSIONS, MAX_VECTORS, self.sizes)
-        self.directory = tempfile.TemporaryDirectory()
-        self.files = GraphFiles(
-            Path(self.directory.name), encoder_digest="ab" * 32, dimensions=DIMENSIONS
-        )
+        self.index = MemoryIndex(DIMENSIONS, MAX_VECTORS, self.flat_vectors)
         self.model: dict[bytes, tuple[bytes, np.ndarray, float]] = {}
         self.now = 0.0
 
@@ -64,26 +54,20 @@ class IndexMachine(RuleBasedStateMachine):
         for key in self.index.sweep(self.now, limit):
             assert self.model.pop(key)[2] <= self.now
 
-    @rule(steps=st.integers(1, 8))
+    @rule(steps=st.integers(1, 30))
     def build(self, steps):
-        """Moving vectors from place to place changes nothing that can be seen."""
+        """What is built changes nothing that can be seen."""
         for _ in range(steps):
             self.index.build()
 
     @rule()
-    def save(self):
-        graphs = self.index.graphs()
-        for graph in graphs:
-            self.files.save(graph)
-        self.files.keep_only(graphs)
-
-    @rule()
     def restart(self):
-        """Whatever graphs were saved, and when: what is found is what the store says."""
+        """What is read back all at once is what was put in one by one."""
         self.forget_expired_if_dropped()
-        puts = [Put(key, where, until, row) for key, (where, row, until) in self.model.items()]
-        self.index = FaissIndex(DIMENSIONS, MAX_VECTORS, self.sizes)
-        assert restore(self.index, puts, self.files.load()) == []
+        self.index = MemoryIndex(DIMENSIONS, MAX_VECTORS, self.flat_vectors)
+        places = [Place(key, where, until) for key, (where, _, until) in self.model.items()]
+        rows = np.array([row for _, row, _ in self.model.values()]).reshape(-1, DIMENSIONS)
+        assert self.index.add_all(places, rows.astype(np.float32)) == []
 
     @rule(partition=PARTITIONS, seed=st.integers(0, 10**6), k=st.integers(1, 30))
     def search(self, partition, seed, k):
@@ -108,9 +92,6 @@ class IndexMachine(RuleBasedStateMachine):
             nearest = self.index.search(partition, vector, 1, self.now)[0]
             assert nearest.similarity > 1 - SLACK
 
-    def teardown(self):
-        self.directory.cleanup()
-
     @invariant()
     def the_bound_holds(self):
         assert len(self.index) <= MAX_VECTORS
@@ -126,13 +107,13 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 class SmallPartitions(IndexMachine):
-    sizes = Sizes()
+    flat_vectors = FLAT_VECTORS
 
 
 class LargePartitions(IndexMachine):
     """So small that each partition goes back and forth over the switch."""
 
-    sizes = Sizes(block=3, graph=7, unbuilt=1000)
+    flat_vectors = 3
 
 
 SmallPartitions.TestCase.settings = settings(max_examples=30, stateful_step_count=40)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from controlled_sleep import Pauses
 
-from embeddings.index import guarded as index_guarded
-from embeddings.index.guarded import LONGEST_PAUSE_S, MAX_WRITES, PREPARE_S, GuardedIndex
+from embeddings.index import breaker
+from embeddings.index.breaker import LONGEST_PAUSE_S, MAX_WRITES, PREPARE_S, GuardedIndex
 from embeddings.index.text_index import TextIndex
 from embeddings.index.vector_index import IndexLostError, VectorIndexError
 from embeddings.messages import Match, Reason
@@ -151,7 +151,7 @@ def test_recovery_is_used_within_five_seconds():
 async def test_a_probe_that_hangs_ends_and_the_next_one_finds_it(
     guarded, index, pauses, monkeypatch
 ):
-    monkeypatch.setattr(index_guarded, "PREPARE_S", SHORT)
+    monkeypatch.setattr(breaker, "PREPARE_S", SHORT)
     index.thawed.clear()
     await reason_of(search(guarded))
     await pauses.next()
@@ -206,7 +206,7 @@ async def test_a_slow_write_goes_on_without_its_caller(guarded, index):
 
 
 async def test_a_write_that_hangs_opens_and_counts_as_dropped(guarded, index, monkeypatch):
-    monkeypatch.setattr(index_guarded, "WRITE_S", 2 * SHORT)
+    monkeypatch.setattr(breaker, "WRITE_S", 2 * SHORT)
     index.thawed.clear()
     assert await reason_of(add(guarded)) == "index-timeout"
     await asyncio.wait(guarded._writing)

@@ -1,19 +1,19 @@
 import numpy as np
 import pytest
 
-from embeddings.index.faiss import FaissIndex
+from embeddings.index.partition import MemoryIndex
 
 AXES = np.eye(4, dtype=np.float32)
 LATER = 100.0
 
 
-def keys(index: FaissIndex, partition: bytes, vector, *, k: int = 10, now: float = 0.0):
+def keys(index: MemoryIndex, partition: bytes, vector, *, k: int = 10, now: float = 0.0):
     return [match.key for match in index.search(partition, vector, k, now)]
 
 
 @pytest.fixture
-def index() -> FaissIndex:
-    return FaissIndex(dimensions=4, max_vectors=1000)
+def index() -> MemoryIndex:
+    return MemoryIndex(dimensions=4, max_vectors=1000)
 
 
 def test_the_nearest_come_first_with_their_cosine(index):
@@ -76,7 +76,7 @@ def test_a_sweep_goes_by_the_latest_expiry(index):
 
 
 def test_the_oldest_leave_beyond_the_bound_and_replacing_makes_young():
-    index = FaissIndex(dimensions=4, max_vectors=2)
+    index = MemoryIndex(dimensions=4, max_vectors=2)
     assert index.add(b"p", b"a", AXES[0], LATER) == []
     assert index.add(b"q", b"b", AXES[0], LATER) == []
     assert index.add(b"p", b"a", AXES[0], LATER) == []
@@ -94,7 +94,7 @@ def test_rows_are_reused_and_a_shrunken_partition_is_rebuilt(index):
         index.remove(b"%d" % number)
     for number in range(290, 300):
         assert keys(index, b"p", vectors[number], k=1) == [b"%d" % number]
-    rows = index._partitions[b"p"]._blocks[0].index.ntotal  # nothing else shows the memory it holds
+    rows = len(index._partitions[b"p"]._rows.places)  # nothing else shows the memory it holds
     assert rows < 100
 
 
