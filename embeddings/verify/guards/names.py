@@ -50,19 +50,21 @@ _PLAIN: Final = _words("march may mays marches mon fri dec jan jun jul")
 _ALIASES: Final = {
     name: entry.split()[0]
     for entry in """
-    usa us america american states; uk britain british kingdom england english gb; eu europe
-    european; uae emirates; nyc york; la angeles; sf francisco; dc washington; germany german
-    deutschland; france french; spain spanish; netherlands dutch holland; greece greek; denmark
-    danish; turkey turkish; poland polish; sweden swedish; ireland irish; wales welsh; switzerland
-    swiss; ussr soviet russia russian; js javascript; k8s kubernetes; postgres postgresql; tv
-    television; war wwi wwii ww1 ww2; norway norwegian; mum mom; scotland scottish; czechia czech;
-    py python; facebook fb; whatsapp wa; instagram ig insta; youtube yt; windows win; google gmail
+    usa us america american states; uk britain british brit brits kingdom england english gb; eu
+    europe european; uae emirates; nyc york; la angeles; sf francisco; dc washington; germany german
+    deutschland; france french; spain spanish spaniards; islam muslim; netherlands dutch holland;
+    greece greek; denmark danish danes; turkey turkish; poland polish; sweden swedish; ireland
+    irish; wales welsh; switzerland swiss; ussr soviet russia russian; js javascript; k8s
+    kubernetes; postgres postgresql; tv television; war wwi wwii ww1 ww2; norway norwegian; mum mom;
+    scotland scottish; czechia czech; py python; facebook fb; whatsapp wa; instagram ig insta;
+    youtube yt; windows win; google gmail
     """.split(";")  # noqa: SIM905
     for name in entry.split()
 }
 # The longest first.
 _ENDINGS: Final = re.compile(
-    "(?<=...)(?:ians|ian|eans|ean|enes|ans|an|ese|ish|ias|ia|as|ic|land|ers|er|es|n|s|e|a|y|i)$"
+    "(?<=...)(?:ians|ian|eans|ean|enes|ans|an|ese|ish|isms|ism|ias|ia|as|ic|um|land|db|ers"
+    "|er|es|n|s|e|a|y|i|o)$"
 )
 _TITLES: Final = _words(
     "mr mrs ms dr sir captain president professor lady lord king queen princess"

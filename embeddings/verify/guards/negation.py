@@ -12,7 +12,7 @@ from embeddings.verify.guards.reader import Reading, words_of
 _NEGATIONS: Final = words_of(
     "not no non never none nobody nothing nowhere neither without hardly barely scarcely"
 )
-_CLOSE: Final = 0.7
+_CLOSE: Final = 0.8
 # A negation in these says nothing about the matter asked.
 _IDLE: Final = re.compile(
     r" (?:(?:whether )?or (?:do |does )?not?"

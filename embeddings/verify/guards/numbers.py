@@ -80,7 +80,8 @@ _ROMAN: Final = _counted(2, 1, "ii iii iv v vi vii viii ix x xi xii")
 # A unit, the base of its kind, its worth in that (0: not told), its other words. Days are not made
 # months; a dollar and a euro have their cents each.
 _UNITS_LISTED: Final = """
-    second second 1 seconds sec secs s; minute second 60 minutes min mins;
+    second second 1 seconds sec secs s; millisecond second .001 milliseconds ms;
+    minute second 60 minutes min mins;
     hour second 3600 hours hr hrs h; day second 86400 days; week second 604800 weeks;
     fortnight second 1209600; month month 1 months; year month 12 years yr yrs yo;
     metre metre 1 meter metres meters m; millimetre metre .001 millimetres
@@ -109,10 +110,10 @@ _ALIKE: Final = {"mph": {"mile"}, "kmh": {"kilometre"}, "degree": {""}, "pound":
 _DURATIONS: Final = {name for name, (base, _) in _WORTH.items() if base == "second"}
 _ASKING: Final = _words("many in to into per")
 _PLAIN: Final = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,9})?")
-_FRACTION: Final = re.compile(r"(\d{1,6})/([1-9]\d{0,5})")
+_FRACTION: Final = re.compile(r"(\d{1,3})/([1-9]\d?)")
 _ORDINAL: Final = re.compile(r"(\d+)(?:st|nd|rd|th)", re.IGNORECASE)
 _CLOCK: Final = re.compile(r"(\d{1,2})[:.]([0-5]\d)")
-_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/(?:\d{2}){1,2}")
+_DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 _DAY_HALVES: Final = _words("am pm a.m p.m")
 _TIME_WORDS: Final = _DAY_HALVES | _words(
     "at by until till before after around since from to oclock time clock h"
@@ -126,6 +127,7 @@ _ONE: Final = frozenset({"1", "a"})
 _LONGEST_SPELLED: Final = 12
 # Texts of fewer words together are short: a longer one has numbers worked out, or by the way.
 _SHORT: Final = 50
+_FEW: Final = 3
 _CLOSE: Final = 0.6
 _NEAR: Final = 0.7
 _ALMOST: Final = 0.9
@@ -164,7 +166,9 @@ def differ_in_numbers(a: Reading, b: Reading, x: Numbers, y: Numbers, close: flo
         if units and units <= _DURATIONS and _lasting(x.all) == _lasting(y.all):
             return None
         if left and right:
-            return "number" if short or close >= _NEAR else None
+            # A story and its sum may have no word and other numbers in common.
+            told = not close and max(len(a.content), len(b.content)) > _FEW
+            return "number" if (short and not told) or close >= _NEAR else None
         if bool(left) != bool(right):
             return "number" if close >= _ALMOST else None
         if _exchanged(a, b, x, y, close):
@@ -195,7 +199,7 @@ def _unaccounted(mine: Numbers, theirs: Numbers) -> list[Quantity]:
 
 def _split(value: str) -> Sequence[str]:
     """Return the numbers of a time, ratio or date, which may be written out: "5 to 3" for 5:3."""
-    if ":" in value or _DATE.fullmatch(value):
+    if ":" in value or "/" in value or _DATE.fullmatch(value):
         return [part.lstrip("0") or "0" for part in re.split("[:/-]", value)]
     return [value]
 
@@ -207,7 +211,7 @@ def _lasting(numbers: Iterable[Quantity]) -> float:
 
 def _exchanged(a: Reading, b: Reading, x: Numbers, y: Numbers, close: float) -> bool:
     """Tell whether the same numbers stand in another order in a sum, or count other things."""
-    ratios = [{q.value for q in z.all if ":" in q.value} for z in (x, y)]
+    ratios = [{q.value.removeprefix("0") for q in z.all if ":" in q.value} for z in (x, y)]
     if ratios[0] and ratios[1] and ratios[0] != ratios[1]:
         return True
     left, right = ([q.value for q in z.all] for z in (x, y))
@@ -314,6 +318,9 @@ def _digits(tokens: Sequence[Token], place: int) -> tuple[Quantity, int]:
     whole, _, part = form.partition(".")
     # 2.0 is 2, but 3.10 may be a version.
     form = form if part.strip("0") else whole
+    if _at(tokens, place + taken) == "s" and len(form) == 4:
+        # "The 1950s" are no seconds.
+        return Quantity(form), taken + 1
     named, more = _unit(tokens, place + taken)
     return Quantity(form, unit or named), taken + more
 
