@@ -22,8 +22,7 @@ from safetensors.numpy import load_file
 from embeddings.encoder.bert_graph import Weight, quantised, sentence_encoder
 from embeddings.encoder.encoder import Encoder, SentenceModel
 from embeddings.encoder.model_files import DEFAULT_MODEL, locate
-from embeddings.encoder.onnx import OnnxSentenceModel
-from embeddings.encoder.onnx_session import OnnxSession
+from embeddings.encoder.onnx import OnnxSentenceModel, OnnxSession
 from embeddings.encoder.plain_bert import plain_bert
 from embeddings.encoder.torch import load_torch_model
 

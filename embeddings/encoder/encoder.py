@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -126,9 +127,14 @@ def _loaded(files: ModelFiles, settings: EncoderSettings) -> SentenceModel:
         from embeddings.encoder.onnx import OnnxSentenceModel  # noqa: PLC0415 - not always needed
 
         return OnnxSentenceModel(plain, settings.threads)
-    # Seconds of import that only those need who get here.
-    from embeddings.encoder.torch import load_torch_model  # noqa: PLC0415
-
+    try:
+        # Seconds of import that only those need who get here.
+        from embeddings.encoder.torch import load_torch_model  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"{files.name} needs {error.name}, which is not installed: "
+            "pip install sentence-transformers"
+        ) from error
     return load_torch_model(files.directory, settings.device, settings.threads)
 
 
@@ -143,7 +149,7 @@ def _plain(files: ModelFiles, settings: EncoderSettings) -> PlainBert | None:
 
 
 def _cuda() -> bool:
-    if not any(device.exists() for device in _CUDA_DEVICES):
+    if find_spec("torch") is None or not any(device.exists() for device in _CUDA_DEVICES):
         return False
     import torch  # noqa: PLC0415 - seconds of import, only where there is a driver
 

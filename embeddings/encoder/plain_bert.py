@@ -1,4 +1,6 @@
-"""Which models need no sentence-transformers: BERT, mean of its tokens, unit length.
+"""Which models are computed here, by what their files say: plain BERT.
+
+A sentence encoder is also the mean of its tokens, of unit length.
 
 Law: what is not known to be computed equally is not plain; the reason says what it was.
 """
@@ -9,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from embeddings.encoder.bert_graph import BertShape, bert_shape
-
 _MODULES: Final = ("Transformer", "Pooling", "Normalize")
 # How transformers names what tokenizer.json names otherwise.
 _NORMALIZER: Final = {
@@ -18,6 +18,37 @@ _NORMALIZER: Final = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BertShape:
+    """What the weights do not tell of themselves."""
+
+    layers: int
+    heads: int
+    epsilon: float
+
+
+def bert_shape(config: Mapping[str, Any]) -> BertShape:
+    """Return the shape that a config.json states. Raises ValueError for what is no plain BERT."""
+    plain = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+    for setting, expected in plain.items():
+        found = config.get(setting, None if setting == "model_type" else expected)
+        if found != expected:
+            raise ValueError(f"{setting} is {found!r}, expected {expected!r}")
+    if config.get("is_decoder"):
+        raise ValueError("a decoder, expected an encoder")
+    try:
+        shape = BertShape(
+            layers=int(config["num_hidden_layers"]),
+            heads=int(config["num_attention_heads"]),
+            epsilon=float(config.get("layer_norm_eps", 1e-12)),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"incomplete configuration: {error}") from error
+    if shape.layers < 1 or shape.heads < 1 or not 0 <= shape.epsilon < 1:
+        raise ValueError(f"impossible configuration: {shape}")
+    return shape
 
 
 class NotPlainError(Exception):

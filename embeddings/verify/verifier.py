@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from embeddings.encoder.bert_graph import bert_shape, cross_encoder
+from embeddings.encoder.bert_graph import cross_encoder
 from embeddings.encoder.model_files import ModelError
-from embeddings.encoder.onnx_session import OnnxSession
-from embeddings.encoder.tokenizer import read_tokenizer
+from embeddings.encoder.onnx import OnnxSession, read_tokenizer
+from embeddings.encoder.plain_bert import bert_shape
 from embeddings.messages import Pair, Reason, Scored
 from embeddings.verify.features import SPECIAL_TOKENS, pair_features
 from embeddings.verify.files import VerifierFiles, read_verifier

@@ -23,7 +23,10 @@ START_BOUND_S = 120
 class ServiceProcess:
     """`python -m embeddings`, started, killed and started again on the same socket and data."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str, program: tuple[str, str] = ("-m", "embeddings")
+    ) -> None:
+        self.program = program
         self.socket = directory / "e.sock"
         self.data_dir = directory / "data"
         self.arguments = arguments
@@ -32,7 +35,7 @@ class ServiceProcess:
     def start(self, **popen: object) -> "subprocess.Popen[str]":
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "embeddings"),
+                *(sys.executable, *self.program),
                 *("--socket", str(self.socket), "--data-dir", str(self.data_dir)),
                 *self.arguments,
             ],
@@ -76,8 +79,8 @@ def new_service(short_path: Path) -> Iterator[Callable[..., ServiceProcess]]:
     """Make service processes; whatever is still running afterwards is killed."""
     made: list[ServiceProcess] = []
 
-    def make(*arguments: str) -> ServiceProcess:
-        made.append(ServiceProcess(short_path, *arguments))
+    def make(*arguments: str, **options: tuple[str, str]) -> ServiceProcess:
+        made.append(ServiceProcess(short_path, *arguments, **options))
         return made[-1]
 
     yield make

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from embeddings.encoder.bert_graph import bert_shape, cross_encoder, quantised, sentence_encoder
-from embeddings.encoder.onnx_session import OnnxSession
+from embeddings.encoder.bert_graph import cross_encoder, quantised, sentence_encoder
+from embeddings.encoder.onnx import OnnxSession
+from embeddings.encoder.plain_bert import bert_shape
 
 CONFIG = {
     "model_type": "bert",

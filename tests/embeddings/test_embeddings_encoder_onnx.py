@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from embeddings.encoder import encoder as encoder_module
 from embeddings.encoder.encoder import EncoderSettings, load_encoder
-from embeddings.encoder.model_files import DEFAULT_MODEL, locate
+from embeddings.encoder.model_files import DEFAULT_MODEL, ModelError, locate
 from embeddings.encoder.onnx import OnnxSentenceModel, _alike
 from embeddings.encoder.plain_bert import NotPlainError, plain_bert
 from embeddings.messages import Reason
@@ -61,20 +60,6 @@ def test_both_runtimes_have_one_digest_so_an_index_stays(encoder, monkeypatch):
     assert not isinstance(other._model, OnnxSentenceModel)
     assert other.digest == encoder.digest
     assert (other.dimensions, other.max_tokens) == (encoder.dimensions, encoder.max_tokens)
-
-
-def test_the_default_model_loads_without_torch():
-    program = (
-        "import sys; from embeddings.encoder.encoder import *;"
-        f"load_encoder(EncoderSettings({DEFAULT_MODEL!r}, 'cpu', 1));"
-        "print(*{name.split('.')[0] for name in sys.modules})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    heavy = {"torch", "transformers", "sentence_transformers", "scipy", "sklearn"}
-    assert not heavy & set(done.stdout.split())
 
 
 @pytest.fixture
@@ -147,6 +132,16 @@ def test_a_model_that_is_not_plain_runs_on_sentence_transformers(copied, caplog)
     assert float(found.encode(["a question"])[0] @ found.encode(["a question"])[0]) > 0.999
 
 
+@pytest.mark.parametrize("library", ["torch", "sentence_transformers"])
+def test_where_that_is_not_installed_it_is_said_what_to_install(copied, monkeypatch, library):
+    change(copied / "1_Pooling" / "config.json", pooling_mode_cls_token=True)
+    monkeypatch.delitem(sys.modules, "embeddings.encoder.torch", raising=False)
+    monkeypatch.setitem(sys.modules, library, None)
+    expected = f"m needs {library}, which is not installed: pip install sentence-transformers$"
+    with pytest.raises(ModelError, match=expected):
+        load_encoder(EncoderSettings(str(copied), "cpu", threads=1))
+
+
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 def test_a_gpu_is_left_to_torch(monkeypatch, device):
     import torch
@@ -160,6 +155,13 @@ def test_a_gpu_is_left_to_torch(monkeypatch, device):
     with pytest.raises(Exception, match="division"):
         load_encoder(EncoderSettings(DEFAULT_MODEL, device, threads=1))
     assert loaded[0][1] == device
+
+
+def test_a_driver_without_torch_is_of_no_use(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(encoder_module, "_CUDA_DEVICES", (locate(DEFAULT_MODEL).directory,))
+    loaded = load_encoder(EncoderSettings(DEFAULT_MODEL, "auto", threads=1))
+    assert isinstance(loaded._model, OnnxSentenceModel)
 
 
 @given(st.lists(st.integers(1, 256)))

@@ -14,9 +14,10 @@ from tiny_verifier import CONFIG, HIDDEN, INNER, random_weights
 from transformers import MPNetConfig, MPNetModel
 
 import tools.verifier
-from embeddings.encoder.bert_graph import bert_shape, cross_encoder
+from embeddings.encoder.bert_graph import cross_encoder
 from embeddings.encoder.model_files import DEFAULT_MODEL, locate
-from embeddings.encoder.onnx_session import OnnxSession
+from embeddings.encoder.onnx import OnnxSession
+from embeddings.encoder.plain_bert import bert_shape
 from embeddings.verify.verifier import load_verifier
 from tools.verifier import __main__ as command
 from tools.verifier import teacher
