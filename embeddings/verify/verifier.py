@@ -20,7 +20,7 @@ from embeddings.verify.files import VerifierFiles, read_verifier
 
 # No natural text has tokens this long on average.
 _MOST_CHARACTERS_A_TOKEN: Final = 64
-# Of a model's score: 1 is for what the rules pass, whatever the cosine says.
+# A score of 1 would stay as it is, whatever the cosine says (fusion.py).
 _MOST: Final = 1.0 - 2.0**-20
 _WARMING: Final = ("How do I reset my password?", "How can I reset my password?")
 

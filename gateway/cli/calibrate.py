@@ -251,7 +251,7 @@ async def scoring_service(socket: Path | None) -> AsyncIterator[EmbeddingsClient
     async with contextlib.AsyncExitStack() as stack:
         process = None
         if socket is None:
-            if importlib.util.find_spec("sentence_transformers") is None:
+            if importlib.util.find_spec("onnxruntime") is None:
                 raise FailedError("pairs cannot be scored: install refrain[cpu] or refrain[gpu]")
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refrain-")))
             socket = folder / "embeddings.sock"

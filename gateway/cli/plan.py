@@ -171,7 +171,7 @@ def _make(data_dir: Path) -> None:
 
 
 def _embeddings(settings: Settings) -> list[str] | None:
-    needed = ("faiss", "onnx", "onnxruntime", "sentence_transformers")
+    needed = ("faiss", "onnx", "onnxruntime", "tokenizers")
     missing = [name for name in needed if not importlib.util.find_spec(name)]
     if missing:
         log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
