@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from struct import pack, unpack
 from typing import TypeVar
@@ -57,18 +58,27 @@ def vectors_of(texts: Iterable[str], kept: Kept) -> dict[str, Vector]:
 
 
 def _encoded(texts: list[str], maker: str, kept: Kept) -> dict[str, bytes]:
-    """Encode in batches of like lengths, and keep the vectors."""
-    encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "auto", threads=CORES))
-    found: dict[str, bytes] = {}
-    batches = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
-    for batch in told("batches encoded", batches):
+    """Encode in batches of like lengths, one at a time on each core, and keep the vectors."""
+    settings = EncoderSettings(DEFAULT_MODEL, "auto", threads=1)
+    idle = [load_encoder(settings) for _ in range(CORES)]
+
+    def encoded(batch: list[str]) -> dict[str, bytes]:
+        encoder = idle.pop()
         results = encoder.encode(batch)
-        made = {
+        idle.append(encoder)
+        return {
             text: b"" if isinstance(vector, Reason) else vector.tobytes()
             for text, vector in zip(batch, results, strict=True)
         }
-        kept.keep(maker, made)
-        found |= made
+
+    found: dict[str, bytes] = {}
+    batches = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
+    with ThreadPoolExecutor(CORES) as pool:
+        results = pool.map(encoded, batches)
+        for _ in told("batches encoded", batches):
+            made = next(results)
+            kept.keep(maker, made)
+            found |= made
     return found
 
 
