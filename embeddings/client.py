@@ -22,6 +22,7 @@ from embeddings.messages import (
     IndexStatus,
     Match,
     Matches,
+    Message,
     Reason,
     Refused,
     Remove,
@@ -36,7 +37,6 @@ from embeddings.messages import (
 from embeddings.wire import (
     MAX_FRAME_BYTES,
     MAX_REQUEST_ID,
-    Envelope,
     FrameReader,
     ProtocolError,
     decode,
@@ -79,8 +79,8 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for envelope in map(decode, self._frames.feed(data)):
-                self._take(envelope)
+            for request_id, message in map(decode, self._frames.feed(data)):
+                self._take(request_id, message)
         except ProtocolError as error:
             self.abort(f"ProtocolError: {error}")
 
@@ -125,13 +125,13 @@ class Link(asyncio.Protocol):
         self.abort(why)
         await self._gone.wait()
 
-    def _take(self, envelope: Envelope) -> None:
-        if isinstance(envelope.message, Request):
+    def _take(self, request_id: int, message: Message) -> None:
+        if isinstance(message, Request):
             raise ProtocolError("a request where replies are expected")
         self.replies += 1
-        answered = self._pending.pop(envelope.request_id, None)
+        answered = self._pending.pop(request_id, None)
         if answered is not None and not answered.done():
-            answered.set_result(envelope.message)
+            answered.set_result(message)
 
 
 class EmbeddingsClient:

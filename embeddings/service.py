@@ -31,6 +31,7 @@ from embeddings.messages import (
     Embed,
     IndexStatus,
     Matches,
+    Message,
     Reason,
     Refused,
     Remove,
@@ -42,7 +43,7 @@ from embeddings.messages import (
     Verify,
 )
 from embeddings.scoring import PairScores, open_pair_scores
-from embeddings.wire import MAX_FRAME_BYTES, Envelope, FrameReader, ProtocolError, decode, encode
+from embeddings.wire import MAX_FRAME_BYTES, FrameReader, ProtocolError, decode, encode
 
 MAX_IN_FLIGHT: Final = 1024
 """Requests of one connection."""
@@ -153,8 +154,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         try:
-            for envelope in map(decode, self._frames.feed(data)):
-                self._take(envelope)
+            for request_id, message in map(decode, self._frames.feed(data)):
+                self._take(request_id, message)
         except ProtocolError as error:
             _log.warning("client cut off: %s", error)
             self._reply(0, Refused(Reason.ERROR, str(error)))
@@ -184,20 +185,17 @@ class Connection(asyncio.Protocol):
         for task in self._running.values():
             task.cancel()
 
-    def _take(self, envelope: Envelope) -> None:
-        request_id, message = envelope.request_id, envelope.message
+    def _take(self, request_id: int, message: Message) -> None:
         if isinstance(message, Cancel):
-            running = self._running.get(request_id)
-            if running is not None:
+            if (running := self._running.get(request_id)) is not None:
                 running.cancel()
         elif not isinstance(message, Request):
             raise ProtocolError(f"{type(message).__name__} is no request")
         elif request_id in self._running:
             raise ProtocolError(f"request id {request_id} is in use")
         elif len(self._running) >= MAX_IN_FLIGHT:
-            self._reply(
-                request_id, Refused(Reason.OVERLOADED, f"{MAX_IN_FLIGHT} requests in flight")
-            )
+            refused = Refused(Reason.OVERLOADED, f"{MAX_IN_FLIGHT} requests in flight")
+            self._reply(request_id, refused)
         else:
             task = asyncio.create_task(self._serve_one(request_id, message))
             self._running[request_id] = task

@@ -15,6 +15,7 @@ from embeddings.messages import (
     Matches,
     Reason,
     Refused,
+    Scores,
     Search,
     Verify,
 )
@@ -221,6 +222,10 @@ class FullTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.reading = True
+        self.written = asyncio.Queue()
+
+    def write(self, data):
+        self.written.put_nowait(data)
 
     def is_closing(self):
         return False
@@ -239,3 +244,15 @@ def test_a_client_that_does_not_read_its_replies_is_not_read_from():
     assert not transport.reading
     connection.resume_writing()
     assert transport.reading
+
+
+async def test_a_reply_out_of_its_bounds_is_an_error_and_no_silence():
+    async def answer(request):
+        return Scores("ab", (float("nan"),))
+
+    connection, transport = Connection(answer, set()), FullTransport()
+    connection.connection_made(transport)
+    connection.data_received(encode(7, AskStatus()))
+    async with asyncio.timeout(30):
+        (reply,) = map(decode, FrameReader().feed(await transport.written.get()))
+    assert reply == (7, Refused(Reason.ERROR, "internal error"))
