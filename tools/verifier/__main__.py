@@ -1,8 +1,9 @@
-"""``python -m tools.verifier``: make the verifier's weights and calibration again, in four stages.
+"""``python -m tools.verifier``: make the verifier's weights and calibration again, in five stages.
 
     teacher    all-mpnet-base-v2 learns the pairs
-    labels     the teacher scores pairs of which no label is known
-    student    all-MiniLM-L6-v2 learns the pairs and the teacher's labels
+    first      all-MiniLM-L6-v2 learns the pairs
+    labels     both score pairs of which no label is known
+    student    the first goes on with the pairs and the labels
     files      weights in eight bits, and the calibration of their scores
 
 Each stage leaves a file in --work and is left out if that is there. A stage that was stopped goes
@@ -17,6 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -35,9 +37,10 @@ from tools.verifier.vectors import sentence_vectors
 
 HERE: Final = Path(__file__).parent
 SEED: Final = 17
-TEACHER: Final = Plan(steps=3000, tokens=1024, rate=5e-5, head=20)
-STUDENT: Final = Plan(steps=12_000, tokens=2560, rate=1.5e-4)
-LABELS: Final = 40_000
+TEACHER: Final = Plan(steps=1_160, tokens=1024, rate=5e-5, head=20)
+FIRST: Final = Plan(steps=2_990, tokens=2560, rate=1.5e-4)
+STUDENT: Final = Plan(steps=3_000, tokens=2560, rate=1.2e-4)
+LABELS: Final = 50_000
 _SCORED_AT_ONCE: Final = 2_000
 
 
@@ -52,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
         groups = read_groups(options.groups)
         near = neighbours(groups, sentence_vectors)
         _say(f"{len(groups):,} groups, {len(near):,} near pairs of two groups")
-        taught = _labels(work, groups, near, options)
-        student = _student(work, groups, near, taught, options)
+        stages = Stages(work, groups, near, options)
+        student = stages.run()
         _write(student, options.out)
         calibrate.run(options.out, HERE / "calibration")
     except (GroupError, ModelError, TeacherError, OSError) as error:
@@ -62,36 +65,64 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _labels(
-    work: Path, groups: list[Group], near: list[tuple[str, str]], options: argparse.Namespace
-) -> list[Labelled]:
-    """Return the pairs that the teacher labelled; train it and ask it if that was not done."""
-    file = work / "labels.jsonl"
-    if not file.exists():
-        directory = unpack_teacher(work / "teacher")
-        teacher = PairNetwork(directory)
-        reader = PairReader(directory, teacher.kind)
-        plan = _shortened(TEACHER, options.steps)
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The trainings and what they leave in the folder `work`."""
+
+    work: Path
+    groups: list[Group]
+    near: list[tuple[str, str]]
+    options: argparse.Namespace
+
+    def run(self) -> PairNetwork:
+        """Return the student, trained."""
+        labels = self.work / "labels.jsonl"
+        directory = locate(DEFAULT_MODEL).directory
+        first = self._trained("first", directory, FIRST, [])
+        if not labels.exists():
+            folder = unpack_teacher(self.work / "teacher")
+            teacher = self._trained("teacher", folder, TEACHER, [])
+            self._label(labels, [(teacher, folder), (first, directory)])
+        taught = list(_read_labels(labels))
+        return self._trained("student", directory, STUDENT, taught, start=first)
+
+    def _trained(
+        self,
+        name: str,
+        directory: Path,
+        plan: Plan,
+        taught: list[Labelled],
+        start: PairNetwork | None = None,
+    ) -> PairNetwork:
+        network = PairNetwork(directory) if start is None else start
         fit(
-            teacher,
-            lambda rng: mixture(groups, near, [], rng),
-            reader,
-            plan,
-            seed=SEED,
-            checkpoint=work / "teacher.pt",
-            report=lambda line: _say(f"teacher: {line}"),
+            network,
+            lambda rng: mixture(self.groups, self.near, taught, rng),
+            PairReader(directory, network.kind),
+            replace(plan, steps=self.options.steps or plan.steps),
+            seed=name,
+            checkpoint=self.work / f"{name}.pt",
+            report=lambda line: _say(f"{name}: {line}"),
         )
-        pairs = untaught(groups, sentence_vectors, Random(SEED), options.labels)
+        return network
+
+    def _label(self, file: Path, networks: Sequence[tuple[PairNetwork, Path]]) -> None:
+        """Write pairs of no known label with the mean of the networks' logits, as a probability."""
+        pairs = untaught(self.groups, sentence_vectors, Random(SEED), self.options.labels)
+        readers = [PairReader(directory, network.kind) for network, directory in networks]
         fresh = file.with_suffix(".new")
         with fresh.open("w", encoding="utf-8") as out:
             for start in range(0, len(pairs), _SCORED_AT_ONCE):
                 some = pairs[start : start + _SCORED_AT_ONCE]
-                logits = torch.tensor(scores(teacher, reader, some))
-                for (a, b), target in zip(some, torch.sigmoid(logits).tolist(), strict=True):
+                logits = [
+                    torch.from_numpy(scores(network, reader, some))
+                    for (network, _), reader in zip(networks, readers, strict=True)
+                ]
+                targets = torch.sigmoid(torch.stack(logits).mean(0)).tolist()
+                for (a, b), target in zip(some, targets, strict=True):
                     out.write(json.dumps([a, b, round(target, 4)]) + "\n")
                 _say(f"labels: {start + len(some):,} of {len(pairs):,}")
         fresh.replace(file)
-    return list(_read_labels(file))
 
 
 def _read_labels(file: Path) -> Iterator[Labelled]:
@@ -99,27 +130,6 @@ def _read_labels(file: Path) -> Iterator[Labelled]:
         for line in lines:
             a, b, target = json.loads(line)
             yield Labelled(a, b, target)
-
-
-def _student(
-    work: Path,
-    groups: list[Group],
-    near: list[tuple[str, str]],
-    taught: list[Labelled],
-    options: argparse.Namespace,
-) -> PairNetwork:
-    directory = locate(DEFAULT_MODEL).directory
-    student = PairNetwork(directory)
-    fit(
-        student,
-        lambda rng: mixture(groups, near, taught, rng),
-        PairReader(directory, student.kind),
-        _shortened(STUDENT, options.steps),
-        seed=SEED + 1,
-        checkpoint=work / "student.pt",
-        report=lambda line: _say(f"student: {line}"),
-    )
-    return student
 
 
 def _write(student: PairNetwork, out: Path) -> None:
@@ -131,10 +141,6 @@ def _write(student: PairNetwork, out: Path) -> None:
     tokenizer = locate(DEFAULT_MODEL).directory / "tokenizer.json"
     save_verifier(student.state_dict(), config, tokenizer, out)
     _say(f"written: {out}")
-
-
-def _shortened(plan: Plan, steps: int | None) -> Plan:
-    return plan if steps is None else Plan(steps, plan.tokens, plan.rate, plan.head)
 
 
 def _say(line: str) -> None:

@@ -61,7 +61,7 @@ def fit(
     reader: PairReader,
     plan: Plan,
     *,
-    seed: int,
+    seed: str,
     checkpoint: Path,
     report: Callable[[str], None],
 ) -> None:

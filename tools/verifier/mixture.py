@@ -25,6 +25,7 @@ _EDITS_TO_SAME: Final = 0.3
 by themselves they would teach that alike wording asks something else."""
 _GROUPS_AT_ONCE: Final = 600
 _NEIGHBOURS: Final = 3
+_ROWS: Final = 256
 _LEAST_COSINE, _MOST_COSINE = 0.45, 0.9
 """Nearer ones of two groups may well be the same question; farther ones teach nothing."""
 _CARELESS: Final = 0.3
@@ -57,11 +58,16 @@ def neighbours(
     vectors = encode(texts)
     many = min(_NEIGHBOURS, len(texts) - 1)
     found = []
-    for place, text in enumerate(texts):
-        cosine = vectors @ vectors[place]
-        cosine[owner == owner[place]] = -1
-        nearest = np.argpartition(-cosine, many)[:many]
-        found += [(text, texts[other]) for other in nearest if _LEAST_COSINE < cosine[other] < most]
+    for start in range(0, len(texts), _ROWS):
+        cosines = vectors[start : start + _ROWS] @ vectors.T
+        for place, cosine in enumerate(cosines, start):
+            cosine[owner == owner[place]] = -1
+            nearest = np.argpartition(-cosine, many)[:many]
+            found += [
+                (texts[place], texts[other])
+                for other in nearest
+                if _LEAST_COSINE < cosine[other] < most
+            ]
     return found
 
 
