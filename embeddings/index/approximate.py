@@ -25,10 +25,10 @@ from embeddings.encoder.encoder import Vector
 _faiss: Any = faiss  # its types lack what is used here
 
 # benchmarks/LOG.md says what these were chosen by.
-_LISTS_A_ROOT: Final = 8
-_LISTS_READ: Final = 384
-_SAMPLE_A_LIST: Final = 16
-_ROUNDS: Final = 3
+_LISTS_A_ROOT: Final = 4
+_LISTS_READ: Final = 256
+_SAMPLE_A_LIST: Final = 32
+_ROUNDS: Final = 4
 _CODE_SAMPLE: Final = 4096
 _SPREAD: Final = 1e-3
 _ONE_QUERY: Final = 10
