@@ -14,13 +14,11 @@ from typing import Final, Protocol
 
 from embeddings.batching import Batcher
 from embeddings.encoder.model_files import ModelError
-from embeddings.messages import Pair, Reason, Scored
+from embeddings.messages import MAX_FIELD, Pair, Reason, Scored
 
 # Pairs that go to the thread together: a few, so that those who leave meanwhile cost little.
 MAX_BATCH: Final = 8
 MAX_WAITING: Final = 1024
-# Of a fault, so that it fits its field whatever its characters.
-_MOST_CHARACTERS: Final = 250
 
 _log = logging.getLogger(__name__)
 
@@ -81,5 +79,5 @@ async def open_pair_scores(directory: Path, threads: int) -> PairScores:
     except Exception as error:  # noqa: BLE001 - told in the status, whatever it is
         if not isinstance(error, ModelError | ImportError):
             _log.exception("the verifier cannot be loaded")
-        return PairScores(None, thread, str(error)[:_MOST_CHARACTERS])
+        return PairScores(None, thread, str(error)[:MAX_FIELD])
     return PairScores(verifier, thread)

@@ -10,7 +10,7 @@ from tiny_verifier import write_tiny_verifier
 
 from embeddings.batching import OverloadedError
 from embeddings.client import EmbeddingsClient, SemanticUnavailableError
-from embeddings.messages import Reason
+from embeddings.messages import MAX_FIELD, Reason
 from embeddings.scoring import MAX_BATCH, MAX_WAITING, PairScores, open_pair_scores
 from embeddings.service import tell_verifier
 from embeddings.verify.verifier import load_verifier
@@ -124,7 +124,7 @@ async def test_any_failure_to_load_is_a_fault(monkeypatch, tmp_path):
     monkeypatch.setattr("embeddings.verify.verifier.load_verifier", load)
     pairs = await open_pair_scores(tmp_path, threads=1)
     assert await pairs.score([(RESET, PHONE)]) is Reason.UNAVAILABLE
-    assert 0 < len(pairs.fault.encode()) <= 1024
+    assert 0 < len(pairs.fault) <= MAX_FIELD
 
 
 async def test_the_service_scores_pairs_and_says_with_which_verifier(new_service, tmp_path):
