@@ -24,7 +24,7 @@ _SETTINGS: Final = frozenset({".json", ".txt", ".model"})
 # Exports of the same weights for other runtimes; sentence-transformers on torch reads none of them.
 _OTHER_RUNTIMES: Final = ("onnx", "openvino")
 # Part of the digest: raise it when vectors are made differently from the same files. One difference
-# is tolerated under one digest. Word embeddings in 16 bits (see encoder_onnx) change each number of
+# is tolerated under one digest. Word embeddings in 16 bits (see onnx.py) change each number of
 # a vector by at most 4e-5. A similarity changes far less than by the 5e-4 that the index itself
 # allows (index/flat.py), so stored vectors and calibrations stay valid; a new digest voids them.
 _RECIPE: Final = "unit-length float32, 1"
