@@ -149,6 +149,22 @@ def test_a_build_that_the_partition_shrank_under_is_given_up():
     assert found(partition, [*range(140, 200), 300]) == [*range(140, 200), 300]
 
 
+def test_a_build_that_fails_leaves_the_partition_exact(monkeypatch):
+    def fail(*arguments):
+        raise MemoryError
+
+    partition, places = filled(100)
+    assert partition.ask_for_building()
+    monkeypatch.setattr(ApproximateIndex, "add", fail)
+    with pytest.raises(MemoryError):
+        build_all(partition)
+    partition.remove(places[3])
+    put(partition, range(100, 150))
+    assert not partition.approximate
+    there = [*range(3), *range(4, 150)]
+    assert found(partition, range(150)) == there
+
+
 def test_removed_and_expired_vectors_neither_show_nor_hide_the_others():
     partition, places = filled(80, expires_at=lambda number: LATER if number % 4 else NOW)
     build_all(partition)
