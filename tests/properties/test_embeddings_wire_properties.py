@@ -154,6 +154,10 @@ SEARCH = b'\x04\x01[1,{"partition":"cA==","text":"text","k":%s}]'
         (b'\x04\x01[1,{"partition":"cA==","text":"\xff","k":1}]', "Invalid JSON"),
         (b'\x04\x01[1,{"partition":"cA==","text":"\\ud800","k":1}]', "Invalid JSON"),
         (b'\x04\x01[1,{"partition":"?","text":"text","k":1}]', "valid base64"),
+        (
+            b'\x04\x02[1,{"partition":"","key":"","text":"text","expires_at":NaN}]',
+            "expires_at: Input should be greater",
+        ),
         (b'\x04\x12[1,{"ready":2}]', "valid boolean"),
         (b'\x04\x13[1,{"reason":"odd","message":""}]', "reason: Input should be 'unavailable'"),
         (b'\x04\x15[1,{"verifier_digest":"","scores":[1.5]}]', "less than or equal to 1"),
