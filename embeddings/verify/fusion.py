@@ -7,7 +7,7 @@ whole the encoder knows better. How the weight was found: benchmarks/LOG.md.
 import math
 from typing import Final
 
-WEIGHT: Final = 24.0
+WEIGHT: Final = 8.0
 """In units of the logit, for a whole unit of cosine."""
 MIDDLE: Final = 0.85
 """The cosine at which a score stays as it is."""

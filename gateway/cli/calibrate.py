@@ -141,11 +141,19 @@ def calibrate(options: argparse.Namespace) -> int:
     return 0
 
 
+_FORMER_RULES = "rules-"
+"""Lines of former releases, whose hits needed no score."""
+
+
 async def _points(
     lines: Sequence[WouldBeHit | LabelledPair | None], data_dir: Path, socket: Path | None
 ) -> Points:
     """Return the points of one verifier: of the one that scores the pairs, else of the latest."""
-    compared = [line for line in lines if isinstance(line, WouldBeHit)]
+    compared = [
+        line
+        for line in lines
+        if isinstance(line, WouldBeHit) and not line.verifier.startswith(_FORMER_RULES)
+    ]
     pairs = [line for line in lines if isinstance(line, LabelledPair)]
     points = Points(compared[-1].verifier if compared else "")
     if pairs:

@@ -18,6 +18,13 @@ def both_ways(asked, stored):
     ("asked", "stored", "reason"),
     [
         ("What does `ls -l` do?", "What does `ls -a` do?", "quoted"),
+        ("What does grep -v do?", "What does grep -V do?", "quoted"),
+        ("Did Ann beat Bob at chess?", "Did Bob beat Ann at chess?", "order"),
+        ("What is ten minus five?", "what is five minus ten", "order"),
+        ("Is Ann remembered by Bob?", "Does Ann remember Bob?", "order"),
+        ("How long from March 3 to June 5?", "How long from June 5 to March 3?", "order"),
+        ("Is 400 mcg of it safe?", "Is 400 mg of it safe?", "unit"),
+        ("How much does 3 kW cost?", "How much does 3 kWh cost?", "unit"),
         ('What does "affect" mean?', 'What does "effect" mean?', "quoted"),
         ("Is https://a.example/x down?", "Is https://a.example/y down?", "quoted"),
         ("Write to ann@example.org", "Write to bob@example.org", "quoted"),
@@ -156,7 +163,6 @@ def test_rewording_is_left_to_the_verifier(asked, stored):
     ("asked", "stored"),
     [
         ("How can I reset my password?", "How do I change my password?"),
-        ("Does Ann love Bob?", "Does Bob love Ann?"),
         ("Is Ann a nurse?", "Was Ann a nurse?"),
         ("How do I open the app?", "How do I close the app?"),
         ("When did he die?", "Where did he die?"),

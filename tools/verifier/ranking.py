@@ -19,7 +19,7 @@ from tools.verifier.groups import GroupError, read_groups
 from tools.verifier.would_be_hits import candidates, hits
 
 _HERE: Final = Path(__file__).parent
-_WEIGHTS: Final = (0.0, 6.0, WEIGHT, 18.0, 24.0, 32.0, 48.0)
+_WEIGHTS: Final = (0.0, 4.0, 8.0, 12.0, 16.0, 24.0, 48.0)
 _EVERY: Final = 100
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     ends = range(_EVERY, sum(map(bool, found)) + 1, _EVERY)
     print("wrong among the surest" + "".join(f"{end:6}" for end in ends))
-    for weight in sorted(set(_WEIGHTS)):
+    for weight in sorted({*_WEIGHTS, WEIGHT}):
         surest = sorted(hits(found, weight), key=lambda hit: -hit[0])
         wrong = list(accumulate(wrong for _, wrong in surest))
         print(f"cosine weighs {weight:4g}    " + "".join(f"{wrong[end - 1]:6}" for end in ends))

@@ -11,12 +11,15 @@ from typing import Final, NamedTuple
 from embeddings.verify.guards.names import Names, differ_in_names, find_names
 from embeddings.verify.guards.negation import count_negations, differ_in_negation
 from embeddings.verify.guards.numbers import Numbers, differ_in_numbers, find_numbers
+from embeddings.verify.guards.order import differ_in_order
 from embeddings.verify.guards.reader import Kind, Reading, closeness, read
 from embeddings.verify.guards.strings import Strings, differ_in_strings, find_strings
 
-VERSION: Final = 8
+VERSION: Final = 9
 """Raise it when other pairs pass: a calibration is made of those that do."""
-REASONS: Final = frozenset({"number", "unit", "name", "negation", "quoted", "symbol", "words"})
+REASONS: Final = frozenset(
+    {"number", "unit", "name", "negation", "quoted", "symbol", "order", "words"}
+)
 """All that `guard` may say; embeddings/README.md tells what each means."""
 
 # A question is compared with several others, so what was read last is kept. Long texts are not,
@@ -50,6 +53,7 @@ def guard(asked: str, stored: str) -> str | None:
         or differ_in_numbers(a, b, x.numbers, y.numbers, close)
         or differ_in_names(a, b, x.names, y.names, close)
         or differ_in_negation(a, b, x.negations, y.negations, close)
+        or differ_in_order(a, b)
     )
 
 

@@ -90,7 +90,12 @@ _UNITS_LISTED: Final = """
     kilometre metre 1000 kilometer kilometres kilometers km kms; mile metre 0 miles mi;
     inch metre 0 inches; foot metre 0 feet ft; yard metre 0 yards;
     gram gram 1 gramme grams grammes g; kilogram gram 1000 kilograms kilogrammes kg kgs kilo kilos;
-    milligram gram .001 milligrams mg; lb gram 0 lbs; ounce gram 0 ounces oz; pound pound 0 pounds;
+    milligram gram .001 milligrams mg; microgram gram .000001 micrograms mcg ug \u03bcg;
+    iu iu 0 ius; watt watt 1 watts w; kilowatt watt 1000 kilowatts kw; megawatt watt 0 megawatts;
+    wh joule 0; kwh joule 0; kj joule 0 kilojoules; kcal joule 0 kilocalories; volt volt 0 volts v;
+    amp ampere 0 amps amperes; bar pressure 0; psi pressure 0; tablespoon cup 0 tablespoons tbsp;
+    teaspoon cup 0 teaspoons tsp; cup cup 0 cups; acre area 0 acres; hectare area 0 hectares ha;
+    lb gram 0 lbs; ounce gram 0 ounces oz; pound pound 0 pounds;
     litre litre 1 liter litres liters l; millilitre litre .001 millilitres
     milliliters milliliter ml;
     gallon litre 0 gallons; kilobyte byte 1 kilobytes kb; megabyte byte 1000 megabytes mb;

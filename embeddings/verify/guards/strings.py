@@ -56,10 +56,21 @@ def differ_in_strings(a: Reading, b: Reading, x: Strings, y: Strings, close: flo
         return "symbol"
     if x.strings == y.strings:
         return None
+    if _differ_in_case(x, y):
+        return "quoted"
     left, right = _alone(x, y, b), _alone(y, x, a)
     if close >= _CLOSE:
         return "quoted" if left or right else None
     return "quoted" if min(left, right) and max(left, right) <= _SHORT else None
+
+
+def _differ_in_case(x: Strings, y: Strings) -> bool:
+    """Tell whether code differs in case only, which the verifier cannot see: "-v", "-V"."""
+    return any(
+        one != other and one.casefold() == other.casefold() and not one.replace(" ", "").isalpha()
+        for one in x.strings - y.strings
+        for other in y.strings - x.strings
+    )
 
 
 def _alone(mine: Strings, theirs: Strings, other: Reading) -> int:

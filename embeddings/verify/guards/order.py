@@ -1,0 +1,77 @@
+"""Two parts of a question that change places: "Did A beat B?", "Did B beat A?"."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from embeddings.verify.guards.reader import FUNCTION, NUMBER_WORDS, Reading, stem, words_of
+
+_LONGEST: Final = 3
+"""Words of a part."""
+_ARTICLES: Final = words_of("a an the")
+_BE: Final = words_of("is are was were be been being get gets got")
+_JOINING: Final = words_of("and or plus times by with vs versus + * x nor between")
+_SYMMETRIC: Final = words_of(
+    """
+    between distance far apart difference differ different same equal similar alike compare compared
+    comparison together related meet met meets marry married multiply multiplied multiplying product
+    sum add added adding total combine combined mix mixed mixing average each other both common
+    """
+)
+"""Words that say the same of both parts, whatever their order."""
+
+
+def differ_in_order(a: Reading, b: Reading) -> str | None:
+    """Return "order" if the texts have the same words, and two parts of one are exchanged."""
+    if len(a.words) > 60 or a.vocabulary & _SYMMETRIC:
+        return None
+    if _passive_swapped(a, b) or _passive_swapped(b, a):
+        return "order"
+    left, right = ([x for x in text.words if x not in _ARTICLES] for text in (a, b))
+    if len(left) != len(right) or left == right or sorted(left) != sorted(right):
+        return None
+    start = next(place for place, word in enumerate(left) if word != right[place])
+    end = next(place for place, word in enumerate(left[::-1]) if word != right[-1 - place])
+    left, right = left[start : len(left) - end], right[start : len(right) - end]
+    return "order" if _exchanged(left, right) else None
+
+
+def _passive_swapped(passive: Reading, active: Reading) -> bool:
+    """Tell whether doer and object are exchanged: "Is A seen by B?", "Does A see B?"."""
+    words = passive.words
+    if "by" not in words or "by" in active.words or _BE.isdisjoint(words):
+        return False
+    place = words.index("by")
+    before = [word for word in words[: max(place - 1, 0)] if word not in FUNCTION]
+    after = [word for word in words[place + 1 :] if word not in FUNCTION]
+    if place == 0 or not before or not after:
+        return False
+    # Twice: "remembered", "remember".
+    verb = stem(stem(words[place - 1]))
+    verbs = [x for x, word in enumerate(active.words) if stem(stem(word)) == verb]
+    if not verbs or words[place - 1] in FUNCTION:
+        return False
+    doers = active.words[: verbs[0]], active.words[verbs[0] + 1 :]
+    return before[-1] in doers[0] and after[0] in doers[1]
+
+
+def _exchanged(left: Sequence[str], right: Sequence[str]) -> bool:
+    """Tell whether `left` is one, middle, other and `right` other, middle, one."""
+    parts = range(1, min(_LONGEST, len(left) - 1) + 1)
+    for one in parts:
+        for other in parts:
+            middle = left[one : len(left) - other]
+            if (
+                middle
+                and not set(middle) <= _JOINING
+                and left[:one] == right[len(right) - one :]
+                and left[len(left) - other :] == right[:other]
+                and middle == right[other : len(right) - one]
+                and _says_something(left[:one])
+                and _says_something(right[:other])
+            ):
+                return True
+    return False
+
+
+def _says_something(words: Sequence[str]) -> bool:
+    return any(word not in FUNCTION or word in NUMBER_WORDS for word in words)
