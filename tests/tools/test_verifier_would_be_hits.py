@@ -49,7 +49,7 @@ def test_the_ranking_counts_the_wrong_among_the_surest(tmp_path, capsys):
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[-1] == "100"
     assert {row.split()[-1] for row in rows} == {"0"}
-    assert len(rows) == 6
+    assert len(rows) == 7
 
 
 def test_a_log_that_cannot_be_read_is_named(tmp_path, capsys):
