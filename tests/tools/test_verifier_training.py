@@ -278,6 +278,14 @@ def test_all_stages_make_a_verifier_with_its_calibration(
     assert command.main(argv) == 0
     assert "labels:" not in capsys.readouterr().out
     assert load_verifier(out, threads=1).digest == verifier.digest
+    (tmp_path / "groups" / "b.txt").write_text("Who is it?\n= who is that\n! Who was it?\n")
+    made = (out / "config.json").stat().st_mtime_ns
+    for other, differing in ((argv, "groups"), ([*argv, "--labels", "5"], "labels, groups")):
+        assert command.main(other) == 1
+        assert f"differ: {differing}); give an empty folder" in capsys.readouterr().err
+    (work / "plan.json").unlink()
+    assert command.main(argv) == 1
+    assert (out / "config.json").stat().st_mtime_ns == made
 
 
 def test_a_folder_without_groups_is_said(tmp_path, capsys):

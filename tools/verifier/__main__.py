@@ -7,18 +7,20 @@
     files      weights in eight bits, and the calibration of their scores
 
 Each stage leaves a file in --work and is left out if that is there. A stage that was stopped goes
-on from its last checkpoint. Everything comes from this repository and two packages of weights
+on from its last checkpoint. plan.json beside them says what the files were made from: a folder of
+another plan is refused. Everything comes from this repository and two packages of weights
 (README.md).
 
 Exit codes: 0 written; 1 cannot train, one line on stderr says why; 2 bad usage.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -44,6 +46,10 @@ LABELS: Final = 50_000
 _SCORED_AT_ONCE: Final = 2_000
 
 
+class PlanError(Exception):
+    """The work folder holds files of another plan; the message says what differs."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Parse `argv`, run the stages, return the exit code."""
     options = _parser().parse_args(argv)
@@ -52,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
     torch.manual_seed(SEED)
     try:
         work.mkdir(parents=True, exist_ok=True)
+        _keep_plan(work, options)
         groups = read_groups(options.groups)
         near = neighbours(groups, sentence_vectors)
         _say(f"{len(groups):,} groups, {len(near):,} near pairs of two groups")
@@ -59,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         student = stages.run()
         _write(student, options.out)
         calibrate.run(options.out, HERE / "calibration")
-    except (GroupError, ModelError, TeacherError, OSError) as error:
+    except (GroupError, ModelError, PlanError, TeacherError, OSError) as error:
         print(f"verifier: {error}", file=sys.stderr)
         return 1
     return 0
@@ -99,7 +106,7 @@ class Stages:
             network,
             lambda rng: mixture(self.groups, self.near, taught, rng),
             PairReader(directory, network.kind),
-            replace(plan, steps=self.options.steps or plan.steps),
+            replace(plan, steps=_steps(plan, self.options)),
             seed=name,
             checkpoint=self.work / f"{name}.pt",
             report=lambda line: _say(f"{name}: {line}"),
@@ -123,6 +130,38 @@ class Stages:
                     out.write(json.dumps([a, b, round(target, 4)]) + "\n")
                 _say(f"labels: {start + len(some):,} of {len(pairs):,}")
         fresh.replace(file)
+
+
+def _keep_plan(work: Path, options: argparse.Namespace) -> None:
+    """Write what the files in `work` are made from. Raises PlanError if it was something else."""
+    plans = {"teacher": TEACHER, "first": FIRST, "student": STUDENT}
+    plan = {
+        "seed": SEED,
+        "labels": options.labels,
+        **{name: {**asdict(plan), "steps": _steps(plan, options)} for name, plan in plans.items()},
+        "groups": _digest(options.groups.glob("*.txt")),
+        "templates": _digest((Path(__file__).parent / "templates").glob("*.py")),
+    }
+    file = work / "plan.json"
+    made = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if any(path != file for path in work.iterdir()) and made != plan:
+        other = [key for key in plan if plan[key] != made.get(key)]
+        raise PlanError(
+            f"{work} holds files of another plan (in {file.name} differ: {', '.join(other)}); "
+            "give an empty folder with --work, or remove these files"
+        )
+    file.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+
+
+def _steps(plan: Plan, options: argparse.Namespace) -> int:
+    return int(options.steps or plan.steps)
+
+
+def _digest(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _read_labels(file: Path) -> Iterator[Labelled]:
