@@ -41,7 +41,6 @@ _PLURALS: Final = {
     "mango": "mangoes",
     "sheep": "sheep",
     "deer": "deer",
-    "fish": "fish",
     "salmon": "salmon",
     "trout": "trout",
     "squid": "squid",
@@ -72,6 +71,8 @@ def plural(noun: str) -> str:
         made = _PLURALS[last]
     elif last.endswith("man") and last not in {"human", "German", "Roman", "shaman"}:
         made = last[:-3] + "men"
+    elif last.endswith("fish"):
+        made = last
     elif re.search(r"(?:s|x|z|ch|sh)$", last):
         made = last + "es"
     elif re.search(r"[^aeiou]y$", last):
@@ -130,7 +131,13 @@ def ing(phrase: str) -> str:
 
 def comparative(adjective: str) -> str:
     """Return "bigger", "happier" or "more careful"."""
-    irregular = {"good": "better", "bad": "worse", "far": "further", "fun": "more fun"}
+    irregular = {
+        "good": "better",
+        "bad": "worse",
+        "far": "further",
+        "dry": "drier",
+        "fun": "more fun",
+    }
     if adjective in irregular:
         return irregular[adjective]
     syllables = len(re.findall(r"[aeiouy]+", adjective.removesuffix("e")))

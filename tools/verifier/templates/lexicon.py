@@ -109,6 +109,13 @@ def _first_name(kind: str, rng: Random) -> Word:
     return Word(forms, _PRONOUNS[found.fields["g"][0]])
 
 
+def _person(rng: Random) -> Word:
+    """Somebody by name, or "the nurse", or "my uncle"."""
+    kind, before = rng.choice((("name", ""), ("full", ""), ("job", "the "), ("relative", "my ")))
+    word = draw(kind, rng)
+    return Word(tuple(before + form for form in word.forms), {})
+
+
 def near(word: Word, kind: str, rng: Random) -> Word:
     """Draw another word, for a full name often one that shares its first or last name."""
     other = draw(kind, rng)
@@ -129,6 +136,8 @@ def draw(kind: str, rng: Random) -> Word:
         return _first_name(kind, rng)
     if kind == "full":
         return _full_name(rng)
+    if kind == "person":
+        return _person(rng)
     if kind in quantities.KINDS:
         return Word(*quantities.KINDS[kind](rng))
     return rng.choice(words(kind)).settled(rng)
