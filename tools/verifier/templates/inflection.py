@@ -136,6 +136,7 @@ def comparative(adjective: str) -> str:
         "bad": "worse",
         "far": "further",
         "dry": "drier",
+        "naive": "more naive",
         "fun": "more fun",
     }
     if adjective in irregular:
