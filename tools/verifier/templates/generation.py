@@ -168,10 +168,11 @@ def _unrelated(rng: Random, *, same: bool) -> Texts | None:
         name: by_kind.get(kind, word)
         for (name, word), kind in zip(filled(other, rng).items(), other.kinds.values(), strict=True)
     }
-    return (
-        render(rng.choice(rng.choice(frame.meanings)), filling, rng),
-        render(rng.choice(rng.choice(other.meanings)), shared, rng),
-    )
+    one = render(rng.choice(rng.choice(frame.meanings)), filling, rng)
+    two = render(rng.choice(rng.choice(other.meanings)), shared, rng)
+    # A rewording is rarely much longer: a great difference of length would tell the label.
+    far = abs(len(one.split()) - len(two.split())) > rng.choice((0, 0, 1, 3, 9))
+    return None if far else (one, two)
 
 
 def _edited(rng: Random, *, same: bool) -> Texts | None:
