@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 from typing import Final
 
-from tools.verifier.templates.inflection import ONES
+from tools.verifier.templates.inflection import ONES, with_right_articles
 from tools.verifier.templates.keeping import any_of
 from tools.verifier.templates.lexicon import words
 
@@ -173,6 +173,7 @@ def _names() -> Mapping[str, tuple[str, str]]:
                 known[form] = (kind, word.forms[0])
             for form in word.fields.get("dem", ()):
                 known[form] = ("dem", form)
+    del known["Will"]  # Far more often the first word of a question.
     return known
 
 
@@ -212,7 +213,10 @@ _ROLES: Final = (
         r"\b(\w+) (?:better|worse|bigger|smaller|older|cheaper|faster|healthier) than (\w+)"
     ),
     re.compile(r"\b(?:replace|substitute) (\w+) (?:by|with|for) (\w+)", re.IGNORECASE),
-    re.compile(r"\b(?:did|does|do|can|will|should) (?:the )?(\w+) \w+ (?:the )?([A-Z]?\w{3,})\?"),
+    re.compile(
+        r"\b(?:did|does|do|can|will|should) (?:the |an? )?((?!an? |the )\w+) \w+"
+        r" (?:the |an? )?([A-Z]?\w{3,})\?"
+    ),
     re.compile(r"\b(my \w+) \w+s (?:to )?(my \w+)"),
     re.compile(
         r"\b([A-Z]\w+) (?:\w+ed|gave|sold|told|owes|lent|beat|met before) (?:to )?([A-Z]\w+)"
@@ -228,7 +232,17 @@ def roles(text: str, rng: Random) -> str:
     match = rng.choice(found)
     one, two = match[1], match[2]
     between = text[match.end(1) : match.start(2)]
-    return text[: match.start(1)] + two + between + one + text[match.end(2) :]
+    if _mutual() & set(between.split()):
+        return text
+    return with_right_articles(text[: match.start(1)] + two + between + one + text[match.end(2) :])
+
+
+@cache
+def _mutual() -> frozenset[str]:
+    """Verbs of which it doesn't matter who does them with whom."""
+    return frozenset(
+        form for word in words("mutual") for field in ("", "s", "past") for form in word.get(field)
+    )
 
 
 def question_word(text: str, rng: Random) -> str:
