@@ -124,5 +124,6 @@ def render(phrasing: str, filling: Filling, rng: Random) -> str:
 
     text = re.sub(r"\s+", " ", SLOT.sub(word, text)).strip()
     text = re.sub(r" ([,.?!;])", r"\1", text)
+    text = re.sub(r"\b([Tt])he the\b", r"\1he", text)
     text = with_right_articles(text)
     return _SENTENCE_START.sub(lambda found: found[1] + found[2].upper(), text)
