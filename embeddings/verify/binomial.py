@@ -5,7 +5,6 @@ looked at tells nothing: the bounds are 0 and 1.
 """
 
 import math
-from collections.abc import Callable
 
 _STEPS = 60
 """Halvings of the interval: more than a float can tell apart."""
@@ -17,7 +16,14 @@ def upper_bound(found: int, of: int, confidence: float) -> float:
     """Return the greatest share under which so few would still be found now and then."""
     if of <= 0 or found >= of:
         return 1.0
-    return _solved(lambda share: at_most(found, of, share) <= 1 - confidence)
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if at_most(found, of, middle) <= 1 - confidence:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def lower_bound(found: int, of: int, confidence: float) -> float:
@@ -31,35 +37,14 @@ def at_most(found: int, of: int, share: float) -> float:
         return 1.0
     if share >= 1 or found < 0:
         return 0.0
-    # The tail away from the mean, from its greatest term on.
-    if found <= of * share:
-        return min(1.0, _tail(found, of, share))
-    return max(0.0, 1 - _tail(of - found - 1, of, 1 - share))
-
-
-def _tail(found: int, of: int, share: float) -> float:
-    """Return how likely ``found`` or fewer are, where the mean is not less."""
-    odds = math.log(share) - math.log1p(-share)
-    # In logarithms: the first term of thousands may underflow.
-    term = math.lgamma(of + 1) - math.lgamma(found + 1) - math.lgamma(of - found + 1)
-    term += found * odds + of * math.log1p(-share)
+    # The tail away from the mean, in logarithms: a term of thousands may underflow.
+    if found > of * share:
+        return max(0.0, 1 - at_most(of - found - 1, of, 1 - share))
     total = 0.0
     for number in range(found, -1, -1):
-        likely = math.exp(term)
-        total += likely
+        choices = math.lgamma(of + 1) - math.lgamma(number + 1) - math.lgamma(of - number + 1)
+        odds = number * math.log(share) + (of - number) * math.log1p(-share)
+        total += (likely := math.exp(choices + odds))
         if likely <= total * _NOTHING:
             break
-        if number:
-            term += math.log(number / (of - number + 1)) - odds
-    return total
-
-
-def _solved(too_much: Callable[[float], bool]) -> float:
-    low, high = 0.0, 1.0
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if too_much(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+    return min(1.0, total)

@@ -266,7 +266,7 @@ def test_the_operators_own_calibration_wins(verifier_of, tmp_path):
     [
         (None, "it is of verifier other, and model is in use"),
         (b"{", "expected JSON"),
-        (json.dumps({"format": 1}).encode(), "verifier: missing"),
+        (json.dumps({"format": 1}).encode(), "verifier: Field required"),
     ],
 )
 def test_an_own_file_that_is_no_use_is_told_once_and_the_shipped_one_holds(
