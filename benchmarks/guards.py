@@ -1,6 +1,6 @@
 """What the guards before the verifier refuse, on hand-written groups of questions.
 
-    python benchmarks/guards.py [PATH ...] [--half tune|report|both] [--show REASON] [--missed N]
+    python -m benchmarks.guards [FOLDER ...] [--half tune|report|both] [--show REASON] [--missed N]
 
 A group is a question, its rewordings (`= `) and its near misses (`! `). Of all pairs of a question
 or rewording with another one (same) and with a near miss (different) the share refused is printed,
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embeddings.verify.guards import guard
+from tools.verifier.groups import read_groups
 
 GROUPS = [Path(__file__).parents[1] / "tools/verifier" / x for x in ("groups", "development")]
 
@@ -75,20 +76,13 @@ def main() -> int:
 
 
 def read(path: Path, half: str) -> Iterator[Pair]:
-    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-    for file in files:
-        for group in file.read_text(encoding="utf-8").split("\n\n"):
-            lines = [line for line in group.splitlines() if line.strip()]
-            if not lines:
-                continue
-            first = hashlib.sha256(lines[0].encode()).digest()[0]
-            if half != "both" and (first % 2 == 0) is not (half == "tune"):
-                continue
-            same = [lines[0], *(line[2:] for line in lines if line.startswith("= "))]
-            other = [line[2:] for line in lines if line.startswith("! ")]
-            seed = same[0]
-            yield from (Pair(a, b, True, a is seed) for a, b in combinations(same, 2))
-            yield from (Pair(a, b, False, a is seed) for a in same for b in other)
+    for group in read_groups(path):
+        seed = group.same[0]
+        first = hashlib.sha256(seed.encode()).digest()[0]
+        if half != "both" and (first % 2 == 0) is not (half == "tune"):
+            continue
+        yield from (Pair(a, b, True, a is seed) for a, b in combinations(group.same, 2))
+        yield from (Pair(a, b, False, a is seed) for a in group.same for b in group.misses)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,9 @@
 import sys
 
 import pytest
+from guarding import both_ways
 
-from embeddings.verify.guards import REASONS, guard
-
-
-def both_ways(asked, stored):
-    one, other = guard(asked, stored), guard(stored, asked)
-    assert one == other
-    assert one is None or one in REASONS
-    return one
+from embeddings.verify.guards import guard
 
 
 @pytest.mark.parametrize(
@@ -22,6 +16,7 @@ def both_ways(asked, stored):
         ("Did Ann beat Bob at chess?", "Did Bob beat Ann at chess?", "order"),
         ("What is ten minus five?", "what is five minus ten", "order"),
         ("Is Ann remembered by Bob?", "Does Ann remember Bob?", "order"),
+        ("Was the total checked by Bob?", "Did the total check Bob?", "order"),
         ("How long from March 3 to June 5?", "How long from June 5 to March 3?", "order"),
         ("Is 400 mcg of it safe?", "Is 400 mg of it safe?", "unit"),
         ("How much does 3 kW cost?", "How much does 3 kWh cost?", "unit"),

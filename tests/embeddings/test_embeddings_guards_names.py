@@ -4,16 +4,7 @@ from itertools import combinations
 from string import ascii_lowercase
 
 import pytest
-
-from embeddings.verify.guards import REASONS, guard
-
-
-def both_ways(asked, stored):
-    one, other = guard(asked, stored), guard(stored, asked)
-    assert one == other
-    assert one is None or one in REASONS
-    return one
-
+from guarding import both_ways
 
 FRAMES = (
     "where is gate {}?",
@@ -56,6 +47,10 @@ FRAMES = (
         ("How is dysphagia treated?", "How is dysphasia treated?", "words"),
         ("Where is the peroneal nerve?", "Where is the perineal nerve?", "words"),
         ("Is hypoglycemia dangerous?", "What is the danger of hyperglycemia?", "words"),
+        ("Are hotels in York dear?", "Are hotels in New York dear?", "name"),
+        ("Do I need a visa for India?", "Do I need a visa for Indiana?", "name"),
+        ("What is the capital of Korea?", "What is the capital of South Korea?", "name"),
+        ("Hi Anna, who is Barack Obama?", "Hi Anna, who is Michelle Obama?", "name"),
         ("open on tuesdays?", "is it open on a friday", "name"),
         ("What is cheaper, flights in March?", "What is cheaper, flights in May?", "name"),
     ],
@@ -83,6 +78,8 @@ def test_another_name_is_refused(asked, stored, reason):
         ("Has Node.js a debugger?", "Has Node a debugger?"),
         ("Who was Muhammad Ali?", "Who was Mohammed Ali?"),
         ("HOW DO I RESET MY PASSWORD?", "How do I get a new password?"),
+        ("Hi Anna, how do I reset my password?", "How do I reset my password?"),
+        ("Do Indian people drink tea?", "Do people in India drink tea?"),
         ("How Do I Fix A Flat Tyre?", "how do I fix a flat tyre"),
     ],
 )

@@ -1,15 +1,7 @@
 """The guards and numbers: how they may be written, and that no other one is passed over."""
 
 import pytest
-
-from embeddings.verify.guards import REASONS, guard
-
-
-def both_ways(asked, stored):
-    one, other = guard(asked, stored), guard(stored, asked)
-    assert one == other
-    assert one is None or one in REASONS
-    return one
+from guarding import both_ways
 
 
 @pytest.mark.parametrize(
@@ -74,6 +66,12 @@ def both_ways(asked, stored):
         ("How many minutes has a day?", "How many seconds has a day?", "unit"),
         ("A jar holds 40 nuts and 12 figs.", "A jar holds 12 nuts and 40 figs.", "number"),
         ("What is log base 2 of 8?", "What is log base 8 of 2?", "number"),
+        ("Is 5 Mb a lot?", "Is 5 MB a lot?", "unit"),
+        ("Is 5 mW a lot?", "Is 5 MW a lot?", "unit"),
+        ("Music of the 80s?", "Music of the 1990s?", "number"),
+        ("Who won World War I?", "Who won World War II?", "number"),
+        ("What is a type I error?", "What is a type II error?", "number"),
+        ("Who was Henry VII?", "Who was Henry VIII?", "number"),
         ("Did it happen on 2024-05-01?", "Did it happen on 7 October 2024?", "number"),
         ("What is 20/07/1969 for a day?", "Which day was 21 July 1969?", "number"),
     ],
@@ -119,7 +117,12 @@ def test_another_number_or_unit_is_refused(asked, stored, reason):
         ("Expand (x - y)^2", "Expand (x - y) squared"),
         ("What is the mean of (1,2,3)?", "What is the mean of (1, 2, 3)?"),
         ("How cold is -5°C?", "How cold is -5 celsius?"),
-        ("Is the train at 15:20 late?", "Is the train at 3:20 late?"),
+        ("Is the train at 15:00 late?", "Is the train at 3 pm late?"),
+        ("Music of the 80s?", "Music of the 1980s?"),
+        ("What is 3+5?", "What is 3 + 5?"),
+        ("Is 5 gb a lot?", "Is 5 GB a lot?"),
+        ("Where is World War 2 taught?", "Where is World War II taught?"),
+        ("Is an hour and a half enough?", "Are 90 minutes enough?"),
         ("What is the log base 2 of 8?", "what's the log base 2 of 8"),
         ("How long is 60 minutes and 2 hours?", "How long is 1 hour and 2 hours?"),
         ("is it a $5 charge", "is it the $5 charge"),

@@ -7,7 +7,6 @@ months are known to be names. A name is accounted for by the same word in any ca
 
 import re
 import unicodedata
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -19,10 +18,9 @@ from embeddings.verify.guards.reader import words_of as _words
 class Names(NamedTuple):
     """Names of a text, in lower case.
 
-    `acronyms`: those in capitals only. `keys`: of all words, see `_key`. `initials`: of all words.
-    `days`: days of the week and months. `labels`: letters that stand alone and are no words, with
-    the next word. `of`: what they are labels of, "gate" and the like. `beside`: the letters, labels
-    or not, that stand beside such a word.
+    `acronyms`: those in capitals only. `keys`: of all words, see `_keys`. `initials`: of all words.
+    `days`: days of the week and months. `letters`: those that stand alone. `labels`: those of them
+    that are no words. `of`: what these are labels of, "gate" and the like.
     """
 
     names: frozenset[str]
@@ -30,9 +28,9 @@ class Names(NamedTuple):
     keys: frozenset[str]
     initials: str
     days: frozenset[str]
-    labels: frozenset[tuple[str, str]]
+    letters: tuple[str, ...]
+    labels: frozenset[str]
     of: frozenset[str]
-    beside: Mapping[str, set[str]]
 
 
 _DAYS: Final = {
@@ -50,45 +48,45 @@ _PLAIN: Final = _words("march may mays marches mon fri dec jan jun jul")
 _ALIASES: Final = {
     name: entry.split()[0]
     for entry in """
-    usa us america american states; uk britain british brit brits kingdom england english gb; eu
-    europe european; uae emirates; nyc york; la angeles; sf francisco; dc washington; germany german
-    deutschland; france french; spain spanish spaniards; islam muslim; netherlands dutch holland;
+    usa us america american states; uk britain british brit brits briton kingdom england english gb;
+    eu europe european; uae emirates; nyc york; la angeles; sf francisco; dc washington;
+    germany german deutschland; france french; spain spanish spaniards; islam muslim;
+    netherlands dutch holland;
     greece greek; denmark danish danes; turkey turkish; poland polish; sweden swedish; ireland
     irish; wales welsh; switzerland swiss; ussr soviet russia russian; js javascript; k8s
     kubernetes; postgres postgresql; tv television; war wwi wwii ww1 ww2; norway norwegian; mum mom;
     scotland scottish; czechia czech; py python; facebook fb; whatsapp wa; instagram ig insta;
-    youtube yt; windows win; google gmail
+    youtube yt; windows win; google gmail; thailand thai; iceland
+    icelandic; finland finn finnish; mongodb mongo
     """.split(";")  # noqa: SIM905
     for name in entry.split()
 }
 # The longest first.
 _ENDINGS: Final = re.compile(
-    "(?<=...)(?:ians|ian|eans|ean|enes|ans|an|ese|ish|isms|ism|ias|ia|as|ic|um|land|db|ers"
-    "|er|es|n|s|e|a|y|i|o)$"
+    "(?<=...)(?:ians|ian|eans|ean|enes|ans|an|ese|ish|isms|ism|ias|ia|as|ic|ium|um|land|db|ers"
+    "|er|es|n|s|e|(?<!ian)a|y|i|o)$"
 )
 _TITLES: Final = _words(
     "mr mrs ms dr sir captain president professor lady lord king queen princess"
 )
 _NO_NAMES: Final = FUNCTION | UNITS.keys() | _DAYS.keys() | _TITLES
+# Behind these another name begins: "York", "New York".
+_OTHERS: Final = _words("new north south east west northern southern eastern western saint san")
 # Of two words that differ in this alone each is another substance, part or person.
-_AFFIXES: Final = tuple(
-    re.compile(affixes)
-    for affixes in (
-        "(?:ate|ite|ide)$", "(?:ase|ose)$", "(?:or|ee)$", "(?:phagia|phasia)$",
-        "^(?:hyper|hypo)", "^(?:inter|intra)", "^(?:macro|micro)", "^(?:perin|peron)",
-    )
-)  # fmt: skip
+_AFFIX: Final = re.compile(
+    "(?:ate|ite|ide|ase|ose|or|ee|phagia|phasia)$|^(?:hyper|hypo|inter|intra|macro|micro|perin|peron)"
+)
 _LABELLED: Final = _words(
     """
-    gate plan class type vitamin hepatitis influenza flu section appendix form seat kiosk terminal
-    team group serie grade level bus room zone exit platform visa option pressing
-    exhibit hall variant category tier model version size division league
+    gate class type vitamin hepatitis influenza flu section appendix kiosk terminal team serie bus
+    room zone platform visa option pressing exhibit hall variant category tier model version
+    division league
     """
 )
+# Also what is done with a thing: "plan a trip".
+_LABELLED_VERBS: Final = _words("plan form seat group grade level exit size")
+_LABELS: Final = _LABELLED | _LABELLED_VERBS
 _DETERMINERS: Final = _words("the a an my your his our their its")
-_MUSICAL: Final = frozenset({"major", "minor", "flat", "sharp"})
-_VERBS: Final = _words("plan form seat group grade level exit size")
-_BEFORE_VERBS: Final = _words("to please not i you we they") | {""}
 _BEHIND: Final = frozenset({"", "#", "of", "in", "at", "to", "for", "on"})
 _CONTRACTED: Final = {
     "m": _words("i"),
@@ -111,26 +109,21 @@ def find_names(text: Reading) -> Names:
     days = [
         _DAYS[x.text] for x in text.tokens if x.text in _DAYS and (x.name or x.text not in _PLAIN)
     ]
-    labels: list[tuple[str, str]] = []
-    of: set[str] = set()
-    beside: dict[str, set[str]] = {}
-    for place, token in enumerate(text.tokens):
-        if len(token.text) == 1 and token.kind is Kind.WORD:
-            doer, last, after = _beside(text.tokens, place)
-            if _is_label(token, doer, last, after):
-                labels.append((token.text, after))
-                of |= {last} & _LABELLED
-            for word in ({last} & _LABELLED) | ({after} & _MUSICAL):
-                beside.setdefault(word, set()).add(token.text)
+    letters = [
+        (place, x)
+        for place, x in enumerate(text.tokens)
+        if len(x.text) == 1 and x.kind is Kind.WORD
+    ]
+    labels = {place: x.text for place, x in letters if _is_label(text.tokens, place)}
     return Names(
         frozenset([x.text for x in named]),
         frozenset([x.text for x in text.tokens if x.acronym]),
-        frozenset([_key(x[:LONGEST]) for word in text.words for x in word.lower().split()]),
+        frozenset([each for word in text.words for x in word.lower().split() for each in _keys(x)]),
         "".join([word[:1] for word in text.words if word not in {"of", "the"}]),
         frozenset(days),
-        frozenset(labels),
-        frozenset(of),
-        beside,
+        tuple([x.text for _, x in letters]),
+        frozenset(labels.values()),
+        frozenset([text.words[place - 1] for place in labels if place]) & _LABELS,
     )
 
 
@@ -139,7 +132,7 @@ def differ_in_names(a: Reading, b: Reading, x: Names, y: Names, close: float) ->
     short = len(a.words) + len(b.words) < _SHORT
     if x.days - y.days and y.days - x.days and (short or close >= _HALF):
         return "name"
-    if (x.labels or y.labels or x.beside or y.beside) and _differ_in_letters(a, b, x, y, close):
+    if x.letters != y.letters and _differ_in_letters(a, b, x, y, close):
         return "name"
     left, right = _unaccounted(x, y, b), _unaccounted(y, x, a)
     if left and right:
@@ -167,15 +160,19 @@ def _unaccounted(mine: Names, theirs: Names, other: Reading) -> frozenset[str]:
     return frozenset(
         name
         for name in missing
-        if _key(name[:LONGEST]) not in theirs.keys
-        and not (len(name) < 6 and name in theirs.initials)
+        if theirs.keys.isdisjoint(_keys(name))
+        and not (1 < len(name) < 6 and name in theirs.initials)
         and not any(name[0] in word for word in short)
     )
 
 
+def _keys(word: str) -> tuple[str, str]:
+    """Return a word and what it shares with its adjective, its people and its spellings."""
+    return word, _key(word[:LONGEST])
+
+
 @lru_cache(4096)
 def _key(word: str) -> str:
-    """Return what a name, its adjective, its people and its spellings have in common."""
     if not word.isascii():
         word = "".join(
             x for x in unicodedata.normalize("NFKD", word) if not unicodedata.combining(x)
@@ -184,8 +181,9 @@ def _key(word: str) -> str:
     word = before if len(before) > 2 else word
     if known := _ALIASES.get(word) or _ALIASES.get(word.removesuffix("s")):
         return known
+    word = word.removesuffix("s") if len(word) > 3 else word
     if ending := _ENDINGS.search(word):
-        return _key(word[: ending.start()])
+        word = word[: ending.start()]
     # Long names are spelled in many ways.
     return word if len(word) < 7 else re.sub("[aeiouy]|(.)(?=\\1)", "", word)
 
@@ -193,9 +191,9 @@ def _key(word: str) -> str:
 def _is_part(names: frozenset[str], text: Reading, theirs: Names) -> bool:
     """Tell whether the names stand beside one that both texts have: "Ernest Hemingway"."""
     tokens = text.tokens
-    return all(
+    return names.isdisjoint(_OTHERS) and all(
         any(
-            near.name and _key(near.text[:LONGEST]) in theirs.keys
+            near.name and not theirs.keys.isdisjoint(_keys(near.text))
             for near in (*tokens[max(place - 2, 0) : place], *tokens[place + 1 : place + 3])
         )
         for place, token in enumerate(tokens)
@@ -206,70 +204,45 @@ def _is_part(names: frozenset[str], text: Reading, theirs: Names) -> bool:
 def _has_near_words(left: frozenset[str], right: frozenset[str]) -> bool:
     """Tell whether each has one of "chlorate" and "chlorite"."""
     mine, theirs = ({x.removesuffix("s") for x in words if len(x) > 5} for words in (left, right))
-    if not mine or not theirs:
-        return False
-    return any(
-        not {f.sub("#", x) for x in mine - theirs if f.search(x)}.isdisjoint(
-            f.sub("#", x) for x in theirs - mine if f.search(x)
-        )
-        for f in _AFFIXES
+    stems = (
+        {_AFFIX.sub("#", x) for x in z if _AFFIX.search(x)} for z in (mine - theirs, theirs - mine)
     )
-
-
-def _beside(tokens: tuple[Token, ...], place: int) -> tuple[str, str, str]:
-    """Return the two words before a token in its sentence and the next, "#" for no word."""
-    start = place
-    while start > 0 and place - start < 2 and not tokens[start].starts:
-        start -= 1
-    last = ["", "", *(_shown(x) for x in tokens[start:place])][-2:]
-    ends = place + 1 == len(tokens) or tokens[place + 1].starts
-    return last[0], last[1], "" if ends else _shown(tokens[place + 1])
-
-
-def _shown(token: Token) -> str:
-    return token.text if token.kind in {Kind.WORD, Kind.SYMBOL} else "#"
-
-
-def _is_label(token: Token, doer: str, last: str, after: str) -> bool:
-    """Tell whether a letter is a label, as in "gate d"; in doubt an "a" or "i" is none."""
-    letter = token.text
-    if (
-        last in _UNIT_BESIDE
-        or after == "^"
-        or last in _CONTRACTED.get(letter, ())
-        or (letter == "x" and after == "#")
-    ):
-        return False
-    if letter == "a":
-        labelled = last in _LABELLED - (_VERBS if doer in _BEFORE_VERBS else frozenset())
-        return token.name or last in _DETERMINERS or not after or labelled
-    if letter == "i":
-        if last in _DETERMINERS or last == "does" or after in {"is", "does", "has"}:
-            return True
-        return last in _LABELLED and (token.name or after in _BEHIND)
-    return True
+    return not next(stems).isdisjoint(next(stems))
 
 
 def _differ_in_letters(a: Reading, b: Reading, x: Names, y: Names, close: float) -> bool:
+    if len(x.letters) == len(y.letters) and _frame(a) == _frame(b):
+        return True
     if not _SIGNS.isdisjoint(a.vocabulary | b.vocabulary) and close < _HALF:
         return False
-    left, right = _letters_alone(x, y, b), _letters_alone(y, x, a)
-    if left and right:
-        return True
+    left, right = x.labels - y.labels, y.labels - x.labels
     # "Gate b" and "gate": there are several.
-    several = x.of & b.vocabulary if left else y.of & a.vocabulary
-    if (left or right) and (close >= _CLOSE or several):
-        return True
-    # "Serie a", "serie i".
-    return any(
-        x.beside[word].isdisjoint(y.beside[word]) for word in x.beside.keys() & y.beside.keys()
-    )
+    several = (x.of & b.vocabulary if left else y.of & a.vocabulary) or close >= _CLOSE
+    return bool((left and right) or ((left or right) and several))
 
 
-def _letters_alone(mine: Names, theirs: Names, other: Reading) -> bool:
-    """Tell whether a label is not in the other text; "e scooter" may be "escooter" there."""
-    letters = {letter for letter, _ in theirs.labels}
-    return any(
-        letter not in letters and f"{letter}{after}" not in other.vocabulary
-        for letter, after in mine.labels
-    )
+def _frame(text: Reading) -> list[str]:
+    return [word for word in text.words if len(word) > 1 or not word.isalpha()]
+
+
+def _is_label(tokens: tuple[Token, ...], place: int) -> bool:
+    """Tell whether a letter is a label, as in "gate d"; in doubt an "a" or "i" is none."""
+    token = tokens[place]
+    last = "" if token.starts else _shown(tokens, place - 1)
+    after = _shown(tokens, place + 1)
+    if last in _UNIT_BESIDE or after == "^" or last in _CONTRACTED.get(token.text, ()):
+        return False
+    if token.text == "a":
+        return token.name or not after or last in _DETERMINERS | _LABELLED
+    if token.text == "i":
+        if last in _DETERMINERS or last == "does" or after in {"is", "does", "has"}:
+            return True
+        return last in _LABELS and (token.name or after in _BEHIND)
+    return token.text != "x" or after != "#"
+
+
+def _shown(tokens: tuple[Token, ...], place: int) -> str:
+    """Return the word or sign at a place, "#" for a number or string, "" where none is."""
+    if not 0 <= place < len(tokens):
+        return ""
+    return tokens[place].text if tokens[place].kind in {Kind.WORD, Kind.SYMBOL} else "#"

@@ -7,8 +7,7 @@ account themselves.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from embeddings.verify.guards.reader import FUNCTION, LONGEST, Kind, Reading, Token, stem
@@ -31,42 +30,28 @@ class Quantity(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of a text. `asked`: units without a number."""
+    """The numbers of a text. `asked`: units without a number, or with one of them."""
 
     all: tuple[Quantity, ...]
     asked: frozenset[str]
 
 
-def _counted(first: int, step: int, listed: str) -> Mapping[str, int]:
+def _counted(first: int, step: int, listed: str) -> dict[str, int]:
     return {word: first + step * place for place, word in enumerate(listed.split())}
 
 
 _ONES: Final = _counted(
-    0,
-    1,
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen",
-)
+    0, 1, "zero one two three four five six seven eight nine ten eleven twelve"
+) | (_counted(13, 1, "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"))
 _TENS: Final = _counted(20, 10, "twenty thirty forty fifty sixty seventy eighty ninety")
 _THOUSANDS: Final = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SCALES: Final = {
-    **_THOUSANDS,
-    "k": 10**3,
-    "grand": 10**3,
-    "bn": 10**9,
-    "hundred": 100,
-    "dozen": 12,
-}
-_SPELLED: Final = frozenset({*_ONES, *_TENS, *_THOUSANDS, "hundred"})
+_SCALES: Final = _THOUSANDS | {"k": 10**3, "grand": 10**3, "bn": 10**9, "hundred": 100, "dozen": 12}
+_SPELLED: Final = frozenset({*_ONES, *_TENS, *_THOUSANDS, "hundred"}) - {"zero"}
 _ORDINALS: Final = _counted(2, 1, "second third fourth fifth sixth seventh eighth ninth tenth")
 _PARTS: Final = {
-    **_counted(3, 1, "third fourth fifth sixth seventh eighth ninth tenth"),
-    **_counted(3, 1, "thirds fourths fifths sixths sevenths eighths ninths tenths"),
-    "half": 2,
-    "halves": 2,
-    "quarter": 4,
-    "quarters": 4,
-}
+    "half": 2, "halves": 2, "quarter": 4, "quarters": 4,
+    **{word + end: value for word, value in _ORDINALS.items() if value > 2 for end in ("", "s")},
+}  # fmt: skip
 _WEAK: Final = {
     word: value
     for value, listed in {
@@ -76,9 +61,9 @@ _WEAK: Final = {
     }.items()
     for word in listed.split()
 }  # fmt: skip
-_ROMAN: Final = _counted(2, 1, "ii iii iv v vi vii viii ix x xi xii")
 # A unit, the base of its kind, its worth in that (0: not told), its other words. Days are not made
-# months; a dollar and a euro have their cents each.
+# months; a dollar and a euro have their cents each. Case counts
+# where two units differ in it (reader.CASED).
 _UNITS_LISTED: Final = """
     second second 1 seconds sec secs s; millisecond second .001 milliseconds ms;
     minute second 60 minutes min mins;
@@ -91,7 +76,8 @@ _UNITS_LISTED: Final = """
     inch metre 0 inches; foot metre 0 feet ft; yard metre 0 yards;
     gram gram 1 gramme grams grammes g; kilogram gram 1000 kilograms kilogrammes kg kgs kilo kilos;
     milligram gram .001 milligrams mg; microgram gram .000001 micrograms mcg ug \u03bcg;
-    iu iu 0 ius; watt watt 1 watts w; kilowatt watt 1000 kilowatts kw; megawatt watt 0 megawatts;
+    iu iu 0 ius; watt watt 1 watts w; kilowatt watt 1000 kilowatts kw;
+    megawatt watt 0 megawatts MW; milliwatt watt 0 milliwatts mW;
     wh joule 0; kwh joule 0; kj joule 0 kilojoules; kcal joule 0 kilocalories; volt volt 0 volts v;
     amp ampere 0 amps amperes; bar pressure 0; psi pressure 0; tablespoon cup 0 tablespoons tbsp;
     teaspoon cup 0 teaspoons tsp; cup cup 0 cups; acre area 0 acres; hectare area 0 hectares ha;
@@ -100,6 +86,7 @@ _UNITS_LISTED: Final = """
     milliliters milliliter ml;
     gallon litre 0 gallons; kilobyte byte 1 kilobytes kb; megabyte byte 1000 megabytes mb;
     gigabyte byte 1000000 gigabytes gb; terabyte byte 1000000000 terabytes tb;
+    megabit bit 0 megabits Mb mbit; gigabit bit 0 gigabits Gb gbit; mbps mbps 0; MBps mbps 0;
     cent money 1 cents pence; dollar money 100 dollars usd $ bucks buck;
     euro money 100 euros eur \u20ac; sterling money 100 gbp quid \u00a3; yen money 0 \u00a5 jpy;
     rupee money 0 rupees rs inr \u20b9; franc money 0 francs chf; percent part .01 % pct;
@@ -113,27 +100,21 @@ _WORTH: Final = {name: (base, float(worth)) for name, base, worth, *_ in _ENTRIE
 # "60 mph" is "60 miles per hour", 20 degrees may be Celsius, a pound is a weight or money.
 _ALIKE: Final = {"mph": {"mile"}, "kmh": {"kilometre"}, "degree": {""}, "pound": {"lb", "sterling"}}
 _DURATIONS: Final = {name for name, (base, _) in _WORTH.items() if base == "second"}
-_ASKING: Final = _words("many in to into per")
+_ASKING: Final = _words("a an many in to into per")
 _PLAIN: Final = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,9})?")
 _FRACTION: Final = re.compile(r"(\d{1,3})/([1-9]\d?)")
 _ORDINAL: Final = re.compile(r"(\d+)(?:st|nd|rd|th)", re.IGNORECASE)
-_CLOCK: Final = re.compile(r"(\d{1,2})[:.]([0-5]\d)")
+_CLOCK: Final = re.compile(r"([01]?\d|2[0-3])[:.]([0-5]\d)")
+_DECADE: Final = re.compile(r"(?:\d\d)?\d0")
 _DATE: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 _DAY_HALVES: Final = _words("am pm a.m p.m")
-_TIME_WORDS: Final = _DAY_HALVES | _words(
-    "at by until till before after around since from to oclock time clock h"
-)
-_RATIOS: Final = _words("ratio aspect scale proportion odds")
 _ARTICLES: Final = _words("a an per each every this that")
-_POINTING: Final = _words("the these those which my our between of his her their")
-_OPENERS: Final = _SPELLED | _WEAK.keys() | _PARTS.keys() | _ORDINALS.keys() | _ARTICLES
-_IDLE: Final = FUNCTION | UNITS.keys()
 _ONE: Final = frozenset({"1", "a"})
 _LONGEST_SPELLED: Final = 12
 # Texts of fewer words together are short: a longer one has numbers worked out, or by the way.
 _SHORT: Final = 50
 _FEW: Final = 3
-_CLOSE: Final = 0.6
+_CLOSE: Final = 0.5
 _NEAR: Final = 0.7
 _ALMOST: Final = 0.9
 
@@ -157,6 +138,8 @@ def find_numbers(text: Reading) -> Numbers:
         after = tokens[place] if place < len(tokens) else None
         if after and not after.apart and after.text not in FUNCTION:
             quantity = quantity._replace(counts=stem(after.text[:LONGEST]))
+        if quantity.unit and quantity.value in _ONE:
+            asked.add(quantity.unit)
         found.append(quantity)
     return Numbers(tuple(found), frozenset(asked))
 
@@ -164,29 +147,20 @@ def find_numbers(text: Reading) -> Numbers:
 def differ_in_numbers(a: Reading, b: Reading, x: Numbers, y: Numbers, close: float) -> str | None:
     """Return "number" or "unit" if the texts differ in one."""
     short = len(a.words) + len(b.words) < _SHORT
-    if x.all or y.all:
-        left, right = _unaccounted(x, y), _unaccounted(y, x)
-        units = {q.unit for q in (*left, *right)}
+    left, right = _unaccounted(x, y), _unaccounted(y, x)
+    if left or right:
         # "1 hour and 30 minutes" are 90 minutes.
-        if units and units <= _DURATIONS and _lasting(x.all) == _lasting(y.all):
+        if {q.unit for q in (*left, *right)} <= _DURATIONS and _lasting(x) == _lasting(y):
             return None
-        if left and right:
-            # A story and its sum may have no word and other numbers in common.
-            told = not close and max(len(a.content), len(b.content)) > _FEW
-            return "number" if (short and not told) or close >= _NEAR else None
-        if bool(left) != bool(right):
-            return "number" if close >= _ALMOST else None
-        if _exchanged(a, b, x, y, close):
-            return "number"
-        if (short or close >= _NEAR) and _otherwise_measured(x, y):
-            return "unit"
-    if close >= _CLOSE and _of_one_kind(x.asked - y.asked, y.asked - x.asked, x, y):
+        if not close and max(len(a.content), len(b.content)) > _FEW:
+            return None  # a story and its sum
+        least = _ALMOST if not (left and right) else 0.0 if short else _NEAR
+        return "number" if close >= least else None
+    if _exchanged(a, b, x, y, close):
+        return "number"
+    if (short or close >= _NEAR) and _otherwise_measured(x, y):
         return "unit"
-    single = [{q.unit for q in z.all if q.value in _ONE} for z in (x, y)]
-    if single[0] != single[1] and (a.vocabulary ^ b.vocabulary) <= _IDLE:
-        # "For a week", "for one month".
-        return "unit" if _of_one_kind(single[0] - single[1], single[1] - single[0], x, y) else None
-    return None
+    return "unit" if close >= _CLOSE and _otherwise_asked(x, y) else None
 
 
 def _unaccounted(mine: Numbers, theirs: Numbers) -> list[Quantity]:
@@ -209,9 +183,9 @@ def _split(value: str) -> Sequence[str]:
     return [value]
 
 
-def _lasting(numbers: Iterable[Quantity]) -> float:
+def _lasting(numbers: Numbers) -> float:
     """Return how many seconds all durations last together."""
-    return sum(x.measure[1] for x in numbers if x.measure and x.measure[0] == "second")
+    return sum(x.measure[1] for x in numbers.all if x.measure and x.measure[0] == "second")
 
 
 def _exchanged(a: Reading, b: Reading, x: Numbers, y: Numbers, close: float) -> bool:
@@ -254,14 +228,14 @@ def _units(numbers: Numbers) -> dict[str, set[str]]:
     return units
 
 
-def _of_one_kind(left: AbstractSet[str], right: AbstractSet[str], x: Numbers, y: Numbers) -> bool:
-    """Tell whether each text has a unit of one kind that the other has not: "in km", "in miles"."""
-    used = {q.unit for z in (x, y) for q in z.all if q.value not in _ONE} | {""}
-    kinds = [
-        {"second" if _WORTH[unit][0] == "month" else _WORTH[unit][0] for unit in units - used}
-        for units in (left, right)
-    ]
-    return not kinds[0].isdisjoint(kinds[1])
+def _otherwise_asked(x: Numbers, y: Numbers) -> bool:
+    """Tell whether each asks for a unit of one kind that the other lacks: "in km", "in miles"."""
+    used = {q.unit for z in (x, y) for q in z.all if q.value not in _ONE}
+    left, right = (
+        {_WORTH[unit][0].replace("month", "second") for unit in units - used}
+        for units in (x.asked - y.asked, y.asked - x.asked)
+    )
+    return not left.isdisjoint(right)
 
 
 def _at(tokens: Sequence[Token], place: int) -> str:
@@ -271,17 +245,11 @@ def _at(tokens: Sequence[Token], place: int) -> str:
 def _quantity(tokens: Sequence[Token], place: int) -> tuple[Quantity, int] | None:
     """Read the number that starts at a place; return it and how many tokens it took."""
     token = tokens[place]
-    if token.kind is Kind.NUMBER:
-        read: tuple[Quantity, int] | None = _digits(tokens, place)
-    elif token.name and token.text in _ROMAN and len(token.text) > 1:
-        read = Quantity(str(_ROMAN[token.text])), 1
-    else:
-        read = _worded(tokens, place) if token.text in _OPENERS else None
+    read = _digits(tokens, place) if token.kind is Kind.NUMBER else _worded(tokens, place)
     if read is None:
         return None
     found, taken = read
-    pointed = token.text in {"2", "two"} and _at(tokens, place - 1) in _POINTING
-    weak = found.weak or found.value in _ONE or pointed
+    weak = found.weak or found.value in _ONE
     return found._replace(weak=weak, measure=_measure(found)), taken
 
 
@@ -302,17 +270,15 @@ def _digits(tokens: Sequence[Token], place: int) -> tuple[Quantity, int]:
     form, taken = tokens[place].text.removeprefix("+"), 1
     form = form.replace(".", "0.", 1) if form.startswith((".", "-.")) else form
     before, following = _at(tokens, place - 1), _at(tokens, place + 1)
+    if following == "s" and _DECADE.fullmatch(form) and (len(form) == 4 or before == "the"):
+        # "The 80s" are no seconds.
+        return Quantity(form if len(form) == 4 else f"19{form}"), 2
     unit = UNITS[before] if before in UNITS and tokens[place - 1].kind is Kind.SYMBOL else ""
     clock, fraction = _CLOCK.fullmatch(form), _FRACTION.fullmatch(form)
-    timed = following in _DAY_HALVES
-    if clock and ":" in form and not timed:
-        # Ratios and verses have a colon, too.
-        sure = form.endswith(":00") or int(clock[1]) > 12
-        timed = (sure and int(clock[1]) < 24) or before in _TIME_WORDS or following in _TIME_WORDS
-        timed = timed and not any(x.text in _RATIOS for x in tokens[max(place - 6, 0) : place + 6])
     if ordinal := _ORDINAL.fullmatch(form):
         form = ordinal[1]
-    elif clock and timed:
+    elif clock and (following in _DAY_HALVES or form.endswith(":00")):
+        # Without its half of the day it may be a ratio, a verse or a pace.
         unit = "pm" if int(clock[1]) > 12 else unit
         form = str(int(clock[1]) % 12 or 12) + ("" if clock[2] == "00" else f":{clock[2]}")
     elif fraction:
@@ -323,9 +289,6 @@ def _digits(tokens: Sequence[Token], place: int) -> tuple[Quantity, int]:
     whole, _, part = form.partition(".")
     # 2.0 is 2, but 3.10 may be a version.
     form = form if part.strip("0") else whole
-    if _at(tokens, place + taken) == "s" and len(form) == 4:
-        # "The 1950s" are no seconds.
-        return Quantity(form), taken + 1
     named, more = _unit(tokens, place + taken)
     return Quantity(form, unit or named), taken + more
 
@@ -345,53 +308,39 @@ def _scaled(form: str, tokens: Sequence[Token], place: int) -> tuple[str, int]:
 
 def _worded(tokens: Sequence[Token], place: int) -> tuple[Quantity, int] | None:
     word, following = tokens[place].text, _at(tokens, place + 1)
-    if word in _SPELLED and word != "zero":
-        return _spelled(tokens, place)
-    if word in _ARTICLES:
-        unit = UNITS.get(following, "") if len(following) > 2 else ""
-        if not unit or not _WORTH[unit][1] or following == "second":
-            return None
-        half = [x.text for x in tokens[place + 2 : place + 5]] == ["and", "a", "half"]
-        return (Quantity("1.5", unit), 5) if half else (Quantity("a", unit, weak=True), 2)
-    if word in {"half", "quarter"} and following in {"past", "to"} and place + 2 < len(tokens):
-        hour, taken = _spelled(tokens, place + 2)
-        if hour.value.isdecimal() and following == "past":
-            return Quantity(f"{hour.value}:{60 // _PARTS[word]}"), 2 + taken
-    if word in _PARTS and (word in {"half", "quarter"} or _at(tokens, place - 1) in {"a", "an"}):
-        value = _form(1 / _PARTS[word])
+    if word in _SPELLED:
+        form, taken = _spelled([x.text for x in tokens[place : place + _LONGEST_SPELLED]])
+        if (after := _at(tokens, place + taken)) in _PARTS and float(form) < 100:
+            return Quantity(_form(float(form) / _PARTS[after])), taken + 1
+        form, more = _scaled(form, tokens, place + taken)
+        unit, named = _unit(tokens, place + taken + more)
+        return Quantity(form, unit), taken + more + named
+    if word in _ARTICLES and len(following) > 2 and following != "second":
+        unit, named = _unit(tokens, place + 1)
+        if unit and _WORTH[unit][1]:
+            half = [x.text for x in tokens[place + 2 : place + 5]] == ["and", "a", "half"]
+            return (Quantity("1.5", unit), 5) if half else (Quantity("a", unit), 1 + named)
+    if word in _PARTS:
         skipped = 1 + (following == "of")
         skipped += _at(tokens, place + skipped) in {"a", "an"}
-        unit, taken = _unit(tokens, place + skipped)
-        if unit or word == "half":
-            taken = skipped + taken if unit else 1
-            return Quantity(value, unit, weak=not unit), taken
-        if following == "of" or word == "quarter":
-            return Quantity(value), 1
+        unit, named = _unit(tokens, place + skipped)
+        share = word.startswith(("half", "quarter")) or _at(tokens, place - 1) in {"a", "an"}
+        if share and (unit or word not in _ORDINALS or following == "of"):
+            weak = word.startswith("hal") and not unit
+            return Quantity(_form(1 / _PARTS[word]), unit, weak=weak), skipped + named
     if word in _WEAK:
         return Quantity(_WEAK[word], weak=word != "dozen"), 1
     return (Quantity(str(_ORDINALS[word])), 1) if word in _ORDINALS else None
 
 
-def _spelled(tokens: Sequence[Token], place: int) -> tuple[Quantity, int]:
-    form, taken = _number_words([x.text for x in tokens[place : place + _LONGEST_SPELLED]])
-    after = _at(tokens, place + taken)
-    if after in _PARTS and float(form) < 100:
-        return Quantity(_form(float(form) / _PARTS[after])), taken + 1
-    form, more = _scaled(form, tokens, place + taken)
-    unit, named = _unit(tokens, place + taken + more)
-    return Quantity(form, unit), taken + more + named
-
-
-def _number_words(words: Sequence[str]) -> tuple[str, int]:
+def _spelled(words: Sequence[str]) -> tuple[str, int]:
     """Return the digits of the number words in front, and how many words they took."""
-    if words[0].isascii() and words[0].isdecimal() and len(words[0]) < 3:
-        return words[0], 1
     total, part, taken = 0, 0, 0
     # What follows must be worth less than this to belong to the number: "twenty twenty" is two.
     room = scale = 10**15
     for place, word in enumerate(words):
         value = _ONES.get(word) or _TENS.get(word, 0)
-        if 0 < value < room or (place == 0 and word in _ONES):
+        if 0 < value < room:
             part += value
             room = 10 if word in _TENS else 0
         elif word == "hundred" and part < 100:

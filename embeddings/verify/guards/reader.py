@@ -119,6 +119,17 @@ _SHORT_FORMS: Final = {
     )},
 }  # fmt: skip
 _ENDINGS: Final = words_of("s m re ve ll d t em")
+# A single "V" or "X" is a letter.
+_ROMAN: Final = {
+    "II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9", "XI": "11",
+    "XII": "12",
+}  # fmt: skip
+CASED: Final = words_of("MW mW Mb Gb MBps")
+"""Units that are others in another case."""
+# Whom a text greets is no part of its question.
+_GREETING: Final = re.compile(
+    r"\s*(?:hi|hello|hey|dear)(?:[ ][^\W\d_]+){0,2}[ ]?[,!\n](?=.)", re.IGNORECASE | re.DOTALL
+)
 # Where more words than this have a capital, capitals mark no names.
 _TITLED: Final = 0.6
 LONGEST: Final = 32
@@ -129,6 +140,8 @@ def read(text: str) -> Reading:
     """Read a text, in time that grows with its length."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text.translate(_STRAIGHT)).replace("\u2044", "/")
+    if greeting := _GREETING.match(text):
+        text = text[greeting.end() :]
     pieces = [(found.lastgroup or "", found[0]) for found in _TOKEN.finditer(text)]
     tokens = tuple(_tokens(pieces, by_case=_tells_names(pieces)))
     words = tuple([token.text for token in tokens])
@@ -161,39 +174,41 @@ def _tokens(pieces: Sequence[tuple[str, str]], *, by_case: bool) -> Iterator[Tok
         if group in {"end", "mark"}:
             starts, after_name, apart = starts or group == "end", False, True
             continue
-        if group == "word" or (group == "quoted" and len(piece) == 3 and piece[1].isalpha()):
-            # A letter in quotation marks is one that stands alone.
-            word = piece if group == "word" else piece[1]
-            named = by_case and _is_name(word, starts=starts, after_name=after_name)
-            first, *rest = _parts(word)
-            acronym = named and len(word) > 1 and word[:-1].isupper()
-            yield Token(first, Kind.WORD, named, starts, acronym, apart)
-            yield from (Token(part, Kind.WORD) for part in rest)
-            after_name = named
-        elif group == "power":
-            # "X squared" is x^2.
-            yield Token("^", Kind.SYMBOL, starts=starts)
-            yield Token("2" if piece.casefold() == "squared" else "3", Kind.NUMBER)
-        elif group == "short":
-            yield Token(_WRITTEN_OUT[piece.casefold()], Kind.WORD, starts=starts)
-        elif group == "number":
-            for part in _THOUSANDS.sub("", piece.replace(" ", "")).split(","):
-                yield Token(part, Kind.NUMBER, starts=starts, apart=apart)
-        elif group == "symbol":
-            yield Token(piece, Kind.SYMBOL, starts=starts)
-        else:
-            inner = piece.strip("`") if group == "code" else piece[1:-1]
-            yield Token(" ".join(inner.split()), Kind.STRING, starts=starts)
-        starts = apart = False
+        numeral = group == "word" and (piece in _ROMAN or (piece == "I" and after_name))
+        first, *rest = _read_piece("numeral" if numeral else group, piece)
+        named = by_case and first.kind is Kind.WORD and _is_name(piece.strip("'\""), starts=starts)
+        acronym = named and len(piece) > 1 and piece[:-1].isupper()
+        yield first._replace(name=named, starts=starts, acronym=acronym, apart=apart)
+        yield from rest
+        starts, after_name, apart = False, named, False
 
 
-def _is_name(word: str, *, starts: bool, after_name: bool) -> bool:
-    if word == "I":
-        # "World War I": after a name it is a numeral.
-        return after_name
+def _read_piece(group: str, piece: str) -> list[Token]:
+    match group:
+        case "word":
+            return [Token(part, Kind.WORD) for part in _parts(piece)]
+        case "quoted" if len(piece) == 3 and piece[1].isalpha():
+            return [Token(piece[1].casefold(), Kind.WORD)]  # a letter that stands alone
+        case "short":
+            return [Token(_WRITTEN_OUT[piece.casefold()], Kind.WORD)]
+        case "numeral":
+            return [Token(_ROMAN.get(piece, "1"), Kind.NUMBER)]
+        case "power":  # "X squared" is x^2
+            power = "2" if piece.casefold() == "squared" else "3"
+            return [Token("^", Kind.SYMBOL), Token(power, Kind.NUMBER)]
+        case "number":
+            parts = _THOUSANDS.sub("", piece.replace(" ", "")).split(",")
+            return [Token(part, Kind.NUMBER) for part in parts]
+        case "symbol":
+            return [Token(piece, Kind.SYMBOL)]
+    inner = piece.strip("`") if group == "code" else piece[1:-1]
+    return [Token(" ".join(inner.split()), Kind.STRING)]
+
+
+def _is_name(word: str, *, starts: bool) -> bool:
     if len(word) > 1 and word.rstrip("s").isupper():
         return True
-    return word[0].isupper() and not starts and not word.startswith("I'")
+    return word[0].isupper() and not starts and word != "I" and not word.startswith("I'")
 
 
 def _tells_names(pieces: Sequence[tuple[str, str]]) -> bool:
@@ -210,6 +225,8 @@ def _tells_names(pieces: Sequence[tuple[str, str]]) -> bool:
 
 def _parts(word: str) -> Sequence[str]:
     """Return a word in lower case, contractions written out."""
+    if word in CASED:
+        return (word,)
     word = word.casefold()
     if word in _SHORT_FORMS:
         return _SHORT_FORMS[word]
