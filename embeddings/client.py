@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar, cast
 
 from embeddings.messages import (
+    MAX_KEYS,
     MAX_TEXTS,
     Add,
     AskStatus,
@@ -49,7 +50,6 @@ _LONGEST_BACKOFF_S: Final = 2.0
 _MOST_CHARACTERS: Final = 200_000
 # Two such texts fit a frame together, and no verifier takes ones as long.
 _MOST_CHARACTERS_OF_PAIR: Final = _MOST_CHARACTERS // 2
-_KEYS_A_FRAME: Final = 512
 _MOST_UNSENT_BYTES: Final = 1 << 22
 
 R = TypeVar("R")
@@ -219,8 +219,8 @@ class EmbeddingsClient:
 
     async def remove(self, keys: Sequence[bytes]) -> None:
         """Forget these keys; unknown ones are no error."""
-        for start in range(0, len(keys), _KEYS_A_FRAME):
-            await self._call(Remove(tuple(keys[start : start + _KEYS_A_FRAME])), Done)
+        for start in range(0, len(keys), MAX_KEYS):
+            await self._call(Remove(tuple(keys[start : start + MAX_KEYS])), Done)
 
     async def status(self) -> IndexStatus:
         """Return what the service has loaded; `ready` is False until it can answer."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 MAX_MATCHES: Final = 256
 MAX_TEXTS: Final = 16
 MAX_PAIRS: Final = 16
+MAX_KEYS: Final = 512
 MAX_FIELD: Final = 1024
 
 Key = Annotated[bytes, Field(max_length=MAX_FIELD)]
@@ -106,21 +107,21 @@ class Add:
 class Embed:
     """Return the vectors of up to MAX_TEXTS texts; nothing is stored."""
 
-    texts: Annotated[tuple[str, ...], Field(max_length=MAX_TEXTS)]
+    texts: Annotated[tuple[str, ...], Field(max_length=MAX_TEXTS), FailFast()]
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
     """Score up to MAX_PAIRS pairs of texts: how surely does one answer fit both."""
 
-    pairs: Annotated[tuple[Pair, ...], Field(max_length=MAX_PAIRS)]
+    pairs: Annotated[tuple[Pair, ...], Field(max_length=MAX_PAIRS), FailFast()]
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Forget these keys, wherever they are."""
+    """Forget up to MAX_KEYS keys, wherever they are."""
 
-    keys: tuple[Key, ...]
+    keys: Annotated[tuple[Key, ...], Field(max_length=MAX_KEYS), FailFast()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class Done:
 class Matches:
     """Answer to Search, nearest first."""
 
-    matches: Annotated[tuple[Match, ...], Field(max_length=MAX_MATCHES)]
+    matches: Annotated[tuple[Match, ...], Field(max_length=MAX_MATCHES), FailFast()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Vectors:
     A row holds the 32-bit floats of one vector in the machine's order of bytes.
     """
 
-    rows: Annotated[tuple[bytes, ...], Field(max_length=MAX_TEXTS)]
+    rows: Annotated[tuple[bytes, ...], Field(max_length=MAX_TEXTS), FailFast()]
 
     @classmethod
     def packed(cls, vectors: Iterable[Sequence[float]]) -> "Vectors":
@@ -174,7 +175,7 @@ class Scores:
     """Answer to Verify: scores from 0 to 1 in the order of the pairs, and whose they are."""
 
     verifier_digest: Word
-    scores: Annotated[tuple[Score, ...], Field(max_length=MAX_PAIRS)]
+    scores: Annotated[tuple[Score, ...], Field(max_length=MAX_PAIRS), FailFast()]
 
 
 @dataclass(frozen=True, slots=True)

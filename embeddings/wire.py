@@ -147,4 +147,8 @@ def decode(body: bytes) -> Envelope:
 
 def _problem(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"
+    # The name of a field that is too many was sent, and so may be what follows a colon.
+    where = (
+        first["loc"][1:-1] if first["type"] == "unexpected_keyword_argument" else first["loc"][1:]
+    )
+    return f"{'.'.join(map(str, where))}: {first['msg'].partition(':')[0]}"

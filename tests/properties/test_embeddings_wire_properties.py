@@ -10,6 +10,7 @@ from backend.engine import wire as engine_wire
 from embeddings import wire
 from embeddings.messages import (
     MAX_FIELD,
+    MAX_KEYS,
     MAX_MATCHES,
     MAX_PAIRS,
     MAX_TEXTS,
@@ -145,7 +146,7 @@ SEARCH = b'\x04\x01[1,{"partition":"cA==","text":"text","k":%s}]'
         (b"\x04\x05[1]", "required"),
         (b"\x04\x05[4294967296,{}]", "less than or equal to 4294967295"),
         (b"\x04\x05[true,{}]", "valid integer"),
-        (b'\x04\x05[1,{"more":1}]', "more: Unexpected"),
+        (b'\x04\x05[1,{"more":1}]', "^: Unexpected keyword argument$"),
         (SEARCH % b"257", "k: Input should be less than or equal to 256"),
         (SEARCH % b"-1", "greater than or equal to 0"),
         (SEARCH % b'"3"', "valid integer"),
@@ -169,6 +170,32 @@ def test_a_broken_body_is_refused_with_what_is_wrong(body, problem):
         decode(body)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'\x04\x05[1,{"secret":1}]',
+        b'\x04\x01[1,{"partition":"cA==","text":"t","k":1,"secret":"secret"}]',
+        b'\x04\x01[1,{"partition":"~~","text":"t","k":1}]',
+        b'\x04\x11[1,{"matches":[{"key":"","similarity":0,"secret":0}]}]',
+        b'\x04\x11[1,{"matches":[{"key":"secret","similarity":"secret"}]}]',
+        b'\x04\x13[1,{"reason":"secret","message":""}]',
+        b"\x04\x05[1,secret]",
+    ],
+)
+def test_what_came_is_not_quoted(body):
+    with pytest.raises(ProtocolError) as refused:
+        decode(body)
+    assert "secret" not in str(refused.value)
+    assert "126" not in str(refused.value)
+
+
+@pytest.mark.parametrize("item", [b"1", b'"cA=="'])
+def test_a_long_list_is_given_up_at_its_first_fault(item):
+    with pytest.raises(ProtocolError, match=r"^keys") as refused:
+        decode(b'\x04\x03[1,{"keys":[%s]}]' % b",".join([item] * 100_000))
+    assert refused.value.__context__.error_count() == 1
+
+
 def test_a_frame_over_the_bound_is_refused_before_its_bytes_arrive():
     with pytest.raises(ProtocolError, match="frame of"):
         list(FrameReader(MAX_FRAME_BYTES).feed((MAX_FRAME_BYTES + 1).to_bytes(4)))
@@ -186,6 +213,7 @@ def test_a_frame_over_the_bound_is_refused_before_its_bytes_arrive():
         Matches((Match(b"k", float("nan")),)),
         Matches((Match(b"k", 1.5),)),
         Embed(("secret",) * (MAX_TEXTS + 1)),
+        Remove((b"secret",) * (MAX_KEYS + 1)),
         Vectors((b"",) * (MAX_TEXTS + 1)),
         Verify((("secret", "other"),) * (MAX_PAIRS + 1)),
         Verify((("x" * MAX_FRAME_BYTES, "other"),)),
