@@ -34,6 +34,7 @@ _SPREAD: Final = 1e-3
 _ONE_QUERY: Final = 10
 _MOST_GROWTH: Final = 4
 _MOST_ENTRIES: Final = 1.5
+_FAR_TOO_MANY: Final = 4
 
 
 class ApproximateIndex:
@@ -94,3 +95,7 @@ class ApproximateIndex:
     def worn(self, live: int) -> bool:
         """Whether to build another, for so many live vectors."""
         return live > self._most or self._index.ntotal > _MOST_ENTRIES * live
+
+    def overgrown(self, live: int) -> bool:
+        """Whether entries out of date are so many that no index is better: no build succeeds."""
+        return bool(self._index.ntotal > _FAR_TOO_MANY * live)

@@ -10,6 +10,7 @@ take a minute of one core, meanwhile a search compares them all.
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import time
@@ -44,6 +45,8 @@ MAX_WAITING: Final = 1024
 _SWEEP_LIMIT: Final = 100
 _MOST_SEARCH_THREADS: Final = 4
 _BUILD_S: Final = 0.02
+_PAUSE_S: Final = 60.0
+"""After a build that failed, until the next is tried."""
 _RESTORED: Final = 1024
 _PROGRESS: Final = 100 * _RESTORED
 
@@ -84,7 +87,7 @@ class LocalIndex:
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._build_thread = ThreadPoolExecutor(1, "build", initializer=search_on_one_core)
         self._building: asyncio.Task[None] | None = None
-        self._may_build = True
+        self._build_after = -math.inf
         self._store_thread = store_thread
         self._clock = clock
         self._writes: Batcher[Sequence[Write], None] = Batcher(
@@ -130,7 +133,7 @@ class LocalIndex:
         if self._changes:
             await asyncio.wait(self._changes)
         await self._writes.drain()
-        self._may_build = False
+        self._build_after = math.inf
         if self._building is not None:
             # The thread ends its step alone, which takes seconds and changes nothing any more.
             self._building.cancel()
@@ -163,7 +166,7 @@ class LocalIndex:
 
     def build_if_needed(self) -> None:
         """Build in the background what is unbuilt."""
-        if self._building is None and self._index.unbuilt and self._may_build:
+        if self._building is None and self._index.unbuilt and time.monotonic() > self._build_after:
             self._building = asyncio.create_task(self._build())
 
     async def _build(self) -> None:
@@ -173,7 +176,7 @@ class LocalIndex:
                 await asyncio.sleep(rest)
         except Exception:  # noqa: BLE001 - searches go on with what is built
             _log.exception("building the index failed: searches of large partitions take longer")
-            self._may_build = False
+            self._build_after = max(self._build_after, time.monotonic() + _PAUSE_S)
         finally:
             self._building = None
 

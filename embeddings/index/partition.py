@@ -69,6 +69,8 @@ class Partition:
             rows = [place.row for place in places]
             if self._approximate is not None:
                 self._approximate.add(np.array(rows), vectors)
+                if self._approximate.overgrown(self._rows.live):
+                    self._approximate = None
             if self._changed is not None:
                 self._changed += rows
 
@@ -107,8 +109,12 @@ class Partition:
     def build(self) -> bool:
         """Do a step of what there is to build. Return whether to call again."""
         if self._building is not None:
-            for _ in self._building:
-                return True
+            try:
+                for _ in self._building:
+                    return True
+            except BaseException:
+                self._building = None  # the next change asks for another
+                raise
             self._building = None
         return self.ask_for_building()
 
@@ -142,6 +148,7 @@ class Partition:
             filled += len(fitting)
             if filled == len(sample):
                 break
+            yield  # searches wait for the lock, and would not get it from a loop
         yield from made.train(sample[:filled])
         del sample
         for some in _parts(rows):
@@ -226,21 +233,28 @@ class MemoryIndex:
     def add_all(self, places: Sequence[Place], vectors: NDArray[np.float32]) -> list[bytes]:
         """Put vectors in that were checked, shape (places, dimensions), each of another key.
 
-        Return the keys that had to leave.
+        Return the keys that had to leave. If it raises, none of them is in.
         """
         numbers: dict[bytes, list[int]] = {}
         for number, place in enumerate(places):
             self.remove(place.key)
-            self._places[place.key] = place
             numbers.setdefault(place.partition, []).append(number)
-        for name, its in numbers.items():
-            rows = self._partitions.get(name)
-            if rows is None:
-                rows = self._partitions[name] = Partition(self._dimensions, self._flat_vectors)
-            rows.put([places[number] for number in its], vectors[its])
-            self._expect_building(rows)
+        try:
+            for name, its in numbers.items():
+                rows = self._partitions.get(name)
+                if rows is None:
+                    rows = self._partitions[name] = Partition(self._dimensions, self._flat_vectors)
+                rows.put([places[number] for number in its], vectors[its])
+        except BaseException:
+            # Nobody else knows of what is in: it would be found, and never leave.
+            for place in places:
+                self._take_out(place)
+            raise
         for place in places:
+            self._places[place.key] = place
             self._expect_expiry(place.expires_at, place.key)
+        for name in numbers:
+            self._expect_building(self._partitions[name])
         return self._evict()
 
     def remove(self, key: bytes) -> bool:
@@ -249,11 +263,18 @@ class MemoryIndex:
         if place is None:
             return False
         rows = self._partitions[place.partition]
-        rows.remove(place)
-        if not rows.live:
-            del self._partitions[place.partition]
+        self._take_out(place)
         self._expect_building(rows)
         return True
+
+    def _take_out(self, place: Place) -> None:
+        rows = self._partitions.get(place.partition)
+        if rows is None:
+            return
+        if place.row >= 0:
+            rows.remove(place)
+        if not rows.live:
+            del self._partitions[place.partition]
 
     def search(self, partition: bytes, vector: Vector, k: int, now: float) -> list[Match]:
         """Return the `k` nearest live vectors of a partition, nearest first."""

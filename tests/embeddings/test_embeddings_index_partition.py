@@ -8,7 +8,7 @@ import pytest
 from embeddings.index.approximate import ApproximateIndex
 from embeddings.index.flat import Place
 from embeddings.index.local import open_local_index
-from embeddings.index.partition import Partition
+from embeddings.index.partition import MemoryIndex, Partition
 
 DIMENSIONS, NOW, LATER = 16, 0.0, 100.0
 FLAT = 40
@@ -165,6 +165,48 @@ def test_a_build_that_fails_leaves_the_partition_exact(monkeypatch):
     assert found(partition, range(150)) == there
 
 
+def test_where_no_build_succeeds_entries_out_of_date_stay_bounded(monkeypatch):
+    def fail(*arguments):
+        raise MemoryError
+
+    partition, places = filled(100)
+    build_all(partition)
+    monkeypatch.setattr(ApproximateIndex, "train", fail)
+    tried = 0
+    for _ in range(4):
+        for place in places:
+            partition.remove(place)
+        places = put(partition, range(100))
+        if partition.ask_for_building():
+            tried += 1
+            with pytest.raises(MemoryError):
+                partition.build()
+    assert tried > 1
+    assert not partition.approximate
+    assert found(partition, range(100)) == list(range(100))
+
+
+def test_vectors_that_could_not_be_put_in_leave_nothing_behind(monkeypatch):
+    index = MemoryIndex(DIMENSIONS, 100, FLAT)
+    index.add(b"p", b"old", ROWS[0], LATER)
+
+    def put_but(self, places, vectors, whole=Partition.put):
+        if places[0].partition == b"q":
+            raise MemoryError
+        whole(self, places, vectors)
+
+    monkeypatch.setattr(Partition, "put", put_but)
+    places = [Place(b"new", b"p", LATER), Place(b"old", b"q", LATER)]
+    with pytest.raises(MemoryError):
+        index.add_all(places, ROWS[1:3])
+    assert (len(index), index.partitions) == (0, 0)
+    assert index.search(b"p", ROWS[1], 9, NOW) == index.search(b"q", ROWS[2], 9, NOW) == []
+    assert not index.remove(b"new")
+    monkeypatch.undo()
+    assert index.add_all(places, ROWS[1:3]) == []
+    assert [match.key for match in index.search(b"q", ROWS[2], 9, NOW)] == [b"old"]
+
+
 def test_removed_and_expired_vectors_neither_show_nor_hide_the_others():
     partition, places = filled(80, expires_at=lambda number: LATER if number % 4 else NOW)
     build_all(partition)
@@ -273,3 +315,23 @@ async def test_a_failing_build_leaves_searches_and_changes_alone(index, monkeypa
     assert "building the index failed" in caplog.text
     (match,) = await index.search(b"p", ROWS[19], 1, NOW)
     assert match.key == b"19"
+
+
+async def test_after_a_failed_build_another_is_tried(index, monkeypatch, caplog):
+    def fail(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr("embeddings.index.local._PAUSE_S", -1.0)
+    with monkeypatch.context() as failing:
+        failing.setattr(ApproximateIndex, "train", fail)
+        for number in range(FLAT + 1):
+            await index.add(b"p", b"%d" % number, ROWS[number], LATER, NOW)
+        while index.building:
+            await asyncio.wait([index._building])
+    assert "building the index failed" in caplog.text
+    caplog.clear()
+    await index.add(b"p", b"more", ROWS[300], LATER, NOW)
+    while index.building:
+        await asyncio.wait([index._building])
+    assert index._index._partitions[b"p"].approximate
+    assert "failed" not in caplog.text
