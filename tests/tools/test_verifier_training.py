@@ -23,7 +23,7 @@ from tools.verifier import __main__ as command
 from tools.verifier import teacher
 from tools.verifier.fitting import Plan, fit, scores
 from tools.verifier.groups import Group, GroupError, read_groups
-from tools.verifier.mixture import Labelled, careless, mixture, neighbours, untaught
+from tools.verifier.mixture import Labelled, careless, mixture, neighbours, unsure
 from tools.verifier.network import PairNetwork, PairReader
 
 SHIPPED = Path(tools.verifier.__file__).parent
@@ -152,11 +152,15 @@ def angled(texts):
     return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
 
 
-def test_pairs_for_the_teacher_have_no_known_label():
+def test_pairs_for_the_teacher_say_what_is_known():
     groups = [Group((f"{name}1", f"{name}2"), (f"{name}3", f"{name}4")) for name in "ab"]
-    found = untaught(groups, angled, Random(1), 100)
-    assert {("a3", "a4"), ("b3", "b4"), ("a1", "b1")} <= set(found)
-    assert not any(a[0] == b[0] and {a[1], b[1]} != {"3", "4"} for a, b in found)
+    found = unsure(groups, angled, Random(1), 400)
+    assert {("a1", "a2", 1.0), ("b2", "b3", 0.0)} <= set(found)
+    assert {("a3", "a4", None), ("b3", "b4", None), ("a1", "b1", None)} <= set(found)
+    known = {"12": 1.0, "34": None}
+    for a, b, label in found:
+        alone = a[0] == b[0]
+        assert label == (known.get(a[1] + b[1], 0.0) if alone else None)
 
 
 def test_the_trained_network_is_the_one_that_is_served(encoder, reader):
@@ -268,10 +272,10 @@ def test_all_stages_make_a_verifier_with_its_calibration(
         )
     out, work = tmp_path / "out", tmp_path / "work"
     argv = ["--work", str(work), "--groups", str(tmp_path / "groups"), "--out", str(out)]
-    argv += ["--steps", "2", "--labels", "4", "--threads", "1"]
+    argv += ["--steps", "2", "--labels", "16", "--threads", "1"]
     assert command.main(argv) == 0
     assert "1 groups" in (said := capsys.readouterr().out)
-    assert "labels: 1 of 1" in said
+    assert "labels: 6 of 6" in said
     verifier = load_verifier(out, threads=1)
     assert json.loads((out / "calibration.json").read_text())["verifier"] == verifier.digest
     (work / "teacher.pt").unlink()

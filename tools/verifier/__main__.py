@@ -2,8 +2,8 @@
 
     teacher    all-mpnet-base-v2 learns the pairs
     first      all-MiniLM-L6-v2 learns the pairs
-    labels     both score pairs of which no label is known
-    student    the first goes on with the pairs and the labels
+    labels     both score pairs, known and unknown
+    students   two copies of the first go on with the pairs and the labels; their mean is kept
     files      weights in eight bits, and the calibration of their scores
 
 Each stage leaves a file in --work and is left out if that is there. A stage that was stopped goes
@@ -19,30 +19,34 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
 from embeddings.verify.files import save_verifier
 from tools.verifier import calibrate
 from tools.verifier.fitting import Plan, fit, scores
 from tools.verifier.groups import Group, GroupError, read_groups
-from tools.verifier.mixture import Labelled, mixture, neighbours, untaught
+from tools.verifier.mixture import Labelled, mixture, neighbours, unsure
 from tools.verifier.network import MAX_TOKENS, PairNetwork, PairReader
 from tools.verifier.teacher import TeacherError, unpack_teacher
 from tools.verifier.vectors import sentence_vectors
 
 HERE: Final = Path(__file__).parent
 SEED: Final = 17
-TEACHER: Final = Plan(steps=1_160, tokens=1024, rate=5e-5, head=20)
-FIRST: Final = Plan(steps=2_990, tokens=2560, rate=1.5e-4)
-STUDENT: Final = Plan(steps=3_000, tokens=2560, rate=1.2e-4)
-LABELS: Final = 50_000
+TEACHER: Final = Plan(steps=2_500, tokens=2048, rate=6e-5, head=20)
+FIRST: Final = Plan(steps=6_000, tokens=2560, rate=1.5e-4)
+STUDENT: Final = Plan(steps=6_000, tokens=2560, rate=1.2e-4)
+STUDENTS: Final = ("student-1", "student-2")
+"""The mean of weights that were trained from one start on other pairs beats each of them
+(model soups, arXiv:2203.05482)."""
+LABELS: Final = 160_000
 _SCORED_AT_ONCE: Final = 2_000
 
 
@@ -85,23 +89,31 @@ class Stages:
         """Return the student, trained."""
         labels = self.work / "labels.jsonl"
         directory = locate(DEFAULT_MODEL).directory
-        first = self._trained("first", directory, FIRST, [])
+        first = self._trained("first", directory, FIRST)
         if not labels.exists():
             folder = unpack_teacher(self.work / "teacher")
-            teacher = self._trained("teacher", folder, TEACHER, [])
+            teacher = self._trained("teacher", folder, TEACHER)
             self._label(labels, [(teacher, folder), (first, directory)])
         taught = list(_read_labels(labels))
-        return self._trained("student", directory, STUDENT, taught, start=first)
+        students = []
+        for name in STUDENTS:
+            student = self._trained(name, directory, STUDENT, taught, first.state_dict())
+            students.append(student.state_dict())
+        mean = {name: sum(each[name] for each in students) / len(students) for name in students[0]}
+        student.load_state_dict(mean)
+        return student
 
     def _trained(
         self,
         name: str,
         directory: Path,
         plan: Plan,
-        taught: list[Labelled],
-        start: PairNetwork | None = None,
+        taught: Sequence[Labelled] = (),
+        start: Mapping[str, Tensor] | None = None,
     ) -> PairNetwork:
-        network = PairNetwork(directory) if start is None else start
+        network = PairNetwork(directory)
+        if start is not None:
+            network.load_state_dict(start)
         fit(
             network,
             lambda rng: mixture(self.groups, self.near, taught, rng),
@@ -114,19 +126,24 @@ class Stages:
         return network
 
     def _label(self, file: Path, networks: Sequence[tuple[PairNetwork, Path]]) -> None:
-        """Write pairs of no known label with the mean of the networks' logits, as a probability."""
-        pairs = untaught(self.groups, sentence_vectors, Random(SEED), self.options.labels)
+        """Write pairs with the mean of the networks' logits, as a probability.
+
+        If a label is known, the target is the mean of both: a label that two networks doubt is
+        often wrong, or hangs on what the question does not say.
+        """
+        pairs = unsure(self.groups, sentence_vectors, Random(SEED), self.options.labels)
         readers = [PairReader(directory, network.kind) for network, directory in networks]
         fresh = file.with_suffix(".new")
         with fresh.open("w", encoding="utf-8") as out:
             for start in range(0, len(pairs), _SCORED_AT_ONCE):
                 some = pairs[start : start + _SCORED_AT_ONCE]
                 logits = [
-                    torch.from_numpy(scores(network, reader, some))
+                    torch.from_numpy(scores(network, reader, [(a, b) for a, b, _ in some]))
                     for (network, _), reader in zip(networks, readers, strict=True)
                 ]
-                targets = torch.sigmoid(torch.stack(logits).mean(0)).tolist()
-                for (a, b), target in zip(some, targets, strict=True):
+                said = torch.sigmoid(torch.stack(logits).mean(0)).tolist()
+                for (a, b, known), guess in zip(some, said, strict=True):
+                    target = guess if known is None else (guess + known) / 2
                     out.write(json.dumps([a, b, round(target, 4)]) + "\n")
                 _say(f"labels: {start + len(some):,} of {len(pairs):,}")
         fresh.replace(file)
@@ -134,7 +151,7 @@ class Stages:
 
 def _keep_plan(work: Path, options: argparse.Namespace) -> None:
     """Write what the files in `work` are made from. Raises PlanError if it was something else."""
-    plans = {"teacher": TEACHER, "first": FIRST, "student": STUDENT}
+    plans = {"teacher": TEACHER, "first": FIRST, "students": STUDENT}
     plan = {
         "seed": SEED,
         "labels": options.labels,
@@ -202,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--groups", type=Path, default=HERE / "groups", help="folder of hand-written groups")
     add("--threads", type=int, default=os.cpu_count() or 1, help="(default here: %(default)s)")
-    add("--labels", type=int, default=LABELS, help="pairs for the teacher (default: %(default)s)")
+    add("--labels", type=int, default=LABELS, help="pairs to label (default: %(default)s)")
     add("--steps", type=int, help="of each training, to try it; default: what shipped weights took")
     return parser
 

@@ -98,19 +98,23 @@ def mixture(
                 yield Labelled(careless(pair.a, rng), careless(pair.b, rng), pair.target)
 
 
-def untaught(
+def unsure(
     groups: Sequence[Group], encode: Encode, rng: Random, count: int
-) -> list[tuple[str, str]]:
-    """Return pairs of no known label: two near misses of a group, or near questions of two groups.
+) -> list[tuple[str, str, float | None]]:
+    """Return pairs for a teacher, about `count`, each with its label or None where none is known.
 
-    Two near misses of one question are sometimes the same question.
+    Half are of one question and known. The others are two near misses of a question, which are
+    sometimes the same question, and near questions of two groups.
     """
-    misses = [pair for group in groups for pair in combinations(group.misses, 2)]
-    near = neighbours(groups, encode, most=1.0)
-    half = count // 2
+    same = [(a, b, 1.0) for group in groups for a, b in combinations(group.same, 2)]
+    other = [(a, b, 0.0) for group in groups for a, b in product(group.same, group.misses)]
+    misses = [(*pair, None) for group in groups for pair in combinations(group.misses, 2)]
+    near = [(*pair, None) for pair in neighbours(groups, encode, most=1.0)]
+    quarter = count // 4
     return [
-        *rng.sample(misses, min(len(misses), half)),
-        *rng.sample(near, min(len(near), count - half)),
+        pair
+        for some in (same, other, misses, near)
+        for pair in rng.sample(some, min(len(some), quarter))
     ]
 
 
