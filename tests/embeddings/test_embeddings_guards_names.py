@@ -106,6 +106,8 @@ def test_no_letter_passes_for_another(frame, case):
         ("which class i licence do i need", "which class a licence do i need"),
         ("what does form i 9 say", "what does form d 9 say"),
         ("WHERE IS GATE A?", "WHERE IS GATE D?"),
+        ("where is gate a? can you help", "can you help? where is gate d?"),
+        ("read plan a. is it good?", "is plan d any good?"),
         ("WHERE IS GATE A?", "WHERE IS THE GATE?"),
         ("how many a's are in banana", "how many d's are in banana"),
         ("Can t cells recover?", "Can cells recover?"),

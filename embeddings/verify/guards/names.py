@@ -229,7 +229,8 @@ def _is_label(tokens: tuple[Token, ...], place: int) -> bool:
     """Tell whether a letter is a label, as in "gate d"; in doubt an "a" or "i" is none."""
     token = tokens[place]
     last = "" if token.starts else _shown(tokens, place - 1)
-    after = _shown(tokens, place + 1)
+    ends = place + 1 == len(tokens) or tokens[place + 1].starts
+    after = "" if ends else _shown(tokens, place + 1)
     if last in _UNIT_BESIDE or after == "^" or last in _CONTRACTED.get(token.text, ()):
         return False
     if token.text == "a":
@@ -242,7 +243,7 @@ def _is_label(tokens: tuple[Token, ...], place: int) -> bool:
 
 
 def _shown(tokens: tuple[Token, ...], place: int) -> str:
-    """Return the word or sign at a place, "#" for a number or string, "" where none is."""
-    if not 0 <= place < len(tokens):
+    """Return the word or sign at a place, "#" for a number or string, "" before the first."""
+    if place < 0:
         return ""
     return tokens[place].text if tokens[place].kind in {Kind.WORD, Kind.SYMBOL} else "#"
