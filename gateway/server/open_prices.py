@@ -1,0 +1,31 @@
+"""The price table on disk: the one that is shipped, and the operator's file in front of it."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from gateway.telemetry.prices import Prices, PricesError, read_prices
+
+MOST_BYTES = 8 * 2**20
+
+
+def load_prices(file: Path | None = None) -> Prices:
+    """Return the shipped prices, with the rows of ``file`` in place of those of the same model.
+
+    Raises PricesError for a file with faults, and OSError where it cannot be read.
+    """
+    shipped = files("gateway.telemetry") / "prices.csv"
+    prices = read_prices(shipped.read_text("utf-8"), "prices.csv")
+    return prices if file is None else prices.updated(read_price_file(file.read_bytes(), str(file)))
+
+
+def read_price_file(data: bytes, source: str) -> Prices:
+    """Return the prices of an operator's file. Raises PricesError."""
+    if len(data) > MOST_BYTES:
+        raise PricesError(f"{source}: expected at most {MOST_BYTES} bytes, got {len(data)}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        got = f"the byte 0x{data[error.start]:02x}"
+        raise PricesError(f"{source}:{line}: expected UTF-8 text, got {got}") from None
+    return read_prices(text, source)

@@ -1,0 +1,159 @@
+"""What models cost: a table of prices, and which of its rows is a model's.
+
+Law: what the table does not say is unknown, and never zero. A price of zero stands for a model that
+is free only where the file says so.
+
+A file has a line for each model: ``model,input,output,cached_input``, in US dollars for a million
+tokens. An empty cell is an unknown price. Lines that begin with ``#`` are comments.
+"""
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+COLUMNS = ("model", "input", "output", "cached_input")
+UNIT_TOKENS = 1_000_000
+"""Prices in a file are for so many tokens."""
+
+MOST_PROBLEMS = 20
+"""Problems of one file that a message lists."""
+
+_MOST_FOUND = 1_024
+_MOST_DOLLARS = 1_000_000.0
+_DATE = re.compile(r"[-@](?:20\d\d-?[01]\d-?[0-3]\d)$")
+
+
+class PricesError(ValueError):
+    """A price file cannot be used; each line of the message names file, line and column."""
+
+
+class Price(NamedTuple):
+    """Dollars for one token; None is unknown. ``cached`` is for a prompt's token in a cache."""
+
+    input: float | None = None
+    output: float | None = None
+    cached: float | None = None
+
+    def cost(self, prompt: int, completion: int, cached: int = 0) -> float | None:
+        """Return the dollars of a call; None where a price that it needs is unknown.
+
+        ``cached`` tokens are a part of ``prompt``. Where their price is unknown, there is no
+        discount.
+        """
+        discount = self.discount(cached) or 0.0
+        whole = _cost(prompt, self.input), _cost(completion, self.output)
+        return None if whole[0] is None or whole[1] is None else whole[0] + whole[1] - discount
+
+    def discount(self, cached: int) -> float | None:
+        """Return by how many dollars ``cached`` tokens of a prompt were cheaper."""
+        if not cached:
+            return 0.0
+        if self.input is None or self.cached is None:
+            return None
+        return max(0.0, cached * (self.input - self.cached))
+
+
+def _cost(tokens: int, price: float | None) -> float | None:
+    if not tokens:
+        return 0.0
+    return None if price is None else tokens * price
+
+
+@dataclass(slots=True)
+class Prices:
+    """The prices of models, by name. ``source`` says where they come from, and of which day."""
+
+    rows: Mapping[str, Price]
+    source: str = ""
+    _found: dict[str, Price | None] = field(default_factory=dict, repr=False)
+
+    def find(self, model: str) -> Price | None:
+        """Return the price of a model, None where it is unknown.
+
+        The first of these names that has a row counts: the whole name; the name without a date at
+        its end; the same without a provider in front, which ends at the first slash.
+        """
+        if model not in self._found:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            rows = (self.rows.get(name) for name in _names(model))
+            self._found[model] = next((row for row in rows if row is not None), None)
+        return self._found[model]
+
+    def updated(self, other: "Prices") -> "Prices":
+        """Return these prices with the rows of ``other`` in place of those of the same name."""
+        source = f"{other.source}; {self.source}" if self.source else other.source
+        return Prices({**self.rows, **other.rows}, source)
+
+
+def _names(model: str) -> Iterator[str]:
+    name, slash = model, "/"
+    while slash and name:
+        yield name
+        if (dateless := _DATE.sub("", name)) != name:
+            yield dateless
+        _, slash, name = name.partition("/")
+
+
+def read_prices(text: str, source: str) -> Prices:
+    """Return the prices of a file's ``text``. Raises PricesError with all that is wrong.
+
+    ``source`` is the name of the file. The first comment says where the prices come from.
+    """
+    lines = text.splitlines()
+    comments = [line.lstrip("# ") for line in lines if line.startswith("#")]
+    table = [
+        (f"{source}:{number}: ", [cell.strip() for cell in next(csv.reader([line]))])
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    ]
+    where, header = table[0] if table else (f"{source}:1: ", ["none"])
+    if sorted(header) != sorted(COLUMNS):
+        got = ", ".join(header)[:200]
+        raise PricesError(f"{where}expected the columns {', '.join(COLUMNS)}, got {got}")
+    rows: dict[str, Price] = {}
+    problems: list[str] = []
+    for where, cells in table[1:]:
+        row = dict(zip(header, cells, strict=False))
+        wrong = _problems(row, rows) if len(cells) == len(header) else [_cells(len(cells))]
+        problems += [where + each for each in wrong]
+        if not wrong:
+            rows[row["model"]] = Price(*(_dollars(row[name]) for name in COLUMNS[1:]))
+    if problems:
+        more = len(problems) - MOST_PROBLEMS
+        rest = [f"{source}: {more} more lines are wrong"] if more > 0 else []
+        raise PricesError("\n".join([*problems[:MOST_PROBLEMS], *rest]))
+    return Prices(rows, comments[0] if comments else source)
+
+
+def _cells(number: int) -> str:
+    return f"expected {len(COLUMNS)} cells, got {number}"
+
+
+def _problems(row: Mapping[str, str], before: Mapping[str, Price]) -> list[str]:
+    """Return all that is wrong with a line."""
+    model, wrong = row["model"], []
+    if not model:
+        wrong.append("model: expected a name, got an empty cell")
+    elif model in before:
+        wrong.append(f"model: expected each model once, {model!r} is there twice")
+    wrong += [problem for name in COLUMNS[1:] if (problem := _problem(name, row[name]))]
+    return wrong
+
+
+def _problem(name: str, cell: str) -> str | None:
+    """Return what is wrong with a price."""
+    try:
+        dollars = float(cell or 0)
+    except ValueError:
+        dollars = math.nan
+    if 0 <= dollars <= _MOST_DOLLARS:
+        return None
+    return f"{name}: expected dollars for a million tokens, or an empty cell, got {cell[:40]!r}"
+
+
+def _dollars(cell: str) -> float | None:
+    return float(cell) / UNIT_TOKENS if cell else None

@@ -1,0 +1,1 @@
+"""Makes the price table of the gateway of an open list of prices."""
