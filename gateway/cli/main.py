@@ -123,6 +123,27 @@ examples:
 
 exit codes: 0 done, 2 bad usage or no request in the log
 """
+_KEYS_ADD = """\
+make a key for a new holder, and show it once
+
+Make a key and add its line to the file of gateway keys. Standard output has the key alone.
+
+examples:
+  refrain keys add shop --file keys
+  refrain keys add shop --models 'gpt-4o*,text-embedding-*' --expires 90d
+"""
+_KEYS_LIST = "list the keys of the file, without their secrets"
+_KEYS_REVOKE = "remove every key of a holder; a running gateway takes it within a second"
+_KEYS_ROTATE = """\
+make a new key for a holder; the old one ends
+
+Make a new key with the attributes of the holder's newest one. The old keys end at once, or
+after --overlap.
+
+examples:
+  refrain keys rotate shop
+  refrain keys rotate shop --overlap 1d
+"""
 _BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
 
 Commands = Any
@@ -181,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     groups = (
         ("policy", "check a policy, explain a request, replay a log", _add_policy),
         ("semantic", "calibrate and watch answers by meaning", _add_semantic),
+        ("keys", "make, list, revoke and rotate gateway keys", _add_keys),
         ("prefix", "see why prefix caches miss, and mend it", _add_prefix),
     )
     for name, summary, add_commands in groups:
@@ -313,6 +335,36 @@ def _add_prefix(commands: Commands) -> None:
     number, limit = _number(int, 2, 1_000_000), "requests looked at of a route (default: 2000)"
     report.add_argument("--limit", type=number, default=2000, metavar="N", help=limit)
     report.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_keys(commands: Commands) -> None:
+    add = _add(commands, "add", "keys:add", _KEYS_ADD)
+    listing = _add(commands, "list", "keys:list_keys", _KEYS_LIST)
+    revoke = _add(commands, "revoke", "keys:revoke", _KEYS_REVOKE)
+    rotate = _add(commands, "rotate", "keys:rotate", _KEYS_ROTATE)
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    for parser in (add, revoke, rotate):
+        parser.add_argument("name", metavar="NAME", help="the holder")
+    for parser in (add, rotate):
+        more = parser.add_argument
+        more("--models", metavar="GLOBS", help="models that it may use, such as gpt-4o*,claude-*")
+        more("--expires", metavar="WHEN", help="when it ends: 90d, or 2027-01-31 in UTC")
+    overlap = "how long old keys stay valid, such as 1d (default: 0)"
+    rotate.add_argument("--overlap", type=_duration, default=0.0, metavar="TIME", help=overlap)
+    for parser in (add, listing, revoke, rotate):
+        file = "the file of keys (default: gateway_keys of the settings)"
+        parser.add_argument("--file", type=Path, metavar="FILE", help=file)
+        settings = "settings (default: refrain.yaml if there)"
+        parser.add_argument("--config", type=Path, metavar="FILE", help=settings)
+
+
+def _duration(text: str) -> float:
+    from policies.format.values import DURATION, UnexpectedValueError
+
+    try:
+        return float(DURATION.read(text))
+    except UnexpectedValueError as refused:
+        raise argparse.ArgumentTypeError(f"expected {refused}, got {text!r}") from None
 
 
 def _url(text: str) -> str:

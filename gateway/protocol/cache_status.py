@@ -83,6 +83,7 @@ class Reason(StrEnum):
     CLIENT_GONE = "client-gone"
     CLIENT_TIMEOUT = "client-timeout"
     UNAUTHORIZED = "unauthorized"
+    MODEL_NOT_ALLOWED = "model-not-allowed"
     PROMPT_TOO_LONG = "prompt-too-long"
     INVALID_REQUEST = "invalid-request"
     INTERNAL = "internal-error"

@@ -4,21 +4,22 @@ Law: what is compared is SHA-256 digests, in constant time; no key is kept. With
 keys every credential of a request must be one of them, and all of one holder: nothing else gets
 past, hits included. A credential on the ring of denied keys never gets past.
 
-Files of keys, ``NAME SHA256`` a line: read at start, watched, replaced whole by a good edit.
+Files of keys, a key a line (``keys.key_line``): read at start, watched, replaced by each good edit.
 """
 
 import asyncio
 import hashlib
 import hmac
 import logging
-import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.headers import CREDENTIALS, bearer
+from gateway.server.keys.key_line import Key, KeyLineError, read_key
 from gateway.server.watched_file import WatchedFile
 
 _log = logging.getLogger(__name__)
@@ -27,8 +28,6 @@ POLL_SECONDS = 0.25
 """An edit counts at the second look, and a key that was removed must be refused within a second."""
 MOST_KEYS = 100_000
 
-_NAME = re.compile(r"[^\s#!]{1,64}")
-_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _PREFIX_BYTES = 8
 
 
@@ -38,48 +37,45 @@ class KeyRingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Digests of keys and the names of their holders; several keys may have one holder."""
+    """Digests of keys, and the keys; several may have one holder."""
 
-    by_prefix: Mapping[bytes, tuple[tuple[bytes, str], ...]]
+    by_prefix: Mapping[bytes, tuple[tuple[bytes, Key], ...]]
     """Finds the few digests to compare with. Timing reveals no digest: to choose a digest's first
     bytes a client would have to invert SHA-256."""
 
-    def holder(self, key: str) -> str | None:
-        """Return the holder of the key, or None if the key is unknown."""
-        digest = hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+    def find(self, secret: str) -> Key | None:
+        """Return the key that has this secret, or None if it is unknown."""
+        digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
         near = self.by_prefix.get(digest[:_PREFIX_BYTES], ())
-        return next((name for known, name in near if hmac.compare_digest(known, digest)), None)
+        return next((key for known, key in near if hmac.compare_digest(known, digest)), None)
 
 
 NOBODY = KeyRing({})
 
 
 def read_key_ring(data: bytes, source: str) -> KeyRing:
-    """Read a file's ``NAME SHA256`` a line; ``#`` begins a comment. Raises KeyRingError."""
+    """Read a file of a key a line; ``#`` begins a comment. Raises KeyRingError."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise KeyRingError(f"{source}: expected text in UTF-8") from None
     problems: list[str] = []
-    found: dict[bytes, tuple[tuple[bytes, str], ...]] = {}
+    found: dict[bytes, tuple[tuple[bytes, Key], ...]] = {}
     count = 0
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
-        match words:
-            case []:
-                continue
-            case [name, digest] if _NAME.fullmatch(name) and _DIGEST.fullmatch(digest):
-                known = bytes.fromhex(digest)
-                same = found.get(known[:_PREFIX_BYTES], ())
-                if any(known == other for other, _ in same):
-                    problems.append(f"{source}:{number}: this digest is there already")
-                found[known[:_PREFIX_BYTES]] = (*same, (known, name))
-                count += 1
-            case _:
-                # Not quoted: somebody may have put a key here instead of its digest.
-                problems.append(
-                    f"{source}:{number}: expected NAME and the SHA-256 of a key (64 hex digits)"
-                )
+        if not words:
+            continue
+        try:
+            digest, key = read_key(words)
+        except KeyLineError as error:
+            problems.append(f"{source}:{number}: {error}")
+            continue
+        same = found.get(digest[:_PREFIX_BYTES], ())
+        if any(digest == other for other, _ in same):
+            problems.append(f"{source}:{number}: this digest is there already")
+        found[digest[:_PREFIX_BYTES]] = (*same, (digest, key))
+        count += 1
     if count > MOST_KEYS:
         problems.append(f"{source}: {count} keys, at most {MOST_KEYS}")
     if problems:
@@ -87,30 +83,47 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
     return KeyRing(found)
 
 
-def authenticate(headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing) -> str | None:
-    """Return the holder of the request's gateway key; None where no gateway keys are in use.
+def authenticate(
+    headers: Mapping[str, str], keys: KeyRing | None, denied: KeyRing, now: float
+) -> Key | None:
+    """Return the request's gateway key; None where no gateway keys are in use.
 
-    ``headers`` have lower-case names. Raises UnauthorizedError.
+    ``headers`` have lower-case names; ``now`` is in seconds since the epoch. Raises
+    UnauthorizedError.
     """
-    keys_sent = [bearer(value) for name in CREDENTIALS if (value := headers.get(name))]
-    if any(denied.holder(key) is not None for key in keys_sent):
+    secrets = [bearer(value) for name in CREDENTIALS if (value := headers.get(name))]
+    if any(denied.find(secret) is not None for secret in secrets):
         raise UnauthorizedError("This API key is denied here.")
     if keys is None:
         return None
-    if not keys_sent:
+    if not secrets:
         raise UnauthorizedError(
             "You did not provide an API key. Provide one in an Authorization header "
             "(Authorization: Bearer YOUR_KEY)."
         )
-    holders = {keys.holder(key) for key in keys_sent}
-    if len(holders) > 1 or None in holders:
+    found = [keys.find(secret) for secret in secrets]
+    key = found[0]
+    # Of two holders nobody knows whose answers are meant.
+    if key is None or any(other is None or other.name != key.name for other in found):
         raise UnauthorizedError("Incorrect API key provided.")
-    return holders.pop()
+    if any(each is not None and has_expired(each, now) for each in found):
+        raise UnauthorizedError("This API key has expired.")
+    return key
+
+
+def has_expired(key: Key, now: float) -> bool:
+    """Tell whether the key may not be used any more."""
+    return key.expires is not None and now >= key.expires
 
 
 def key_file(path: Path) -> WatchedFile[KeyRing]:
     """Return the keys in a file. Raises KeyRingError or OSError."""
     return WatchedFile(path, read_key_ring, "keys: keeping the last good ones")
+
+
+Gate = Callable[[float], bytes | None]
+"""Takes the time of a repeated request. Returns None if the pipeline must see the request, else
+what its reply has besides: lines of a head, each behind its line end."""
 
 
 class Access:
@@ -119,7 +132,13 @@ class Access:
     Raises KeyRingError or OSError on construction.
     """
 
-    def __init__(self, gateway_keys: Path | None, denied_keys: Path | None) -> None:
+    def __init__(
+        self,
+        gateway_keys: Path | None,
+        denied_keys: Path | None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._now = now
         self._keys, self._denied = (
             None if path is None else key_file(path) for path in (gateway_keys, denied_keys)
         )
@@ -131,10 +150,22 @@ class Access:
         self.restricted = bool(self._files)
         """Whether any request is refused for its key."""
 
+    def key(self, headers: Mapping[str, str]) -> Key | None:
+        """Return a request's gateway key, if gateway keys are in use. Raises UnauthorizedError."""
+        keys = None if self._keys is None else self._keys.active
+        denied = NOBODY if self._denied is None else self._denied.active
+        return authenticate(headers, keys, denied, self._now())
+
     def holder(self, headers: Mapping[str, str]) -> str | None:
         """Return the holder of a request's gateway key, if any. Raises UnauthorizedError."""
-        keys = None if self._keys is None else self._keys.active
-        return authenticate(headers, keys, NOBODY if self._denied is None else self._denied.active)
+        key = self.key(headers)
+        return None if key is None else key.name
+
+    def gate(self, key: Key | None) -> Gate | None:
+        """Return what a repeated hit of this key must pass; None if there is nothing to check."""
+        if key is None or key.expires is None:
+            return None
+        return lambda now: None if has_expired(key, now) else b""
 
     def details(self) -> dict[str, Any]:
         """Return for /readyz the files in force and the refused edits."""

@@ -25,7 +25,7 @@ from gateway.cache.ports import Entry, MemoryTier, PolicySource
 from gateway.protocol.cache_status import HitStatus, Reason, hit_fields
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import Reply
-from gateway.server.auth import Access
+from gateway.server.auth import Access, Gate
 from gateway.telemetry import request_id
 from gateway.telemetry.metrics import HitBatch, Metrics
 from policies.decision import Endpoint
@@ -177,16 +177,26 @@ class Answer:
     ``labels`` are the endpoint and the rule, for the metrics.
     """
 
-    __slots__ = ("age", "body", "content_type", "entry", "hits", "labels", "start", "ttl", "until")
+    __slots__ = (
+        *("age", "body", "content_type", "entry", "gate", "hits", "labels", "start", "ttl"),
+        "until",
+    )
 
     def __init__(
-        self, labels: tuple[str, str], entry: Entry, reply: Reply, body: bytes, until: float
+        self,
+        labels: tuple[str, str],
+        entry: Entry,
+        reply: Reply,
+        body: bytes,
+        until: float,
     ) -> None:
         self.entry = entry
         self.labels = (*labels, Reason.EXACT.value)
         self.content_type = reply.headers[0][1]
         self.body = body
         self.until = until
+        self.gate: Gate | None = None
+        """What each repetition must pass."""
         self.hits: HitBatch | None = None
         """What counts its repetitions, once there is one."""
         self.age = self.ttl = -1
@@ -287,15 +297,25 @@ class HotPath:
             self._second = int(now)
             date = formatdate(now, usegmt=True)
             self._end = f"\r\nDate: {date}\r\nServer: {self._server}\r\n\r\n".encode()
+        end = self._end
+        if known.gate is not None:
+            if (more := known.gate(now)) is None:
+                return None
+            end = more + end
         own_id = head.request_id or request_id.new_id().encode()
-        lines = b"%b%b\r\nContent-Length: %d%b" % (start, own_id, len(known.body), self._end)
+        lines = b"%b%b\r\nContent-Length: %d%b" % (start, own_id, len(known.body), end)
         if known.hits is None:
             known.hits = self._metrics.hits(*known.labels)
         known.hits.add(time.perf_counter() - began)
         return lines, known.body
 
-    def remember(self, plain: PlainRequest, rule: str, entry: Entry, reply: Reply) -> None:
-        """Keep the reply to a request, if the same request gets it again."""
+    def remember(
+        self, plain: PlainRequest, rule: str, entry: Entry, reply: Reply, gate: Gate | None = None
+    ) -> None:
+        """Keep the reply to a request, if the same request gets it again.
+
+        Each repetition must pass ``gate``.
+        """
         head, body, until = plain.head, reply.body, reply.fresh_until
         if (
             self._memory is None
@@ -307,6 +327,7 @@ class HotPath:
             return
         request = _digest(head, plain.body)
         answer = Answer((entry.endpoint, rule), entry, reply, body, until)
+        answer.gate = gate
         self._forget(request)
         while len(self._answers) >= MAX_ANSWERS or self._rendered_bytes > MAX_RENDERED_BYTES:
             self._forget(next(iter(self._answers)))

@@ -36,6 +36,7 @@ from gateway.server.http.middleware import (
     send_stream,
 )
 from gateway.server.http.pass_through import PassThrough
+from gateway.server.keys.key_line import Key
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
@@ -44,8 +45,11 @@ from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
 
-HOLDER = web.RequestKey("holder", str)
-"""The holder of a request's gateway key, if gateway keys are in use."""
+KEY = web.RequestKey("key", Key)
+"""The gateway key of a request, if gateway keys are in use."""
+
+OTHER_PATHS = "/v1/*"
+"""Stands for the paths that are passed through."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -95,7 +99,7 @@ class Handlers:
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
-        other = self._observe("/v1/*", self.pass_through.handle)
+        other = self._observe(OTHER_PATHS, self.pass_through.handle)
         router.add_route("*", "/v1/{tail:.*}", other)
         router.add_route("*", "/{tail:.*}", _not_found)
 
@@ -110,9 +114,11 @@ class Handlers:
             seen = self._begin(endpoint, request.headers)
             try:
                 if self.access.restricted:
-                    holder = self.access.holder(fold_fields(request.headers.items()))
-                    if holder is not None:
-                        request[HOLDER] = holder
+                    key = self.access.key(fold_fields(request.headers.items()))
+                    if key is not None:
+                        request[KEY] = key
+                        if endpoint == OTHER_PATHS:
+                            key.check_other_path(request.method)
                 return await handle(request, seen)
             except asyncio.CancelledError:
                 seen.end("error", Reason.CLIENT_GONE)
@@ -138,17 +144,19 @@ class Handlers:
         seen.request_bytes = len(plain.body)
         try:
             try:
+                key = self.access.key(headers) if self.access.restricted else None
                 request = read_request(
                     plain.endpoint,
                     plain.body,
                     headers=headers,
                     fields=plain.fields,
                     target=plain.head.target,
-                    holder=self.access.holder(headers) if self.access.restricted else None,
+                    holder=None if key is None else key.name,
                 )
-                reply = await self._answer(request, seen)
+                reply = await self._answer(request, key, seen)
                 if seen.hit is not None:
-                    connection.hot.remember(plain, seen.rule, seen.hit.entry, reply)
+                    gate = self.access.gate(key)
+                    connection.hot.remember(plain, seen.rule, seen.hit.entry, reply, gate)
             except Exception as error:  # noqa: BLE001 - each becomes a reply
                 reply = _failure(error, seen, self.names)
             given_id, closes = request_id.HEADER in headers, self.stopping()
@@ -172,8 +180,10 @@ class Handlers:
         finally:
             seen.finish()
 
-    async def _answer(self, request: CacheRequest, seen: Observation) -> Reply:
+    async def _answer(self, request: CacheRequest, key: Key | None, seen: Observation) -> Reply:
         """Return the reply to a request. Raises RequestError."""
+        if key is not None:
+            key.check_model(request.model)
         reply = await self.pipeline.answer(request, seen)
         if isinstance(reply.body, bytes):
             seen.answer_bytes = len(reply.body)
@@ -189,16 +199,16 @@ class Handlers:
                 check_query(request)
             raw = await self._read(request)
             seen.request_bytes = len(raw)
-            headers = request.headers.items()
+            headers, key = request.headers.items(), request.get(KEY)
             parsed = read_request(
                 endpoint,
                 raw,
                 headers=fold_fields(headers),
                 fields=headers,
                 target=request.path_qs,
-                holder=request.get(HOLDER),
+                holder=None if key is None else key.name,
             )
-            reply = await self._answer(parsed, seen)
+            reply = await self._answer(parsed, key, seen)
             if isinstance(reply.body, bytes):
                 return _response(reply)
             try:

@@ -140,10 +140,10 @@ def test_an_edit_counts_at_the_second_look(keys):
     file = key_file(keys)
     keys.write_text(line("desk", "gk-desk"))
     file.reload()
-    assert file.active.holder("gk-shop") == "shop"
+    assert file.active.find("gk-shop").name == "shop"
     file.reload()
-    assert file.active.holder("gk-shop") is None
-    assert file.active.holder("gk-desk") == "desk"
+    assert file.active.find("gk-shop") is None
+    assert file.active.find("gk-desk").name == "desk"
 
 
 def test_a_bad_edit_keeps_the_last_good_keys_and_is_told_once(keys, caplog):
@@ -152,14 +152,14 @@ def test_a_bad_edit_keeps_the_last_good_keys_and_is_told_once(keys, caplog):
     keys.write_text(good + "desk gk-in-clear\n")
     for _ in range(4):
         file.reload()
-    assert file.active.holder("gk-shop") == "shop"
+    assert file.active.find("gk-shop").name == "shop"
     [told] = [each.getMessage() for each in caplog.records]
     assert f"{keys}:3: expected NAME" in told
     assert file.problem is not None
     assert "gk-in-clear" not in told
     keys.unlink()
     file.reload()
-    assert file.active.holder("gk-shop") == "shop"
+    assert file.active.find("gk-shop").name == "shop"
     assert "cannot be read" in file.problem
     keys.write_text(good)
     file.reload()

@@ -91,13 +91,13 @@ class Rig:
     def reader(self):
         return Reader(self.hot)
 
-    def teach(self, reader, data, stored, body=None):
+    def teach(self, reader, data, stored, body=None, gate=None):
         """Let the pipeline answer a plain request from an entry."""
         plain = reader.feed(data, waiting=True)
         assert isinstance(plain, PlainRequest)
         fields = (("Content-Type", "application/json"),)
         reply = Reply(200, fields, body or stored.result, fresh_until=stored.expires_at)
-        self.hot.remember(plain, "default", stored, reply)
+        self.hot.remember(plain, "default", stored, reply, gate)
 
     def taught(self, data=None, stored=None):
         """Return a reader whose connection was answered once by the pipeline."""
@@ -130,6 +130,17 @@ def test_the_same_bytes_get_the_same_answer():
         b"",
         b"",
     ]
+
+
+def test_what_the_key_lets_through_is_asked_at_each_repetition():
+    rig, gates = Rig(), iter([b"\r\nx-more: 1", None, b""])
+    reader = rig.reader()
+    rig.teach(reader, request(), rig.store(), gate=lambda now: next(gates))
+    head, _ = reader.feed(request(), waiting=True)
+    assert b"\r\nx-more: 1\r\nDate: " in head
+    assert isinstance(reader.feed(request(), waiting=True), PlainRequest)
+    head, _ = reader.feed(request(), waiting=True)
+    assert b"x-more" not in head
 
 
 @pytest.mark.parametrize("cut", [0, 1, 10, len(BODY) - 1])

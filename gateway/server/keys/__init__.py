@@ -1,0 +1,1 @@
+"""Gateway keys: their lines in a file, and what each may use."""

@@ -1,0 +1,56 @@
+"""The lines of a file of keys: what is read is written again, and what is wrong is said."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.server.auth import KeyRingError, read_key_ring
+from gateway.server.keys.key_line import ForbiddenError, Key, format_key, read_key
+
+DIGEST = "0f" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("", Key("shop")),
+        ("models=gpt-4o*,claude-3", Key("shop", models=("gpt-4o*", "claude-3"))),
+        ("expires=2027-01-31", Key("shop", expires=datetime(2027, 1, 31, tzinfo=UTC).timestamp())),
+        (
+            "expires=2027-01-31T12:30+01:00",
+            Key("shop", expires=datetime(2027, 1, 31, 11, 30, tzinfo=UTC).timestamp()),
+        ),
+    ],
+)
+def test_a_line_is_read_and_written_again(text, key):
+    digest, read = read_key(["shop", DIGEST, *text.split()])
+    assert (digest.hex(), read) == (DIGEST, key)
+    assert read_key(format_key(digest, read).split()) == (digest, read)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("model=gpt-4o", "keys:1: expected attributes such as models"),
+        ("sk-secret", "keys:1: expected attributes such as models, expires"),
+        ("models=", "keys:1: models: expected names or globs"),
+        ("models=a,,b", "keys:1: models: expected names or globs"),
+        ("models=a models=b", "keys:1: models is there twice"),
+        ("expires=sk-secret", "keys:1: expires: expected a date in UTC: 2027-01-31"),
+    ],
+)
+def test_a_wrong_attribute_is_named_without_its_value(words, told):
+    with pytest.raises(KeyRingError) as raised:
+        read_key_ring(f"shop {DIGEST} {words}\n".encode(), "keys")
+    assert str(raised.value).startswith(told)
+    assert "sk-secret" not in str(raised.value)
+
+
+def test_a_key_may_use_the_models_that_its_globs_match():
+    key = Key("shop", models=("gpt-4o*", "claude-3"))
+    key.check_model("gpt-4o-mini")
+    key.check_model("claude-3")
+    for model in ("gpt-4", "claude-3-opus", "", "GPT-4o"):
+        with pytest.raises(ForbiddenError, match=r"It may use: gpt-4o\*, claude-3"):
+            key.check_model(model)
+    Key("shop").check_model("anything")
