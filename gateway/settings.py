@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -26,6 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from gateway.protocol.messages import Addition
+from gateway.upstream.settings import Seconds, UpstreamSettings, UrlWithQuery
 from policies.format.yaml_document import (
     Document,
     PolicyError,
@@ -36,8 +36,6 @@ from policies.format.yaml_document import (
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d|w)?", re.ASCII)
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def _read_size(value: object) -> object:
@@ -53,21 +51,7 @@ def _read_size(value: object) -> object:
     return int(float(match[1]) * (1000 if decimal else 1024) ** _POWERS[match[2].lower()])
 
 
-def _read_seconds(value: object) -> object:
-    """Return seconds for a text such as 50ms, 30s, 10m or 24h."""
-    if not isinstance(value, str):
-        return value
-    with suppress(ValueError):
-        if isfinite(number := float(value)):
-            return number
-    match = _TIME.fullmatch(value.strip())
-    if match is None:
-        raise ValueError("expected a time such as 50ms, 30s, 10m or a number of seconds")
-    return float(match[1]) * _SECONDS[match[2] or "s"]
-
-
 Size = Annotated[int, BeforeValidator(_read_size)]
-Seconds = Annotated[float, BeforeValidator(_read_seconds)]
 
 _SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 
@@ -111,81 +95,6 @@ def tls_files(url: str) -> dict[str, Path]:
 
 def _options(url: str) -> dict[str, str]:
     return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
-
-
-def _base_url(value: str) -> str:
-    """Return an OpenAI-style base URL without a last slash. Raises ValueError."""
-    url = value.rstrip("/")
-    place = url.partition("//")[2].partition("/")[0]
-    if "@" in place:
-        raise ValueError(
-            f"expected no user name or password in the URL of {place.rpartition('@')[2]}: "
-            "the client's own Authorization is passed on"
-        )
-    try:
-        parts = urlsplit(url)
-        well_formed = parts.hostname and parts.port != 0 and not re.search(r"\s", url)
-    except ValueError:
-        well_formed = None
-    if not well_formed or parts.scheme not in ("http", "https"):
-        raise ValueError(f"expected a URL such as http://127.0.0.1:8000/v1, got {url!r}")
-    if parts.query or parts.fragment:  # which may hold a key
-        raise ValueError(f"expected no query in the URL of {parts.hostname}: it ends in /v1")
-    if not parts.path.endswith("/v1"):
-        raise ValueError(f"expected a base URL that ends in /v1, got {url!r}")
-    return url
-
-
-def _matches(pattern: str, expected: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if re.fullmatch(pattern, value) is None:
-            raise ValueError(f"expected {expected}")
-        return value
-
-    return AfterValidator(check)
-
-
-_NAME: Final = _matches(
-    r"[A-Za-z0-9._:/-]{1,128}", "a word of letters, digits and . _ : / - for a name"
-)
-_VARIABLE: Final = _matches(
-    r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable that holds the key"
-)
-_PROBE: Final = _matches(r"auto|off|/[!-~]*", "auto, off or a path such as /health")
-BaseUrl = Annotated[str, AfterValidator(_base_url)]
-
-
-class UpstreamSettings(BaseModel):
-    """One upstream. Missing times and ``accepts`` are the ones of all upstreams."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    url: BaseUrl
-    name: Annotated[str, _NAME] | None = None
-    models: tuple[str, ...] = Field(default=("*",), min_length=1)
-    tier: int = Field(default=1, ge=1, le=100)
-    weight: float = Field(default=1.0, gt=0, le=1000)
-    api_key_file: Path | None = None
-    api_key_env: Annotated[str, _VARIABLE] | None = Field(default=None, repr=False)
-    max_concurrency: int | None = Field(default=None, ge=1)
-    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
-    connect_timeout: Seconds | None = Field(default=None, gt=0)
-    read_timeout: Seconds | None = Field(default=None, gt=0)
-    first_token_timeout: Seconds | None = Field(default=None, gt=0)
-    between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
-    probe: Annotated[str, _PROBE] = "auto"
-    accepts: tuple[Addition, ...] | None = None
-
-    @model_validator(mode="after")
-    def _check_key(self) -> Self:
-        if self.api_key_file is not None and self.api_key_env is not None:
-            raise ValueError("expected api_key_file or api_key_env, not both")
-        return self
-
-    @property
-    def label(self) -> str:
-        """Its name: the given one, else host and port."""
-        return self.name or urlsplit(self.url).netloc
 
 
 def _split(value: object) -> object:
@@ -245,7 +154,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    upstream: Annotated[tuple[BaseUrl, ...], BeforeValidator(_split)] = ()
+    upstream: Annotated[tuple[UrlWithQuery, ...], BeforeValidator(_split)] = ()
     upstreams: Annotated[
         tuple[UpstreamSettings, ...], BeforeValidator(_check_list), AfterValidator(_check_names)
     ] = ()
@@ -308,7 +217,7 @@ class Settings(BaseModel):
         names = {upstream.label for upstream in alone}
         if len(names) == len(alone):
             return alone
-        return tuple(upstream.model_copy(update={"name": upstream.url}) for upstream in alone)
+        return tuple(upstream.model_copy(update={"name": upstream.identity}) for upstream in alone)
 
     @property
     def public_names(self) -> dict[str, str]:
@@ -321,7 +230,7 @@ class Settings(BaseModel):
     @property
     def upstream_identity(self) -> str | None:
         """What keys say of the upstreams: one more replica must not drop the cache."""
-        first = next((upstream.url for upstream in self.all_upstreams), None)
+        first = next((upstream.identity for upstream in self.all_upstreams), None)
         return self.upstream_name or first
 
 
@@ -440,8 +349,10 @@ def _describe_problem(problem: ErrorDetails) -> str:
         return message
     # A store's URL may hold a password, and what stands for a key may be one.
     secret = {"store", "api_key_env", "upstream", "url", "vectors"}
+    inside = {"headers", "query"}
     # A position in a list is no key: the item is as secret as the list.
     path = [part for part in problem["loc"] if isinstance(part, str)]
-    hidden = not secret.isdisjoint(path[-1:]) or path == ["upstreams"]
+    hidden = not (secret.isdisjoint(path[-1:]) and inside.isdisjoint(path))
+    hidden = hidden or path == ["upstreams"]
     shows = isinstance(problem["input"], str | int | float) and not hidden
     return f"{message}, got {problem['input']!r}" if shows else message

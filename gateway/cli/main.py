@@ -233,7 +233,7 @@ def _add_processes(commands: Commands) -> None:
         "--upstream",
         action="append",
         metavar="URL",
-        help="OpenAI-style base URL that ends in /v1; repeated: replicas",
+        help="OpenAI-style base URL, mostly ending in /v1; repeated: replicas",
     )
     serve.add_argument("--workers", type=int, metavar="N", help="gateway processes (default: 1)")
     demo = _add(commands, "demo", "launch:run_demo", _DEMO)

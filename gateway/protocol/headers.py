@@ -11,6 +11,9 @@ _HOP_BY_HOP = frozenset(
 _REQUEST_ONLY_HERE = frozenset({"host", "content-length", "expect"})
 """True of the client's connection, not of ours to the upstream."""
 
+OF_ONE_CONNECTION = _HOP_BY_HOP | _REQUEST_ONLY_HERE
+"""Headers of one connection, in lower case: none of them is sent on."""
+
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """No field may hold these (RFC 9110, 5.5): some parsers accept them, but none can be sent on."""
 

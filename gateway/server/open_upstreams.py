@@ -13,9 +13,10 @@ from http import HTTPStatus
 from typing import Any
 
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import Fields
 from gateway.protocol.messages import ALL_ADDITIONS, Addition, read_up_to
-from gateway.server.secrets import upstream_keys
-from gateway.settings import Settings, UpstreamSettings
+from gateway.server.secrets import upstream_headers, upstream_keys
+from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import PoolRequests
@@ -28,6 +29,7 @@ from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.pool.warm_up import WarmUp
 from gateway.upstream.request import Accepts, Upstream
+from gateway.upstream.settings import UpstreamSettings
 
 PROBE_SECONDS = 2.0
 UNREACHABLE = "engine: not reachable"
@@ -104,7 +106,14 @@ def open_upstreams(
     is_alone = len(given) == 1 and not settings.upstreams
     named = {identity if is_alone else one.label: one for one in given}
     each = {
-        name: _http(one, settings, name, keys[one.label], own_keys=own_keys)
+        name: _http(
+            one,
+            settings,
+            name,
+            keys[one.label],
+            upstream_headers(one, environment, own_keys=own_keys),
+            own_keys=own_keys,
+        )
         for name, one in named.items()
     }
     accepts = {
@@ -172,13 +181,22 @@ def _first_given(*accepts: tuple[Addition, ...] | None) -> frozenset[Addition]:
 
 
 def _http(
-    one: UpstreamSettings, settings: Settings, name: str, api_key: str | None, *, own_keys: bool
+    one: UpstreamSettings,
+    settings: Settings,
+    name: str,
+    api_key: str | None,
+    headers: Fields,
+    *,
+    own_keys: bool,
 ) -> HttpUpstream:
     return HttpUpstream(
         one.url,
         name=name,
-        own_credential=own_keys or api_key is not None,
+        own_credential=own_keys or api_key is not None or one.auth == "none",
         api_key=api_key,
+        auth=one.auth,
+        query=one.query,
+        headers=headers,
         connect_seconds=one.connect_timeout or settings.connect_timeout,
         read_seconds=one.read_timeout or settings.read_timeout,
         first_token_seconds=one.first_token_timeout or settings.first_token_timeout,

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gateway.settings import SECRETS, UpstreamSettings
+from gateway.protocol.headers import Fields
+from gateway.settings import SECRETS
+from gateway.upstream.settings import UpstreamSettings, check_header_value
 
 if TYPE_CHECKING:
     from gateway.cache.stores.encrypted import MasterKey
@@ -162,7 +164,7 @@ def upstream_keys(
     common = secret_setting(environment, UPSTREAM_KEY)
     if common is not None:
         _check_key(common, f"REFRAIN_{UPSTREAM_KEY}", own_keys=own_keys)
-    keys = {one.label: common for one in upstreams}
+    keys = {one.label: None if one.auth == "none" else common for one in upstreams}
     for one in upstreams:
         if one.api_key_env is not None:
             where = f"upstream {one.label}: {one.api_key_env}"
@@ -184,11 +186,39 @@ def upstream_keys(
     return keys
 
 
-def _check_key(key: str, where: str, *, own_keys: bool) -> None:
+def upstream_headers(
+    one: UpstreamSettings, environment: Mapping[str, str], *, own_keys: bool
+) -> Fields:
+    """Return the fixed headers of an upstream, those of the environment too.
+
+    ``own_keys`` says that the gateway has keys of its own. Raises SecretSettingError.
+    """
+    fields = []
+    for name, value in one.headers.items():
+        text = value.text or ""
+        if value.env is not None:
+            where = f"upstream {one.label}: headers: {name}: {value.env}"
+            text = environment.get(value.env, "").strip()
+            if not text:
+                raise SecretSettingError(
+                    f"{where}: this environment variable is not set; set it to the header's value"
+                )
+            _check_may_spend(where, own_keys=own_keys)
+            if not check_header_value(text):
+                raise SecretSettingError(f"{where}: expected printable ASCII on one line")
+        fields.append((name, text))
+    return tuple(fields)
+
+
+def _check_may_spend(where: str, *, own_keys: bool) -> None:
     if not own_keys:
         raise SecretSettingError(
             f"{where} is given, but not gateway_keys: whoever reaches the gateway could spend it"
         )
+
+
+def _check_key(key: str, where: str, *, own_keys: bool) -> None:
+    _check_may_spend(where, own_keys=own_keys)
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise SecretSettingError(f"{where}: expected a key: one word of ASCII")
 
@@ -202,6 +232,8 @@ def check_secrets(
     shared_secret(environment)
     master_keys(environment)
     upstream_keys(upstreams, environment, own_keys=own_keys)
+    for one in upstreams:
+        upstream_headers(one, environment, own_keys=own_keys)
 
 
 def warn_of_shared_credentials(
@@ -209,7 +241,11 @@ def warn_of_shared_credentials(
 ) -> None:
     """Log a warning where upstreams of several hosts get the same credentials."""
     has_common = secret_setting(environment, UPSTREAM_KEY) is not None
-    sharing = [one for one in upstreams if one.api_key_env is None and one.api_key_file is None]
+    sharing = [
+        one
+        for one in upstreams
+        if one.api_key_env is None and one.api_key_file is None and one.auth != "none"
+    ]
     if (has_common or not own_keys) and len({_site(one.url) for one in sharing}) > 1:
         _log.warning(
             "%s to upstreams of several hosts: %s; declare only such as may see them, or give "

@@ -12,9 +12,10 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from http import HTTPStatus
+from urllib.parse import quote, unquote_plus, urlencode
 
 from aiohttp import (
     ClientConnectionError,
@@ -31,6 +32,7 @@ from yarl import URL
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import Fields, without
 from gateway.upstream.connection import HttpReply, OneReplyConnector
 from gateway.upstream.request import Outgoing, Served, with_key
 
@@ -72,13 +74,14 @@ _NO_LENGTH = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
 
 class HttpUpstream:
-    """Sends requests to ``base_url``, which ends in ``/v1``.
+    """Sends requests to ``base_url``, whose path stands in the place of ``/v1``.
 
     ``connect_seconds`` bounds connecting. ``read_seconds`` bounds sending and the wait for the
     whole head, and each read of the body. If they are given, a stream has its own bounds:
     ``first_token_seconds`` until its first token, and ``between_tokens_seconds`` for each read
     after that. Clients' credentials are passed on unless ``own_credential`` is set: then
-    ``api_key`` takes their place, or nothing.
+    ``api_key`` takes their place in the header of ``auth``, or nothing. Each request has the fixed
+    ``query`` and ``headers``, in place of the client's of the same names.
     """
 
     def __init__(
@@ -92,6 +95,9 @@ class HttpUpstream:
         between_tokens_seconds: float | None = None,
         own_credential: bool = False,
         api_key: str | None = None,
+        auth: str = "bearer",
+        query: Mapping[str, str] | None = None,
+        headers: Fields = (),
     ) -> None:
         self.name = name or base_url
         """Its part of cache keys: a given name, else the URL (which holds no credentials)."""
@@ -99,7 +105,10 @@ class HttpUpstream:
         self.served = Served(self.name)
         self.failures = FailureLog(self.name)
         self._drops_credentials = own_credential
-        self._api_key = api_key
+        self._api_key, self._auth = api_key, auth
+        self._query = dict(query or {})
+        self._headers = headers
+        self._header_names = tuple(name.lower() for name, _ in headers)
         self.own_credential = own_credential and api_key is not None
         """Whether the upstream gets a key of the gateway's, and none of the clients'."""
         self._first_token = first_token_seconds or read_seconds
@@ -107,8 +116,10 @@ class HttpUpstream:
         self._times_streams = bool(first_token_seconds or between_tokens_seconds)
         self.connect_seconds, self.read_seconds = connect_seconds, read_seconds
         self.longest_read = max(read_seconds, self._first_token, self.between_tokens)
-        self._origin = URL(base_url.removesuffix("/v1"), encoded=True)
+        self._origin = URL(base_url, encoded=True)
         self._path = self._origin.raw_path.removesuffix("/")
+        self._root = self._path.removesuffix("/v1")
+        """Before a path that is not below ``/v1``, such as that of a probe."""
         self._host = f"Host: {self._origin.host_port_subcomponent}"
         self.timeout = ClientTimeout(total=None, connect=connect_seconds)
         self.connector: OneReplyConnector | None = None
@@ -165,9 +176,15 @@ class HttpUpstream:
     ) -> bytes:
         """Return the head of a request. Raises ValueError for control characters in it."""
         if self._drops_credentials:
-            fields = with_key(fields, self._api_key)
+            fields = with_key(fields, self._api_key, self._auth)
+        if self._headers:
+            fields = (*without(fields, *self._header_names), *self._headers)
         target = target.partition("#")[0] if "#" in target else target
-        start = f"{method} {self._path}{target} HTTP/1.1"
+        if self._query:
+            target = _with_query(target, self._query)
+        below = target.startswith("/v1/")
+        path = self._path + target[3:] if below else self._root + target
+        start = f"{method} {path} HTTP/1.1"
         lines = [start, self._host, *map(": ".join, fields), f"Via: {via()}", *framing]
         head = "\n".join((*lines, "", "")).encode(errors="ignore")
         if head.count(b"\n") != len(lines) + 1 or len(head.translate(None, _CONTROL)) != len(head):
@@ -205,6 +222,14 @@ class HttpUpstream:
                     detail = f"{place} speaks TLS; is https:// meant?"
                 reason = Reason.UPSTREAM_BROKE
                 return UpstreamError(502, message, reason, answered=True, detail=detail)
+
+
+def _with_query(target: str, fixed: Mapping[str, str]) -> str:
+    """Return a target with a fixed query, and without the client's fields of these names."""
+    path, _, query = target.partition("?")
+    fields = [each for each in query.split("&") if each]
+    kept = [each for each in fields if unquote_plus(each.partition("=")[0]) not in fixed]
+    return f"{path}?{'&'.join((*kept, urlencode(fixed, quote_via=quote)))}"
 
 
 def _unreachable(error: BaseException, host: str | None, place: str) -> str:

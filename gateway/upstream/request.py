@@ -42,13 +42,19 @@ def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
     return (*client_fields, *ours, (PRIORITY, Priority.LOW.value))
 
 
-def with_key(fields: Iterable[tuple[str, str]], api_key: str | None) -> Fields:
+def with_key(
+    fields: Iterable[tuple[str, str]], api_key: str | None, auth: str = "bearer"
+) -> Fields:
     """Return the headers with the upstream's own key, if there is one, and no client's key.
 
-    Headers that choose one of the operator's accounts are dropped too.
+    ``auth`` is ``bearer``, or the name of the header that has the key. Headers that choose one of
+    the operator's accounts are dropped too.
     """
     others = without(fields, *CREDENTIALS, *OF_AN_ACCOUNT)
-    return others if api_key is None else (*others, ("Authorization", f"Bearer {api_key}"))
+    if api_key is None:
+        return others
+    own = ("Authorization", f"Bearer {api_key}") if auth == "bearer" else (auth, api_key)
+    return (*others, own)
 
 
 def without_salt(body: dict[str, Any]) -> dict[str, Any]:

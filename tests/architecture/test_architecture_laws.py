@@ -28,7 +28,8 @@ def test_all_four_packages_are_looked_at():
 GOOD = {
     "policies/__init__.py": "",
     "policies/decision.py": "import math\nimport re2\nimport policies.freshness",
-    "gateway/settings.py": "from pathlib import Path",
+    "gateway/settings.py": "from gateway.upstream.settings import UpstreamSettings",
+    "gateway/upstream/settings.py": "from pathlib import Path\nfrom gateway.protocol import sse",
     "gateway/protocol/__init__.py": "",
     "gateway/protocol/sse.py": "import re",
     "gateway/cache/key.py": "import hashlib\nfrom policies.decision import Scope\nimport orjson",
@@ -94,6 +95,8 @@ BAD = {
         ("gateway/app.py", "from gateway.cli.worker import main"),
         ("gateway/upstream/http_client.py", "from gateway.settings import Settings"),
         ("gateway/settings.py", "from gateway.cache.key import Scope"),
+        ("gateway/settings.py", "from gateway.upstream.request import Outgoing"),
+        ("gateway/upstream/settings.py", "from gateway.cache.key import Scope"),
         ("gateway/pipeline.py", ""),
     ],
     "packages_do_not_import_one_another": [

@@ -26,13 +26,17 @@ GATEWAY_ORDER = (
 """The gateway's packages: each imports only itself and those named before it."""
 
 GATEWAY_LEAVES = frozenset({"settings"})
-"""Imports only protocol; those who start things may read it: server, app and cli."""
+"""Imports only protocol and settings of parts. Those who start things read it: server, app, cli."""
+
+SETTINGS_OF_PARTS = frozenset({"gateway.upstream.settings"})
+"""The settings of one part each, which stand beside it. They import only protocol."""
 
 IO_MODULES = frozenset(
     {
         "gateway.app",
         "gateway.cli",
         "gateway.settings",
+        "gateway.upstream.settings",
         "gateway.semantic.calibrations",
         "gateway.semantic.verifier",
         "gateway.cache.append_files",
@@ -260,8 +264,10 @@ def imports_run_one_way(root: Path) -> list[str]:
         if not within(module.name, "gateway") or not home:
             continue
         [package] = home
-        if package in GATEWAY_LEAVES:
-            allowed: frozenset[str] = GATEWAY_LEAVES | {"protocol"}
+        if module.name in SETTINGS_OF_PARTS:
+            allowed: frozenset[str] = frozenset({"protocol"})
+        elif package in GATEWAY_LEAVES:
+            allowed = GATEWAY_LEAVES | {"protocol"}
         elif package in GATEWAY_ORDER:
             allowed = frozenset(GATEWAY_ORDER[: GATEWAY_ORDER.index(package) + 1])
             if package in ("server", "app", "cli"):
@@ -272,7 +278,9 @@ def imports_run_one_way(root: Path) -> list[str]:
         broken += [
             f"{module.name}:{used.line}: imports {used.target}"
             for used in module.imports
-            if within(used.target, "gateway") and used.target.split(".")[1] not in allowed
+            if within(used.target, "gateway")
+            and used.target.split(".")[1] not in allowed
+            and not (package in GATEWAY_LEAVES and in_any(used.target, SETTINGS_OF_PARTS))
         ]
     return broken
 

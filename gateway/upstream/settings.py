@@ -1,0 +1,276 @@
+"""One upstream as the operator declares it: where it is, and what its requests carry.
+
+Law: no message, log line or repr shows a key, the value of a header or the value of a query.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from gateway.protocol.headers import CREDENTIALS, OF_ONE_CONNECTION
+from gateway.protocol.messages import Addition
+
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d|w)?", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def _read_seconds(value: object) -> object:
+    """Return seconds for a text such as 50ms, 30s, 10m or 24h."""
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError):
+        if isfinite(number := float(value)):
+            return number
+    match = _TIME.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("expected a time such as 50ms, 30s, 10m or a number of seconds")
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+Seconds = Annotated[float, BeforeValidator(_read_seconds)]
+
+_PATH: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~!$&'()*+,=:@%-]+)+")
+_ADDED_PATHS: Final = ("/chat/completions", "/completions", "/embeddings", "/responses")
+_ADDED_PATHS_TOO: Final = ("/messages", "/models", "/rerank")
+"""Paths of requests, which the gateway puts behind the base path."""
+
+_QUERY_NAME: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
+_KEY_NAME: Final = re.compile(
+    r"(api|access|auth|subscription|client|private)?[._~-]?"
+    r"(key|token|secret|password|passwd|sig|signature|credential|code)s?",
+    re.IGNORECASE,
+)
+"""Names of a query's fields that hold a key."""
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+_OF_THE_GATEWAY: Final = frozenset(
+    {"accept-encoding", "content-encoding", "content-type", "via", "x-request-id"}
+)
+"""Headers that say what the gateway itself sends and reads."""
+_OWN_PREFIX: Final = "x-refrain-"
+_LONGEST_VALUE: Final = 4096
+
+
+def _base_url(value: str) -> str:
+    """Return an OpenAI-style base URL without a last slash. Raises ValueError."""
+    url = value.rstrip("/")
+    shown = "" if re.search(r"[@?#]", url) else f", got {url!r}"  # no part of a key
+    place = url.partition("//")[2].partition("/")[0]
+    if "@" in place:
+        raise ValueError(
+            f"expected no user name or password in the URL of {place.rpartition('@')[2]}: "
+            "the client's own Authorization is passed on"
+        )
+    try:
+        parts = urlsplit(url)
+        well_formed = parts.hostname and parts.port != 0 and not re.search(r"[\s\\]", url)
+    except ValueError:
+        well_formed = None
+    if not well_formed or parts.scheme not in ("http", "https"):
+        raise ValueError(f"expected a URL such as http://127.0.0.1:8000/v1{shown}")
+    if parts.query or "#" in url:
+        raise ValueError(f"expected no # in the URL of {parts.hostname}")
+    if not parts.path:
+        raise ValueError(f"expected a base path, as in {url}/v1, got {url!r}")
+    if not _PATH.fullmatch(parts.path):
+        raise ValueError(f"expected a base path of plain segments in the URL of {parts.hostname}")
+    for added in (*_ADDED_PATHS, *_ADDED_PATHS_TOO):
+        if parts.path.endswith(added):
+            raise ValueError(f"expected the URL without {added}, which the gateway adds{shown}")
+    return url
+
+
+def _check_query(query: Any) -> dict[str, str]:
+    """Return a fixed query. Raises ValueError, also for a key in it."""
+    if not isinstance(query, Mapping):
+        raise ValueError("expected a mapping such as {api-version: 2024-10-21}")  # noqa: TRY004
+    checked = {}
+    for name, value in query.items():
+        if not isinstance(name, str) or not _QUERY_NAME.fullmatch(name):
+            raise ValueError("expected names of letters, digits and . _ ~ - in the query")
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(  # noqa: TRY004 - pydantic's
+                f"expected a text for {name} in the query (put it in quotes)"
+            )
+        if _KEY_NAME.fullmatch(name):
+            raise ValueError(
+                f"expected no key in the query ({name}): its place is api_key_env, or headers: "
+                "with the name of a variable"
+            )
+        if not str(value).isprintable() or len(str(value)) > _LONGEST_VALUE:
+            raise ValueError(f"expected printable text for {name} in the query")
+        checked[name] = str(value)
+    return checked
+
+
+def _split_url(url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without its query, and the query. Raises ValueError."""
+    address, _, text = url.partition("?")
+    if "#" in text:
+        raise ValueError(f"expected no # in the URL of {urlsplit(address).hostname}")
+    pairs = parse_qsl(text, keep_blank_values=True)
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("expected each name once in the query of the URL")
+    return address, _check_query(dict(pairs))
+
+
+def written_query(query: Mapping[str, str]) -> str:
+    """Return a query as it stands in a URL, without a question mark."""
+    return urlencode(query, quote_via=quote)
+
+
+def _url_with_query(value: str) -> str:
+    address, query = _split_url(value)
+    return _base_url(address) + (f"?{written_query(query)}" if query else "")
+
+
+UrlWithQuery = Annotated[str, AfterValidator(_url_with_query)]
+"""The whole upstream of ``--upstream``: base URL, and a fixed query if there is one."""
+
+
+def _matches(pattern: str, expected: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return AfterValidator(check)
+
+
+_VARIABLE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_NAME: Final = _matches(
+    r"[A-Za-z0-9._:/-]{1,128}", "a word of letters, digits and . _ : / - for a name"
+)
+_VARIABLE: Final = _matches(_VARIABLE_NAME, "the name of an environment variable with the key")
+_PROBE: Final = _matches(r"auto|off|/[!-~]*", "auto, off or a path such as /health")
+
+
+class HeaderValue(BaseModel):
+    """The value of a fixed header: ``text``, or that of the environment variable ``env``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: str | None = Field(default=None, repr=False)
+    env: str | None = None
+
+
+def _read_headers(value: object) -> object:
+    """Return fixed headers by name. Raises ValueError, which quotes names alone."""
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a mapping such as {X-Team: search}")  # noqa: TRY004 - pydantic's
+    names = [name.lower() if isinstance(name, str) else "" for name in value]
+    for name, lower in zip(value, names, strict=True):
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise ValueError("expected names of headers: letters, digits and - without spaces")
+        if names.count(lower) > 1:
+            raise ValueError(f"expected each header once, {name} is there twice")
+        if lower in CREDENTIALS:
+            raise ValueError(
+                f"expected no {name}: for the upstream's key there are auth: and api_key_env"
+            )
+        if lower in OF_ONE_CONNECTION or lower in _OF_THE_GATEWAY or lower.startswith(_OWN_PREFIX):
+            raise ValueError(f"expected no {name}: the gateway sets it, or it is of one connection")
+    return {name: _read_header(name, each) for name, each in value.items()}
+
+
+def _read_header(name: str, value: object) -> HeaderValue:
+    expected = f"expected a text for {name}, or {{env: VARIABLE}}"
+    match value:
+        case HeaderValue():
+            return value
+        case str() if value and check_header_value(value):
+            return HeaderValue(text=value)
+        case {"text": str(text), "env": None} if check_header_value(text):
+            return HeaderValue(text=text)
+        case {"env": str(variable), **rest} if rest in ({}, {"text": None}):
+            if re.fullmatch(_VARIABLE_NAME, variable):
+                return HeaderValue(env=variable)
+            raise ValueError(f"{expected} with the name of an environment variable")
+        case str():
+            raise ValueError(f"{expected}: printable ASCII on one line, without spaces around it")
+        case _:
+            raise ValueError(expected)
+
+
+def check_header_value(value: str) -> bool:
+    """Tell whether a text can stand in a header of a request."""
+    plain = value.isascii() and value.isprintable() and value == value.strip()
+    return plain and 0 < len(value) <= _LONGEST_VALUE
+
+
+class UpstreamSettings(BaseModel):
+    """One upstream. Missing times and ``accepts`` are the ones of all upstreams.
+
+    ``url`` has no query: that is ``query``, wherever it was given. ``api`` is the form of its
+    requests and replies, ``auth`` the way in which it gets the gateway's own key.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: Annotated[str, AfterValidator(_base_url)]
+    query: Annotated[dict[str, str], BeforeValidator(_check_query)] = Field(default={}, repr=False)
+    name: Annotated[str, _NAME] | None = None
+    api: str = Field(default="openai", pattern="^(openai|anthropic)$")
+    models: tuple[str, ...] = Field(default=("*",), min_length=1)
+    tier: int = Field(default=1, ge=1, le=100)
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    auth: str = Field(default="bearer", pattern="^(bearer|api-key|x-api-key|none)$")
+    api_key_file: Path | None = None
+    api_key_env: Annotated[str, _VARIABLE] | None = Field(default=None, repr=False)
+    headers: Annotated[dict[str, HeaderValue], BeforeValidator(_read_headers)] = Field(
+        default={}, repr=False
+    )
+    max_concurrency: int | None = Field(default=None, ge=1)
+    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
+    connect_timeout: Seconds | None = Field(default=None, gt=0)
+    read_timeout: Seconds | None = Field(default=None, gt=0)
+    first_token_timeout: Seconds | None = Field(default=None, gt=0)
+    between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
+    probe: Annotated[str, _PROBE] = "auto"
+    accepts: tuple[Addition, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_query(cls, given: Any) -> Any:
+        """Move the query of the URL to its own field."""
+        if not isinstance(given, Mapping):
+            return given
+        url, query = given.get("url"), given.get("query", {})
+        if not isinstance(url, str) or "?" not in url or not isinstance(query, Mapping):
+            return given
+        url, in_url = _split_url(url)
+        if not in_url.keys().isdisjoint(query):
+            raise ValueError("expected each name once: in the query of the url, or in query:")
+        return {**given, "url": url, "query": {**in_url, **query}}
+
+    @model_validator(mode="after")
+    def _check_key(self) -> Self:
+        has_key = self.api_key_file is not None or self.api_key_env is not None
+        if self.api_key_file is not None and self.api_key_env is not None:
+            raise ValueError("expected api_key_file or api_key_env, not both")
+        if has_key and self.auth == "none":
+            raise ValueError("expected no key beside auth: none, which sends none")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Its name: the given one, else host and port."""
+        return self.name or urlsplit(self.url).netloc
+
+    @property
+    def identity(self) -> str:
+        """What keys say of it: the whole URL, since a query may select a version."""
+        return f"{self.url}?{written_query(self.query)}" if self.query else self.url

@@ -1,0 +1,149 @@
+"""An upstream in refrain.yaml: which forms it may have, and how a wrong one is told."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.settings import Settings, SettingsError, load_settings
+
+URL = "http://a.example/v1"
+
+
+def read(tmp_path: Path, text: str) -> Settings:
+    file = tmp_path / "refrain.yaml"
+    file.write_text(f"upstreams:\n  - {text}\n")
+    return load_settings({}, {}, file)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://generativelanguage.googleapis.com/v1beta/openai",
+        "https://ark.example/api/v3",
+        "https://me.openai.azure.com/openai/v1",
+        "https://me.openai.azure.com/openai/deployments/gpt-4o_mini.2",
+        "http://127.0.0.1:8000/v1",
+        "http://[::1]:8000/v1",
+    ],
+)
+def test_any_base_path_is_accepted_in_both_forms(tmp_path: Path, url: str):
+    [upstream] = read(tmp_path, f"url: {url}/").all_upstreams
+    assert (upstream.url, upstream.query, upstream.identity) == (url, {}, url)
+    assert load_settings({"upstream": [url]}, {}, None).all_upstreams[0].url == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"url: {URL}?api-version=2024-10-21",
+        f"url: {URL}/?api-version=2024-10-21",
+        f"url: {URL}\n    query: {{api-version: 2024-10-21}}",
+    ],
+)
+def test_a_fixed_query_stands_in_the_url_or_in_its_own_key(tmp_path: Path, text: str):
+    settings = read(tmp_path, text)
+    [upstream] = settings.all_upstreams
+    assert (upstream.url, upstream.query) == (URL, {"api-version": "2024-10-21"})
+    assert settings.upstream_identity == f"{URL}?api-version=2024-10-21"
+    again = Settings.model_validate_json(settings.model_dump_json())
+    assert again.all_upstreams == settings.all_upstreams
+
+
+def test_an_upstream_by_its_url_alone_may_have_a_query():
+    settings = load_settings({"upstream": [f"{URL}?api-version=1"]}, {}, None)
+    [upstream] = settings.all_upstreams
+    assert (upstream.url, upstream.query) == (URL, {"api-version": "1"})
+
+
+def test_headers_are_texts_or_names_of_variables(tmp_path: Path):
+    text = f"url: {URL}\n    headers: {{X-Team: search, X-Pass: {{env: PASS}}}}"
+    settings = read(tmp_path, text)
+    [upstream] = settings.all_upstreams
+    assert upstream.headers["X-Team"].text == "search"
+    assert upstream.headers["X-Pass"].env == "PASS"
+    assert "search" not in repr(settings)
+    again = Settings.model_validate_json(settings.model_dump_json())
+    assert again.all_upstreams == settings.all_upstreams
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("url: http://a", "url: expected a base path, as in http://a/v1"),
+        ("url: http://a/", "url: expected a base path"),
+        ("url: http://a/v1/../admin", "url: expected a base path of plain segments"),
+        ("url: http://a/v1//x", "url: expected a base path of plain segments"),
+        ("url: 'http://a/v1;x'", "url: expected a base path of plain segments"),
+        ("url: 'http://a\\b/v1'", "url: expected a URL such as"),
+        ("url: http://a/v1/chat/completions", "without /chat/completions, which the gateway adds"),
+        ("url: http://a/v1/models", "without /models, which the gateway adds"),
+        ("url: 'http://a/v1#x'", "url: expected no # in the URL of a"),
+        ("url: 'http://a/v1?b=1#x'", "expected no # in the URL of a"),
+        ("url: http://a/v1?b=1&b=2", "expected each name once in the query"),
+        ("url: http://a/v1?b=1\n    query: {b: 2}", "expected each name once: in the query of"),
+        ("url: http://a/v1?a b=1", "expected names of letters, digits"),
+        ("url: http://a/v1\n    query: [b]", "query: expected a mapping such as"),
+        ("url: http://a/v1\n    query: {b: [1]}", "query: expected a text for b in the query"),
+        ("url: http://a/v1\n    auth: basic", "auth: expected one of bearer, api-key, x-api-key"),
+        (
+            "url: http://a/v1\n    auth: none\n    api_key_env: K",
+            "expected no key beside auth: none",
+        ),
+        ("url: http://a/v1\n    api: cohere", "api: expected one of openai, anthropic"),
+        ("url: http://a/v1\n    headers: [X-A]", "headers: expected a mapping such as"),
+        ("url: http://a/v1\n    headers: {X A: b}", "headers: expected names of headers"),
+        ("url: http://a/v1\n    headers: {'X-A:': b}", "headers: expected names of headers"),
+        ("url: http://a/v1\n    headers: {X-A: b, x-a: c}", "headers: expected each header once"),
+        ("url: http://a/v1\n    headers: {Host: b}", "expected no Host: the gateway sets it"),
+        ("url: http://a/v1\n    headers: {content-length: '1'}", "expected no content-length"),
+        ("url: http://a/v1\n    headers: {Transfer-Encoding: b}", "expected no Transfer-Encoding"),
+        ("url: http://a/v1\n    headers: {Connection: b}", "expected no Connection"),
+        ("url: http://a/v1\n    headers: {Proxy-Authorization: b}", "expected no Proxy-Auth"),
+        ("url: http://a/v1\n    headers: {Via: b}", "expected no Via"),
+        ("url: http://a/v1\n    headers: {Accept-Encoding: b}", "expected no Accept-Encoding"),
+        ("url: http://a/v1\n    headers: {X-Refrain-Priority: b}", "expected no X-Refrain-"),
+        (
+            "url: http://a/v1\n    headers: {Authorization: b}",
+            "expected no Authorization: for the upstream's key there are auth: and api_key_env",
+        ),
+        ("url: http://a/v1\n    headers: {X-A: {env: 'a b'}}", "expected a text for X-A, or {env"),
+        ("url: http://a/v1\n    headers: {X-A: {file: b}}", "expected a text for X-A, or {env"),
+        ("url: http://a/v1\n    headers: {X-A: 5}", "expected a text for X-A, or {env"),
+    ],
+)
+def test_a_wrong_address_is_told_with_file_line_and_key(tmp_path: Path, more: str, told: str):
+    with pytest.raises(SettingsError) as error:
+        read(tmp_path, more)
+    assert told in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path / 'refrain.yaml'}:")
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"url: http://me:{SECRET}@a/v1",
+        f"url: http:/me:{SECRET}@a/v1",
+        f"url: //me:{SECRET}@a/v1",
+        f"url: http://a/v1?key={SECRET}",
+        f"url: http://a/v1?api_key={SECRET}",
+        f"url: ftp://a/v1?b={SECRET}",
+        f"url: http://a?b={SECRET}",
+        f"url: http://a/v1?b=1#{SECRET}",
+        f"url: http://a/v1\n    query: {{subscription-key: {SECRET}}}",
+        f"url: http://a/v1\n    query: {{b: ['{SECRET}']}}",
+        f"url: http://a/v1\n    query: {SECRET}",
+        f'url: http://a/v1\n    headers: {{X-A: "{SECRET}\\r\\nX-B: c"}}',
+        f"url: http://a/v1\n    headers: {{X-A: {SECRET}é}}",
+        f"url: http://a/v1\n    headers: {{X-A: ['{SECRET}']}}",
+        f"url: http://a/v1\n    headers: {{Authorization: Bearer {SECRET}}}",
+        f"url: http://a/v1\n    headers: {SECRET}",
+        f"url: http://a/v1\n    headers: {{X-A: {{env: '{SECRET} '}}}}",
+    ],
+)
+def test_what_may_be_a_secret_is_not_quoted(tmp_path: Path, text: str):
+    with pytest.raises(SettingsError, match="expected ") as error:
+        read(tmp_path, text)
+    assert SECRET not in str(error.value)
