@@ -6,6 +6,9 @@ Law: no message, log line or repr shows a key, the value of a header or the valu
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -22,6 +25,7 @@ from pydantic import (
 
 from gateway.protocol.headers import CREDENTIALS, OF_ONE_CONNECTION
 from gateway.protocol.messages import Addition
+from policies.format.yaml_document import read_document
 
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d|w)?", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -211,10 +215,41 @@ def check_header_value(value: str) -> bool:
     return plain and 0 < len(value) <= _LONGEST_VALUE
 
 
+@cache
+def presets() -> Mapping[str, Mapping[str, Any]]:
+    """Return what is known of providers and servers, by the name of their preset."""
+    file = files("gateway.upstream") / "presets.yaml"
+    known: Mapping[str, Mapping[str, Any]] = read_document(file.read_text(), str(file)).data
+    return known
+
+
+def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an upstream with the preset's values where it has none. Raises ValueError."""
+    name = given.get("preset")
+    if name is None:
+        return given
+    known = presets()
+    preset = known.get(name) if isinstance(name, str) else None
+    if preset is None:
+        near = get_close_matches(str(name), known, n=1)
+        hint = f"; is {near[0]} meant?" if near else ""
+        raise ValueError(f"expected one of {', '.join(known)} for preset, got {name!r}{hint}")
+    values = {key: value for key, value in preset.items() if key != "needs_url"}
+    headers, fixed = given.get("headers", {}), values.pop("headers", {})
+    if "url" not in given and "url" not in values:
+        raise ValueError(f"expected a url beside preset: {name}, such as {preset['needs_url']}")
+    if fixed and isinstance(headers, Mapping):
+        ours = {str(header).lower() for header in headers}
+        kept = {header: fixed[header] for header in fixed if header not in ours}
+        given = {**given, "headers": {**kept, **headers}}
+    return {**values, **given}
+
+
 class UpstreamSettings(BaseModel):
     """One upstream. Missing times and ``accepts`` are the ones of all upstreams.
 
-    ``url`` has no query: that is ``query``, wherever it was given. ``api`` is the form of its
+    A ``preset`` fills what is not given. ``url`` has no query: that is ``query``, wherever it was
+    given. ``api`` is the form of its
     requests and replies, ``auth`` the way in which it gets the gateway's own key.
     """
 
@@ -223,6 +258,7 @@ class UpstreamSettings(BaseModel):
     url: Annotated[str, AfterValidator(_base_url)]
     query: Annotated[dict[str, str], BeforeValidator(_check_query)] = Field(default={}, repr=False)
     name: Annotated[str, _NAME] | None = None
+    preset: str | None = None
     api: str = Field(default="openai", pattern="^(openai|anthropic)$")
     models: tuple[str, ...] = Field(default=("*",), min_length=1)
     tier: int = Field(default=1, ge=1, le=100)
@@ -244,10 +280,11 @@ class UpstreamSettings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_query(cls, given: Any) -> Any:
-        """Move the query of the URL to its own field."""
+    def _expand(cls, given: Any) -> Any:
+        """Fill in the preset, and move the query of the URL to its own field."""
         if not isinstance(given, Mapping):
             return given
+        given = _with_preset(given)
         url, query = given.get("url"), given.get("query", {})
         if not isinstance(url, str) or "?" not in url or not isinstance(query, Mapping):
             return given

@@ -1,10 +1,12 @@
 """An upstream in refrain.yaml: which forms it may have, and how a wrong one is told."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from gateway.settings import Settings, SettingsError, load_settings
+from gateway.upstream.settings import presets
 
 URL = "http://a.example/v1"
 
@@ -147,3 +149,62 @@ def test_what_may_be_a_secret_is_not_quoted(tmp_path: Path, text: str):
     with pytest.raises(SettingsError, match="expected ") as error:
         read(tmp_path, text)
     assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_each_preset_is_an_upstream(name: str):
+    given = {"preset": name}
+    if needed := presets()[name].get("needs_url"):
+        given["url"] = needed
+    settings = Settings(upstreams=(given,))
+    [upstream] = settings.all_upstreams
+    assert upstream.url.startswith("http")
+    assert upstream.accepts is not None
+    again = Settings.model_validate_json(settings.model_dump_json())
+    assert again.all_upstreams == settings.all_upstreams
+
+
+def test_a_preset_knows_address_key_and_form():
+    listed = ({"preset": "anthropic"}, {"preset": "gemini"})
+    anthropic, gemini = Settings(upstreams=listed).all_upstreams
+    assert (anthropic.url, anthropic.auth) == ("https://api.anthropic.com/v1", "x-api-key")
+    assert (anthropic.api, gemini.api) == ("anthropic", "openai")
+    assert gemini.url.endswith("/v1beta/openai")
+
+
+def test_what_is_given_beside_a_preset_counts():
+    given = {
+        "preset": "anthropic",
+        "url": "http://a/v1",
+        "accepts": (),
+        "auth": "bearer",
+        "headers": {"Anthropic-Version": "2026-01-01", "X-A": "b"},
+    }
+    [upstream] = Settings(upstreams=(given,)).all_upstreams
+    assert (upstream.url, upstream.accepts, upstream.auth) == ("http://a/v1", (), "bearer")
+    headers = {name: value.text for name, value in upstream.headers.items()}
+    assert headers == {"Anthropic-Version": "2026-01-01", "X-A": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("preset: gemni", "for preset, got 'gemni'; is gemini meant?"),
+        ("preset: llamacpp", "is llama.cpp meant?"),
+        ("preset: 5", "for preset, got 5"),
+        ("preset: [openai]", "expected one of openai, azure"),
+        ("preset: azure", "expected a url beside preset: azure, such as https://RESOURCE.openai"),
+        ("preset: llama.cpp", "expected a url beside preset: llama.cpp"),
+        ("preset: openai\n    url: ftp://a", "url: expected a URL such as"),
+    ],
+)
+def test_a_wrong_preset_is_told(tmp_path: Path, text: str, told: str):
+    with pytest.raises(SettingsError) as error:
+        read(tmp_path, text)
+    assert told in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path / 'refrain.yaml'}:")
+
+
+def test_the_table_of_presets_is_packaged():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert "upstream/*.yaml" in project["tool"]["setuptools"]["package-data"]["gateway"]
