@@ -24,6 +24,7 @@ from gateway.server.http import middleware as front
 from gateway.server.http.handlers import Handlers, Readiness, refuse
 from gateway.server.http.hot_connection import HOT_PATH, SERVE
 from gateway.server.http.pass_through import PassThrough
+from gateway.server.keys.meter import Meter
 from gateway.server.local_encoder import local_model
 from gateway.server.open_semantic import open_semantic
 from gateway.server.open_store import open_store
@@ -59,6 +60,7 @@ def create_app(
     policies = PolicyFile(settings.policy or default_policy())
     access = Access(settings.gateway_keys, settings.denied_keys)
     entries = open_store(settings, os.environ)
+    meter = Meter(entries.key_counts if access.own_keys else None, time.time)
     secret = shared_secret(os.environ) or load_or_create_secret(settings.data_dir)
     telemetry = open_telemetry(settings, secret=secret, store_stats=entries.store.stats)
     metrics = telemetry.metrics
@@ -135,7 +137,7 @@ def create_app(
         return {
             "policy": policies.details(),
             "store": entries.status(),
-            "keys": access.details(),
+            "keys": access.details() | meter.details(),
             **semantic.details(),
             **upstreams.details(),
             "hints_never_hit": metrics.prefixes.shares.never_hit(),
@@ -151,6 +153,7 @@ def create_app(
         sinks=telemetry.sinks,
         trace=telemetry.trace,
         access=access,
+        meter=meter,
         stopping=stopping,
         client_seconds=settings.client_timeout,
         names=settings.public_names,
@@ -179,6 +182,7 @@ def create_app(
         async with contextlib.AsyncExitStack() as stack:
             for part in (telemetry, entries, upstreams, semantic):
                 await stack.enter_async_context(part.lifespan())
+            await stack.enter_async_context(meter.lifespan())
             stack.callback(scans.close)
             stack.push_async_callback(writer.settle)
             stack.push_async_callback(pipeline.close)

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from policies.decision import PiiAction
 from policies.policy import Policy
@@ -141,6 +141,30 @@ class ScopeKeys(Protocol):
 
     async def forget(self, tag: bytes) -> None:
         """Destroy all data keys of the scope; no error where there are none."""
+
+    async def close(self) -> None:
+        """Release files and connections."""
+
+
+class Count(NamedTuple):
+    """What is counted: of a key's ``holder`` an amount such as ``tokens/day``, in one window."""
+
+    holder: str
+    what: str
+    window: int
+
+
+class KeyCounts(Protocol):
+    """What holders of gateway keys have used, counted by several processes together.
+
+    Failures are StoreErrors.
+    """
+
+    async def load(self, windows: Sequence[tuple[str, int]]) -> Mapping[Count, int]:
+        """Return the amounts of all holders in these windows: what is counted, and its number."""
+
+    async def add(self, changes: Mapping[Count, int]) -> Mapping[Count, int]:
+        """Add to amounts, zero to some; return the total of each."""
 
     async def close(self) -> None:
         """Release files and connections."""

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,17 +20,20 @@ import orjson
 from filelock import FileLock, Timeout
 
 from gateway.cli.terminal import CommandError, FailedError, say, unreadable
-from gateway.server.auth import KeyRingError, has_expired, read_key_ring
+from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.keys.key_line import (
     ATTRIBUTES,
     NAME,
     Key,
     KeyLineError,
+    attributes_of,
     format_attributes,
     format_key,
     format_time,
+    make_key,
     read_key,
 )
+from gateway.server.keys.limits import Limits
 from gateway.settings import SettingsError, load_settings
 from policies.format.values import DURATION, UnexpectedValueError
 
@@ -49,7 +53,7 @@ def add(options: argparse.Namespace) -> int:
     """Make a key for a new holder, and print its secret."""
     if not NAME.fullmatch(options.name):
         raise CommandError("expected a name of at most 64 characters, without space, # and !")
-    key = Key(options.name, **_attributes(options))
+    key = make_key(options.name, _attributes(options))
     secret = _new_secret()
 
     def edit(lines: Sequence[Line]) -> list[Line]:
@@ -75,12 +79,12 @@ def rotate(options: argparse.Namespace) -> int:
             raise _unknown(options.name, lines)
         newest = old[-1]
         # A new key that has expired would be of no use.
-        key = Key(options.name, **(_values(newest) | _attributes(options)))
-        if has_expired(key, now):
+        key = make_key(options.name, attributes_of(newest) | _attributes(options))
+        if key.has_expired(now):
             raise FailedError(f"{options.name}: the key has expired; give --expires")
         kept = lines if options.overlap else [each for each in lines if each.key not in old]
         return [
-            *(_end(each, until, now) if each.key in old else each for each in kept),
+            *(_end(each, until, now, key.limits) if each.key in old else each for each in kept),
             _line(secret, key),
         ]
 
@@ -214,12 +218,15 @@ def _line(secret: str, key: Key) -> Line:
     return _read_line(format_key(hashlib.sha256(secret.encode()).digest(), key))
 
 
-def _end(line: Line, until: float, now: float) -> Line:
+def _end(line: Line, until: float, now: float, limits: Limits) -> Line:
     """Return the line of a key that ends at ``until``, or sooner if it did so before."""
-    if line.key is None or line.digest is None or has_expired(line.key, now):
+    key = line.key
+    if key is None or line.digest is None:
         return line
-    expires = until if line.key.expires is None else min(until, line.key.expires)
-    key = Key(line.key.name, **(_values(line.key) | {"expires": expires}))
+    expires = key.expires
+    if not key.has_expired(now):
+        expires = until if expires is None else min(until, expires)
+    key = replace(key, expires=expires, limits=limits)
     _, mark, comment = line.text.partition("#")
     text = format_key(line.digest, key)
     return Line(f"{text} {mark}{comment}" if mark else text, line.digest, key)
@@ -233,10 +240,6 @@ def _unknown(name: str, lines: Sequence[Line]) -> CommandError:
     names = sorted({line.key.name for line in lines if line.key is not None})
     known = f"there are {', '.join(names[:10])}" if names else "there are none"
     return FailedError(f"no key of {name}: {known}")
-
-
-def _values(key: Key) -> dict[str, Any]:
-    return {name: getattr(key, name) for name in ATTRIBUTES}
 
 
 def _attributes(options: argparse.Namespace) -> dict[str, Any]:
@@ -262,7 +265,7 @@ def _date(text: str) -> str:
 
 
 def _row(digest: bytes, key: Key, now: float) -> dict[str, str]:
-    state = "expired" if has_expired(key, now) else "valid"
+    state = "expired" if key.has_expired(now) else "valid"
     # Eight digits tell the keys of a holder apart.
     return {"name": key.name, "key": digest.hex()[:8], "state": state, **format_attributes(key)}
 

@@ -349,6 +349,11 @@ def _add_keys(commands: Commands) -> None:
         more = parser.add_argument
         more("--models", metavar="GLOBS", help="models that it may use, such as gpt-4o*,claude-*")
         more("--expires", metavar="WHEN", help="when it ends: 90d, or 2027-01-31 in UTC")
+        more("--rpm", metavar="N", help="most requests a minute, such as 60")
+        more("--tpm", metavar="N", help="most tokens a minute, such as 100k")
+        more("--concurrency", metavar="N", help="most requests under way at a time")
+        more("--budget", metavar="B", help="at its end requests are refused: 5Mtokens/day")
+        more("--soft-budget", metavar="B", help="at its end a warning is logged: 4Mtokens/day")
     overlap = "how long old keys stay valid, such as 1d (default: 0)"
     rotate.add_argument("--overlap", type=_duration, default=0.0, metavar="TIME", help=overlap)
     for parser in (add, listing, revoke, rotate):

@@ -84,6 +84,8 @@ class Reason(StrEnum):
     CLIENT_TIMEOUT = "client-timeout"
     UNAUTHORIZED = "unauthorized"
     MODEL_NOT_ALLOWED = "model-not-allowed"
+    KEY_LIMIT = "key-limit"
+    KEY_BUDGET = "key-budget"
     PROMPT_TOO_LONG = "prompt-too-long"
     INVALID_REQUEST = "invalid-request"
     INTERNAL = "internal-error"

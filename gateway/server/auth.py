@@ -13,7 +13,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
         raise KeyRingError(f"{source}: expected text in UTF-8") from None
     problems: list[str] = []
     found: dict[bytes, tuple[tuple[bytes, Key], ...]] = {}
+    holders: dict[str, tuple[int, Key]] = {}
     count = 0
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
@@ -74,6 +75,14 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
         same = found.get(digest[:_PREFIX_BYTES], ())
         if any(digest == other for other, _ in same):
             problems.append(f"{source}:{number}: this digest is there already")
+        before, first = holders.setdefault(key.name, (number, key))
+        if key.limits != first.limits:
+            problems.append(
+                f"{source}:{number}: expected the limits of line {before}: "
+                "what one holder uses is counted together"
+            )
+        # One object for all keys of a holder.
+        key = replace(key, limits=first.limits)
         found[digest[:_PREFIX_BYTES]] = (*same, (digest, key))
         count += 1
     if count > MOST_KEYS:
@@ -106,24 +115,14 @@ def authenticate(
     # Of two holders nobody knows whose answers are meant.
     if key is None or any(other is None or other.name != key.name for other in found):
         raise UnauthorizedError("Incorrect API key provided.")
-    if any(each is not None and has_expired(each, now) for each in found):
+    if any(each is not None and each.has_expired(now) for each in found):
         raise UnauthorizedError("This API key has expired.")
     return key
-
-
-def has_expired(key: Key, now: float) -> bool:
-    """Tell whether the key may not be used any more."""
-    return key.expires is not None and now >= key.expires
 
 
 def key_file(path: Path) -> WatchedFile[KeyRing]:
     """Return the keys in a file. Raises KeyRingError or OSError."""
     return WatchedFile(path, read_key_ring, "keys: keeping the last good ones")
-
-
-Gate = Callable[[float], bytes | None]
-"""Takes the time of a repeated request. Returns None if the pipeline must see the request, else
-what its reply has besides: lines of a head, each behind its line end."""
 
 
 class Access:
@@ -160,12 +159,6 @@ class Access:
         """Return the holder of a request's gateway key, if any. Raises UnauthorizedError."""
         key = self.key(headers)
         return None if key is None else key.name
-
-    def gate(self, key: Key | None) -> Gate | None:
-        """Return what a repeated hit of this key must pass; None if there is nothing to check."""
-        if key is None or key.expires is None:
-            return None
-        return lambda now: None if has_expired(key, now) else b""
 
     def details(self) -> dict[str, Any]:
         """Return for /readyz the files in force and the refused edits."""

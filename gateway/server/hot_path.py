@@ -25,7 +25,8 @@ from gateway.cache.ports import Entry, MemoryTier, PolicySource
 from gateway.protocol.cache_status import HitStatus, Reason, hit_fields
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import Reply
-from gateway.server.auth import Access, Gate
+from gateway.server.auth import Access
+from gateway.server.keys.meter import Gate
 from gateway.telemetry import request_id
 from gateway.telemetry.metrics import HitBatch, Metrics
 from policies.decision import Endpoint

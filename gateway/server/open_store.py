@@ -14,10 +14,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.cache.ports import Claims, ForgetKeys, MemoryTier, ScopeKeys, Store
+from gateway.cache.ports import Claims, ForgetKeys, KeyCounts, MemoryTier, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite import SHARED_CHANGES
+from gateway.cache.stores.sqlite.key_counts import SqliteKeyCounts
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.store import SqliteStore
@@ -35,6 +36,7 @@ REDIS_SECONDS = 0.04
 """No call waits more than 50 ms, a busy turn of our own loop included."""
 
 SCOPE_KEYS = "scope-keys.sqlite3"
+KEY_COUNTS = "key-counts.sqlite3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class OpenedStore:
     guard: GuardedStore | None = None
     connect: Callable[[], Awaitable[None]] | None = None
     claims: Claims | None = None
+    key_counts: KeyCounts | None = None
+    """Where the use of gateway keys is counted with others; None: in this process alone."""
 
     @property
     def memory(self) -> MemoryTier | None:
@@ -96,12 +100,14 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
         if alone and isinstance(store, TieredStore):
             # All changes pass through the tier: it need not ask before each hit.
             file.listen(store.forget, store.forget_all)
-        return OpenedStore("disk", store, forget_keys, disk)
+        counts = SqliteKeyCounts(settings.data_dir / KEY_COUNTS)
+        return OpenedStore("disk", store, forget_keys, disk, key_counts=counts)
     return _open_redis(settings, environment)
 
 
 def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
     # Costs half a second to import.
+    from gateway.cache.stores.redis.key_counts import RedisKeyCounts  # noqa: PLC0415
     from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore  # noqa: PLC0415
 
     redis = RedisStore(
@@ -120,7 +126,13 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedSto
     store = _add_memory_tier(settings, guarded, redis.touch, redis.invalidations)
     redis.claims.usable = lambda: guarded.fault is None
     return OpenedStore(
-        "redis", store, forget_keys, guarded, connect=redis.begin, claims=redis.claims
+        "redis",
+        store,
+        forget_keys,
+        guarded,
+        connect=redis.begin,
+        claims=redis.claims,
+        key_counts=RedisKeyCounts(redis.link),
     )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from math import ceil
 from time import perf_counter
@@ -21,7 +21,7 @@ from gateway.protocol.errors import (
     UpstreamError,
     error_body,
 )
-from gateway.protocol.headers import fold_fields
+from gateway.protocol.headers import Fields, fold_fields
 from gateway.protocol.messages import Reply
 from gateway.protocol.request import CacheRequest, read_request
 from gateway.server.auth import Access
@@ -31,12 +31,14 @@ from gateway.server.http.http_server import read_body
 from gateway.server.http.middleware import (
     METHOD,
     STOPPING,
+    TICKET,
     ResponseSink,
     check_query,
     send_stream,
 )
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.keys.key_line import Key
+from gateway.server.keys.meter import LimitError, Meter, Ticket
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
@@ -85,6 +87,7 @@ class Handlers:
     sinks: tuple[Sink, ...]
     trace: Callable[[Observation, Mapping[str, str]], None] | None
     access: Access
+    meter: Meter
     stopping: Callable[[], bool]
     client_seconds: float
     names: Mapping[str, str]
@@ -112,6 +115,7 @@ class Handlers:
 
         async def handler(request: web.Request) -> web.StreamResponse:
             seen = self._begin(endpoint, request.headers)
+            ticket: Ticket | None = None
             try:
                 if self.access.restricted:
                     key = self.access.key(fold_fields(request.headers.items()))
@@ -119,6 +123,8 @@ class Handlers:
                         request[KEY] = key
                         if endpoint == OTHER_PATHS:
                             key.check_other_path(request.method)
+                        if (ticket := self.meter.begin(key)) is not None:
+                            request[TICKET] = ticket
                 return await handle(request, seen)
             except asyncio.CancelledError:
                 seen.end("error", Reason.CLIENT_GONE)
@@ -127,6 +133,8 @@ class Handlers:
                 return _response(_failure(error, seen, self.names))
             finally:
                 seen.finish()
+                if ticket is not None:
+                    ticket.end(seen)
 
         return handler
 
@@ -142,9 +150,12 @@ class Handlers:
         request_id.begin(headers)
         seen = self._begin(plain.endpoint.value, headers)
         seen.request_bytes = len(plain.body)
+        ticket: Ticket | None = None
         try:
             try:
                 key = self.access.key(headers) if self.access.restricted else None
+                if key is not None:
+                    ticket = self.meter.begin(key)
                 request = read_request(
                     plain.endpoint,
                     plain.body,
@@ -153,12 +164,14 @@ class Handlers:
                     target=plain.head.target,
                     holder=None if key is None else key.name,
                 )
-                reply = await self._answer(request, key, seen)
+                reply = await self._answer(request, key, ticket, seen)
                 if seen.hit is not None:
-                    gate = self.access.gate(key)
+                    gate = None if key is None else self.meter.gate(key)
                     connection.hot.remember(plain, seen.rule, seen.hit.entry, reply, gate)
             except Exception as error:  # noqa: BLE001 - each becomes a reply
                 reply = _failure(error, seen, self.names)
+            if ticket is not None:
+                reply = replace(reply, headers=ticket.label(reply.headers))
             given_id, closes = request_id.HEADER in headers, self.stopping()
             if isinstance(reply.body, bytes):
                 connection.send(reply, reply.body, given_id=given_id, closes=closes)
@@ -179,16 +192,24 @@ class Handlers:
             raise
         finally:
             seen.finish()
+            if ticket is not None:
+                ticket.end(seen)
 
-    async def _answer(self, request: CacheRequest, key: Key | None, seen: Observation) -> Reply:
+    async def _answer(
+        self, request: CacheRequest, key: Key | None, ticket: Ticket | None, seen: Observation
+    ) -> Reply:
         """Return the reply to a request. Raises RequestError."""
         if key is not None:
             key.check_model(request.model)
+        if ticket is not None:
+            ticket.note(request)
         reply = await self.pipeline.answer(request, seen)
         if isinstance(reply.body, bytes):
             seen.answer_bytes = len(reply.body)
             if seen.first_token is None:
                 seen.first_token = seen.clock()
+            if ticket is not None:
+                ticket.charge(seen)
         return reply
 
     def _endpoint_handler(
@@ -208,7 +229,7 @@ class Handlers:
                 target=request.path_qs,
                 holder=None if key is None else key.name,
             )
-            reply = await self._answer(parsed, key, seen)
+            reply = await self._answer(parsed, key, request.get(TICKET), seen)
             if isinstance(reply.body, bytes):
                 return _response(reply)
             try:
@@ -282,7 +303,11 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str]) -> R
     if not isinstance(error, UpstreamError):
         reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
         seen.end("invalid", reason)
-        shown = (("WWW-Authenticate", "Bearer"),) if isinstance(error, UnauthorizedError) else ()
+        shown: Fields = ()
+        if isinstance(error, UnauthorizedError):
+            shown = (("WWW-Authenticate", "Bearer"),)
+        elif isinstance(error, LimitError):
+            shown = error.fields
         return _error(error.status, error.body(), refused_header(reason), *shown)
     forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
     seen.end("error", error.reason)

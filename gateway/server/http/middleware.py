@@ -20,6 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.server.http.http_server import Refuse, leave_unread, refusal
+from gateway.server.keys.meter import Ticket
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http_client import has_passed_here
@@ -63,6 +64,9 @@ def _set_cache_headers(request: web.Request, response: web.StreamResponse) -> No
 
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
 """Set once the server is to stop: it still answers, and tells clients to close connections."""
+
+TICKET = web.RequestKey("ticket", Ticket)
+"""Of a request whose key has limits."""
 
 _LOOP = "This gateway has sent this request to itself: its upstream is the gateway."
 
@@ -177,6 +181,10 @@ def _complete_head(request: web.Request, response: web.StreamResponse) -> None:
     if request.app[STOPPING].is_set():
         response.force_close()
         headers["Connection"] = "close"
+    if (ticket := request.get(TICKET)) is not None:
+        fields = ticket.label(tuple(headers.items()))
+        headers.clear()
+        headers.extend(fields)
     if request_id.HEADER not in headers or request_id.HEADER in request.headers:
         headers[request_id.HEADER] = request_id.CURRENT.get()
     else:

@@ -14,12 +14,17 @@ from typing import Any
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
+from gateway.server.keys.limits import NO_LIMITS, Budget, Limits
 from policies.policy import glob_test
 
 NAME = re.compile(r"[^\s#!]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _READING = frozenset({"GET", "HEAD", "DELETE"})
 """Methods of requests that no model answers."""
+
+_AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kMG]?)")
+_THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+_MOST = 10**15
 
 _test_of = lru_cache(maxsize=1024)(glob_test)
 
@@ -48,6 +53,11 @@ class Key:
     name: str
     models: tuple[str, ...] = ()
     expires: float | None = None
+    limits: Limits = NO_LIMITS
+
+    def has_expired(self, now: float) -> bool:
+        """Tell whether the key may not be used any more."""
+        return self.expires is not None and now >= self.expires
 
     def check_model(self, model: str) -> None:
         """Raise ForbiddenError unless the key may use this model."""
@@ -59,10 +69,10 @@ class Key:
 
     def check_other_path(self, method: str) -> None:
         """Raise ForbiddenError if a request to a path that is passed through may name a model."""
-        if self.models and method not in _READING:
+        if (self.models or self.limits.counts_tokens) and method not in _READING:
             raise ForbiddenError(
-                "This API key is restricted to some models, so it may not use this path: "
-                "its requests are not read here."
+                "This API key is restricted in its models or its tokens, so it may not use this "
+                "path: its requests are not read here."
             )
 
 
@@ -84,17 +94,25 @@ def read_key(words: Sequence[str]) -> tuple[bytes, Key]:
             found[attribute] = ATTRIBUTES[attribute].read(value)
         except KeyLineError as error:
             raise KeyLineError(f"{attribute}: {error}") from None
-    return bytes.fromhex(digest), Key(name, **found)
+    return bytes.fromhex(digest), make_key(name, found)
+
+
+def make_key(name: str, attributes: Mapping[str, Any]) -> Key:
+    """Return the key of a holder with these values of attributes."""
+    found = dict(attributes)
+    limits = {each: found.pop(each) for each in LIMITS if each in found}
+    return Key(name, **found, limits=Limits(**limits) if limits else NO_LIMITS)
+
+
+def attributes_of(key: Key) -> dict[str, Any]:
+    """Return the values of the attributes that a key has."""
+    values = {name: getattr(key.limits if name in LIMITS else key, name) for name in ATTRIBUTES}
+    return {name: value for name, value in values.items() if value is not None and value != ()}
 
 
 def format_attributes(key: Key) -> Mapping[str, str]:
     """Return the attributes that a key has, as a line has them."""
-    values = {name: getattr(key, name) for name in ATTRIBUTES}
-    return {
-        name: ATTRIBUTES[name].write(value)
-        for name, value in values.items()
-        if value is not None and value != ()
-    }
+    return {name: ATTRIBUTES[name].write(value) for name, value in attributes_of(key).items()}
 
 
 def format_key(digest: bytes, key: Key) -> str:
@@ -131,8 +149,43 @@ def format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def _read_amount(text: str) -> int:
+    found = _AMOUNT.fullmatch(text)
+    amount = 0 if found is None else int(float(found[1]) * _THOUSANDS[found[2]])
+    if not 1 <= amount <= _MOST:
+        raise KeyLineError("expected a number from 1, such as 60, 100k or 2M")
+    return amount
+
+
+def _read_budget(text: str) -> Budget:
+    amount, _, period = text.partition("tokens/")
+    if period not in ("day", "month"):
+        raise KeyLineError("expected a budget such as 5Mtokens/day or 100Mtokens/month")
+    return Budget(_read_amount(amount), period)
+
+
+def _write_amount(amount: int) -> str:
+    for unit in "GMk":
+        if amount % _THOUSANDS[unit] == 0:
+            return f"{amount // _THOUSANDS[unit]}{unit}"
+    return str(amount)
+
+
+_amount = Attribute(_read_amount, _write_amount)
+_budget = Attribute(_read_budget, lambda it: f"{_write_amount(it.tokens)}tokens/{it.period}")
+
+LIMITS: Mapping[str, Attribute] = {
+    "rpm": _amount,
+    "tpm": _amount,
+    "concurrency": _amount,
+    "budget": _budget,
+    "soft_budget": _budget,
+}
+"""Attributes of a holder, which all keys of the holder share: fields of ``Limits``."""
+
 ATTRIBUTES: Mapping[str, Attribute] = {
     "models": Attribute(_read_models, ",".join),
     "expires": Attribute(_read_time, format_time),
+    **LIMITS,
 }
-"""The attributes of a line, which are fields of ``Key``."""
+"""All attributes of a line; the first ones are fields of ``Key``."""

@@ -86,6 +86,14 @@ def test_rotation_with_an_overlap_lets_the_old_key_end_later(command, file):
     assert "the old key ends 20" in said
 
 
+def test_new_limits_at_a_rotation_are_those_of_the_old_key_too(command, file):
+    _, old, _ = command("add", "shop", "--rpm", "60", "--budget", "5Mtokens/day")
+    _, new, _ = command("rotate", "shop", "--rpm", "90", "--overlap", "1d")
+    for secret in (old, new):
+        limits = ring(file).find(secret).limits
+        assert (limits.rpm, limits.budget.tokens) == (90, 5_000_000)
+
+
 def test_an_expired_key_is_rotated_only_with_a_new_end(command, file):
     command("add", "shop", "--expires", "2020-01-31")
     assert command("rotate", "shop")[0] == 1

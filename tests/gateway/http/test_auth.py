@@ -60,7 +60,11 @@ async def test_without_a_valid_key_nothing_is_answered_or_forwarded(
 async def test_health_and_metrics_need_no_key(gateway):
     for path in ("/healthz", "/readyz", "/metrics"):
         assert (await gateway.get(path)).status == 200
-    assert (await gateway.get("/readyz")).json["keys"] == {"gateway": "on", "problems": []}
+    assert (await gateway.get("/readyz")).json["keys"] == {
+        "gateway": "on",
+        "problems": [],
+        "counts": "ok",
+    }
 
 
 @pytest.mark.parametrize("name", ["Authorization", "api-key", "x-api-key"])

@@ -1,11 +1,14 @@
-"""What a gateway key may do, over HTTP: its models, its end."""
+"""What a gateway key may do, over HTTP: its models, its end, its limits."""
 
+import asyncio
 import time
 from hashlib import sha256
 
 import pytest
+from aiohttp import web
 
 from gateway.server.auth import Access
+from scripted_upstream import answer_by_default, chunk
 
 
 def line(name, key, *attributes):
@@ -67,3 +70,158 @@ async def test_an_expired_key_is_refused_for_hits_too(start_gateway, keys, monke
 
 def _with_clock(clock, begin=Access.__init__):
     return lambda self, keys, denied: begin(self, keys, denied, clock)
+
+
+@pytest.fixture
+def still(monkeypatch):
+    """A clock at noon that all parts of a gateway share."""
+    noon = time.time() // 86_400 * 86_400 + 43_200
+    monkeypatch.setattr(time, "time", lambda: noon)
+    return noon
+
+
+HOT, PARSED = {}, {"Via": "1.1 somewhere"}
+"""Headers of requests that are plain, and of others."""
+
+
+@pytest.mark.parametrize("more", [HOT, PARSED])
+async def test_a_holder_has_so_many_requests_a_minute_hits_among_them(
+    start_gateway, upstream, keys, still, more
+):
+    keys.write_text(line("shop", "gk-shop", "rpm=4") + line("desk", "gk-desk"))
+    gateway = await start_gateway(gateway_keys=keys)
+    headers = {**bearing(), **more}
+    asked = [await gateway.ask(headers=headers) for _ in range(5)]
+    assert [reply.status for reply in asked] == [200, 200, 200, 200, 429]
+    left = [reply.headers["x-ratelimit-remaining-requests"] for reply in asked]
+    assert left == ["3", "2", "1", "0", "0"]
+    assert upstream.calls == 1
+    refused = asked[-1]
+    assert refused.cache == "refrain; detail=key-limit"
+    assert refused.headers["Retry-After"] == "75"
+    assert refused.headers["x-ratelimit-limit-requests"] == "4"
+    assert refused.headers["x-ratelimit-reset-requests"] == "120s"
+    error = refused.json["error"]
+    assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+    assert "4 requests a minute" in error["message"]
+    other = await gateway.ask(headers={**bearing("gk-desk"), **more})
+    assert other.status == 200
+    assert not any(name.lower().startswith("x-ratelimit") for name in other.headers)
+
+
+async def test_errors_streams_and_other_paths_count_and_have_the_headers(
+    start_gateway, keys, still
+):
+    keys.write_text(line("shop", "gk-shop", "rpm=10"))
+    gateway = await start_gateway(gateway_keys=keys)
+    asked = [
+        await gateway.post("/v1/chat/completions", b"{", headers=bearing()),
+        await gateway.ask(headers=bearing(), stream=True),
+        await gateway.get("/v1/models?a=b", headers=bearing()),
+        await gateway.post("/v1/chat/completions", b"{", headers=bearing() | PARSED),
+        await gateway.ask("b", headers=bearing() | PARSED, stream=True),
+    ]
+    assert [reply.status for reply in asked] == [400, 200, 201, 400, 200]
+    left = [reply.headers.getall("x-ratelimit-remaining-requests") for reply in asked]
+    assert left == [["9"], ["8"], ["7"], ["6"], ["5"]]
+
+
+@pytest.mark.parametrize("more", [HOT, PARSED])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_count_once_the_upstream_has_told_them_and_hits_have_none(
+    start_gateway, keys, still, stream, more
+):
+    keys.write_text(line("shop", "gk-shop", "tpm=1000"))
+    gateway = await start_gateway(gateway_keys=keys)
+    headers = {**bearing(), **more}
+    first = await gateway.ask("a", headers=headers, stream=stream)
+    # The head of a stream goes out before its tokens are known.
+    assert first.headers["x-ratelimit-remaining-tokens"] == ("1000" if stream else "990")
+    hits = [await gateway.ask("a", headers=headers, stream=stream) for _ in range(3)]
+    assert {hit.headers["x-ratelimit-remaining-tokens"] for hit in hits} == {"990"}
+
+
+async def test_who_leaves_early_is_charged_by_an_estimate(start_gateway, upstream, keys, still):
+    async def answer(request, body):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(chunk(delta={"content": "x" * 800}))
+            await asyncio.sleep(0)
+
+    upstream.answer = answer
+    keys.write_text(line("shop", "gk-shop", "budget=100tokens/day"))
+    gateway = await start_gateway(gateway_keys=keys)
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "a" * 400}]}
+    url = f"{gateway.url}/v1/chat/completions"
+    async with gateway.session.post(url, json=asked, headers=bearing()) as reply:
+        await reply.content.readany()
+        reply.close()
+    await upstream.cancelled.wait()
+    while (await gateway.post("/v1/completions", b"{}", headers=bearing())).status != 429:
+        pass
+
+
+async def test_a_key_over_its_budget_is_refused_until_the_day_ends(
+    start_gateway, upstream, keys, still
+):
+    keys.write_text(line("shop", "gk-shop", "budget=1tokens/day"))
+    gateway = await start_gateway(gateway_keys=keys)
+    assert (await gateway.ask("a", headers=bearing(), stream=True)).status == 200
+    refused = await gateway.ask("a", headers=bearing())
+    assert refused.status == 429
+    assert refused.cache == "refrain; detail=key-budget"
+    assert refused.headers["Retry-After"] == "43200"
+    error = refused.json["error"]
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert "budget of 1 tokens a day" in error["message"]
+    assert (await gateway.post("/v1/audio/speech", b"{}", headers=bearing())).status == 403
+    await gateway.stop()
+    again = await start_gateway(gateway_keys=keys)
+    assert (await again.ask("a", headers=bearing())).status == 429
+    assert upstream.calls == 1
+
+
+async def test_a_key_over_its_soft_budget_is_told(start_gateway, keys, still):
+    keys.write_text(line("shop", "gk-shop", "soft_budget=1tokens/month"))
+    gateway = await start_gateway(gateway_keys=keys)
+    first = await gateway.ask(headers=bearing(), stream=True)
+    assert "x-refrain-soft-budget" not in first.headers
+    for _ in range(2):
+        told = (await gateway.ask(headers=bearing())).headers["x-refrain-soft-budget"]
+        assert told.startswith("exceeded; used=")
+        assert told.endswith("; limit=1; period=month")
+
+
+async def test_requests_at_a_time_are_bounded_and_freed(start_gateway, upstream, keys):
+    keys.write_text(line("shop", "gk-shop", "concurrency=1"))
+    gateway = await start_gateway(gateway_keys=keys)
+    may_answer = asyncio.Event()
+
+    async def answer(request, body):
+        await may_answer.wait()
+        return await answer_by_default(request, body)
+
+    upstream.answer = answer
+    first = asyncio.create_task(gateway.ask("a", headers=bearing()))
+    await upstream.arrived.wait()
+    refused = await gateway.ask("b", headers=bearing())
+    assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
+    assert "1 requests at a time" in refused.json["error"]["message"]
+    may_answer.set()
+    assert (await first).status == 200
+    assert (await gateway.ask("a", headers=bearing())).status == 200
+
+
+async def test_the_limits_of_an_edited_file_hold_and_counts_go_on(start_gateway, keys, still):
+    keys.write_text(line("shop", "gk-shop", "rpm=1000"))
+    gateway = await start_gateway(gateway_keys=keys)
+    assert (await gateway.ask(headers=bearing())).status == 200
+    keys.write_text(line("shop", "gk-shop", "rpm=1"))
+    while (await gateway.ask(headers=bearing())).status == 200:
+        pass
+    assert (await gateway.get("/readyz")).json["keys"] == {
+        "gateway": "on",
+        "problems": [],
+        "counts": "ok",
+    }

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.keys.key_line import ForbiddenError, Key, format_key, read_key
+from gateway.server.keys.limits import Budget, Limits
 
 DIGEST = "0f" * 32
 
@@ -16,6 +17,17 @@ DIGEST = "0f" * 32
         ("", Key("shop")),
         ("models=gpt-4o*,claude-3", Key("shop", models=("gpt-4o*", "claude-3"))),
         ("expires=2027-01-31", Key("shop", expires=datetime(2027, 1, 31, tzinfo=UTC).timestamp())),
+        (
+            "rpm=60 tpm=100k concurrency=4",
+            Key("shop", limits=Limits(rpm=60, tpm=100_000, concurrency=4)),
+        ),
+        (
+            "budget=2.5Mtokens/day soft_budget=1Gtokens/month",
+            Key(
+                "shop",
+                limits=Limits(budget=Budget(2_500_000, "day"), soft_budget=Budget(10**9, "month")),
+            ),
+        ),
         (
             "expires=2027-01-31T12:30+01:00",
             Key("shop", expires=datetime(2027, 1, 31, 11, 30, tzinfo=UTC).timestamp()),
@@ -33,6 +45,10 @@ def test_a_line_is_read_and_written_again(text, key):
     [
         ("model=gpt-4o", "keys:1: expected attributes such as models"),
         ("sk-secret", "keys:1: expected attributes such as models, expires"),
+        ("rpm=0", "keys:1: rpm: expected a number from 1"),
+        ("tpm=sk-secret", "keys:1: tpm: expected a number from 1"),
+        ("budget=5M/day", "keys:1: budget: expected a budget such as 5Mtokens/day"),
+        ("budget=5Mtokens/week", "keys:1: budget: expected a budget such as"),
         ("models=", "keys:1: models: expected names or globs"),
         ("models=a,,b", "keys:1: models: expected names or globs"),
         ("models=a models=b", "keys:1: models is there twice"),
@@ -54,3 +70,12 @@ def test_a_key_may_use_the_models_that_its_globs_match():
         with pytest.raises(ForbiddenError, match=r"It may use: gpt-4o\*, claude-3"):
             key.check_model(model)
     Key("shop").check_model("anything")
+
+
+def test_all_keys_of_a_holder_have_the_same_limits():
+    lines = [f"shop {'0' * 63}{n} rpm={rpm}" for n, rpm in enumerate((60, 60, 70))]
+    ring = read_key_ring("\n".join(lines[:2]).encode(), "keys")
+    one, two = (key for ((_, key), *_) in [ring.by_prefix[bytes(8)]] for _ in (1, 2))
+    assert one.limits is two.limits
+    with pytest.raises(KeyRingError, match="keys:3: expected the limits of line 1"):
+        read_key_ring("\n".join(lines).encode(), "keys")
