@@ -115,6 +115,8 @@ def create_app(
         semantic_seconds=settings.semantic_timeout,
         learned=semantic.journal,
         overloaded=upstreams.overloaded,
+        aliases=upstreams.aliases,
+        refuse_unknown=upstreams.refuse_unknown,
         local=None if semantic.service is None else local_model(semantic.service, make_coalescer),
     )
     operations = Operations(

@@ -159,6 +159,7 @@ class Settings(BaseModel):
         tuple[UpstreamSettings, ...], BeforeValidator(_check_list), AfterValidator(_check_names)
     ] = ()
     upstream_name: str | None = None
+    unknown_models: str | None = Field(default=None, pattern="^(refuse|pass)$")
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
     upstream_accepts: Annotated[tuple[Addition, ...] | None, BeforeValidator(_split_or_none)] = None
     upstream_cache_salt: bool = False
@@ -218,6 +219,13 @@ class Settings(BaseModel):
         if len(names) == len(alone):
             return alone
         return tuple(upstream.model_copy(update={"name": upstream.identity}) for upstream in alone)
+
+    @property
+    def refuses_unknown_models(self) -> bool:
+        """Whether a model that no upstream declares is refused here, and not by an upstream."""
+        if self.unknown_models is not None:
+            return self.unknown_models == "refuse"
+        return sum(one.declares_models for one in self.all_upstreams) > 1
 
     @property
     def public_names(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +47,7 @@ from gateway.server.secrets import (
 )
 from gateway.settings import SettingsError, load_settings
 from gateway.upstream.coalescer import Coalescer
+from gateway.upstream.settings import alias_identities
 from policies.format.yaml_document import PolicyError
 
 _REPLY_SECONDS = 60.0
@@ -164,7 +165,14 @@ async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -
             upstream = next((name for name, _ in counts.most_common(1)), "")
         salts = settings.upstream_cache_salt
         explainer = Explainer(
-            pipeline_to_explain(policies, store, secret, upstream, salts_caches=salts),
+            pipeline_to_explain(
+                policies,
+                store,
+                secret,
+                upstream,
+                salts_caches=salts,
+                aliases=alias_identities(settings.all_upstreams),
+            ),
             Access(settings.gateway_keys, settings.denied_keys).holder,
             without_index="the running gateway has the index (--gateway URL)",
         )
@@ -180,6 +188,7 @@ def pipeline_to_explain(
     upstream: str,
     *,
     salts_caches: bool = False,
+    aliases: Mapping[str, str] | None = None,
     semantic: SemanticIndex | None = None,
     verifier: Verifier | None = None,
     now: Callable[[], float] = time.time,
@@ -201,6 +210,7 @@ def pipeline_to_explain(
         outbox=Outbox(secret, salted_endpoints(upstream_knows_salt=salts_caches)),
         recorder=None,
         now=now,
+        aliases=aliases or {},
     )
 
 

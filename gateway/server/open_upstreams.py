@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -29,7 +29,7 @@ from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.pool.warm_up import WarmUp
 from gateway.upstream.request import Accepts, Upstream
-from gateway.upstream.settings import UpstreamSettings
+from gateway.upstream.settings import UpstreamSettings, alias_identities
 
 PROBE_SECONDS = 2.0
 UNREACHABLE = "engine: not reachable"
@@ -48,6 +48,10 @@ class Upstreams:
     ready: Check
     accepts: Accepts
     retry_budget: Budget
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """What keys say of an alias in place of the upstreams' identity."""
+    refuse_unknown: Callable[[str], None] | None = None
+    """Raises ClientError for a model that no upstream declares."""
     pool: UpstreamPool | None = None
     prober: Prober | None = None
     warm_up: WarmUp | None = None
@@ -169,6 +173,8 @@ def open_upstreams(
         alone,
         upstream=pool,
         passing=PoolRequests(each, table, clock, pool.sticky_ids),
+        aliases=alias_identities(given),
+        refuse_unknown=table.refuse_unknown if settings.refuses_unknown_models else None,
         pool=pool,
         prober=prober,
         warm_up=warm_up,
@@ -197,6 +203,7 @@ def _http(
         auth=one.auth,
         query=one.query,
         headers=headers,
+        rename=one.rename,
         connect_seconds=one.connect_timeout or settings.connect_timeout,
         read_seconds=one.read_timeout or settings.read_timeout,
         first_token_seconds=one.first_token_timeout or settings.first_token_timeout,
@@ -212,6 +219,7 @@ def _member(one: UpstreamSettings, workers: int) -> Member:
         max_concurrency=_share(one.max_concurrency, workers),
         requests_per_minute=_share(one.requests_per_minute, workers),
         weight=one.weight,
+        rename=one.rename,
     )
 
 

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, assert_never
@@ -175,6 +175,10 @@ class Pipeline:
     """From here on a semantic lookup begins nothing more and is a miss."""
     local: LocalModel | None = None
     overloaded: IsOverloaded = never_overloaded
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """What keys say of an alias in place of the upstream's name."""
+    refuse_unknown: Callable[[str], None] | None = None
+    """Raises ClientError for a model that no upstream declares."""
     learned: ComparisonJournal | None = None
     draw: Callable[[], float] = random.random
     misses: SingleFlight[Hit | Forward | Refused] = field(default_factory=SingleFlight)
@@ -245,6 +249,8 @@ class Pipeline:
         context = RequestContext(
             request, active, tenant, decision, coalescer, local, observation, trace=trace
         )
+        if self.refuse_unknown is not None and not local:
+            self.refuse_unknown(request.model)
         if trace is not None:
             trace.context = context
         odd = request.odd
@@ -417,9 +423,16 @@ class Pipeline:
             facts,
             context.decision,
             truths=context.active.recorded.truths(facts),
-            upstream=self.coalescer.upstream.name,
+            upstream=self._identity(context),
             query=request.query,
         )
+
+    def _identity(self, context: RequestContext) -> str:
+        """Return what keys say of the upstream; that of an alias says what it stands for."""
+        name = context.coalescer.upstream.name
+        if not self.aliases or context.local:
+            return name
+        return self.aliases.get(context.request.model, name)
 
     def _plan(self, context: RequestContext, body: dict[str, Any]) -> State:
         request = context.request
@@ -430,7 +443,7 @@ class Pipeline:
         plan = plan_request(
             without_salt(body) if request.endpoint in self.outbox.salted else body,
             endpoint=request.endpoint,
-            upstream=context.coalescer.upstream.name,
+            upstream=self._identity(context),
             query=request.query,
             tenant=context.tenant,
             secret=self.secret,

@@ -34,7 +34,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.upstream.connection import HttpReply, OneReplyConnector
-from gateway.upstream.request import Outgoing, Served, with_key
+from gateway.upstream.request import Outgoing, Served, with_key, with_model
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ class HttpUpstream:
     ``first_token_seconds`` until its first token, and ``between_tokens_seconds`` for each read
     after that. Clients' credentials are passed on unless ``own_credential`` is set: then
     ``api_key`` takes their place in the header of ``auth``, or nothing. Each request has the fixed
-    ``query`` and ``headers``, in place of the client's of the same names.
+    ``query`` and ``headers``, in place of the client's of the same names. ``rename`` has its own
+    names of models that clients call otherwise.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class HttpUpstream:
         auth: str = "bearer",
         query: Mapping[str, str] | None = None,
         headers: Fields = (),
+        rename: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name or base_url
         """Its part of cache keys: a given name, else the URL (which holds no credentials)."""
@@ -108,6 +110,7 @@ class HttpUpstream:
         self._api_key, self._auth = api_key, auth
         self._query = dict(query or {})
         self._headers = headers
+        self._rename = dict(rename or {})
         self._header_names = tuple(name.lower() for name, _ in headers)
         self.own_credential = own_credential and api_key is not None
         """Whether the upstream gets a key of the gateway's, and none of the clients'."""
@@ -139,6 +142,8 @@ class HttpUpstream:
     def send(self, outgoing: Outgoing) -> HttpReply:
         """POST; see the port. A failure leaves a line in the log."""
         raw = outgoing.instead.get(self.name, outgoing.raw)
+        if self._rename and (model := self._rename.get(outgoing.model)) is not None:
+            raw = with_model(raw, model)
         length = f"Content-Length: {len(raw)}"
         request = self._head("POST", outgoing.target, outgoing.fields, length) + raw
         if outgoing.streamed and self._times_streams:

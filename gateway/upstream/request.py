@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from gateway.cache.lookup import Forward
 from gateway.cache.ports import Scanner
+from gateway.prompts.json_splice import with_field
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
@@ -55,6 +56,15 @@ def with_key(
         return others
     own = ("Authorization", f"Bearer {api_key}") if auth == "bearer" else (auth, api_key)
     return (*others, own)
+
+
+def with_model(raw: bytes, model: str) -> bytes:
+    """Return a request's JSON with another model; every other byte stays."""
+    try:
+        body = exact_json.parse_body(raw)
+    except exact_json.LoneSurrogateError as error:
+        body = error.body
+    return with_field(body, raw, "model", model)[1]
 
 
 def without_salt(body: dict[str, Any]) -> dict[str, Any]:

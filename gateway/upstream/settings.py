@@ -3,10 +3,12 @@
 Law: no message, log line or repr shows a key, the value of a header or the value of a query.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from math import isfinite
@@ -215,6 +217,25 @@ def check_header_value(value: str) -> bool:
     return plain and 0 < len(value) <= _LONGEST_VALUE
 
 
+def _read_rename(value: object) -> object:
+    """Return the upstream's name of each alias. Raises ValueError."""
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a mapping such as {gpt-4o: my-deployment}")  # noqa: TRY004
+    for alias, model in value.items():
+        for name in (alias, model):
+            if not isinstance(name, str) or not name.strip() or not name.isprintable():
+                raise ValueError("expected the names of two models (put numbers in quotes)")
+        if re.search(r"[*?\[]", alias):
+            raise ValueError(f"expected the name of one model, which {alias} is not")
+        if alias == model:
+            raise ValueError(f"expected another name for {alias}: it stands for itself")
+        if model in value:
+            raise ValueError(
+                f"expected the upstream's own name for {alias}: {model} is an alias itself"
+            )
+    return value
+
+
 @cache
 def presets() -> Mapping[str, Mapping[str, Any]]:
     """Return what is known of providers and servers, by the name of their preset."""
@@ -249,8 +270,8 @@ class UpstreamSettings(BaseModel):
     """One upstream. Missing times and ``accepts`` are the ones of all upstreams.
 
     A ``preset`` fills what is not given. ``url`` has no query: that is ``query``, wherever it was
-    given. ``api`` is the form of its
-    requests and replies, ``auth`` the way in which it gets the gateway's own key.
+    given. ``rename`` has the upstream's name of each alias that clients use. ``api`` is the form of
+    its requests and replies, ``auth`` the way in which it gets the gateway's own key.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -261,6 +282,7 @@ class UpstreamSettings(BaseModel):
     preset: str | None = None
     api: str = Field(default="openai", pattern="^(openai|anthropic)$")
     models: tuple[str, ...] = Field(default=("*",), min_length=1)
+    rename: Annotated[dict[str, str], BeforeValidator(_read_rename)] = {}
     tier: int = Field(default=1, ge=1, le=100)
     weight: float = Field(default=1.0, gt=0, le=1000)
     auth: str = Field(default="bearer", pattern="^(bearer|api-key|x-api-key|none)$")
@@ -311,3 +333,32 @@ class UpstreamSettings(BaseModel):
     def identity(self) -> str:
         """What keys say of it: the whole URL, since a query may select a version."""
         return f"{self.url}?{written_query(self.query)}" if self.query else self.url
+
+    @property
+    def declares_models(self) -> bool:
+        """Tell whether it names models, and so does not serve all."""
+        return self.models != ("*",) or bool(self.rename)
+
+
+def alias_identities(upstreams: Sequence[UpstreamSettings]) -> dict[str, str]:
+    """Return what keys say of each alias in place of the upstreams' identity.
+
+    That is the first upstream that renames it, and every model that may answer. So an alias that
+    stands for something else finds no older entries, and one more replica changes nothing.
+    """
+    first: dict[str, UpstreamSettings] = {}
+    for one in upstreams:
+        for alias in one.rename:
+            first.setdefault(alias, one)
+    identities = {}
+    for alias, leader in first.items():
+        answering = {one.rename[alias] for one in upstreams if alias in one.rename}
+        if any(_names(one, alias) for one in upstreams if alias not in one.rename):
+            answering.add(alias)
+        identities[alias] = f"{leader.identity}#{json.dumps(sorted(answering))}"
+    return identities
+
+
+def _names(one: UpstreamSettings, model: str) -> bool:
+    """Tell whether an upstream serves an alias of others under the same name."""
+    return "*" not in one.models and any(fnmatchcase(model, glob) for glob in one.models)

@@ -75,7 +75,9 @@ class PoolRequests:
             if not isinstance(reply, UpstreamError)
         ]
         lists = [
-            (member, data) for member, reply in replies if (data := _models(*reply)) is not None
+            (member, data)
+            for member, reply in replies
+            if (data := _models(*reply, has_aliases=bool(member.rename))) is not None
         ]
         if lists:
             body = orjson.dumps({"object": "list", "data": merge(lists)})
@@ -143,8 +145,16 @@ def sticky_id_in(path_qs: str) -> str:
 
 
 def merge(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """Return each model once, in the order of the upstreams, those for conversations first."""
+    """Return each model once, in the order of the upstreams, those for conversations first.
+
+    Aliases come before the upstreams' own names.
+    """
     found: dict[str, dict[str, Any]] = {}
+    for member, models in lists:
+        known = {model["id"]: model for model in models}
+        for alias, name in member.rename.items():
+            unlisted = {"object": "model", "created": 0, "owned_by": "refrain"}
+            found.setdefault(alias, {**known.get(name, unlisted), "id": alias})
     for member, models in lists:
         for model in models:
             if member.serves(model["id"]):
@@ -152,7 +162,9 @@ def merge(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict
     return sorted(found.values(), key=lambda model: bool(_NO_CHAT.search(model["id"])))
 
 
-def _models(status: int, body: bytes) -> list[dict[str, Any]] | None:
+def _models(status: int, body: bytes, *, has_aliases: bool) -> list[dict[str, Any]] | None:
+    if status == HTTPStatus.NOT_FOUND and has_aliases:
+        return []  # such as one deployment, which has no list
     if status != HTTPStatus.OK:
         return None
     try:

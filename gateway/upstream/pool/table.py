@@ -12,7 +12,7 @@ The table does no I/O; ``now`` is a reading of one clock that never goes back.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fnmatch import translate
@@ -22,6 +22,7 @@ from math import inf
 from cachetools import LRUCache
 
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.errors import ClientError
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import Health, Open, State, Trial, Up
 from gateway.upstream.pool.retry import Failure
@@ -31,6 +32,9 @@ from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
 MINUTE = 60.0
 SOON = 1.0
 """Seconds after which to come back if nothing tells when there is room."""
+
+MOST_LISTED = 100
+"""Models in the refusal of an unknown one."""
 
 MOST_IDS = 65_536
 LONGEST_ID = 256
@@ -42,7 +46,8 @@ _WORSE = (State.UP, State.RESTING, State.TRIAL, State.OPEN)
 class Member:
     """One upstream of a pool, as the operator declared it.
 
-    ``models`` are globs; a lower ``tier`` comes first; limits are this process's share.
+    ``models`` are globs, and ``rename`` has its names of the aliases that it serves too. A lower
+    ``tier`` comes first; limits are this process's share.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Member:
     max_concurrency: int | None = None
     requests_per_minute: int | None = None
     weight: float = field(default=1.0)
+    rename: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -58,7 +64,11 @@ class Member:
 
     def serves(self, model: str) -> bool:
         """Tell whether the model is among those declared for it."""
-        return self._pattern.match(model) is not None
+        return model in self.rename or self._pattern.match(model) is not None
+
+    def names(self, model: str) -> bool:
+        """Tell whether it serves the model, and not only because it serves all."""
+        return model in self.rename or ("*" not in self.models and self.serves(model))
 
 
 class Rate:
@@ -241,6 +251,16 @@ class PoolTable:
         """Tell whether no upstream that serves the model can take a request at once."""
         return not any(one.can_accept(now) for one in self._upstreams_for(model))
 
+    def refuse_unknown(self, model: str) -> None:
+        """Raise ClientError if no upstream declares the model; one without a name is passed."""
+        if not model or self._upstreams_for(model)[0].member.serves(model):
+            return
+        members = [one.member for one in self.upstreams.values()]
+        names = dict.fromkeys(name for one in members for name in (*one.rename, *one.models))
+        listed = ", ".join([*names][:MOST_LISTED]) + (", …" if len(names) > MOST_LISTED else "")
+        message = f"The model '{model[:LONGEST_MODEL]}' does not exist. Models here: {listed}."
+        raise ClientError(404, message, param="model", code="model_not_found")
+
     def paused_until(self, outgoing: Outgoing, now: float) -> float | None:
         """Return when the first pause of an upstream of this model ends; None if none is paused."""
         times = (one.health.paused_until for one in self._candidates_for(outgoing))
@@ -337,12 +357,15 @@ class PoolTable:
     def _upstreams_for(self, model: str) -> tuple[UpstreamState, ...]:
         """Return the upstreams that serve the model, lower tiers first, or all if none does.
 
-        So it is an upstream that refuses an unknown model, as without a gateway.
+        So it is an upstream that refuses an unknown model, as without a gateway. An alias is for
+        the upstreams that name it: one that serves all does not know it.
         """
         serving = self._serving.get(model)
         if serving is None:
             all_of_them = sorted(self.upstreams.values(), key=lambda one: one.member.tier)
             some = [one for one in all_of_them if one.member.serves(model)]
+            if any(model in one.member.rename for one in some):
+                some = [one for one in some if one.member.names(model)]
             serving = tuple(some or all_of_them)
             if len(model) <= LONGEST_MODEL:
                 if len(self._serving) >= MOST_MODELS:

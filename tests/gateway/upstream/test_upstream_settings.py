@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import Settings, SettingsError, load_settings
-from gateway.upstream.settings import presets
+from gateway.upstream.settings import alias_identities, presets
 
 URL = "http://a.example/v1"
 
@@ -118,6 +118,61 @@ def test_a_wrong_address_is_told_with_file_line_and_key(tmp_path: Path, more: st
         read(tmp_path, more)
     assert told in str(error.value)
     assert str(error.value).startswith(f"{tmp_path / 'refrain.yaml'}:")
+
+
+@pytest.mark.parametrize(
+    ("rename", "told"),
+    [
+        ("[a]", "rename: expected a mapping such as {gpt-4o: my-deployment}"),
+        ("{a: ''}", "rename: expected the names of two models"),
+        ("{a: 5}", "rename: expected the names of two models"),
+        ('{a: "b\\nc"}', "rename: expected the names of two models"),
+        ("{'gpt-*': b}", "expected the name of one model, which gpt-* is not"),
+        ("{a: a}", "expected another name for a: it stands for itself"),
+        ("{a: b, b: c}", "expected the upstream's own name for a: b is an alias itself"),
+        ("{a: b, b: a}", "expected the upstream's own name for a: b is an alias itself"),
+    ],
+)
+def test_a_wrong_alias_is_told_with_file_line_and_key(tmp_path: Path, rename: str, told: str):
+    with pytest.raises(SettingsError) as error:
+        read(tmp_path, f"url: {URL}\n    rename: {rename}")
+    assert str(error.value).startswith(f"{tmp_path / 'refrain.yaml'}:3: upstreams[0].rename: ")
+    assert told in str(error.value)
+
+
+QWEN = {"url": "http://a/v1", "models": ["qwen*"]}
+LLAMA = {"url": "http://b/v1", "rename": {"fast": "llama"}}
+ANY = {"url": "http://c/v1"}
+
+
+@pytest.mark.parametrize(
+    ("listed", "given", "refuses"),
+    [
+        ((QWEN, LLAMA), None, True),
+        ((QWEN, ANY), None, False),
+        ((QWEN,), None, False),
+        ((ANY,), None, False),
+        ((QWEN, LLAMA), "pass", False),
+        ((QWEN,), "refuse", True),
+    ],
+)
+def test_unknown_models_are_refused_if_several_upstreams_declare_theirs(listed, given, refuses):
+    settings = Settings(upstreams=listed, unknown_models=given)
+    assert settings.refuses_unknown_models is refuses
+
+
+def test_what_keys_say_of_an_alias_names_the_first_upstream_and_all_models():
+    def identities(*upstreams):
+        return alias_identities(Settings(upstreams=upstreams).all_upstreams)
+
+    alone = identities(LLAMA)
+    assert alone == {"fast": 'http://b/v1#["llama"]'}
+    replica = {**LLAMA, "url": "http://b2/v1"}
+    assert identities(LLAMA, replica, QWEN, ANY) == alone
+    assert identities(replica, LLAMA) != alone
+    assert identities({**LLAMA, "rename": {"fast": "other"}}) != alone
+    assert identities(LLAMA, {**replica, "rename": {"fast": "other"}}) != alone
+    assert identities(LLAMA, {"url": "http://d/v1", "models": ["fast"]}) != alone
 
 
 SECRET = "hunter2"
