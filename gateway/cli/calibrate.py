@@ -260,7 +260,7 @@ async def scoring_service(socket: Path | None) -> AsyncIterator[EmbeddingsClient
         process = None
         if socket is None:
             if importlib.util.find_spec("onnxruntime") is None:
-                raise FailedError("pairs cannot be scored: install refrain[cpu] or refrain[gpu]")
+                raise FailedError("nothing can be scored: install refrain[cpu] or refrain[gpu]")
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refrain-")))
             socket = folder / "embeddings.sock"
             process = await stack.enter_async_context(_start_service(socket, folder))
@@ -291,7 +291,7 @@ async def _wait_until_ready(
     """Wait for the service, which ``process`` is where one was started. Raises FailedError."""
     what = "starting an embeddings service" if process is not None else "the service is loading"
     loop = asyncio.get_running_loop()
-    notice = loop.call_later(NOTICE_SECONDS, say, f"{what}, to score the pairs")
+    notice = loop.call_later(NOTICE_SECONDS, say, f"{what}, to score by meaning")
     try:
         async with asyncio.timeout(READY_SECONDS):
             while (reason := await service.not_ready()) is not None:

@@ -144,6 +144,26 @@ examples:
   refrain keys rotate shop
   refrain keys rotate shop --overlap 1d
 """
+_ESTIMATE = """\
+tell from a log what the cache would have saved
+
+Tell what would have been saved of the requests of an exported log, before anything is installed in
+front of traffic: exact hits, hits by meaning, calls that others would have joined, and what a
+prefix cache could find. The gateway's own code decides on each request, in the order of their
+start.
+
+A LOG holds JSON lines, and may be gzip (.gz). Its form is recognised: requests beside their answers
+or alone, and OpenAI's batch files (openai); LiteLLM's standard logging (litellm); Helicone's export
+with bodies (helicone); a gateway's decision log with requests (refrain). - is standard input.
+
+examples:
+  refrain estimate log.jsonl
+  refrain estimate --policy policy.yaml --html savings.html log.jsonl.gz
+  refrain estimate --risk 1% log.jsonl         also answers by meaning, at most 1 % of them wrong
+
+exit codes: 0 done, 1 failed, 2 bad usage, invalid file or no request in the log
+"""
+_FORMATS = ("openai", "litellm", "helicone", "refrain")
 _BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
 
 Commands = Any
@@ -198,6 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_processes(commands)
     _add_operator(commands)
+    _add_estimate(commands)
     commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
     groups = (
         ("policy", "check a policy, explain a request, replay a log", _add_policy),
@@ -271,6 +292,25 @@ def _add_operator(commands: Commands) -> None:
             metavar="URL",
             help="the gateway (default: %(default)s); its token comes from REFRAIN_ADMIN_TOKEN",
         )
+
+
+def _add_estimate(commands: Commands) -> None:
+    estimate = _add(commands, "estimate", "estimate.command:estimate", _ESTIMATE)
+    add = estimate.add_argument
+    add("log", type=Path, metavar="LOG", help="exported requests; - is standard input")
+    add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
+    add("--format", choices=_FORMATS, help="form of the log (default: recognised line by line)")
+    risk = "share of answers by meaning that may be wrong; without it none are looked for"
+    add("--risk", type=_budget, metavar="R", help=risk)
+    minutes, window = _number(float, 0.1, 10_080), "minutes that a prompt stays in a prefix cache"
+    add("--prefix-minutes", type=minutes, default=10.0, metavar="N", help=f"{window} (default: 10)")
+    prices = "prices of your own, by model (default: the shipped table)"
+    add("--prices", type=Path, metavar="FILE", help=prices)
+    folder = Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain")
+    own = "a gateway's, for a calibration of its own (default: %(default)s)"
+    add("--data-dir", type=Path, default=folder, metavar="D", help=own)
+    add("--html", type=Path, metavar="FILE", help="also write a page with plots")
+    add("--json", action="store_true", help="print JSON")
 
 
 def _add_policy(commands: Commands) -> None:

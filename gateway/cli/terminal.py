@@ -5,15 +5,17 @@ key. Its type and the lines of code that it came through say where to look.
 """
 
 import asyncio
+import gzip
 import logging
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar, cast
 
 import orjson
 
@@ -54,10 +56,30 @@ def say(message: str) -> None:
         print(f"refrain: {line}", file=sys.stderr)
 
 
+@contextmanager
+def open_log(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file to read its bytes: ``-`` is standard input, and ``.gz`` is gzip.
+
+    Raises CommandError, also while the file is read.
+    """
+    try:
+        if str(file) == "-":
+            yield sys.stdin.buffer
+        else:
+            is_packed = file.suffix == ".gz"
+            with cast("IO[bytes]", gzip.open(file)) if is_packed else file.open("rb") as opened:
+                yield opened
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise CommandError(f"{file}: cannot be read: it is no whole gzip file") from None
+    except OSError as error:
+        raise unreadable(file, error) from None
+
+
 class Lines(Generic[T]):
     """The values read from files of JSON lines, behind their places; ``-`` is standard input.
 
-    Files are read line by line. A line that cannot be used is named by file and line, and skipped.
+    Files are read line by line, those that end in ``.gz`` as gzip. A line that cannot be used is
+    named by file and line, and skipped.
     """
 
     def __init__(self, read: Callable[[Any], T], *files: Path) -> None:
@@ -69,14 +91,11 @@ class Lines(Generic[T]):
     def __iter__(self) -> Iterator[tuple[str, T]]:
         """Yield the place of each line and the value that ``read`` returns. Raises CommandError."""
         for file in self._files:
-            is_stdin = str(file) == "-"
-            try:
-                with nullcontext(sys.stdin.buffer) if is_stdin else file.open("rb") as lines:
-                    yield from self._values(file, lines)
-            except OSError as error:
-                raise unreadable(file, error) from None
+            with open_log(file) as lines:
+                yield from self.read_from(file, lines)
 
-    def _values(self, file: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, T]]:
+    def read_from(self, file: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, T]]:
+        """Yield the same of an open file; ``file`` is its name in messages."""
         for number, line in enumerate(lines, 1):
             place = f"{file}:{number}"
             try:

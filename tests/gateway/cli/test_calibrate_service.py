@@ -51,8 +51,8 @@ def service(monkeypatch):
 @pytest.mark.parametrize(
     ("socket", "said"),
     [
-        (None, "refrain: starting an embeddings service, to score the pairs\n"),
-        (Path("none"), "refrain: the service is loading, to score the pairs\n"),
+        (None, "refrain: starting an embeddings service, to score by meaning\n"),
+        (Path("none"), "refrain: the service is loading, to score by meaning\n"),
     ],
     ids=["started", "named"],
 )

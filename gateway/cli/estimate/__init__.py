@@ -1,0 +1,1 @@
+"""``refrain estimate``: what the cache would have saved, from an exported log."""

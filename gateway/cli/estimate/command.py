@@ -1,0 +1,194 @@
+"""``refrain estimate``: what the cache would have saved of a log's requests, in figures.
+
+The log is read twice: first to find its lines and their order, then to simulate them. So memory
+does not grow with the length of a line's text, and a log may be in any order, the newest first too.
+"""
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from gateway.app import default_policy
+from gateway.cli.calibrate import scoring_service
+from gateway.cli.estimate.log_formats import Format, LoggedRequest, read_line
+from gateway.cli.estimate.page import page
+from gateway.cli.estimate.simulation import FixedPolicy, Simulation, fixed_policy
+from gateway.cli.estimate.tally import Tally
+from gateway.cli.estimate.text import text
+from gateway.cli.terminal import CommandError, FailedError, Lines, open_log, say, unreadable
+from gateway.semantic.calibrations import Calibrations
+from gateway.semantic.ports import SemanticUnavailableError
+from gateway.semantic.verifier import CalibratedVerifier
+from gateway.server.open_prices import load_prices
+from gateway.telemetry.prices import PricesError
+from policies.format.values import percent_text
+from policies.format.yaml_document import PolicyError
+
+_PROGRESS_SECONDS = 1.0
+_SCORE_SECONDS = 30.0
+
+
+class _Progress:
+    """Says from time to time how far a pass is, on a terminal."""
+
+    def __init__(self, total: int | None = None) -> None:
+        self._of = "" if total is None else f" of {total:,}"
+        self._last = time.monotonic()
+        self._is_shown = sys.stderr.isatty()
+
+    def note(self, number: int) -> None:
+        """Take the number of requests so far."""
+        if self._is_shown and time.monotonic() - self._last > _PROGRESS_SECONDS:
+            self._last = time.monotonic()
+            say(f"{number:,}{self._of} requests {'simulated' if self._of else 'found'}")
+
+
+@dataclass(slots=True)
+class LogIndex:
+    """The lines of a log that hold a request: where each begins, and when its request did."""
+
+    lines: IO[bytes]
+    """The log's own bytes, or an unpacked copy in a file without a name."""
+    skipped: int = 0
+    first: float | None = None
+    last: float | None = None
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    starts: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def in_order(self, log_format: Format | None) -> Iterator[LoggedRequest]:
+        """Yield the requests in the order of their start."""
+        starts = self.starts
+        order = sorted(range(len(starts)), key=starts.__getitem__)
+        for number in order:
+            self.lines.seek(self.offsets[number])
+            yield read_line(orjson.loads(self.lines.readline()), log_format)
+
+
+def index_log(file: Path, log_format: Format | None, stack: ExitStack) -> LogIndex:
+    """Find the requests of a log; lines without one are named. Raises CommandError."""
+    source = stack.enter_context(open_log(file))
+    if file.suffix == ".gz" or not source.seekable():
+        copy = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+        shutil.copyfileobj(source, copy)
+        copy.seek(0)
+        source = copy
+    index = LogIndex(source)
+    at = 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal at
+        end = 0
+        for line in source:
+            at, end = end, end + len(line)
+            yield line
+
+    values = Lines(partial(read_line, log_format=log_format), file)
+    progress, latest = _Progress(), 0.0
+    for _, one in values.read_from(file, lines()):
+        if one.start is not None:
+            latest = one.start
+            index.first = latest if index.first is None else min(index.first, latest)
+            index.last = latest if index.last is None else max(index.last, latest)
+        index.offsets.append(at)
+        progress.note(len(index))
+        index.starts.append(latest)  # one without a time stays behind the line before it
+    index.skipped = values.skipped
+    return index
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Print what would have been saved; return the exit code."""
+    file: Path = options.log
+    try:
+        policies = fixed_policy(options.policy or default_policy(), options.risk)
+        prices = load_prices(options.prices)
+    except (PolicyError, PricesError) as error:
+        raise CommandError(str(error)) from None
+    except OSError as error:
+        raise unreadable(error.filename or file, error) from None
+    with ExitStack() as stack:
+        index = index_log(file, options.format, stack)
+        if not index:
+            raise CommandError(f"{file}: no request in it; docs/estimate.md shows the formats")
+        tally = Tally(prices, index.first, index.last)
+        facts = asyncio.run(_simulate(options, index, policies, tally))
+    source = policies.active.policy.source
+    result = {"log": str(file), "policy": source, "skipped_lines": index.skipped, **facts}
+    result |= tally.as_json()
+    if options.html is not None:
+        try:
+            options.html.write_text(page(result), "utf-8")
+        except OSError as error:
+            why = error.strerror or error
+            raise FailedError(f"{options.html}: cannot be written: {why}") from None
+    if options.json:
+        print(orjson.dumps(result).decode())
+    else:
+        print("\n".join(text(result)))
+    return 0
+
+
+async def _simulate(
+    options: argparse.Namespace, index: LogIndex, policies: FixedPolicy, tally: Tally
+) -> dict[str, Any]:
+    """Take all requests; return what was simulated, and how far."""
+    semantic: dict[str, Any] = {"risk": options.risk, "left_out": "no risk was given"}
+    async with AsyncExitStack() as stack:
+        service = verifier = None
+        if options.risk is not None:
+            try:
+                service = await stack.enter_async_context(scoring_service(None))
+                verifier = CalibratedVerifier(
+                    service, Calibrations(options.data_dir), seconds=_SCORE_SECONDS
+                )
+                semantic["left_out"] = _why_not(policies, verifier, options.risk)
+            except FailedError as error:
+                semantic["left_out"] = str(error)
+            if semantic["left_out"] is not None:
+                service = verifier = None
+        simulation = Simulation(
+            policies, window=options.prefix_minutes * 60.0, index=service, verifier=verifier
+        )
+        stack.push_async_callback(simulation.close)
+        progress = _Progress(len(index))
+        for number, one in enumerate(index.in_order(options.format), 1):
+            try:
+                tally.add(one, await simulation.take(one))
+            except SemanticUnavailableError as error:
+                raise FailedError(f"the embeddings service failed: {error.reason}") from None
+            progress.note(number)
+        await simulation.finish()
+        not_stored = sorted(simulation.not_stored.items(), key=itemgetter(1), reverse=True)
+        return {
+            "semantic": semantic,
+            "prefix_minutes": options.prefix_minutes,
+            "not_stored": {reason.value: count for reason, count in not_stored},
+            "evictions": simulation.evictions,
+        }
+
+
+def _why_not(policies: FixedPolicy, verifier: CalibratedVerifier, risk: float) -> str | None:
+    """Return why nothing could be answered by meaning, or None."""
+    if verifier.details()["kind"] != "model":
+        return "no trained verifier is installed: install refrain[cpu] or refrain[gpu]"
+    if not any(each.semantic and not each.shadow for each in policies.decisions):
+        return "no rule of the policy has semantic: on"
+    if verifier.threshold(risk) is None:
+        return f"no score is known to keep {percent_text(risk)} of wrong hits"
+    return None
