@@ -159,6 +159,7 @@ def create_app(
         stopping=stopping,
         client_seconds=settings.client_timeout,
         names=settings.public_names,
+        default_model=settings.default_model or "",
     )
     hot = app[HOT_PATH] = HotPath(
         entries.memory if telemetry.counts_only else None,

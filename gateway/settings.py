@@ -159,6 +159,7 @@ class Settings(BaseModel):
         tuple[UpstreamSettings, ...], BeforeValidator(_check_list), AfterValidator(_check_names)
     ] = ()
     upstream_name: str | None = None
+    default_model: str | None = Field(default=None, min_length=1, max_length=256)
     unknown_models: str | None = Field(default=None, pattern="^(refuse|pass)$")
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
     upstream_accepts: Annotated[tuple[Addition, ...] | None, BeforeValidator(_split_or_none)] = None

@@ -14,6 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, refused_header
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import (
     ClientError,
     RequestError,
@@ -42,7 +43,12 @@ from gateway.server.keys.meter import LimitError, Meter, Ticket
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
-from gateway.upstream.request import UPSTREAM, format_upstream_header
+from gateway.upstream.request import (
+    LONGEST_MODEL,
+    UPSTREAM,
+    format_upstream_header,
+    with_model,
+)
 from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
@@ -52,6 +58,10 @@ KEY = web.RequestKey("key", Key)
 
 OTHER_PATHS = "/v1/*"
 """Stands for the paths that are passed through."""
+
+_DEPLOYMENT = "/openai/deployments/{deployment}"
+_OF_DEPLOYMENTS = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS)
+"""The paths of Azure's own clients, which name the model in the path."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -91,6 +101,8 @@ class Handlers:
     stopping: Callable[[], bool]
     client_seconds: float
     names: Mapping[str, str]
+    default_model: str = ""
+    """The model of requests that name none, empty if they stay as they are."""
 
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
@@ -99,6 +111,9 @@ class Handlers:
             post = self._observe(endpoint.value, self._endpoint_handler(endpoint))
             router.add_post(endpoint.value, post)
             router.add_route(METHOD, endpoint.value, post)
+        for endpoint in _OF_DEPLOYMENTS:
+            path = _DEPLOYMENT + endpoint.value.removeprefix("/v1")
+            router.add_post(path, self._observe(endpoint.value, self._endpoint_handler(endpoint)))
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
@@ -164,6 +179,8 @@ class Handlers:
                     target=plain.head.target,
                     holder=None if key is None else key.name,
                 )
+                if self.default_model and not request.model:
+                    request = _with_model(request, self.default_model)
                 reply = await self._answer(request, key, ticket, seen)
                 if seen.hit is not None:
                     gate = None if key is None else self.meter.gate(key)
@@ -221,14 +238,20 @@ class Handlers:
             raw = await self._read(request)
             seen.request_bytes = len(raw)
             headers, key = request.headers.items(), request.get(KEY)
+            target, model = request.path_qs, self.default_model
+            if (deployment := request.match_info.get("deployment")) is not None:
+                _, mark, query = target.partition("?")
+                target, model = endpoint.value + mark + query, _checked_name(deployment)
             parsed = read_request(
                 endpoint,
                 raw,
                 headers=fold_fields(headers),
                 fields=headers,
-                target=request.path_qs,
+                target=target,
                 holder=None if key is None else key.name,
             )
+            if model and not parsed.model:
+                parsed = _with_model(parsed, model)
             reply = await self._answer(parsed, key, request.get(TICKET), seen)
             if isinstance(reply.body, bytes):
                 return _response(reply)
@@ -264,6 +287,29 @@ class Handlers:
     async def _metrics_page(self, _request: web.Request) -> web.Response:
         page, content_type = self.metrics()
         return web.Response(body=page, headers={"Content-Type": content_type})
+
+
+def _checked_name(deployment: str) -> str:
+    """Return the model that a path names. Raises ClientError."""
+    if not deployment.isprintable() or len(deployment) > LONGEST_MODEL:
+        raise ClientError(404, "Unknown request URL: no deployment.", code="unknown_url")
+    return deployment
+
+
+def _with_model(request: CacheRequest, model: str) -> CacheRequest:
+    """Return a request for the model, if the client named neither a model nor a template."""
+    body = request.body if request.odd is None else request.odd.body
+    template = SPECS[request.endpoint].template_field
+    if any(body.get(name) is not None for name in ("model", template) if name):
+        return request
+    return read_request(
+        request.endpoint,
+        with_model(request.raw, model),
+        headers=request.headers,
+        fields=request.fields,
+        target=request.target,
+        holder=request.holder,
+    )
 
 
 def _response(reply: Reply) -> web.Response:
