@@ -15,7 +15,7 @@ from typing import Any
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import ALL_ADDITIONS, Addition, read_up_to
-from gateway.server.secrets import upstream_headers, upstream_keys
+from gateway.server.secrets import outbound_proxy, upstream_headers, upstream_keys
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.http_client import HttpUpstream
@@ -116,6 +116,7 @@ def open_upstreams(
             name,
             keys[one.label],
             upstream_headers(one, environment, own_keys=own_keys),
+            proxy=outbound_proxy(one, environment),
             own_keys=own_keys,
         )
         for name, one in named.items()
@@ -193,6 +194,7 @@ def _http(
     api_key: str | None,
     headers: Fields,
     *,
+    proxy: str | None,
     own_keys: bool,
 ) -> HttpUpstream:
     return HttpUpstream(
@@ -204,6 +206,7 @@ def _http(
         query=one.query,
         headers=headers,
         rename=one.rename,
+        proxy=proxy,
         connect_seconds=one.connect_timeout or settings.connect_timeout,
         read_seconds=one.read_timeout or settings.read_timeout,
         first_token_seconds=one.first_token_timeout or settings.first_token_timeout,

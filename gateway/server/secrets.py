@@ -14,10 +14,12 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
 from gateway.protocol.headers import Fields
 from gateway.settings import SECRETS
@@ -210,6 +212,41 @@ def upstream_headers(
     return tuple(fields)
 
 
+def outbound_proxy(one: UpstreamSettings, environment: Mapping[str, str]) -> str | None:
+    """Return the proxy on the way to an upstream, by the usual variables; None if it has none.
+
+    A loopback address has none. Raises SecretSettingError, which quotes no password.
+    """
+    parts = urlsplit(one.url)
+    host = parts.hostname or ""
+    with suppress(ValueError):
+        if host == "localhost" or ip_address(host).is_loopback:
+            return None
+    names = [name for kind in (parts.scheme, "all") for name in _spellings(f"{kind}_proxy")]
+    variable = next((name for name in names if environment.get(name)), None)
+    excluded = next(filter(None, map(environment.get, _spellings("no_proxy"))), "")
+    if variable is None or proxy_bypass_environment(parts.netloc, {"no": excluded}):
+        return None
+    value = environment[variable]
+    proxy = value if "://" in value else f"http://{value}"
+    try:
+        parts = urlsplit(proxy)
+        port = parts.port
+    except ValueError:
+        port = 0
+    well_formed = parts.hostname and port != 0 and proxy.isprintable() and " " not in proxy
+    if parts.scheme != "http" or not well_formed:
+        raise SecretSettingError(
+            f"{variable}: expected a proxy such as http://proxy.example:3128 for upstream "
+            f"{one.label}; to leave it out, name {host} in NO_PROXY"
+        )
+    return proxy
+
+
+def _spellings(name: str) -> tuple[str, str]:
+    return name, name.upper()
+
+
 def _check_may_spend(where: str, *, own_keys: bool) -> None:
     if not own_keys:
         raise SecretSettingError(
@@ -234,6 +271,7 @@ def check_secrets(
     upstream_keys(upstreams, environment, own_keys=own_keys)
     for one in upstreams:
         upstream_headers(one, environment, own_keys=own_keys)
+        outbound_proxy(one, environment)
 
 
 def warn_of_shared_credentials(

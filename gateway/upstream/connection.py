@@ -14,10 +14,9 @@ import select
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from aiohttp import (
     EMPTY_PAYLOAD,
@@ -29,7 +28,6 @@ from aiohttp import (
     ConnectionTimeoutError,
     ServerDisconnectedError,
     StreamReader,
-    TCPConnector,
     hdrs,
 )
 from aiohttp.base_protocol import BaseProtocol
@@ -66,19 +64,11 @@ PIECE = 65_536
 
 _CODINGS = ("gzip", "x-gzip", "deflate")
 
-_FAULTS = (ClientError, HttpProcessingError, OSError)
+FAULTS = (ClientError, HttpProcessingError, OSError)
 """What a connection raises; OSError covers TimeoutError."""
 
 _RETRIED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """Methods of requests that may be sent again if the connection broke before the reply."""
-
-
-class OneReplyConnector(TCPConnector):
-    """A connection pool of ``OneReply``."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._factory = cast("Any", partial(OneReply, self._loop))
 
 
 class OneReply(BaseProtocol):
@@ -429,7 +419,7 @@ class HttpReply:
             by = self.first_token_by
         try:
             data = await protocol.read(by)
-        except _FAULTS as error:
+        except FAULTS as error:
             raise upstream.fault_of(error) from error
         if not data:
             self._close()
@@ -457,7 +447,7 @@ class HttpReply:
                     if not may_retry:
                         raise
                     may_retry = False
-        except _FAULTS as error:
+        except FAULTS as error:
             raise upstream.fault_of(error) from error
 
     async def _connect(self) -> Connection:

@@ -23,6 +23,7 @@ from aiohttp import (
     ClientConnectorDNSError,
     ClientConnectorError,
     ClientConnectorSSLError,
+    ClientProxyConnectionError,
     ClientRequest,
     ClientTimeout,
     ConnectionTimeoutError,
@@ -33,7 +34,8 @@ from yarl import URL
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
-from gateway.upstream.connection import HttpReply, OneReplyConnector
+from gateway.upstream.connection import HttpReply
+from gateway.upstream.connector import OneReplyConnector, proxy_fields
 from gateway.upstream.request import Outgoing, Served, with_key, with_model
 
 log = logging.getLogger(__name__)
@@ -82,7 +84,8 @@ class HttpUpstream:
     after that. Clients' credentials are passed on unless ``own_credential`` is set: then
     ``api_key`` takes their place in the header of ``auth``, or nothing. Each request has the fixed
     ``query`` and ``headers``, in place of the client's of the same names. ``rename`` has its own
-    names of models that clients call otherwise.
+    names of models that clients call otherwise. ``proxy`` is an HTTP proxy on the way, perhaps with
+    user and password.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class HttpUpstream:
         query: Mapping[str, str] | None = None,
         headers: Fields = (),
         rename: Mapping[str, str] | None = None,
+        proxy: str | None = None,
     ) -> None:
         self.name = name or base_url
         """Its part of cache keys: a given name, else the URL (which holds no credentials)."""
@@ -123,6 +127,13 @@ class HttpUpstream:
         self._path = self._origin.raw_path.removesuffix("/")
         self._root = self._path.removesuffix("/v1")
         """Before a path that is not below ``/v1``, such as that of a probe."""
+        given = None if proxy is None else URL(proxy)
+        self._proxy = None if given is None else given.with_user(None)
+        self._proxy_fields = () if given is None else proxy_fields(given)
+        self._through = ""
+        """Before each path if a proxy reads the request, which wants the whole URL."""
+        if self._proxy is not None and self._origin.scheme == "http":
+            self._through = f"http://{self._origin.host_port_subcomponent}"
         self._host = f"Host: {self._origin.host_port_subcomponent}"
         self.timeout = ClientTimeout(total=None, connect=connect_seconds)
         self.connector: OneReplyConnector | None = None
@@ -132,7 +143,11 @@ class HttpUpstream:
         # Shorter than the 5 s after which uvicorn and others close an idle connection: a POST sent
         # into that moment is lost, and may not be sent again.
         self.connector = OneReplyConnector(limit=0, keepalive_timeout=4.0)
-        self.place = ClientRequest("GET", self._origin, loop=asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        to_proxy = dict(self._proxy_fields) if self._proxy is not None else None
+        self.place = ClientRequest(
+            "GET", self._origin, proxy=self._proxy, proxy_headers=to_proxy, loop=loop
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -185,11 +200,13 @@ class HttpUpstream:
         if self._headers:
             fields = (*without(fields, *self._header_names), *self._headers)
         target = target.partition("#")[0] if "#" in target else target
+        if self._through:
+            fields = (*fields, *self._proxy_fields)
         if self._query:
             target = _with_query(target, self._query)
         below = target.startswith("/v1/")
         path = self._path + target[3:] if below else self._root + target
-        start = f"{method} {path} HTTP/1.1"
+        start = f"{method} {self._through}{path} HTTP/1.1"
         lines = [start, self._host, *map(": ".join, fields), f"Via: {via()}", *framing]
         head = "\n".join((*lines, "", "")).encode(errors="ignore")
         if head.count(b"\n") != len(lines) + 1 or len(head.translate(None, _CONTROL)) != len(head):
@@ -212,7 +229,12 @@ class HttpUpstream:
                 )
             case ClientConnectorError() | ClientConnectorCertificateError():
                 message = "The upstream could not be reached."
-                detail = _unreachable(error, url.host, place)
+                host = url.host
+                if isinstance(error, ClientProxyConnectionError) and self._proxy is not None:
+                    place = f"the proxy {self._proxy.host}:{self._proxy.port}"
+                elif isinstance(error, ClientConnectorDNSError):
+                    host = error.host  # may be that of the proxy
+                detail = _unreachable(error, host, place)
                 reason = Reason.UPSTREAM_UNREACHABLE
                 return UpstreamError(502, message, reason, sent=False, detail=detail)
             case ClientConnectionError() | OSError():
