@@ -78,6 +78,9 @@ def test_settings_of_the_docs_serve(page: str, settings: dict, tmp_path: Path):
         if name := upstream.get("api_key_env"):
             environment[name] = "a-key"
             complete["gateway_keys"] = str(keys)
+        for value in upstream.get("headers", {}).values():
+            if isinstance(value, dict):
+                environment[value["env"]] = "a-value"
     file = tmp_path / "refrain.yaml"
     file.write_text(yaml.safe_dump(complete))
     process = serve("--config", str(file), **environment)
