@@ -72,6 +72,8 @@ from guarding import both_ways
         ("Who won World War I?", "Who won World War II?", "number"),
         ("What is a type I error?", "What is a type II error?", "number"),
         ("Who was Henry VII?", "Who was Henry VIII?", "number"),
+        ("Who was Louis XIV?", "Who was Louis XV?", "number"),
+        ("Music of the 20s?", "Music of the 1920s?", "number"),
         ("Did it happen on 2024-05-01?", "Did it happen on 7 October 2024?", "number"),
         ("What is 20/07/1969 for a day?", "Which day was 21 July 1969?", "number"),
     ],

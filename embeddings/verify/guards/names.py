@@ -53,18 +53,18 @@ _ALIASES: Final = {
     germany german deutschland; france french; spain spanish spaniards; islam muslim;
     netherlands dutch holland;
     greece greek; denmark danish danes; turkey turkish; poland polish; sweden swedish; ireland
-    irish; wales welsh; switzerland swiss; ussr soviet russia russian; js javascript; k8s
-    kubernetes; postgres postgresql; tv television; war wwi wwii ww1 ww2; norway norwegian; mum mom;
+    irish; wales welsh; switzerland swiss; ussr soviet russia russian; js javascript;
+    postgres postgresql; tv television; war wwi wwii ww1 ww2; norway norwegian; mum mom;
     scotland scottish; czechia czech; py python; facebook fb; whatsapp wa; instagram ig insta;
-    youtube yt; windows win; google gmail; thailand thai; iceland
+    youtube yt; mount mt; saint st; windows win; google gmail; thailand thai; iceland
     icelandic; finland finn finnish; mongodb mongo
     """.split(";")  # noqa: SIM905
     for name in entry.split()
 }
 # The longest first.
 _ENDINGS: Final = re.compile(
-    "(?<=...)(?:ians|ian|eans|ean|enes|ans|an|ese|ish|isms|ism|ias|ia|as|ic|ium|um|land|db|ers"
-    "|er|es|n|s|e|(?<!ian)a|y|i|o)$"
+    "(?<=...)(?:ians|ian|ani|eans|ean|enes|ans|an|ese|ish|isms|ism|ias|ia|ea|as|ic|ium|um|land|db"
+    "|ers|er|es|n|s|e|(?<!ian)a|y|i|o)$"
 )
 _TITLES: Final = _words(
     "mr mrs ms dr sir captain president professor lady lord king queen princess"
@@ -94,7 +94,8 @@ _CONTRACTED: Final = {
     "s": _words("what how where who when it he she there let that"),
     "u": _words("can could would will do did are should have r if thank"),
 }
-_UNIT_BESIDE: Final = NUMBER_WORDS | _words("# / \u00b0 ^ degree degrees")
+_UNIT_BESIDE: Final = NUMBER_WORDS | _words("/ \u00b0 ^ degree degrees")
+_BEHIND_A_NUMBER: Final = UNITS.keys() | _words("a i x k b d p y n t e u")
 # Letters of a formula may be others.
 _SIGNS: Final = frozenset("=+*^")
 _CLOSE: Final = 0.8
@@ -231,7 +232,13 @@ def _is_label(tokens: tuple[Token, ...], place: int) -> bool:
     last = "" if token.starts else _shown(tokens, place - 1)
     ends = place + 1 == len(tokens) or tokens[place + 1].starts
     after = "" if ends else _shown(tokens, place + 1)
-    if last in _UNIT_BESIDE or after == "^" or last in _CONTRACTED.get(token.text, ()):
+    # "Version 4b" and "gpt-4o", but no unit, factor or article.
+    if (
+        (last == "#" and token.text in _BEHIND_A_NUMBER)
+        or last in _UNIT_BESIDE
+        or after == "^"
+        or last in _CONTRACTED.get(token.text, ())
+    ):
         return False
     if token.text == "a":
         return token.name or not after or last in _DETERMINERS | _LABELLED

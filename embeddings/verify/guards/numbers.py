@@ -271,8 +271,8 @@ def _digits(tokens: Sequence[Token], place: int) -> tuple[Quantity, int]:
     form = form.replace(".", "0.", 1) if form.startswith((".", "-.")) else form
     before, following = _at(tokens, place - 1), _at(tokens, place + 1)
     if following == "s" and _DECADE.fullmatch(form) and (len(form) == 4 or before == "the"):
-        # "The 80s" are no seconds.
-        return Quantity(form if len(form) == 4 else f"19{form}"), 2
+        # "The 80s" are no seconds; of "the 20s" it is not known which.
+        return Quantity(form if len(form) == 4 or form < "30" else f"19{form}"), 2
     unit = UNITS[before] if before in UNITS and tokens[place - 1].kind is Kind.SYMBOL else ""
     clock, fraction = _CLOCK.fullmatch(form), _FRACTION.fullmatch(form)
     if ordinal := _ORDINAL.fullmatch(form):

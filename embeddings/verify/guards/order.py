@@ -9,6 +9,7 @@ _LONGEST: Final = 3
 """Words of a part."""
 _ARTICLES: Final = words_of("a an the")
 _BE: Final = words_of("is are was were be been being get gets got")
+_NOT_BEFORE_PARTICIPLES: Final = FUNCTION - _BE - {"not"}
 _JOINING: Final = words_of("and or plus times by with vs versus + * x nor between")
 _SYMMETRIC: Final = words_of(
     """
@@ -45,7 +46,9 @@ def _passive_swapped(passive: Reading, active: Reading) -> bool:
     place = words.index("by")
     before = [word for word in words[: max(place - 1, 0)] if word not in FUNCTION]
     after = [word for word in words[place + 1 :] if word not in FUNCTION]
-    if place == 0 or not before or not after:
+    # No participle stands behind a preposition, an article or a number.
+    behind = words[place - 2] if place > 1 else ""
+    if not before or not after or behind.isdigit() or behind in _NOT_BEFORE_PARTICIPLES:
         return False
     # Twice: "remembered", "remember".
     verb = stem(stem(words[place - 1]))

@@ -93,7 +93,7 @@ _TOKEN: Final = re.compile(
               | \w+(?:_\w+)+ | \w+\(\) | (?<![\w.])\.[A-Za-z]\w* | \w+(?:(?:::|->)\w+)+ )
     | (?P<quoted> "[^"\n]+" | \u201c[^\u201c\u201d\n]+\u201d | \u00ab[^\u00ab\u00bb\n]+\u00bb
               | (?<![\w'])'[^'\n]+'(?![\w']) )
-    | (?P<short> (?<!\S)(?:w/o?|y/o|[Nn]o\.(?=\s?(?:\#?\d|for\b|of\b)))(?![\w/]) )
+    | (?P<short> (?<!\S)(?:w/o?|y/o|[Kk]8s|[Nn]o\.(?=\s?(?:\#?\d|for\b|of\b)))(?![\w/]) )
     | (?P<number> (?:(?<![\w.)\]])[-+])?(?:\d+(?:-\d+){2,}|\d{3,}-\d{3,}|\d{1,3}(?:\ 000)+(?!\d)
               | \d+(?:[.,:/]\d+|\ :\ \d+)*(?:(?:st|nd|rd|th)\b)? | (?<![\w.])\.\d+) )
     | (?P<power> \b(?:[Ss]quared|[Cc]ubed)\b )
@@ -108,7 +108,13 @@ _TOKEN: Final = re.compile(
 )
 # "1,000" is one number, "1,2" are two.
 _THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_WRITTEN_OUT: Final = {"w/": "with", "w/o": "without", "y/o": "years", "no.": "number"}
+_WRITTEN_OUT: Final = {
+    "w/": "with",
+    "w/o": "without",
+    "y/o": "years",
+    "no.": "number",
+    "k8s": "kubernetes",
+}
 _SHORT_FORMS: Final = {
     "can't": ("can", "not"), "cannot": ("can", "not"), "cant": ("can", "not"),
     "won't": ("will", "not"), "wont": ("will", "not"), "shan't": ("shall", "not"),
@@ -122,7 +128,8 @@ _ENDINGS: Final = words_of("s m re ve ll d t em")
 # A single "V" or "X" is a letter.
 _ROMAN: Final = {
     "II": "2", "III": "3", "IV": "4", "VI": "6", "VII": "7", "VIII": "8", "IX": "9", "XI": "11",
-    "XII": "12",
+    "XII": "12", "XIII": "13", "XIV": "14", "XV": "15", "XVI": "16", "XVII": "17", "XVIII": "18",
+    "XIX": "19",
 }  # fmt: skip
 CASED: Final = words_of("MW mW Mb Gb MBps")
 """Units that are others in another case."""
@@ -177,7 +184,7 @@ def _tokens(pieces: Sequence[tuple[str, str]], *, by_case: bool) -> Iterator[Tok
         numeral = group == "word" and (piece in _ROMAN or (piece == "I" and after_name))
         first, *rest = _read_piece("numeral" if numeral else group, piece)
         named = by_case and first.kind is Kind.WORD and _is_name(piece.strip("'\""), starts=starts)
-        acronym = named and len(piece) > 1 and piece[:-1].isupper()
+        acronym = named and _in_capitals(piece)
         yield first._replace(name=named, starts=starts, acronym=acronym, apart=apart)
         yield from rest
         starts, after_name, apart = False, named, False
@@ -206,9 +213,14 @@ def _read_piece(group: str, piece: str) -> list[Token]:
 
 
 def _is_name(word: str, *, starts: bool) -> bool:
-    if len(word) > 1 and word.rstrip("s").isupper():
+    if _in_capitals(word):
         return True
     return word[0].isupper() and not starts and word != "I" and not word.startswith("I'")
+
+
+def _in_capitals(word: str) -> bool:
+    """Tell whether a word is like "US" or "PCs"; "Is" and "As" are not."""
+    return len(word.rstrip("s")) > 1 and word.rstrip("s").isupper()
 
 
 def _tells_names(pieces: Sequence[tuple[str, str]]) -> bool:
