@@ -151,6 +151,7 @@ def test_what_changes_the_answer_is_refused(asked, stored, reason):
         ("whether or not it rains, do we go", "do we go whether it rains"),
         ("Which of these is not a mammal?", "Find the non-mammal of these"),
         ("Why is it unsafe?", "Why is it not safe?"),
+        ('Put "Where is it?" in German', 'Put "where is it?" in German'),
         ("pancakes w/o milk how", "How do I make pancakes without milk?"),
     ],
 )

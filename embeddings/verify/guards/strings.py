@@ -67,7 +67,9 @@ def differ_in_strings(a: Reading, b: Reading, x: Strings, y: Strings, close: flo
 def _differ_in_case(x: Strings, y: Strings) -> bool:
     """Tell whether code differs in case only, which the verifier cannot see: "-v", "-V"."""
     return any(
-        one != other and one.casefold() == other.casefold() and not one.replace(" ", "").isalpha()
+        one != other
+        and one.casefold() == other.casefold()
+        and not one.replace(" ", "").rstrip(".?!").isalpha()
         for one in x.strings - y.strings
         for other in y.strings - x.strings
     )
