@@ -12,9 +12,10 @@ from tiny_verifier import CONFIG, random_weights, write_tiny_verifier
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, ModelError, locate
 from embeddings.messages import Reason
-from embeddings.verify.files import read_verifier, save_verifier
+from embeddings.verify.files import read_verifier
 from embeddings.verify.fusion import weighed
 from embeddings.verify.verifier import load_verifier
+from tools.verifier.export import save_verifier
 
 RESET = "How do I reset my password?"
 PHONE = "How do I reset my phone?"
@@ -82,7 +83,7 @@ def test_eight_bits_on_disk_stay_near_the_trained_weights(verifier, directory, m
     pairs = [
         (f"What is the price of {n} apples?", f"How much are {n + 1} pears?") for n in range(30)
     ]
-    monkeypatch.setattr("embeddings.verify.files._KEPT_WHOLE", tuple(random_weights()))
+    monkeypatch.setattr("tools.verifier.export._KEPT_WHOLE", tuple(random_weights()))
     whole = load_verifier(write_tiny_verifier(directory / "whole"), threads=1)
     eight, exact = np.array(verifier.score(pairs)), np.array(whole.score(pairs))
     assert not np.array_equal(eight, exact)
@@ -195,6 +196,6 @@ def test_however_sure_it_is_the_cosine_still_counts(directory):
 
 
 def test_more_bytes_than_are_to_be_shipped_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("embeddings.verify.files.MOST_BYTES", 1_000_000)
+    monkeypatch.setattr("tools.verifier.export.MOST_BYTES", 1_000_000)
     with pytest.raises(ModelError, match="at most 1000000"):
         write_tiny_verifier(tmp_path)

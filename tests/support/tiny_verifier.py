@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, locate
-from embeddings.verify.files import save_verifier
+from tools.verifier.export import save_verifier
 
 VOCABULARY, HIDDEN, INNER = 30522, 32, 64
 CONFIG = {

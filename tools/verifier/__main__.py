@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
-from embeddings.verify.files import save_verifier
 from tools.verifier import calibrate
+from tools.verifier.export import save_verifier
 from tools.verifier.fitting import Plan, fit, scores
 from tools.verifier.groups import Group, GroupError, read_groups
 from tools.verifier.mixture import Labelled, mixture, neighbours, unsure

@@ -1,0 +1,53 @@
+"""A trained cross-encoder written as the files that embeddings/verify/files.py reads."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from embeddings.encoder.bert_graph import quantised
+from embeddings.encoder.model_files import ModelError
+from embeddings.verify.files import CONFIG, FILES, POSITIONS, SCALE, TOKENIZER, WEIGHTS
+
+MOST_BYTES: Final = 24_000_000
+# The head and the few token types are small, and the score hangs on them.
+_KEPT_WHOLE: Final = ("classifier.weight", "embeddings.token_type_embeddings.weight", POSITIONS)
+_UNUSED: Final = ("position_ids", "token_type_ids", "pooler.dense.weight", "pooler.dense.bias")
+
+
+def save_verifier(
+    state_dict: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Path, directory: Path
+) -> None:
+    """Write a trained cross-encoder for `read_verifier`, its large matrices in eight bits.
+
+    `state_dict` is that of a BERT with `classifier.weight` (1, hidden) and `classifier.bias`, names
+    with or without `bert.` in front; `config` is BERT's, with `name` for people and `max_tokens`,
+    beyond which positions are not kept. Raises ModelError over MOST_BYTES.
+    """
+    weights = {name.removeprefix("bert."): np.asarray(value) for name, value in state_dict.items()}
+    packed: dict[str, Any] = {}
+    for name, value in weights.items():
+        if name.endswith(_UNUSED):
+            continue
+        floats = np.ascontiguousarray(value, dtype=np.float32)
+        if name == POSITIONS:
+            floats = np.ascontiguousarray(floats[: int(config["max_tokens"])])
+        if floats.ndim == 2 and name not in _KEPT_WHOLE:
+            eight = quantised(floats)
+            packed[name], packed[name + SCALE] = eight.values, eight.scale
+        else:
+            packed[name] = floats
+    written = {**config, "max_position_embeddings": len(packed[POSITIONS])}
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(packed, directory / WEIGHTS)
+    (directory / WEIGHTS).chmod(0o644)  # the library makes it unreadable for others
+    (directory / CONFIG).write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    if tokenizer != directory / TOKENIZER:
+        shutil.copyfile(tokenizer, directory / TOKENIZER)
+    size = sum((directory / name).stat().st_size for name in FILES)
+    if size > MOST_BYTES:
+        raise ModelError(f"{directory} holds {size} bytes, at most {MOST_BYTES} are to be shipped")
