@@ -55,7 +55,7 @@ _ADDED_PATHS_TOO: Final = ("/messages", "/models", "/rerank")
 
 _QUERY_NAME: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
 _KEY_NAME: Final = re.compile(
-    r"(api|access|auth|subscription|client|private)?[._~-]?"
+    r"(.*[._~-])?(api|access|auth|subscription|client|private)?[._~-]?"
     r"(key|token|secret|password|passwd|sig|signature|credential|code)s?",
     re.IGNORECASE,
 )
@@ -66,6 +66,10 @@ _OF_THE_GATEWAY: Final = frozenset(
     {"accept-encoding", "content-encoding", "content-type", "via", "x-request-id"}
 )
 """Headers that say what the gateway itself sends and reads."""
+_SECRET_HEADER: Final = re.compile(
+    r"(.*[-_])?(api[-_]?key|subscription-key|auth|token|secret|password|cookie)"
+)
+"""Names of headers, in lower case, whose value is a secret."""
 _OWN_PREFIX: Final = "x-refrain-"
 _LONGEST_VALUE: Final = 4096
 
@@ -107,7 +111,8 @@ def _check_query(query: Any) -> dict[str, str]:
     for name, value in query.items():
         if not isinstance(name, str) or not _QUERY_NAME.fullmatch(name):
             raise ValueError("expected names of letters, digits and . _ ~ - in the query")
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        # A fraction has lost digits: 2024.10 is 2024.1.
+        if isinstance(value, bool) or not isinstance(value, str | int):
             raise ValueError(  # noqa: TRY004 - pydantic's
                 f"expected a text for {name} in the query (put it in quotes)"
             )
@@ -197,6 +202,8 @@ def _read_header(name: str, value: object) -> HeaderValue:
     match value:
         case HeaderValue():
             return value
+        case str() | {"text": str()} if _SECRET_HEADER.fullmatch(name.lower()):
+            raise ValueError(f"expected {{env: VARIABLE}} for {name}, whose value is a secret")
         case str() if value and check_header_value(value):
             return HeaderValue(text=value)
         case {"text": str(text), "env": None} if check_header_value(text):

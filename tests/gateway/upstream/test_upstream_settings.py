@@ -111,6 +111,7 @@ def test_headers_are_texts_or_names_of_variables(tmp_path: Path):
         ("url: http://a/v1\n    headers: {X-A: {env: 'a b'}}", "expected a text for X-A, or {env"),
         ("url: http://a/v1\n    headers: {X-A: {file: b}}", "expected a text for X-A, or {env"),
         ("url: http://a/v1\n    headers: {X-A: 5}", "expected a text for X-A, or {env"),
+        ("url: http://a/v1\n    query: {api-version: 2024.10}", "expected a text for api-version"),
     ],
 )
 def test_a_wrong_address_is_told_with_file_line_and_key(tmp_path: Path, more: str, told: str):
@@ -190,6 +191,8 @@ SECRET = "hunter2"
         f"url: http://a?b={SECRET}",
         f"url: http://a/v1?b=1#{SECRET}",
         f"url: http://a/v1\n    query: {{subscription-key: {SECRET}}}",
+        f"url: http://a/v1\n    query: {{ocp-apim-subscription-key: {SECRET}}}",
+        f"url: http://a/v1?x-api-key={SECRET}",
         f"url: http://a/v1\n    query: {{b: ['{SECRET}']}}",
         f"url: http://a/v1\n    query: {SECRET}",
         f'url: http://a/v1\n    headers: {{X-A: "{SECRET}\\r\\nX-B: c"}}',
@@ -197,6 +200,9 @@ SECRET = "hunter2"
         f"url: http://a/v1\n    headers: {{X-A: ['{SECRET}']}}",
         f"url: http://a/v1\n    headers: {{Authorization: Bearer {SECRET}}}",
         f"url: http://a/v1\n    headers: {SECRET}",
+        f"url: http://a/v1\n    headers: {{x-goog-api-key: {SECRET}}}",
+        f"url: http://a/v1\n    headers: {{X-Auth-Token: {SECRET}}}",
+        f"url: http://a/v1\n    headers: {{Cookie: {{text: {SECRET}}}}}",
         f"url: http://a/v1\n    headers: {{X-A: {{env: '{SECRET} '}}}}",
     ],
 )
