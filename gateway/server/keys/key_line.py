@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
@@ -139,9 +140,11 @@ def _read_models(text: str) -> tuple[str, ...]:
 def _read_time(text: str) -> float:
     try:
         when = datetime.fromisoformat(text)
-    except ValueError:
+        seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        format_time(seconds)  # near the first and the last year, UTC may not have it
+    except (ValueError, OverflowError):
         raise KeyLineError("expected a date in UTC: 2027-01-31 or 2027-01-31T12:00Z") from None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    return seconds
 
 
 def format_time(seconds: float) -> str:
@@ -151,10 +154,10 @@ def format_time(seconds: float) -> str:
 
 def _read_amount(text: str) -> int:
     found = _AMOUNT.fullmatch(text)
-    amount = 0 if found is None else int(float(found[1]) * _THOUSANDS[found[2]])
-    if not 1 <= amount <= _MOST:
-        raise KeyLineError("expected a number from 1, such as 60, 100k or 2M")
-    return amount
+    amount = Decimal(0) if found is None else Decimal(found[1]) * _THOUSANDS[found[2]]
+    if not 1 <= amount <= _MOST or amount % 1:
+        raise KeyLineError("expected a whole number from 1, such as 60, 100k or 2M")
+    return int(amount)
 
 
 def _read_budget(text: str) -> Budget:

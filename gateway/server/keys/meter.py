@@ -8,15 +8,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from math import ceil
 from typing import Any
 
 from gateway.cache.ports import Count, KeyCounts, StoreError
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.headers import Fields
 from gateway.protocol.request import CacheRequest
-from gateway.protocol.tokens import NOTHING_SAID, prompt_tokens
+from gateway.protocol.tokens import NOTHING_SAID, prompt_tokens, tokens_in
 from gateway.server.keys.key_line import Key, format_time
 from gateway.server.keys.limits import (
     NO_LIMITS,
@@ -153,13 +155,19 @@ class Ticket:
         self.tab.usage.running -= 1
 
     def _tokens(self, seen: Observation) -> int:
-        usage, request = seen.usage, self._request
+        usage, request, forward = seen.usage, self._request, seen.forward
         if usage != NOTHING_SAID:
             return (usage.prompt or 0) + (usage.completion or 0)
-        if request is None or seen.reason not in _LEFT or seen.forward is None:
+        if request is None or forward is None or forward.collapsed or seen.hit is not None:
             return 0
-        # Who leaves early gets no figure, and has used the upstream nevertheless.
-        answer = seen.answer_bytes // STREAM_BYTES_A_TOKEN
+        if seen.reason not in _LEFT and not HTTPStatus.OK <= seen.status < HTTPStatus.BAD_REQUEST:
+            return 0
+        # Who leaves early gets no figure, nor does who asks an upstream that has none: such a
+        # client must not use up more than its budget.
+        answer = 0
+        if SPECS[request.endpoint].streaming is not None:
+            size = seen.answer_bytes
+            answer = size // STREAM_BYTES_A_TOKEN if request.streamed else tokens_in(size)
         return prompt_tokens(request.endpoint, request.body) + answer
 
 
@@ -268,8 +276,11 @@ class Meter:
         if self._counts is None:
             return
         now = self.now()
+        # Of minutes the one before counts, too.
         windows = [
-            (what, window_of(counter.period, now)) for what, counter in Usage().counters.items()
+            (what, window_of(counter.period, now) - back)
+            for what, counter in Usage().counters.items()
+            for back in ((1, 0) if counter.period == "minute" else (0,))
         ]
         try:
             for count, amount in (await self._counts.load(windows)).items():

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from gateway.server.auth import Access
-from scripted_upstream import answer_by_default, chunk
+from scripted_upstream import answer_by_default, chunk, completion
 
 
 def line(name, key, *attributes):
@@ -139,6 +139,35 @@ async def test_tokens_count_once_the_upstream_has_told_them_and_hits_have_none(
     assert first.headers["x-ratelimit-remaining-tokens"] == ("1000" if stream else "990")
     hits = [await gateway.ask("a", headers=headers, stream=stream) for _ in range(3)]
     assert {hit.headers["x-ratelimit-remaining-tokens"] for hit in hits} == {"990"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_that_no_upstream_tells_are_estimated(
+    start_gateway, upstream, keys, still, stream
+):
+    async def answer(request, body):
+        if stream:
+            return await answer_by_default(request, body)
+        return web.json_response({**completion("x" * 400), "usage": None})
+
+    upstream.answer = answer
+    keys.write_text(line("shop", "gk-shop", "tpm=10000"))
+    gateway = await start_gateway(gateway_keys=keys, upstream_accepts=["hints"])
+    await gateway.ask("a" * 400, headers=bearing(), stream=stream)
+    hit = await gateway.ask("a" * 400, headers=bearing(), stream=stream)
+    used = 10_000 - int(hit.headers["x-ratelimit-remaining-tokens"])
+    assert 100 < used < 300
+
+
+async def test_an_error_of_the_upstream_costs_no_tokens(start_gateway, upstream, keys, still):
+    async def answer(request, body):
+        return web.json_response({"error": {"message": "no"}}, status=400)
+
+    upstream.answer = answer
+    keys.write_text(line("shop", "gk-shop", "tpm=1000"))
+    gateway = await start_gateway(gateway_keys=keys)
+    failed = await gateway.ask("a" * 400, headers=bearing())
+    assert (failed.status, failed.headers["x-ratelimit-remaining-tokens"]) == (400, "1000")
 
 
 async def test_who_leaves_early_is_charged_by_an_estimate(start_gateway, upstream, keys, still):

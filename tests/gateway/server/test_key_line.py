@@ -45,14 +45,16 @@ def test_a_line_is_read_and_written_again(text, key):
     [
         ("model=gpt-4o", "keys:1: expected attributes such as models"),
         ("sk-secret", "keys:1: expected attributes such as models, expires"),
-        ("rpm=0", "keys:1: rpm: expected a number from 1"),
-        ("tpm=sk-secret", "keys:1: tpm: expected a number from 1"),
+        ("rpm=0", "keys:1: rpm: expected a whole number from 1"),
+        ("rpm=1.5", "keys:1: rpm: expected a whole number from 1"),
+        ("tpm=sk-secret", "keys:1: tpm: expected a whole number from 1"),
         ("budget=5M/day", "keys:1: budget: expected a budget such as 5Mtokens/day"),
         ("budget=5Mtokens/week", "keys:1: budget: expected a budget such as"),
         ("models=", "keys:1: models: expected names or globs"),
         ("models=a,,b", "keys:1: models: expected names or globs"),
         ("models=a models=b", "keys:1: models is there twice"),
         ("expires=sk-secret", "keys:1: expires: expected a date in UTC: 2027-01-31"),
+        ("expires=0001-01-01T00:00+23:00", "keys:1: expires: expected a date in UTC"),
     ],
 )
 def test_a_wrong_attribute_is_named_without_its_value(words, told):

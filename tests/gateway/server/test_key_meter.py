@@ -103,6 +103,18 @@ async def test_a_budget_outlives_a_restart(open_counts):
             spend(second)
 
 
+async def test_the_minute_before_counts_after_a_restart(open_counts):
+    end = NOW - NOW % 60 + 60
+    first = meter_of(open_counts(), end - 1)
+    async with first.lifespan():
+        for _ in range(10):
+            spend(first)
+    second = meter_of(open_counts(), end)
+    async with second.lifespan():
+        with pytest.raises(LimitError, match="10 requests a minute"):
+            spend(second)
+
+
 async def test_no_count_is_handed_over_twice(open_counts):
     counts = open_counts()
     meter = meter_of(counts)
