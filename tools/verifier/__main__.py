@@ -2,7 +2,7 @@
 
     teacher    all-mpnet-base-v2 learns the pairs
     first      all-MiniLM-L6-v2 learns the pairs
-    labels     both score pairs, known and unknown
+    labels     the teacher scores pairs, of known and of unknown label
     students   two copies of the first go on with the pairs and the labels; their mean is kept
     files      weights in eight bits, and the calibration of their scores
 
@@ -40,13 +40,13 @@ from tools.verifier.vectors import sentence_vectors
 
 HERE: Final = Path(__file__).parent
 SEED: Final = 17
-TEACHER: Final = Plan(steps=2_500, tokens=2048, rate=6e-5, head=20)
+TEACHER: Final = Plan(steps=2_400, tokens=2048, rate=6e-5, head=20)
 FIRST: Final = Plan(steps=6_000, tokens=2560, rate=1.5e-4)
-STUDENT: Final = Plan(steps=6_000, tokens=2560, rate=1.2e-4)
+STUDENT: Final = Plan(steps=2_800, tokens=2560, rate=1.2e-4)
 STUDENTS: Final = ("student-1", "student-2")
 """The mean of weights that were trained from one start on other pairs beats each of them
 (model soups, arXiv:2203.05482)."""
-LABELS: Final = 160_000
+LABELS: Final = 120_000
 _SCORED_AT_ONCE: Final = 2_000
 
 
@@ -93,7 +93,7 @@ class Stages:
         if not labels.exists():
             folder = unpack_teacher(self.work / "teacher")
             teacher = self._trained("teacher", folder, TEACHER)
-            self._label(labels, [(teacher, folder), (first, directory)])
+            self._label(labels, teacher, PairReader(folder, teacher.kind))
         taught = list(_read_labels(labels))
         students = []
         for name in STUDENTS:
@@ -125,23 +125,19 @@ class Stages:
         )
         return network
 
-    def _label(self, file: Path, networks: Sequence[tuple[PairNetwork, Path]]) -> None:
-        """Write pairs with the mean of the networks' logits, as a probability.
+    def _label(self, file: Path, teacher: PairNetwork, reader: PairReader) -> None:
+        """Write pairs with the teacher's probability that they are the same.
 
-        If a label is known, the target is the mean of both: a label that two networks doubt is
+        If a label is known, the target is the mean of both: a label that the teacher doubts is
         often wrong, or hangs on what the question does not say.
         """
         pairs = unsure(self.groups, sentence_vectors, Random(SEED), self.options.labels)
-        readers = [PairReader(directory, network.kind) for network, directory in networks]
         fresh = file.with_suffix(".new")
         with fresh.open("w", encoding="utf-8") as out:
             for start in range(0, len(pairs), _SCORED_AT_ONCE):
                 some = pairs[start : start + _SCORED_AT_ONCE]
-                logits = [
-                    torch.from_numpy(scores(network, reader, [(a, b) for a, b, _ in some]))
-                    for (network, _), reader in zip(networks, readers, strict=True)
-                ]
-                said = torch.sigmoid(torch.stack(logits).mean(0)).tolist()
+                logits = scores(teacher, reader, [(a, b) for a, b, _ in some])
+                said = torch.sigmoid(torch.from_numpy(logits)).tolist()
                 for (a, b, known), guess in zip(some, said, strict=True):
                     target = guess if known is None else (guess + known) / 2
                     out.write(json.dumps([a, b, round(target, 4)]) + "\n")
