@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from embeddings.verify.calibration import Calibration, CalibrationError
-from embeddings.verify.calibration_file import parse_calibration
+from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
 from embeddings.verify.fusion import weighed
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification, Verifier

@@ -1,32 +1,32 @@
 """From scores and verdicts of would-be hits to the least score that keeps an error budget.
 
-Law: the bound is on the share of wrong ones *among the hits*, not among the requests: one wrong
-answer in a thousand requests says nothing where only three of them were hits.
+Law: the bound is on the share of wrong ones *among the hits*, not among the requests. A file is
+read whole or refused; that of another verifier is refused, because its scores mean something else.
 
 Hits are tried from the surest down ("Learn then Test", Angelopoulos et al. 2021, fixed-sequence
-testing), at numbers of hits that are laid down in ``COUNTS``. A number passes when the one-sided
+testing), at numbers of hits laid down beforehand. A number passes when the one-sided
 Clopper-Pearson bound (1934) of the wrong share at the stated confidence is within the budget; the
-first that does not ends the search, and the last that passed gives the threshold. No correction
-for the many tests is needed, because to go too far the search must pass the first number at which
-the budget is truly broken.
+first that does not ends the search, so many tests need no correction.
 
-Why that holds for thresholds taken from the scores: given the score of the hit that follows, the k
-surest hits are a sample of all traffic over that score, so that the wrong among them are binomial,
-for every k. The order is one that loosens, and the bound is exact as long as loosening the
-threshold does not lower the true share of wrong hits. Where the search begins follows from numbers
-of hits alone, never from a verdict: at fewer than 299 hits no outcome could pass 1 %, and an end
-there would tell nothing. With more data it begins where a few wrong ones are allowed, so that one
-wrong label does not cost all hits.
+Given the score of the hit that follows, the k surest hits are a sample of all traffic over it, so
+the bound is exact as long as loosening the threshold does not lower the true share of wrong hits.
+Where the search begins follows from numbers of hits alone, never from a verdict: at fewer than 299
+hits no outcome could pass 1 %. With more data it begins where a few wrong ones are allowed, so that
+one wrong label does not cost all hits.
 """
 
+import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Final
+from functools import cached_property
+from typing import Annotated, Any, Final, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from embeddings.verify.binomial import at_most
 
 CONFIDENCE: Final = 0.95
+MOST_STEPS: Final = 100_000
 
 # The numbers of hits at which a threshold may stand: all up to 33, then steps of 3 %.
 _GROWTH: Final = 1.03
@@ -40,28 +40,44 @@ class CalibrationError(ValueError):
     """The points or the file are no calibration; the message says where."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """So many hits have at least the score ``threshold``; so many of them are wrong."""
 
-    threshold: float
+    threshold: Annotated[float, Field(ge=0, le=1)]
     hits: int
     wrong: int
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """What is known of a verifier's would-be hits, from the surest down."""
+class Calibration(BaseModel):
+    """What is known of a verifier's would-be hits, from the surest down; as JSON, the file.
 
-    verifier: str
-    """Digest of the verifier whose scores they are."""
-    steps: tuple[Step, ...]
-    confidence: float = CONFIDENCE
-    provenance: str = ""
-    """What the hits were made from, in words."""
-    _found: dict[float, Step | None] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    ``verifier``: digest of the verifier whose scores they are. ``provenance``: what the hits were
+    made from, in words.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    format: Annotated[int, Field(ge=1, le=1)]
+    verifier: Annotated[str, Field(min_length=1)]
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    provenance: str
+    steps: Annotated[tuple[Step, ...], Field(max_length=MOST_STEPS)]
+
+    @model_validator(mode="after")
+    def _loosen_step_by_step(self) -> Self:
+        last = Step(2.0, 0, 0)
+        for number, step in enumerate(self.steps):
+            if step.threshold >= last.threshold or step.hits <= last.hits:
+                raise ValueError(f"steps[{number}]: expected a lower score and more hits")
+            more = step.hits - last.hits
+            if not 0 <= step.wrong - last.wrong <= more:
+                raise ValueError(f"steps[{number}]: expected 0 to {more} more wrong hits")
+            last = step
+        return self
+
+    @cached_property
+    def _found(self) -> dict[float, Step | None]:
+        return {}
 
     @property
     def hits(self) -> int:
@@ -114,7 +130,49 @@ def calibrated(
             raise CalibrationError(f"expected a score from 0 to 1, got {score}")
         checked.append((float(score), bool(wrong)))
     checked.sort(reverse=True)
-    return Calibration(verifier, tuple(_steps(checked)), confidence, provenance)
+    return Calibration(
+        format=1,
+        verifier=verifier,
+        confidence=confidence,
+        provenance=provenance,
+        steps=tuple(_steps(checked)),
+    )
+
+
+def written_calibration(calibration: Calibration) -> bytes:
+    """Return the file's content, each step on a line of its own."""
+    head, key, steps = calibration.model_dump_json().rpartition(',"steps":')
+    return (head + key + steps.replace("[", "\n[") + "\n").encode()
+
+
+def parse_calibration(data: bytes, source: str, *, verifier: str | None = None) -> Calibration:
+    """Read a file's content; ``source`` is its name for messages. Raises CalibrationError.
+
+    Only one of ``verifier`` is taken, where that is given.
+    """
+    try:
+        found = Calibration.model_validate_json(data)
+        json.loads(data, object_pairs_hook=_refuse_repeated)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        parts = [f"[{part}]" if isinstance(part, int) else f"{part}" for part in fault["loc"]]
+        where = "".join(parts) + ": " if parts else ""
+        what = "expected JSON" if fault["type"] == "json_invalid" else fault["msg"]
+        raise CalibrationError(f"{source}: {where}{what.removeprefix('Value error, ')}") from None
+    except ValueError as error:
+        raise CalibrationError(f"{source}: {error}") from None
+    if verifier is not None and found.verifier != verifier:
+        raise CalibrationError(
+            f"{source}: verifier: it is of verifier {found.verifier[:16]}, "
+            f"and verifier {verifier[:16]} is in use"
+        )
+    return found
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+    keys = [key for key, _ in pairs]
+    if repeated := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"{repeated}: expected it once")
 
 
 def _steps(points: list[tuple[float, bool]]) -> Iterator[Step]:

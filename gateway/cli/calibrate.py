@@ -22,8 +22,7 @@ from typing import Any
 
 from embeddings.client import EmbeddingsClient
 from embeddings.verify.binomial import upper_bound
-from embeddings.verify.calibration import Calibration, calibrated, least_hits
-from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.calibration import Calibration, calibrated, least_hits, written_calibration
 from gateway.cache.append_files import previous_file
 from gateway.cache.comparison_journal import CHECKS_FILE
 from gateway.cli.supervisor import PYTHON, Child, run_child

@@ -8,8 +8,7 @@ import logging
 from importlib.resources import files
 from pathlib import Path
 
-from embeddings.verify.calibration import Calibration, CalibrationError
-from embeddings.verify.calibration_file import parse_calibration
+from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
 
 OWN_FILE = "semantic-calibration.json"
 """In the data directory."""

@@ -13,8 +13,9 @@ from embeddings.verify.calibration import (
     Step,
     calibrated,
     least_hits,
+    parse_calibration,
+    written_calibration,
 )
-from embeddings.verify.calibration_file import parse_calibration, written_calibration
 
 
 def clean(count, wrong=()):
@@ -139,6 +140,7 @@ def changed(**changes):
         (b"\xff", "expected JSON"),
         (b"[" * 100_000, "expected JSON"),
         (b"[]", "Input should be an object"),
+        (written_calibration(made()).replace(b"{", b'{"format":1,', 1), "format: expected it once"),
         (b'{"format": NaN}', "format: Input should be"),
         (changed(format=2), "format: Input should be"),
         (changed(format=True), "format: Input should be"),

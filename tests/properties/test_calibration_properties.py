@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.verify.binomial import upper_bound
-from embeddings.verify.calibration import calibrated
-from embeddings.verify.calibration_file import parse_calibration, written_calibration
+from embeddings.verify.calibration import calibrated, parse_calibration, written_calibration
 
 SETS = 300
 SIZE = 800

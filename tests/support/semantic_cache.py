@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
-from embeddings.verify.calibration_file import parse_calibration
+from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.fusion import weighed
 from embeddings.verify.guards import guard
 from embeddings.verify.verifier import Verifier, load_verifier

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
-from embeddings.verify.calibration import calibrated
-from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.calibration import calibrated, written_calibration
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.groups import GroupError, read_groups
 from tools.verifier.would_be_hits import candidates, hits

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_verifier import write_tiny_verifier
 
-from embeddings.verify.calibration_file import parse_calibration
+from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.fusion import weighed
 from gateway.cli import calibrate as calibrating
 from gateway.cli.main import main

@@ -9,8 +9,7 @@ import orjson
 import pytest
 from tiny_verifier import write_tiny_verifier
 
-from embeddings.verify.calibration import calibrated
-from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.calibration import calibrated, written_calibration
 from embeddings.verify.files import read_verifier
 from gateway.semantic.calibrations import OWN_FILE
 

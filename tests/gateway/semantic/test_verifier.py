@@ -8,8 +8,7 @@ import math
 import pytest
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
-from embeddings.verify.calibration import calibrated
-from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.calibration import calibrated, written_calibration
 from embeddings.verify.files import read_verifier
 from embeddings.verify.fusion import MIDDLE, WEIGHT, weighed
 from gateway.semantic import calibrations as calibrations_module

@@ -8,8 +8,7 @@ import orjson
 import pytest
 from lock_holder import lock_held
 
-from embeddings.verify.calibration import calibrated
-from embeddings.verify.calibration_file import written_calibration
+from embeddings.verify.calibration import calibrated, written_calibration
 from gateway.cache import append_files as file_lock
 from gateway.cli.main import main
 from gateway.semantic.calibrations import OWN_FILE
