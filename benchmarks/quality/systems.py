@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
-from embeddings.verify.fusion import weighed
+from embeddings.verify.recipe import weighed
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification, Verifier
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier, Scorer

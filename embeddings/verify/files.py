@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from embeddings.encoder.bert_graph import Quantised, Weight
 from embeddings.encoder.model_files import ModelError
-from embeddings.verify.fusion import MIDDLE, WEIGHT
 from embeddings.verify.guards import VERSION
+from embeddings.verify.recipe import MIDDLE, WEIGHT
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
@@ -70,8 +70,10 @@ def read_verifier(directory: Path) -> VerifierFiles:
             max_tokens=len(packed[POSITIONS]),
         )
     except Exception as error:  # damaged files raise whatever the library trips over first
-        raise ModelError(f"cannot read {directory}: {_line(error)}") from error
+        raise unreadable(directory, error) from error
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+def unreadable(directory: Path, error: Exception) -> ModelError:
+    """Return the error that says in one line why a verifier cannot be read."""
+    line = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+    return ModelError(f"cannot read the verifier in {directory}: {line}")

@@ -15,12 +15,12 @@ from embeddings.encoder.model_files import ModelError
 from embeddings.encoder.onnx import OnnxSession, read_tokenizer
 from embeddings.encoder.plain_bert import bert_shape
 from embeddings.messages import Pair, Reason, Scored
-from embeddings.verify.features import SPECIAL_TOKENS, pair_features
-from embeddings.verify.files import VerifierFiles, read_verifier
+from embeddings.verify.files import VerifierFiles, read_verifier, unreadable
+from embeddings.verify.recipe import SPECIAL_TOKENS, pair_features
 
 # No natural text has tokens this long on average.
 _MOST_CHARACTERS_A_TOKEN: Final = 64
-# A score of 1 would stay as it is, whatever the cosine says (fusion.py).
+# A score of 1 would stay as it is, whatever the cosine says (recipe.weighed).
 _MOST: Final = 1.0 - 2.0**-20
 _WARMING: Final = ("How do I reset my password?", "How can I reset my password?")
 
@@ -92,8 +92,7 @@ def load_verifier(directory: Path, threads: int) -> Verifier:
         verifier = Verifier(files, threads)
         (warmed,) = verifier.score([_WARMING])
     except Exception as error:  # damaged files raise whatever the library trips over first
-        line = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        raise ModelError(f"cannot load the verifier from {directory}: {line}") from error
+        raise unreadable(directory, error) from error
     if isinstance(warmed, Reason):
         raise ModelError(f"the verifier in {directory} makes no usable scores")
     return verifier

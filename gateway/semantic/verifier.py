@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from embeddings.verify.fusion import weighed
+from embeddings.verify.recipe import weighed
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification
 

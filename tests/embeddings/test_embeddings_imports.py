@@ -37,7 +37,7 @@ def imported_by(module: str) -> set[str]:
     "module",
     [
         *("embeddings.client", "embeddings.wire", "embeddings.verify.guards"),
-        "embeddings.verify.features",
+        "embeddings.verify.recipe",
     ],
 )
 def test_no_heavy_library_is_imported(module):

@@ -13,7 +13,7 @@ from tiny_verifier import CONFIG, random_weights, write_tiny_verifier
 from embeddings.encoder.model_files import DEFAULT_MODEL, ModelError, locate
 from embeddings.messages import Reason
 from embeddings.verify.files import read_verifier
-from embeddings.verify.fusion import weighed
+from embeddings.verify.recipe import weighed
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.export import save_verifier
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.calibration import parse_calibration
-from embeddings.verify.fusion import weighed
 from embeddings.verify.guards import guard
+from embeddings.verify.recipe import weighed
 from embeddings.verify.verifier import Verifier, load_verifier
 from gateway.cache.lookup import NEAREST
 from gateway.semantic.eligibility import ineligible

@@ -3,7 +3,7 @@
 import pytest
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
-from embeddings.verify.fusion import weighed
+from embeddings.verify.recipe import weighed
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.groups import Group, read_groups
 from tools.verifier.ranking import main

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from embeddings.verify.features import SPECIAL_TOKENS, TOKEN_TYPES, pair_features
+from embeddings.verify.recipe import SPECIAL_TOKENS, TOKEN_TYPES, pair_features
 
 MAX_TOKENS: Final = 256
 _PADDING: Final = -1e4

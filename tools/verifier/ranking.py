@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
-from embeddings.verify.fusion import WEIGHT
+from embeddings.verify.recipe import WEIGHT
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.groups import GroupError, read_groups
 from tools.verifier.would_be_hits import candidates, hits

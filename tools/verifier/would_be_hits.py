@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from embeddings.messages import Reason
-from embeddings.verify.fusion import WEIGHT, weighed
 from embeddings.verify.guards import guard
+from embeddings.verify.recipe import WEIGHT, weighed
 from embeddings.verify.verifier import Verifier
 from tools.verifier.groups import Group
 from tools.verifier.vectors import sentence_vectors

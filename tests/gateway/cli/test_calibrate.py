@@ -12,7 +12,7 @@ import pytest
 from tiny_verifier import write_tiny_verifier
 
 from embeddings.verify.calibration import parse_calibration
-from embeddings.verify.fusion import weighed
+from embeddings.verify.recipe import weighed
 from gateway.cli import calibrate as calibrating
 from gateway.cli.main import main
 from gateway.semantic.calibrations import OWN_FILE, Calibrations

@@ -10,7 +10,7 @@ import pytest
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.calibration import calibrated, written_calibration
 from embeddings.verify.files import read_verifier
-from embeddings.verify.fusion import MIDDLE, WEIGHT, weighed
+from embeddings.verify.recipe import MIDDLE, WEIGHT, weighed
 from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations
