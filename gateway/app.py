@@ -125,7 +125,8 @@ def create_app(
         cases=Journal(settings.data_dir / "wrong-hits.jsonl"),
         forget_keys=entries.forget_keys,
         make_coalescer=make_coalescer,
-        holder_of=access.holder,
+        key_of=access.key,
+        team_of=access.team_of,
     )
     admin = Admin(
         operations,

@@ -18,9 +18,11 @@ class Endpoint(StrEnum):
 
 
 class Scope(StrEnum):
-    """The clients that share an entry: one tenant, one end user of one tenant, or all."""
+    """The clients that share an entry: a tenant, a team, an end user of a tenant, or all."""
 
     TENANT = "tenant"
+    TEAM = "team"
+    """Of a client without a team, its tenant."""
     USER = "user"
     PUBLIC = "public"
 

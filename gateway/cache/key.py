@@ -84,12 +84,16 @@ Only values of a request's head are kept, and the server bounds their size.
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The client: all None if anonymous. ``credential`` joins the values of credential headers."""
+    """The client: all None if anonymous. ``credential`` joins the values of credential headers.
+
+    ``team`` is that of the holder of a gateway key.
+    """
 
     credential: bytes | None = field(repr=False)
     credential_sha256: str | None
     organization: str | None
     project: str | None
+    team: str | None = None
 
 
 ANONYMOUS = Tenant(None, None, None, None)
@@ -99,11 +103,13 @@ def _join(*fields: bytes) -> bytes:
     return b"".join(len(field).to_bytes(8, "big") + field for field in fields)
 
 
-def identify(headers: Mapping[str, str], holder: str | None = None) -> Tenant:
+def identify(
+    headers: Mapping[str, str], holder: str | None = None, team: str | None = None
+) -> Tenant:
     """Read the tenant from request headers (lower-case names).
 
-    ``holder`` names the holder of a gateway key. The name makes the tenant and not the key, so a
-    new key of the same holder finds what the old one stored.
+    ``holder`` names the holder of a gateway key, and ``team`` its team. The name makes the tenant
+    and not the key, so a new key of the same holder finds what the old one stored.
     """
     tenant = _tenant(
         headers.get("authorization") or None,
@@ -115,7 +121,7 @@ def identify(headers: Mapping[str, str], holder: str | None = None) -> Tenant:
     if holder is None:
         return tenant
     # Two fields, while the credential headers make three: never equal.
-    return replace(tenant, credential=_join(b"holder", holder.encode()))
+    return replace(tenant, credential=_join(b"holder", holder.encode()), team=team)
 
 
 @lru_cache(maxsize=_MAX_TENANTS)
@@ -143,7 +149,14 @@ def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...])
     ``user`` holds each name that the request has for its end user. Only the user scope reads it,
     and the caller bypasses the cache if it is empty.
     """
-    owner = _owner(scope.value.encode(), ANONYMOUS if scope is Scope.PUBLIC else tenant)
+    if scope is Scope.PUBLIC:
+        tenant = ANONYMOUS
+    elif scope is Scope.TEAM and tenant.team is None:
+        scope = Scope.TENANT
+    elif scope is Scope.TEAM and tenant.team is not None:
+        # In place of the credential, and told apart from each: a holder may have the same name.
+        tenant = replace(tenant, credential=_join(b"team", tenant.team.encode()))
+    owner = _owner(scope.value.encode(), tenant)
     if scope is Scope.USER:
         owner += _join(*(name.encode() for name in user))
     return hmac.digest(secret, owner, "sha256")

@@ -173,7 +173,7 @@ async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -
                 salts_caches=salts,
                 aliases=alias_identities(settings.all_upstreams),
             ),
-            Access(settings.gateway_keys, settings.denied_keys).holder,
+            Access(settings.gateway_keys, settings.denied_keys).key,
             without_index="the running gateway has the index (--gateway URL)",
         )
         return await explainer.explain(request)

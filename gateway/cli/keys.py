@@ -33,7 +33,6 @@ from gateway.server.keys.key_line import (
     make_key,
     read_key,
 )
-from gateway.server.keys.limits import Limits
 from gateway.settings import SettingsError, load_settings
 from policies.format.values import DURATION, UnexpectedValueError
 
@@ -84,7 +83,7 @@ def rotate(options: argparse.Namespace) -> int:
             raise FailedError(f"{options.name}: the key has expired; give --expires")
         kept = lines if options.overlap else [each for each in lines if each.key not in old]
         return [
-            *(_end(each, until, now, key.limits) if each.key in old else each for each in kept),
+            *(_end(each, until, now, key) if each.key in old else each for each in kept),
             _line(secret, key),
         ]
 
@@ -218,15 +217,15 @@ def _line(secret: str, key: Key) -> Line:
     return _read_line(format_key(hashlib.sha256(secret.encode()).digest(), key))
 
 
-def _end(line: Line, until: float, now: float, limits: Limits) -> Line:
-    """Return the line of a key that ends at ``until``, or sooner if it did so before."""
+def _end(line: Line, until: float, now: float, new: Key) -> Line:
+    """Return the line of a key that ends at ``until``, or sooner, with what the new one shares."""
     key = line.key
     if key is None or line.digest is None:
         return line
     expires = key.expires
     if not key.has_expired(now):
         expires = until if expires is None else min(until, expires)
-    key = replace(key, expires=expires, limits=limits)
+    key = replace(key, expires=expires, limits=new.limits, team=new.team)
     _, mark, comment = line.text.partition("#")
     text = format_key(line.digest, key)
     return Line(f"{text} {mark}{comment}" if mark else text, line.digest, key)

@@ -389,6 +389,7 @@ def _add_keys(commands: Commands) -> None:
         more = parser.add_argument
         more("--models", metavar="GLOBS", help="models that it may use, such as gpt-4o*,claude-*")
         more("--expires", metavar="WHEN", help="when it ends: 90d, or 2027-01-31 in UTC")
+        more("--team", metavar="TEAM", help="keys of a team share answers of scope: team")
         more("--rpm", metavar="N", help="most requests a minute, such as 60")
         more("--tpm", metavar="N", help="most tokens a minute, such as 100k")
         more("--concurrency", metavar="N", help="most requests under way at a time")

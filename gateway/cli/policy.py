@@ -128,6 +128,9 @@ class Cache:
         """Take a request; return whether it hits, None where it is not looked up at all."""
         self._forms.setdefault(record.key, record.form)
         scope = record.scopes.get(decision.scope.value)
+        if decision.scope is Scope.TEAM and Scope.TEAM.value not in record.scopes:
+            # A log of an earlier version, which knew no teams.
+            scope = record.scopes.get(Scope.TENANT.value)
         if scope is None or not self._eligible(record, decision):
             return None
         place = (scope, record.form, decision.generation)

@@ -35,7 +35,8 @@ class CacheRequest:
 
     ``raw`` is the JSON of ``body``. If the request is odd, ``body`` is only what routing reads.
     ``headers`` are by lower-case name, repeated lines joined; ``fields`` are the lines as they
-    came. ``target`` is path and query. ``holder`` names the gateway key of the client, if any.
+    came. ``target`` is path and query. ``holder`` names the gateway key of the client, if any,
+    and ``team`` is that of the holder.
     """
 
     endpoint: Endpoint
@@ -46,6 +47,7 @@ class CacheRequest:
     target: str = field(repr=False)
     holder: str | None = None
     odd: OddShape | None = None
+    team: str | None = None
 
     query: str = field(init=False, repr=False)
     """Query string, without its question mark."""
@@ -88,6 +90,7 @@ def read_request(
     fields: Iterable[tuple[str, str]] = (),
     target: str = "",
     holder: str | None = None,
+    team: str | None = None,
 ) -> CacheRequest:
     """Parse a body and check its shape; see ``CacheRequest``. Raises ClientError."""
     if len(raw) > MAX_PARTS:
@@ -103,7 +106,8 @@ def read_request(
     odd = None
     if error is not None:
         odd, body = OddShape(body, error), _routing_body(endpoint, body)
-    return CacheRequest(endpoint, body, raw, headers, fields, target or endpoint.value, holder, odd)
+    place = target or endpoint.value
+    return CacheRequest(endpoint, body, raw, headers, fields, place, holder, odd, team)
 
 
 def _check_parts(raw: bytes) -> None:

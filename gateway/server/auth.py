@@ -76,10 +76,10 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
         if any(digest == other for other, _ in same):
             problems.append(f"{source}:{number}: this digest is there already")
         before, first = holders.setdefault(key.name, (number, key))
-        if key.limits != first.limits:
+        if key.shared != first.shared:
             problems.append(
-                f"{source}:{number}: expected the limits of line {before}: "
-                "what one holder uses is counted together"
+                f"{source}:{number}: expected the team and the limits of line {before}: "
+                "a holder has one team, and what its keys use is counted together"
             )
         # One object for all keys of a holder.
         key = replace(key, limits=first.limits)
@@ -155,10 +155,11 @@ class Access:
         denied = NOBODY if self._denied is None else self._denied.active
         return authenticate(headers, keys, denied, self._now())
 
-    def holder(self, headers: Mapping[str, str]) -> str | None:
-        """Return the holder of a request's gateway key, if any. Raises UnauthorizedError."""
-        key = self.key(headers)
-        return None if key is None else key.name
+    def team_of(self, holder: str) -> str | None:
+        """Return the team of a holder of gateway keys, if there is one."""
+        ring = NOBODY if self._keys is None else self._keys.active
+        keys = (key for near in ring.by_prefix.values() for _, key in near)
+        return next((key.team for key in keys if key.name == holder), None)
 
     def details(self) -> dict[str, Any]:
         """Return for /readyz the files in force and the refused edits."""

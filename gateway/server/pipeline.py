@@ -237,7 +237,8 @@ class Pipeline:
         self, request: CacheRequest, observation: Observation, trace: Trace | None = None
     ) -> RequestContext:
         """Find the tenant of a request, and the policy's decision."""
-        active, tenant = self.policies.active, identify(request.headers, request.holder)
+        active = self.policies.active
+        tenant = identify(request.headers, request.holder, request.team)
         # Only rules read the facts.
         policy = active.policy
         decision = policy.decide(facts_of(request, tenant)) if policy.rules else policy.default

@@ -227,8 +227,9 @@ SETTINGS = Table(
     Key(
         "scope",
         members(Scope),
-        "Who shares answers. tenant: an API key with its organization and project. user: one end "
-        "user of a tenant, named by the request's safety_identifier or user. public: everybody.",
+        "Who shares answers. tenant: an API key with its organization and project. team: gateway "
+        "keys of one team; without a team, as tenant. user: one end user of a tenant, named by the "
+        "request's safety_identifier or user. public: everybody.",
         required=True,
     ),
     Key(

@@ -76,7 +76,7 @@ class Admin:
     ) -> None:
         """``token`` is the operator's, None where only this machine may ask."""
         self._operations = operations
-        self._explainer = Explainer(operations.pipeline, operations.holder_of)
+        self._explainer = Explainer(operations.pipeline, operations.key_of)
         self._semantic = semantic
         self._prefix_hits = prefix_hits
         self._audit_log = Journal(audit_log)

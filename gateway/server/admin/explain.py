@@ -48,6 +48,7 @@ from gateway.semantic.eligibility import semantic_query
 from gateway.server.admin.operations import walk
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.context import RequestContext, Step, Trace, Verdict, facts_of
+from gateway.server.keys.key_line import Key
 from gateway.server.pipeline import Pipeline
 from policies.decision import PiiAction
 from policies.format.settings import settings_of
@@ -93,8 +94,8 @@ class Explainer:
     """Explains what a pipeline does; ``policy_only`` where there is no store to look into."""
 
     pipeline: Pipeline
-    holder_of: Callable[[Mapping[str, str]], str | None] = lambda _: None
-    """Returns the holder of a request's gateway key. Raises RequestError if access is refused."""
+    key_of: Callable[[Mapping[str, str]], Key | None] = lambda _: None
+    """Returns a request's gateway key. Raises RequestError if access is refused."""
     without_index: str = "this gateway runs without an index of questions"
     policy_only: bool = False
 
@@ -104,13 +105,14 @@ class Explainer:
         request = {"endpoint": recorded.endpoint, "inferred": recorded.inferred}
         report: dict[str, Any] = {"request": request}
         try:
-            holder = self.holder_of(recorded.headers)
+            key = self.key_of(recorded.headers)
             read = read_request(
                 recorded.endpoint,
                 recorded.raw,
                 headers=recorded.headers,
                 target=recorded.target,
-                holder=holder,
+                holder=None if key is None else key.name,
+                team=None if key is None else key.team,
             )
             end = await self.pipeline.explain(read, trace)
         except PromptTooLongError as error:
@@ -122,7 +124,7 @@ class Explainer:
             message = f"{odd.error} The request is forwarded as it came."
             bypass = {"would": "bypass", "reason": Reason.UNKNOWN_SHAPE, "message": message}
             return {"outcome": bypass} | report
-        tenant = _client_name(context.tenant, holder)
+        tenant = _client_name(context.tenant, context.request.holder)
         report["request"] |= {"model": recorded.model, "tenant": tenant}
         report |= _decision(context)
         if end is None:

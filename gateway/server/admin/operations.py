@@ -35,6 +35,7 @@ from gateway.protocol.conversation import answer_text, as_names
 from gateway.protocol.errors import RequestError, UnauthorizedError
 from gateway.protocol.request import read_request
 from gateway.server.admin.recorded_request import InvalidFieldError, read_endpoint, read_headers
+from gateway.server.keys.key_line import Key
 from gateway.server.local_encoder import LocalReply
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry.observation import Observation
@@ -176,8 +177,10 @@ class Operations:
     forget_keys: ForgetKeys | None
     make_coalescer: Callable[[Upstream], Coalescer]
     """Gives one for the stand-in of the upstream."""
-    holder_of: Callable[[Mapping[str, str]], str | None]
-    """Returns the holder of the gateway key in headers."""
+    key_of: Callable[[Mapping[str, str]], Key | None]
+    """Returns the gateway key in headers. Raises UnauthorizedError."""
+    team_of: Callable[[str], str | None]
+    """Returns the team of a holder of gateway keys."""
 
     async def entries(
         self, selection: Selection, after: bytes | None, limit: int
@@ -320,12 +323,12 @@ class Operations:
     async def scope(self, fields: Fields) -> Fields:
         """Return the scope ids of a client with these headers and this user."""
         refuse_other_fields(fields, "headers", "holder", "user")
-        headers, holder = self._sender(fields)
+        headers, holder, team = self._sender(fields)
         user = fields.get("user")
         if not isinstance(user, str | None):
             raise InvalidFieldError("user", "text")
         users = () if user is None else (user,)
-        ids = scope_ids(self.pipeline.secret, identify(headers, holder), users)
+        ids = scope_ids(self.pipeline.secret, identify(headers, holder, team), users)
         return {scope.value: digest.hex() for scope, digest in ids.items()}
 
     async def load(self, fields: Fields) -> Fields:
@@ -336,7 +339,7 @@ class Operations:
         refuse_other_fields(fields, "endpoint", "headers", "holder", "request", "answer")
         target = fields.get("endpoint", Endpoint.CHAT.value)
         endpoint, _ = read_endpoint(target)
-        headers, holder = self._sender(fields)
+        headers, holder, team = self._sender(fields)
         for name in ("request", "answer"):
             if not isinstance(fields.get(name), dict):
                 raise InvalidFieldError(name, "an object")
@@ -348,7 +351,13 @@ class Operations:
         raw, lines = orjson.dumps({**fields["request"], "stream": False}), tuple(headers.items())
         try:
             request = read_request(
-                endpoint, raw, headers=headers, fields=lines, target=target, holder=holder
+                endpoint,
+                raw,
+                headers=headers,
+                fields=lines,
+                target=target,
+                holder=holder,
+                team=team,
             )
             reply = await pipeline.answer(request, observation)
             reply.close()
@@ -361,22 +370,23 @@ class Operations:
         reason = None if observation.stored else observation.declined or observation.reason
         return {"stored": observation.stored, "reason": reason}
 
-    def _sender(self, fields: Fields) -> tuple[dict[str, str], str | None]:
-        """Return headers by lower-case name, and the holder of their gateway key.
+    def _sender(self, fields: Fields) -> tuple[dict[str, str], str | None, str | None]:
+        """Return headers by lower-case name, the holder of their gateway key, and its team.
 
         Where the gateway has keys of its own, ``holder`` may name the holder instead.
         """
         headers, holder = read_headers(fields.get("headers", {})), fields.get("holder")
         if holder is None:
             try:
-                return headers, self.holder_of(headers)
+                key = self.key_of(headers)
             except UnauthorizedError:
                 raise InvalidFieldError(
                     "headers", "a key that is accepted here, or the field holder in its place"
                 ) from None
+            return headers, None if key is None else key.name, None if key is None else key.team
         if not isinstance(holder, str) or not holder:
             raise InvalidFieldError("holder", "the name of a holder of gateway keys")
-        return headers, holder
+        return headers, holder, self.team_of(holder)
 
     async def _select(self, selection: Selection) -> AsyncIterator[Entry]:
         store = self.pipeline.store

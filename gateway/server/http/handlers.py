@@ -178,6 +178,7 @@ class Handlers:
                     fields=plain.fields,
                     target=plain.head.target,
                     holder=None if key is None else key.name,
+                    team=None if key is None else key.team,
                 )
                 if self.default_model and not request.model:
                     request = _with_model(request, self.default_model)
@@ -249,6 +250,7 @@ class Handlers:
                 fields=headers,
                 target=target,
                 holder=None if key is None else key.name,
+                team=None if key is None else key.team,
             )
             if model and not parsed.model:
                 parsed = _with_model(parsed, model)
@@ -309,6 +311,7 @@ def _with_model(request: CacheRequest, model: str) -> CacheRequest:
         fields=request.fields,
         target=request.target,
         holder=request.holder,
+        team=request.team,
     )
 
 

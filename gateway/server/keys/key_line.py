@@ -48,13 +48,19 @@ class Key:
     """A key that may be used here, and its holder's ``name``.
 
     ``models`` are globs of the models that it may name; empty allows any. ``expires`` is in seconds
-    since the epoch.
+    since the epoch. Keys of one ``team`` may share answers.
     """
 
     name: str
     models: tuple[str, ...] = ()
     expires: float | None = None
     limits: Limits = NO_LIMITS
+    team: str | None = None
+
+    @property
+    def shared(self) -> tuple[str | None, Limits]:
+        """What all keys of a holder have in common."""
+        return self.team, self.limits
 
     def has_expired(self, now: float) -> bool:
         """Tell whether the key may not be used any more."""
@@ -137,6 +143,12 @@ def _read_models(text: str) -> tuple[str, ...]:
     return models
 
 
+def _read_team(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise KeyLineError("expected a name of at most 64 characters, without space, # and !")
+    return text
+
+
 def _read_time(text: str) -> float:
     try:
         when = datetime.fromisoformat(text)
@@ -189,6 +201,7 @@ LIMITS: Mapping[str, Attribute] = {
 ATTRIBUTES: Mapping[str, Attribute] = {
     "models": Attribute(_read_models, ",".join),
     "expires": Attribute(_read_time, format_time),
+    "team": Attribute(_read_team, str),
     **LIMITS,
 }
 """All attributes of a line; the first ones are fields of ``Key``."""

@@ -48,6 +48,34 @@ def test_a_scope_is_the_same_each_time_and_depends_on_the_secret(headers):
     assert scope(headers) != scope(headers, secret=b"t" * 32)
 
 
+def team_scope(holder, team, kind=Scope.TEAM, **headers):
+    return scope_id(SECRET, kind, identify({"authorization": "k"} | headers, holder, team), ())
+
+
+def test_the_holders_of_a_team_share_its_scope_and_nobody_else_does():
+    shared = team_scope("shop", "search")
+    assert team_scope("desk", "search") == shared
+    others = [
+        team_scope("shop", "ads"),
+        team_scope("shop", "search", Scope.TENANT),
+        team_scope("search", "search", Scope.TENANT),
+        team_scope("shop", "search", **{"openai-project": "p"}),
+        team_scope("team", "search", Scope.PUBLIC),
+        scope({"authorization": "Bearer search"}, Scope.TEAM),
+        scope({}, Scope.TEAM),
+    ]
+    assert len({shared, *others}) == len(others) + 1
+
+
+@pytest.mark.parametrize("headers", TENANTS)
+def test_a_client_without_a_team_has_its_tenants_scope(headers):
+    assert scope(headers, Scope.TEAM) == scope(headers)
+
+
+def test_a_holder_without_a_team_has_its_tenants_scope():
+    assert team_scope("shop", None) == team_scope("shop", None, Scope.TENANT)
+
+
 def test_empty_headers_are_as_none():
     empty = {"authorization": "", "x-api-key": "", "openai-organization": "", "openai-project": ""}
     assert identify(empty) == ANONYMOUS

@@ -64,6 +64,8 @@ def test_a_scope_that_more_share_gains_hits_and_one_without_a_user_is_not_looked
     records = [record(0), record(1, scopes=other), record(2, scopes=other)]
     assert hits(replayed(records)) == (1, 1)
     assert hits(replayed(records, scope=Scope.PUBLIC)) == (1, 2)
+    # This log is of a version that knew no teams: each tenant counts by itself.
+    assert hits(replayed(records, scope=Scope.TEAM)) == (1, 1)
     report = replayed(records, scope=Scope.USER)
     assert (report.after.hits, report.after.bypasses) == (1, 1)
 

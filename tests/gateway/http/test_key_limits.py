@@ -4,6 +4,7 @@ import asyncio
 import time
 from hashlib import sha256
 
+import orjson
 import pytest
 from aiohttp import web
 
@@ -254,3 +255,48 @@ async def test_the_limits_of_an_edited_file_hold_and_counts_go_on(start_gateway,
         "problems": [],
         "counts": "ok",
     }
+
+
+TEAM_POLICY = """
+version: 1
+default: {exact: on, semantic: off, freshness: 1h, scope: team, pii: bypass}
+"""
+
+
+@pytest.mark.parametrize("more", [HOT, PARSED])
+async def test_a_team_shares_answers_and_nobody_else_gets_them(
+    start_gateway, upstream, keys, tmp_path, more
+):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(TEAM_POLICY)
+    keys.write_text(
+        line("ann", "gk-ann", "team=search")
+        + line("bob", "gk-bob", "team=search")
+        + line("cy", "gk-cy", "team=ads")
+        + line("search", "gk-search")
+        + line("dan", "gk-dan")
+    )
+    gateway = await start_gateway(gateway_keys=keys, policy=policy)
+
+    async def hits(name):
+        return "; hit" in (await gateway.ask(headers=bearing(f"gk-{name}") | more)).cache
+
+    assert [await hits(name) for name in ("ann", "bob", "ann")] == [False, True, True]
+    assert [await hits(name) for name in ("cy", "search", "dan")] == [False, False, False]
+    assert [await hits(name) for name in ("cy", "search", "dan")] == [True, True, True]
+    assert upstream.calls == 4
+
+
+@pytest.mark.parametrize("whose", [{"holder": "ann"}, {"headers": bearing("gk-ann")}])
+async def test_an_operator_loads_answers_for_a_team(start_gateway, upstream, keys, tmp_path, whose):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(TEAM_POLICY)
+    keys.write_text(line("ann", "gk-ann", "team=search") + line("bob", "gk-bob", "team=search"))
+    gateway = await start_gateway(gateway_keys=keys, policy=policy)
+    request = {"model": "m", "messages": [{"role": "user", "content": "Known?"}]}
+    known = orjson.dumps({"request": request, "answer": completion("Yes."), **whose})
+    assert (await gateway.post("/admin/load", known)).json["stored"] is True
+    assert (await gateway.ask("Known?", headers=bearing("gk-bob"))).text == "Yes."
+    told = (await gateway.post("/admin/scope", orjson.dumps(whose))).json
+    listed = (await gateway.get(f"/admin/entries?scope={told['team']}")).json["entries"]
+    assert (len(listed), upstream.calls) == (1, 0)

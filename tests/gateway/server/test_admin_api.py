@@ -274,7 +274,7 @@ async def test_a_scope_is_told_by_who_asks_and_forgotten_alone(gateway):
 async def test_scope_ids_differ_by_kind_and_user_and_tell_no_key(gateway):
     headers = {"authorization": "Bearer anna"}
     told = await admin(gateway, "scope", headers=headers, user="kim")
-    assert set(told) == {"tenant", "user", "public"}
+    assert set(told) == {"tenant", "team", "user", "public"}
     assert len(set(told.values())) == 3
     other = await admin(gateway, "scope", headers=headers, user="lee")
     assert other["user"] != told["user"]

@@ -16,6 +16,7 @@ DIGEST = "0f" * 32
     [
         ("", Key("shop")),
         ("models=gpt-4o*,claude-3", Key("shop", models=("gpt-4o*", "claude-3"))),
+        ("team=search", Key("shop", team="search")),
         ("expires=2027-01-31", Key("shop", expires=datetime(2027, 1, 31, tzinfo=UTC).timestamp())),
         (
             "rpm=60 tpm=100k concurrency=4",
@@ -79,5 +80,5 @@ def test_all_keys_of_a_holder_have_the_same_limits():
     ring = read_key_ring("\n".join(lines[:2]).encode(), "keys")
     one, two = (key for ((_, key), *_) in [ring.by_prefix[bytes(8)]] for _ in (1, 2))
     assert one.limits is two.limits
-    with pytest.raises(KeyRingError, match="keys:3: expected the limits of line 1"):
+    with pytest.raises(KeyRingError, match="keys:3: expected the team and the limits of line 1"):
         read_key_ring("\n".join(lines).encode(), "keys")
