@@ -15,6 +15,8 @@ class Endpoint(StrEnum):
     EMBEDDINGS = "/v1/embeddings"
     RESPONSES = "/v1/responses"
     RERANK = "/v1/rerank"
+    MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
 
 
 class Scope(StrEnum):

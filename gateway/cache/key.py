@@ -198,7 +198,8 @@ class Partition:
     ``query`` is the query string as forwarded: some servers take a credential or a version there.
     ``pii_identity`` names the scan of prompts: an entry proves that its prompt passed this scan and
     no other. ``compress`` names the settings that leave out context, empty for none: an answer to a
-    shorter prompt is for requests with the same settings.
+    shorter prompt is for requests with the same settings. ``headers`` are those that choose a
+    version of the API, empty where the endpoint has none.
     """
 
     endpoint: Endpoint
@@ -208,6 +209,7 @@ class Partition:
     scope: bytes
     pii_identity: str
     compress: str = ""
+    headers: str = ""
 
     def key_of(self, body: dict[str, Any]) -> bytes:
         """Return the exact identity of a request, 32 bytes."""
@@ -228,7 +230,9 @@ class Partition:
     @cached_property
     def _prefix(self) -> bytes:
         """Return the bytes hashed before the form; length prefixes make their end unambiguous."""
-        compress = (self.compress.encode(),) if self.compress else ()
+        more = (self.compress.encode(),) if self.compress else ()
+        if self.headers:  # two fields, so that it is never taken for the one before
+            more = (*more, b"headers", self.headers.encode(errors="surrogateescape"))
         return _join(
             str(KEY_VERSION).encode(),
             str(self.generation).encode(),
@@ -237,7 +241,7 @@ class Partition:
             self.query.encode(errors="surrogateescape"),
             self.scope,
             self.pii_identity.encode(),
-            *compress,
+            *more,
         )
 
 
@@ -255,9 +259,15 @@ def compress_identity(settings: CompressSettings, documents: DocumentSettings | 
     )
 
 
+def header_identity(names: tuple[str, ...], headers: Mapping[str, str]) -> str:
+    """Return the identity of the named headers, empty if a request has none of them."""
+    given = [(name, headers[name]) for name in names if name in headers]
+    return repr(given) if given else ""
+
+
 def partition_of(
     place: tuple[Endpoint, str, str, int],
-    identities: tuple[str, str],
+    identities: tuple[str, ...],
     secret: bytes,
     scope: Scope,
     tenant: Tenant,
@@ -266,8 +276,8 @@ def partition_of(
 ) -> Partition:
     """Return the partition of a request; for ``user`` see ``scope_id``.
 
-    ``place`` is its endpoint, upstream, query and generation, ``identities`` are those of its scan
-    and of its compression.
+    ``place`` is its endpoint, upstream, query and generation, ``identities`` are those of its scan,
+    of its compression and of its headers.
     """
     return Partition(*place, scope_id(secret, scope, tenant, user), *identities)
 

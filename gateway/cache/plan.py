@@ -1,5 +1,6 @@
 """The plan of a request's lookup, and whether the request may be looked up at all."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ from gateway.cache.key import (
     Tenant,
     compress_identity,
     field_digests,
+    header_identity,
     partition_of,
     shared_partition,
 )
@@ -21,6 +23,7 @@ from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
 _NO_FINGERPRINT = bytes(32)
+NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,12 @@ def plan_request(
     decision: Decision,
     pii_identity: str,
     directives: Directives,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> Plan | Reason:
-    """Return the plan of a request, or the reason why it bypasses the cache."""
+    """Return the plan of a request, or the reason why it bypasses the cache.
+
+    ``headers`` are by lower-case name.
+    """
     if directives.no_store:
         return Reason.NO_STORE
     if (refused := SPECS[endpoint].bypass_reason(body)) is not None:
@@ -200,10 +207,14 @@ def plan_request(
     ):
         return Reason.TEMPERATURE
     place = endpoint, upstream, query, decision.generation
-    identities = pii_identity, compress_identity(decision.compress, decision.prefix.documents)
+    identities = (
+        pii_identity,
+        compress_identity(decision.compress, decision.prefix.documents),
+        header_identity(SPECS[endpoint].keyed_headers, headers),
+    )
     personal = None
     if decision.scope is Scope.USER or decision.pii is PiiAction.USER:
-        user = end_user(body)
+        user = end_user(endpoint, body)
         if user:
             # Not remembered: a name comes from the body and may be megabytes long.
             personal = partition_of(place, identities, secret, Scope.USER, tenant, user=user)
@@ -218,10 +229,7 @@ def plan_request(
     return plan if decision.exact or plan.question is not None else Reason.POLICY
 
 
-def end_user(body: dict[str, Any]) -> tuple[str, ...]:
-    """Return the end user that the client names; empty if it names none.
-
-    Both names count where they differ: one of them may stand for a whole application.
-    """
-    names = (body.get("safety_identifier"), body.get("user"))
+def end_user(endpoint: Endpoint, body: dict[str, Any]) -> tuple[str, ...]:
+    """Return the end user that the client names; empty if it names none."""
+    names = SPECS[endpoint].end_users(body)
     return tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))

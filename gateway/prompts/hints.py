@@ -81,10 +81,11 @@ def hints_for(endpoint: Endpoint, settings: HintSettings) -> tuple[Rewrite, ...]
     """Return the hints that are on, if requests of this endpoint have any."""
     if SPECS[endpoint].turns is None:
         return ()
+    openais = not SPECS[endpoint].is_anthropic
     switches = (
         (Rewrite.BREAKPOINTS, settings.breakpoints is not Breakpoints.OFF),
-        (Rewrite.CACHE_KEY, settings.cache_key),
-        (Rewrite.RETENTION, settings.retention is not KeyRetention.UNSET),
+        (Rewrite.CACHE_KEY, settings.cache_key and openais),
+        (Rewrite.RETENTION, settings.retention is not KeyRetention.UNSET and openais),
     )
     return tuple(hint for hint, on in switches if on)
 
@@ -203,7 +204,9 @@ def _add_marks(
     field, least = _known_model(body)
     if settings.field is not BreakpointField.AUTO:
         field = settings.field
-    if field is None or (field is _ANTHROPIC and not SPECS[endpoint].takes_cache_control):
+    spec = SPECS[endpoint]
+    fits = spec.takes_cache_control if field is _ANTHROPIC else not spec.is_anthropic
+    if field is None or not fits:
         raise NotRewrittenError(NotRewritten.MODEL)
     name = field.value
     theirs = _marks_there(body, name) if name.encode() in raw else []
@@ -254,10 +257,11 @@ def _places(
     questions = [i for i, turn in enumerate(turns) if turn.get("role") == "user"]
     questions = [index for index in questions if not is_block(turns[index])]
     tools, instructions = body.get("tools"), spec.instructions and body.get(spec.instructions)
-    size = _size_of(tools) if tools else 0
-    if isinstance(instructions, str):
-        size += _size_of(instructions)
+    size = sum(_size_of(each) for each in (tools, instructions) if each)
     system: list[Place] = []
+    if spec.is_anthropic:
+        found = _last_text(("system",), instructions, spec.text_type)
+        system += () if found is None else (Place(*found, size // BYTES_A_TOKEN),)
     earlier: list[Place] = []
     places = system
     for index, turn in enumerate(turns[: questions[-1] if questions else 0]):
@@ -292,7 +296,7 @@ def _last_text(path: Path, content: Any, kind: str | None) -> tuple[Path, Any] |
 def _marks_there(body: dict[str, Any], name: str) -> list[Any]:
     """Return the marks that the client has set, wherever they may stand."""
     holders: list[Any] = [body]
-    for field in ("tools", "messages", "input"):
+    for field in ("tools", "system", "messages", "input"):
         for each in _objects(body.get(field)):
             holders += (each, each.get("function"))
             for part in _objects(each.get("content")):

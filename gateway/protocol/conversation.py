@@ -23,6 +23,12 @@ _REACH = 40
 _TEXT_MEMBERS = ("content", "reasoning_content", "reasoning", "refusal")
 """Members of a message that are shown one after the other."""
 _BESIDE_CONTENT = frozenset(_TEXT_MEMBERS[1:])
+_SEALED = {
+    "reasoning": "encrypted_content",
+    "thinking": "signature",
+    "redacted_thinking": "data",
+}
+"""Types of reasoning, and the member that only the author can read."""
 _LONGEST_NAME = 24
 """Letters of a member's name from which it may hold something encoded."""
 _FEWEST_BORDERING = 2
@@ -71,8 +77,9 @@ def _read_object(members: dict[str, Any], texts: list[str]) -> dict[str, Any]:
             texts += _message_borders(members)
     elif type(content) is list and any(type(part) is str for part in content):
         texts.append(_text(content) or "")
-    if members.get("type") == "reasoning" and type(members.get("encrypted_content")) is str:
-        return {name: each for name, each in members.items() if name != "encrypted_content"}
+    sealed = _SEALED.get(members["type"]) if type(members.get("type")) is str else None
+    if sealed is not None and type(members.get(sealed)) is str:
+        return {name: each for name, each in members.items() if name != sealed}
     return members
 
 
@@ -209,8 +216,8 @@ def system_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     They are joined by line feeds.
     """
     spec = SPECS[endpoint]
-    instructions = None if spec.instructions is None else body.get(spec.instructions)
-    texts = [instructions] if isinstance(instructions, str) else []
+    instructions = None if spec.instructions is None else _text(body.get(spec.instructions), "\n")
+    texts = [] if instructions is None else [instructions]
     texts += (
         text
         for turn in _objects(None if spec.turns is None else body.get(spec.turns))

@@ -27,8 +27,13 @@ class RequestError(Exception):
         self.param = param
         self.code = code
 
-    def body(self) -> dict[str, Any]:
-        """Return OpenAI's error object, all four keys."""
+    def body(self, path: str = "", request_id: str | None = None) -> dict[str, Any]:
+        """Return the error as the clients of a path read it: OpenAI's object, all four keys.
+
+        Below ``/v1/messages`` it is Anthropic's, with the request's id if there is one.
+        """
+        if is_anthropic(path):
+            return anthropic_error(self.status, self.message, request_id)
         return error_body(self.message, self.kind, self.param, self.code)
 
 
@@ -91,6 +96,35 @@ def error_body(
 ) -> dict[str, Any]:
     """Build ``{"error": {...}}`` with all four keys OpenAI sends."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+_ANTHROPIC_PATH = "/v1/messages"
+_SERVER_ERROR = 500
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Tell whether requests of a path get Anthropic's errors."""
+    return path.startswith(_ANTHROPIC_PATH) and path[len(_ANTHROPIC_PATH) :][:1] in ("", "/")
+
+
+def anthropic_error(status: int, message: str, request_id: str | None = None) -> dict[str, Any]:
+    """Build an error in Anthropic's form; its type follows from the status."""
+    other = "api_error" if status >= _SERVER_ERROR else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(status, other)
+    body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": message}}
+    return body if request_id is None else {**body, "request_id": request_id}
 
 
 class UnauthorizedError(ClientError):

@@ -19,6 +19,7 @@ ATTACHMENT_TOKENS = 765
 
 _ATTACHMENTS = frozenset(
     {"image_url", "input_image", "input_audio", "file", "input_file", "video_url", "audio_url"}
+    | {"base64"}  # the source of Anthropic's images and documents
 )
 
 

@@ -207,6 +207,8 @@ def _http(
         headers=headers,
         rename=one.rename,
         proxy=proxy,
+        api=one.api,
+        asks_usage=Addition.STREAM_USAGE in _first_given(one.accepts, settings.upstream_accepts),
         connect_seconds=one.connect_timeout or settings.connect_timeout,
         read_seconds=one.read_timeout or settings.read_timeout,
         first_token_seconds=one.first_token_timeout or settings.first_token_timeout,

@@ -76,6 +76,7 @@ from gateway.server.model_fallback import (
     with_model_header,
 )
 from gateway.server.prepare import Outbox
+from gateway.telemetry import request_id
 from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescer import Coalescer
@@ -121,9 +122,8 @@ def refuse(observation: Observation) -> Reply:
         code=Reason.ONLY_IF_CACHED.value,
     )
     header = refused_header(Reason.ONLY_IF_CACHED)
-    return Reply(
-        504, (("Content-Type", JSON_TYPE), ("Cache-Status", header)), orjson.dumps(error.body())
-    )
+    body = error.body(observation.endpoint, request_id.current())
+    return Reply(504, (("Content-Type", JSON_TYPE), ("Cache-Status", header)), orjson.dumps(body))
 
 
 def _note(context: RequestContext, state: State, result: object = None) -> None:
@@ -451,6 +451,7 @@ class Pipeline:
             decision=context.decision,
             pii_identity=context.active.pii_identities[context.decision.pii],
             directives=directives,
+            headers=request.headers,
         )
         return bypass(plan, directives) if isinstance(plan, Reason) else start(plan)
 

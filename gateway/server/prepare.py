@@ -208,10 +208,12 @@ class Outbox:
         if request.odd is not None:
             return original
         rules = rules_for(request.endpoint, request.body, decision.prefix)
-        if not (rules or decision.compress.enabled) and decision.hints is NO_HINTS:
+        compresses = decision.compress.enabled and not SPECS[request.endpoint].is_anthropic
+        if not (rules or compresses) and decision.hints is NO_HINTS:
             return original
-        prepared = self._summarise(context, await self._rewrite(context, rules))
-        if decision.compress.enabled:
+        prepared = await self._rewrite(context, rules)
+        if compresses:
+            prepared = self._summarise(context, prepared)
             prepared = await self.compressor.compress(request.endpoint, decision, prepared)
         body, raw = prepared.body, prepared.raw
         if raw is request.raw:
@@ -258,7 +260,9 @@ class Outbox:
         documents = settings.documents
         if documents is not None and documents.order is DocumentOrder.SHARED:
             memory = Memory(document_owner(self.secret, context.tenant), self.shared.ranks)
-        owner = scope_id(self.secret, context.decision.scope, context.tenant, end_user(body))
+        owner = scope_id(
+            self.secret, context.decision.scope, context.tenant, end_user(endpoint, body)
+        )
         known = self.tools.forms(settings.schema_keys, owner)
         work = partial(rewrite, endpoint, body, raw, settings, memory, known=known)
         result = await _run_in_time(work, raw)

@@ -174,7 +174,7 @@ class Recorder:
             "rule": decision.rule,
             "decision": decision_record(decision),
             "form": hmac.digest(self.secret, b"form" + identity, "sha256")[:_ID_BYTES].hex(),
-            "scopes": self._scopes(body, tenant),
+            "scopes": self._scopes(Endpoint(facts.endpoint), body, tenant),
             "temperature": temperature if isinstance(temperature, int | float) else None,
             "conditions": dict(truths),
         }
@@ -184,8 +184,10 @@ class Recorder:
             record["request"] = body
         return record
 
-    def _scopes(self, body: dict[str, Any], tenant: Tenant) -> dict[str, str | None]:
-        ids = scope_ids(self.secret, tenant, end_user(body))
+    def _scopes(
+        self, endpoint: Endpoint, body: dict[str, Any], tenant: Tenant
+    ) -> dict[str, str | None]:
+        ids = scope_ids(self.secret, tenant, end_user(endpoint, body))
         return {
             scope.value: ids[scope][:_ID_BYTES].hex() if scope in ids else None for scope in Scope
         }

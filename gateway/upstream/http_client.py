@@ -37,6 +37,7 @@ from gateway.protocol.headers import Fields, without
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.connector import OneReplyConnector, proxy_fields
 from gateway.upstream.request import Outgoing, Served, with_key, with_model
+from gateway.upstream.translated import RefusedReply, TranslatedReply, is_messages, translate
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,9 @@ class HttpUpstream:
     ``query`` and ``headers``, in place of the client's of the same names. ``rename`` has its own
     names of models that clients call otherwise. ``proxy`` is an HTTP proxy on the way, perhaps with
     user and password.
+
+    Unless ``api`` is ``anthropic``, requests to ``/v1/messages`` become chat completions.
+    ``asks_usage`` requests the usage of their streams.
     """
 
     def __init__(
@@ -104,6 +108,8 @@ class HttpUpstream:
         headers: Fields = (),
         rename: Mapping[str, str] | None = None,
         proxy: str | None = None,
+        api: str = "openai",
+        asks_usage: bool = True,
     ) -> None:
         self.name = name or base_url
         """Its part of cache keys: a given name, else the URL (which holds no credentials)."""
@@ -113,6 +119,7 @@ class HttpUpstream:
         self._drops_credentials = own_credential
         self._api_key, self._auth = api_key, auth
         self._query = dict(query or {})
+        self._translates, self._asks_usage = api != "anthropic", asks_usage
         self._headers = headers
         self._rename = dict(rename or {})
         self._header_names = tuple(name.lower() for name, _ in headers)
@@ -154,14 +161,23 @@ class HttpUpstream:
         if self.connector is not None:
             await self.connector.close()
 
-    def send(self, outgoing: Outgoing) -> HttpReply:
+    def send(self, outgoing: Outgoing) -> HttpReply | TranslatedReply | RefusedReply:
         """POST; see the port. A failure leaves a line in the log."""
+        target, fields = outgoing.target, outgoing.fields
         raw = outgoing.instead.get(self.name, outgoing.raw)
         if self._rename and (model := self._rename.get(outgoing.model)) is not None:
             raw = with_model(raw, model)
-        length = f"Content-Length: {len(raw)}"
-        request = self._head("POST", outgoing.target, outgoing.fields, length) + raw
-        if outgoing.streamed and self._times_streams:
+        if not (self._translates and is_messages(target)):
+            return self._post(target, fields, raw, streamed=outgoing.streamed)
+        sent = translate(target, fields, raw, asks_usage=self._asks_usage)
+        if isinstance(sent, bytes):
+            return RefusedReply(self.served, sent)
+        reply = self._post(sent.target, sent.fields, sent.raw, streamed=outgoing.streamed)
+        return TranslatedReply(reply, sent)
+
+    def _post(self, target: str, fields: Fields, raw: bytes, *, streamed: bool) -> HttpReply:
+        request = self._head("POST", target, fields, f"Content-Length: {len(raw)}") + raw
+        if streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
             return HttpReply(self, "POST", request, first_token_by=by)
         return HttpReply(self, "POST", request)

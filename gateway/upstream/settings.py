@@ -273,6 +273,19 @@ def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**values, **given}
 
 
+_ANTHROPIC: Final = re.compile(r"https?://(?:[^/:?#@]+\.)?anthropic\.com(?![^/:?#])", re.IGNORECASE)
+
+
+def _with_anthropic(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Set the form of Anthropic's own API by its host, and how an API of its form reads its key."""
+    url, known = given.get("url"), dict(given)
+    if isinstance(url, str) and _ANTHROPIC.match(url):
+        known.setdefault("api", "anthropic")
+    if known.get("api") == "anthropic":
+        known.setdefault("auth", "x-api-key")
+    return known
+
+
 class UpstreamSettings(BaseModel):
     """One upstream. Missing times and ``accepts`` are the ones of all upstreams.
 
@@ -310,10 +323,10 @@ class UpstreamSettings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _expand(cls, given: Any) -> Any:
-        """Fill in the preset, and move the query of the URL to its own field."""
+        """Fill in what the preset and the host tell, and move the URL's query to its own field."""
         if not isinstance(given, Mapping):
             return given
-        given = _with_preset(given)
+        given = _with_anthropic(_with_preset(given))
         url, query = given.get("url"), given.get("query", {})
         if not isinstance(url, str) or "?" not in url or not isinstance(query, Mapping):
             return given

@@ -356,7 +356,7 @@ class SharedResponse(Flight):
         self.fault, self.over = fault, True
         streams = self.head is not None and self.head.events
         if fault is not None and streams and self.error is None:
-            event = failure_event(fault)
+            event = failure_event(fault, self.leader.request.endpoint.value)
             self.log.append(event, event)
         if self.landed_at is None:
             self._table.close(self)

@@ -83,4 +83,4 @@ def test_requests_share_a_key_exactly_if_only_neutral_fields_differ(one, other, 
 
 @given(st.fixed_dictionaries({}, optional={"user": WORD, "safety_identifier": WORD}))
 def test_an_end_user_is_known_by_every_name_that_is_not_empty(body):
-    assert set(end_user(body)) == {name for name in body.values() if name}
+    assert set(end_user(Endpoint.CHAT, body)) == {name for name in body.values() if name}

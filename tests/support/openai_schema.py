@@ -10,8 +10,10 @@ from policies.decision import Endpoint
 
 DATA = Path(os.environ.get("REFRAIN_DATA") or Path(__file__).parents[2] / "../shared/data")
 DESCRIPTION = DATA / "openai-openapi.json"
-PUBLISHED = tuple(each for each in Endpoint if each is not Endpoint.RERANK)
-"""The endpoints that OpenAI has: reranking is Cohere's and Jina's."""
+_OTHERS = frozenset({Endpoint.RERANK, Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+"""Reranking is Cohere's and Jina's, messages are Anthropic's."""
+PUBLISHED = tuple(each for each in Endpoint if each not in _OTHERS)
+"""The endpoints that OpenAI has."""
 ABSENT = f"OpenAI's API description is not at {DESCRIPTION}"
 
 

@@ -58,7 +58,7 @@ def rules_for(
     if spec.turns is None:
         return ()
     on_tools = _tool_rules(settings) if any(body.get(field) for field in spec.tool_fields) else ()
-    return on_tools + _text_rules(settings)
+    return on_tools if spec.is_anthropic else on_tools + _text_rules(settings)
 
 
 def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
@@ -93,7 +93,8 @@ def rewrite(
     tools for ``settings.schema_keys``.
     """
     spec = SPECS[endpoint]
-    rules, on_tools = _text_rules(settings), _tool_rules(settings)
+    rules = () if spec.is_anthropic else _text_rules(settings)
+    on_tools = _tool_rules(settings)
     if not rules and not on_tools:
         return RewrittenRequest(body, raw)
     draft = _Draft(endpoint, settings, memory, Places(raw, body), body)

@@ -53,8 +53,8 @@ _SCHEMAS = frozenset(
 _EXACT = json.JSONDecoder(parse_int=orjson.Fragment, parse_float=orjson.Fragment)
 """Keeps numbers as written."""
 _SPACE = b" \t\r\n"
-_SCHEMA = "parameters"
-_KEY = b'"parameters"'
+_SCHEMAS_OF_TOOLS = ("parameters", "input_schema")
+"""The fields of a tool that hold its schema: OpenAI's, Anthropic's."""
 
 
 class Form(NamedTuple):
@@ -223,19 +223,25 @@ def _with_keys_in_order(
     """
     function = tool.get("function")
     described = function if isinstance(function, dict) else tool
-    holder = described if isinstance(described.get(_SCHEMA), dict) else tool
-    schema = holder.get(_SCHEMA)
-    if keys is SchemaKeys.OFF or not isinstance(schema, dict):
+    found = (
+        (holder, name)
+        for holder in (described, tool)
+        for name in _SCHEMAS_OF_TOOLS
+        if isinstance(holder.get(name), dict)
+    )
+    holder, name = next(found, (tool, ""))
+    if keys is SchemaKeys.OFF or not name:
         return text, tool
+    schema, key = holder[name], b'"%b"' % name.encode()
     named_too = keys is SchemaKeys.ON and described.get("strict") is not True
     original = orjson.dumps(schema)
     ordered = sent = _ordered(schema, named_too=named_too)
     if ordered == original:
         return text, tool
-    path = (_SCHEMA,) if holder is tool else ("function", _SCHEMA)
-    if text.count(_KEY) == 1 and b"\\u00" not in text:
+    path = (name,) if holder is tool else ("function", name)
+    if text.count(key) == 1 and b"\\u00" not in text:
         # No letter is escaped and this stands once, so it is the key.
-        start = after_space(text, after_space(text, text.find(_KEY) + len(_KEY)) + 1)
+        start = after_space(text, after_space(text, text.find(key) + len(key)) + 1)
     else:
         start = Places(text, tool).start(path)
     end = end_of_printed(text, start, original, b"}")
@@ -243,7 +249,7 @@ def _with_keys_in_order(
     if written != original and written.translate(None, _SPACE) != original.translate(None, _SPACE):
         # Numbers may be written in a form that is not printed.
         sent = _ordered(_EXACT.decode(written.decode()), named_too=named_too)
-    value = {**holder, _SCHEMA: orjson.loads(ordered)}
+    value = {**holder, name: orjson.loads(ordered)}
     if holder is not tool:
         value = {**tool, "function": value}
     return text[:start] + sent + text[end:], value

@@ -82,6 +82,11 @@ class Streaming:
     """Whether usage comes only where ``stream_options.include_usage`` asks for it."""
 
 
+def _openai_end_users(body: Body) -> tuple[Any, ...]:
+    """Return both names: where they differ, one of them may stand for a whole application."""
+    return body.get("safety_identifier"), body.get("user")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EndpointSpec:
     """One cached endpoint. A field of None does not apply to it."""
@@ -133,6 +138,13 @@ class EndpointSpec:
     """Whether the upstream stores answers by id for later requests, unless a request forbids it."""
     takes_cache_control: bool = False
     """Whether turns may have marks of Anthropic's for the prefix cache."""
+    is_anthropic: bool = False
+    """Whether requests, replies and errors are in Anthropic's form. Such turns hold the calls of
+    tools and their results, so no text in them is moved or left out."""
+    keyed_headers: tuple[str, ...] = ()
+    """Headers that are part of the key, in lower case."""
+    end_users: Callable[[Body], Iterable[Any]] = _openai_end_users
+    """Yields the names that the request has for its end user."""
 
     @cached_property
     def turns(self) -> str | None:

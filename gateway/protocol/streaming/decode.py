@@ -12,12 +12,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.errors import RequestError, error_body
+from gateway.protocol.errors import RequestError, is_anthropic
 from gateway.protocol.exact_json import dumps, loads
 
 DONE = b"[DONE]"
@@ -156,6 +156,9 @@ def encode(data: bytes) -> bytes:
 class StreamedAnswer(ABC):
     """Follows the events of one stream: the bytes to pass on, and the complete result."""
 
+    strips_usage: ClassVar[bool] = True
+    """Whether clients that did not request usage get the events without it."""
+
     assemble: bool
     """Whether the complete result is wanted."""
     max_bytes: int
@@ -239,7 +242,8 @@ class StreamedAnswer(ABC):
             self._read(chunk, data, merges=self._takes(raw))
         except (UnknownShapeError, RecursionError):
             self._unfit = Reason.UNKNOWN_SHAPE
-        return raw, _without_usage(chunk, raw) if "usage" in chunk else raw
+        strips = self.strips_usage and "usage" in chunk
+        return raw, _without_usage(chunk, raw) if strips else raw
 
     def _takes(self, raw: bytes) -> bool:
         """Tell whether an event is to be part of the result, and count its bytes."""
@@ -302,9 +306,10 @@ def _cut_null_usage(raw: bytes) -> bytes:
     return raw[: -len(_NO_USAGE)] + b"}\n\n"
 
 
-def failure_event(fault: Exception) -> bytes:
-    """Return the event that tells a client why its stream ends early."""
-    if isinstance(fault, RequestError):
-        return encode(orjson.dumps(fault.body()))
-    message = "The gateway had an internal error while it streamed the answer."
-    return encode(orjson.dumps(error_body(message, "server_error", None, Reason.INTERNAL.value)))
+def failure_event(fault: Exception, path: str = "") -> bytes:
+    """Return the event that tells a client why its stream ends early, as its path has it."""
+    if not isinstance(fault, RequestError):
+        message = "The gateway had an internal error while it streamed the answer."
+        fault = RequestError(500, message, kind="server_error", code=Reason.INTERNAL.value)
+    event = encode(orjson.dumps(fault.body(path)))
+    return b"event: error\n" + event if is_anthropic(path) else event

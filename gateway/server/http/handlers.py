@@ -145,7 +145,7 @@ class Handlers:
                 seen.end("error", Reason.CLIENT_GONE)
                 raise
             except Exception as error:  # noqa: BLE001 - each becomes a reply
-                return _response(_failure(error, seen, self.names))
+                return _response(_failure(error, seen, self.names, request.path))
             finally:
                 seen.finish()
                 if ticket is not None:
@@ -187,7 +187,7 @@ class Handlers:
                     gate = None if key is None else self.meter.gate(key)
                     connection.hot.remember(plain, seen.rule, seen.hit.entry, reply, gate)
             except Exception as error:  # noqa: BLE001 - each becomes a reply
-                reply = _failure(error, seen, self.names)
+                reply = _failure(error, seen, self.names, plain.endpoint.value)
             if ticket is not None:
                 reply = replace(reply, headers=ticket.label(reply.headers))
             given_id, closes = request_id.HEADER in headers, self.stopping()
@@ -327,28 +327,27 @@ def _json(status: int, value: dict[str, Any], cache_status: str | None = None) -
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
-def refuse(status: int, message: str, code: str) -> web.Response:
+def refuse(status: int, message: str, code: str, path: str = "") -> web.Response:
     """Return the reply to a request that no handler sees, see ``http_server``."""
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    reply = _json(
-        status,
-        error_body(message, kind, None, code),
-        refused_header(Reason.INVALID_REQUEST),
-    )
+    error = RequestError(status, message, kind=kind, code=code)
+    body = error.body(path, request_id.current())
+    reply = _json(status, body, refused_header(Reason.INVALID_REQUEST))
     reply.headers[request_id.HEADER] = request_id.current()
     return reply
 
 
-def _failure(error: Exception, seen: Observation, names: Mapping[str, str]) -> Reply:
-    """Note why a request failed, and return the error in OpenAI's form."""
+def _failure(error: Exception, seen: Observation, names: Mapping[str, str], path: str) -> Reply:
+    """Note why a request failed, and return the error in the form of the path's clients."""
     if not isinstance(error, RequestError):
         # A defect of the gateway: the client still gets an error that it understands.
         log.error("a request failed", exc_info=error)
         seen.end("error", Reason.INTERNAL, 500)
         message = "The gateway had an internal error while processing your request."
-        body = error_body(message, "server_error", None, Reason.INTERNAL.value)
+        defect = RequestError(500, message, kind="server_error", code=Reason.INTERNAL.value)
+        body = defect.body(path, request_id.current())
         return _error(500, body, refused_header(Reason.INTERNAL))
-    seen.status = error.status
+    seen.status, body = error.status, error.body(path, request_id.current())
     if not isinstance(error, UpstreamError):
         reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
         seen.end("invalid", reason)
@@ -357,7 +356,7 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str]) -> R
             shown = (("WWW-Authenticate", "Bearer"),)
         elif isinstance(error, LimitError):
             shown = error.fields
-        return _error(error.status, error.body(), refused_header(reason), *shown)
+        return _error(error.status, body, refused_header(reason), *shown)
     forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
     seen.end("error", error.reason)
     fields = []
@@ -367,7 +366,7 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str]) -> R
     if error.tried:
         tried = tuple((names.get(name, name), reason) for name, reason in error.tried)
         fields.append((UPSTREAM, format_upstream_header("", tried)))
-    return _error(error.status, error.body(), forward.header(declined=error.reason), *fields)
+    return _error(error.status, body, forward.header(declined=error.reason), *fields)
 
 
 def _error(status: int, body: dict[str, Any], cache_status: str, *fields: tuple[str, str]) -> Reply:

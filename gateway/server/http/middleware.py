@@ -12,13 +12,14 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.errors import ClientError, UpstreamError
+from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
 from gateway.server.http.http_server import Refuse, leave_unread, refusal
 from gateway.server.keys.meter import Ticket
 from gateway.telemetry import request_id
@@ -83,13 +84,14 @@ def _middleware(refuse: Refuse) -> Middleware:
     async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
         headers = request.headers
         request_id.begin(headers)
-        refused = refusal(request, refuse)
+        own = partial(refuse, path=request.path) if is_anthropic(request.path) else refuse
+        refused = refusal(request, own)
         if (
             refused is None
             and "Via" in headers
             and any(map(has_passed_here, headers.getall("Via")))
         ):
-            refused = refuse(508, _LOOP, "loop_detected")
+            refused = own(508, _LOOP, "loop_detected")
         response = await handler(request) if refused is None else refused
         if "Content-Encoding" in headers:
             leave_unread(request, response)

@@ -223,6 +223,10 @@ class FirstTokenDetector:
         return FirstToken.PENDING
 
 
+_BEFORE_TOKENS = frozenset({"message_start", "ping"})
+"""Anthropic's events that say nothing yet."""
+
+
 def _judge_event(data: bytes | None, *, whole: bool = True) -> FirstToken | Failure:
     if data is None:
         return FirstToken.PENDING
@@ -233,8 +237,11 @@ def _judge_event(data: bytes | None, *, whole: bool = True) -> FirstToken | Fail
     except orjson.JSONDecodeError:
         return FirstToken.SEEN if whole else FirstToken.NONE
     if isinstance(event, dict):
-        if event.get("type") == "error" or event.get("error"):
+        kind = event.get("type")
+        if kind == "error" or event.get("error"):
             return _error(event)
+        if kind in _BEFORE_TOKENS:
+            return FirstToken.PENDING
         choices = event.get("choices")
         if isinstance(choices, list) and not any(map(says_something, choices)):
             return FirstToken.PENDING
@@ -254,6 +261,13 @@ def says_something(choice: Any) -> bool:
             return True
 
 
+_OF_THE_REQUEST = frozenset(
+    {"authentication_error", "billing_error", "permission_error", "not_found_error"}
+    | {"request_too_large"}
+)
+"""Types of Anthropic's errors that another upstream would answer alike."""
+
+
 def _error(event: dict[str, Any]) -> FirstToken | Failure:
     """Return what an error event means: some servers send status 200 before they can fail.
 
@@ -266,7 +280,13 @@ def _error(event: dict[str, Any]) -> FirstToken | Failure:
             return Failure(Reason.UPSTREAM_LIMITED, risky=False, personal=True)
         case {"code": int(code)} if 400 <= code < 500:
             return FirstToken.REFUSED
-        case {"type": str(kind)} if "invalid_request" in kind or "BadRequest" in kind:
+        case {"type": "rate_limit_error"}:
+            return Failure(Reason.UPSTREAM_LIMITED, risky=False, personal=True)
+        case {"type": "overloaded_error"}:
+            return Failure(Reason.UPSTREAM_LIMITED, risky=False)
+        case {"type": str(kind)} if (
+            "invalid_request" in kind or "BadRequest" in kind or kind in _OF_THE_REQUEST
+        ):
             return FirstToken.REFUSED
         case dict() | str():
             return Failure(Reason.UPSTREAM_STATUS, risky=True)

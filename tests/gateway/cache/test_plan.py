@@ -58,7 +58,7 @@ def test_store_false_is_cached_and_does_not_change_the_key(store):
     ],
 )
 def test_end_user(fields, names):
-    assert end_user(fields) == names
+    assert end_user(Endpoint.CHAT, fields) == names
 
 
 def test_two_users_of_one_safety_identifier_do_not_share():

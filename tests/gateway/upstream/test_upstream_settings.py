@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import Settings, SettingsError, load_settings
-from gateway.upstream.settings import alias_identities, presets
+from gateway.upstream.settings import UpstreamSettings, alias_identities, presets
 
 URL = "http://a.example/v1"
 
@@ -269,3 +269,24 @@ def test_a_wrong_preset_is_told(tmp_path: Path, text: str, told: str):
 def test_the_table_of_presets_is_packaged():
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     assert "upstream/*.yaml" in project["tool"]["setuptools"]["package-data"]["gateway"]
+
+
+@pytest.mark.parametrize(
+    ("given", "api", "auth"),
+    [
+        ({"url": "https://api.anthropic.com/v1"}, "anthropic", "x-api-key"),
+        ({"url": "https://API.Anthropic.com:443/v1"}, "anthropic", "x-api-key"),
+        ({"url": "https://anthropic.com.example.org/v1"}, "openai", "bearer"),
+        ({"url": "https://notanthropic.com/v1"}, "openai", "bearer"),
+        ({"url": "https://api.anthropic.com/v1", "api": "openai"}, "openai", "bearer"),
+        ({"url": "http://127.0.0.1:9/v1", "api": "anthropic"}, "anthropic", "x-api-key"),
+        (
+            {"url": "http://127.0.0.1:9/v1", "api": "anthropic", "auth": "bearer"},
+            "anthropic",
+            "bearer",
+        ),
+    ],
+)
+def test_anthropics_api_is_known_by_its_host(given, api, auth):
+    one = UpstreamSettings(**given)
+    assert (one.api, one.auth) == (api, auth)

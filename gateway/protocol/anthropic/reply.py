@@ -1,0 +1,147 @@
+"""A chat completion as a message of Anthropic's, and errors in Anthropic's form.
+
+Law: a figure or an argument that the server did not send is never made up. Arguments of a tool that
+are no JSON object make the reply an error.
+"""
+
+from typing import Any
+
+import orjson
+
+from gateway.protocol import exact_json
+from gateway.protocol.errors import anthropic_error
+
+Message = dict[str, Any]
+
+_STOPS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+
+
+class UnreadableReplyError(ValueError):
+    """A reply of the server cannot be a message; the text says why."""
+
+
+def to_error(status: int, body: bytes) -> dict[str, Any]:
+    """Return a server's error in Anthropic's form, with the server's own message."""
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        given = None
+    return anthropic_error(status, message_of(given) or f"The model's server answered {status}.")
+
+
+def message_of(error: Any) -> str:
+    """Return the message of an error in one of the forms that servers use, or an empty text."""
+    match error:
+        case {"error": {"message": str(message)}} | {"error": str(message)}:
+            return message
+        case {"message": str(message)} | {"detail": str(message)}:
+            return message
+        case {"detail": [{"msg": str(message)}, *_]}:
+            return message
+        case _:
+            return ""
+
+
+def message_id(chat_id: Any) -> str:
+    """Return the id of a message for that of a completion."""
+    return f"msg_{chat_id.removeprefix('chatcmpl-')}" if isinstance(chat_id, str) else "msg_0"
+
+
+def to_message(result: Any) -> Message:
+    """Return the message for a chat completion. Raises UnreadableReplyError."""
+    choice: dict[str, Any]
+    match result:
+        case {"choices": [{"message": dict(said)} as choice, *_]}:
+            pass
+        case _:
+            raise UnreadableReplyError("The model's server sent no chat completion.")
+    content: list[dict[str, Any]] = []
+    if thought := thought_of(said):
+        content.append({"type": "thinking", "thinking": thought, "signature": ""})
+    texts = (said.get("content"), said.get("refusal"))
+    content += ({"type": "text", "text": text} for text in texts if isinstance(text, str) and text)
+    calls = said.get("tool_calls") or ()
+    content += (_tool_use(call) for call in (calls if isinstance(calls, list) else ()))
+    stop_reason, stop_sequence = stop_of(choice, calls=bool(calls), refused=said.get("refusal"))
+    return {
+        "id": message_id(result.get("id")),
+        "type": "message",
+        "role": "assistant",
+        "model": result.get("model"),
+        "content": content,
+        "stop_reason": stop_reason,
+        "stop_sequence": stop_sequence,
+        "usage": usage_of(result.get("usage")),
+    }
+
+
+def thought_of(said: dict[str, Any]) -> str:
+    """Return the reasoning of a message or of a piece of one, by either of its names."""
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(text := said.get(name), str) and text:
+            return text
+    return ""
+
+
+def _tool_use(call: Any) -> dict[str, Any]:
+    match call:
+        case {"id": str(name), "function": {"name": str(function), "arguments": str(text)}}:
+            pass
+        case _:
+            raise UnreadableReplyError("The model's server sent a tool call of an unknown form.")
+    try:
+        given = exact_json.loads(text.encode() or b"{}")
+    except orjson.JSONDecodeError:
+        given = None
+    if not isinstance(given, dict):
+        message = f"The model called {function} with arguments that are no JSON object."
+        raise UnreadableReplyError(message)
+    return {"type": "tool_use", "id": name, "name": function, "input": given}
+
+
+def stop_of(
+    choice: dict[str, Any], *, calls: bool, refused: object = None
+) -> tuple[str | None, str | None]:
+    """Return why a message ended, and the stop sequence that ended it, if the server names it.
+
+    A word that is not known stays: it is no clean end.
+    """
+    finish = choice.get("finish_reason")
+    if not isinstance(finish, str):
+        return None, None
+    reason = _STOPS.get(finish, finish)
+    if reason != "end_turn":
+        return reason, None
+    if refused:
+        return "refusal", None
+    if calls:
+        return "tool_use", None
+    matched = choice.get("stop_reason")  # vLLM's
+    return ("stop_sequence", matched) if isinstance(matched, str) and matched else (reason, None)
+
+
+def usage_of(usage: Any) -> dict[str, int]:
+    """Return the usage in Anthropic's words, which count cached tokens apart.
+
+    Clients require both counts, so one that the server does not tell is 0.
+    """
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    prompt = _count(usage.get("prompt_tokens")) or 0
+    counts = {"input_tokens": max(0, prompt - (cached or 0))}
+    if cached is not None:
+        counts["cache_creation_input_tokens"] = 0
+        counts["cache_read_input_tokens"] = cached
+    counts["output_tokens"] = _count(usage.get("completion_tokens")) or 0
+    return counts
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None

@@ -1,0 +1,273 @@
+"""A request to ``/v1/messages`` as a request for chat completions.
+
+Laws:
+- What the model reads is all there, or the request is refused with its place. Only marks for a
+  prefix cache and settings of Anthropic's own service are left out.
+- Results of tools follow their calls at once, as servers require: before the rest of their turn.
+- The same request gives the same bytes, so that prefix caches hit.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gateway.protocol import exact_json
+
+Body = dict[str, Any]
+
+_SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
+"""Fields with the same name and meaning."""
+
+_LEFT_OUT = frozenset(
+    {"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config"}
+    | {"thinking", "metadata", "service_tier", "cache_control", "context_management"}
+    | {"diagnostics", "inference_geo", "speed", "anthropic_version", "anthropic_beta"}
+)
+"""Fields that are translated one by one, or that chat completions do not have."""
+
+_ONLY_ANTHROPICS = ("container", "mcp_servers", "thread")
+"""Fields for what runs on Anthropic's servers."""
+
+_COMPLETION_TOKENS = re.compile(r"(?:^|/)(?:o[1-9]|gpt-[5-9])")
+"""OpenAI's reasoning models refuse ``max_tokens``."""
+
+_BILLING = "x-anthropic-billing-header"
+"""How a block of Claude Code begins that differs for each request, and is not for the model."""
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class UntranslatableError(ValueError):
+    """A part of a request has no counterpart; ``param`` is its place."""
+
+    def __init__(self, what: str, param: str) -> None:
+        super().__init__(
+            f"{param}: {what} cannot be sent to this model: its server speaks chat completions, "
+            "which have nothing like it."
+        )
+        self.param = param
+
+
+def to_chat(body: Body, *, asks_usage: bool) -> Body:
+    """Return the body for ``/v1/chat/completions``. Raises UntranslatableError.
+
+    ``asks_usage`` requests the usage of a stream. Fields that Anthropic does not have are passed
+    on: some servers take more.
+    """
+    for name in _ONLY_ANTHROPICS:
+        if body.get(name):
+            raise UntranslatableError(name, name)
+    chat = {name: body[name] for name in _SAME if body.get(name) is not None}
+    if _COMPLETION_TOKENS.search(str(chat.get("model", ""))) and "max_tokens" in chat:
+        chat["max_completion_tokens"] = chat.pop("max_tokens")
+    chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
+    if body.get("stop_sequences"):
+        chat["stop"] = body["stop_sequences"]
+    if body.get("tools"):
+        chat["tools"] = [_tool(f"tools[{at}]", each) for at, each in _items("tools", body)]
+        chat |= _tool_choice(body.get("tool_choice"))
+    chat |= _output_form(body.get("output_config"))
+    others = body.keys() - _LEFT_OUT - chat.keys() - {"max_tokens", *_ONLY_ANTHROPICS}
+    chat |= {name: body[name] for name in body if name in others}
+    if asks_usage and body.get("stream") is True:
+        chat["stream_options"] = {"include_usage": True}
+    return chat
+
+
+def _items(name: str, body: Body) -> Iterator[tuple[int, Body]]:
+    """Yield the objects of a list with their places. Raises UntranslatableError."""
+    values = body.get(name)
+    if not isinstance(values, list):
+        raise UntranslatableError("a value that is no list", name)
+    for at, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise UntranslatableError("a value that is no object", f"{name}[{at}]")
+        yield at, value
+
+
+def _system(system: Any) -> Iterator[Body]:
+    if system is None:
+        return
+    texts = [text for text in _texts("system", system) if not text.startswith(_BILLING)]
+    if texts:
+        yield {"role": "system", "content": "\n\n".join(texts)}
+
+
+def _texts(where: str, content: Any) -> Iterator[str]:
+    """Yield the texts of a content that is only text."""
+    if isinstance(content, str):
+        yield content
+        return
+    for at, block in _items("content", {"content": content}):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                yield text
+            case _:
+                raise _odd(f"{where}[{at}]", block)
+
+
+def _odd(where: str, block: Mapping[str, Any]) -> UntranslatableError:
+    kind = block.get("type")
+    what = f"a block of type {kind[:64]!r}" if isinstance(kind, str) else "a block without a type"
+    return UntranslatableError(what, where)
+
+
+def _messages(messages: Any) -> Iterator[Body]:
+    for at, message in _items("messages", {"messages": messages}):
+        where, content = f"messages[{at}].content", message.get("content")
+        match message.get("role"):
+            case "user":
+                yield from _user(where, content)
+            case "assistant":
+                yield _assistant(where, content)
+            case "system":
+                yield {"role": "system", "content": "\n\n".join(_texts(where, content))}
+            case _:
+                raise UntranslatableError("a role that is not known", f"messages[{at}].role")
+
+
+def _user(where: str, content: Any) -> Iterator[Body]:
+    if isinstance(content, str):
+        yield {"role": "user", "content": content}
+        return
+    parts: list[Body] = []
+    for at, block in _items("content", {"content": content}):
+        place = f"{where}[{at}]"
+        if block.get("type") == "tool_result":
+            text, images = _tool_result(place, block)
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+            parts += images
+        else:
+            parts += _parts(place, block)
+    match parts:
+        case []:
+            return
+        case [{"type": "text", "text": text}]:
+            yield {"role": "user", "content": text}
+        case _:
+            yield {"role": "user", "content": parts}
+
+
+def _tool_result(where: str, block: Body) -> tuple[str, list[Body]]:
+    """Return the text of a result, and what a tool message cannot hold."""
+    content = block.get("content")
+    texts, others = [], list[Body]()
+    if isinstance(content, str):
+        texts.append(content)
+    elif content is not None:
+        for at, each in _items("content", {"content": content}):
+            for part in _parts(f"{where}.content[{at}]", each):
+                if part["type"] == "text":
+                    texts.append(part["text"])
+                else:
+                    others.append(part)
+    if block.get("is_error") is True:
+        texts.insert(0, "Error:")
+    if others:
+        name = str(block.get("tool_use_id"))
+        texts.append("(what the tool returned beside text is in the next message)")
+        others.insert(0, {"type": "text", "text": f"Returned by the tool call {name}:"})
+    return "\n".join(texts), others
+
+
+def _parts(where: str, block: Body) -> Iterator[Body]:
+    """Yield the parts of a user message for one block."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            yield {"type": "text", "text": text}
+        case {"type": "image", "source": {"type": "base64", "media_type": str(kind), "data": data}}:
+            yield {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
+        case {"type": "image", "source": {"type": "url", "url": str(url)}}:
+            yield {"type": "image_url", "image_url": {"url": url}}
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            yield {"type": "text", "text": _titled(block, text)}
+        case {"type": "document", "source": {"type": "content", "content": content}}:
+            yield {"type": "text", "text": _titled(block, "\n".join(_texts(where, content)))}
+        case {"type": "document", "source": {"type": "base64", "media_type": str(kind), "data": d}}:
+            named = block.get("title") or "document.pdf"
+            file = {"filename": named, "file_data": f"data:{kind};base64,{d}"}
+            yield {"type": "file", "file": file}
+        case {"type": "search_result", "source": str(source), "content": content}:
+            yield {
+                "type": "text",
+                "text": _titled(block, "\n".join(_texts(where, content)), source),
+            }
+        case _:
+            raise _odd(where, block)
+
+
+def _titled(block: Body, text: str, source: str = "") -> str:
+    heads = (block.get("title"), source, block.get("context"))
+    return "\n".join([*(head for head in heads if isinstance(head, str) and head), text])
+
+
+def _assistant(where: str, content: Any) -> Body:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Body] = []
+    for at, block in _items("content", {"content": content}):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "thinking", "thinking": str(thought)}:
+                thoughts.append(thought)
+            case {"type": "redacted_thinking"}:
+                pass  # only its maker can read it
+            case {"type": "tool_use", "id": str(call), "name": str(name), "input": given}:
+                function = {"name": name, "arguments": exact_json.dumps(given).decode()}
+                calls.append({"id": call, "type": "function", "function": function})
+            case _:
+                raise _odd(f"{where}[{at}]", block)
+    message: Body = {"role": "assistant", "content": "".join(texts)}
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = calls
+    return message
+
+
+def _tool(where: str, tool: Body) -> Body:
+    match tool:
+        case {"name": str(name), "input_schema": schema, **rest} if rest.get("type") in (
+            None,
+            "custom",
+        ):
+            function = {"name": name}
+            if rest.get("description") is not None:
+                function["description"] = rest["description"]
+            function["parameters"] = schema
+            if rest.get("strict") is not None:
+                function["strict"] = rest["strict"]
+            return {"type": "function", "function": function}
+        case {"type": str(kind)}:
+            raise UntranslatableError(f"a tool of type {kind[:64]!r}", where)
+        case _:
+            raise UntranslatableError("a tool without name or input_schema", where)
+
+
+def _tool_choice(choice: Any) -> Body:
+    if not isinstance(choice, dict):
+        return {}
+    given: Body = {}
+    match choice:
+        case {"type": "tool", "name": str(name)}:
+            given["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case {"type": str(kind)} if kind in _CHOICES:
+            given["tool_choice"] = _CHOICES[kind]
+        case _:
+            raise UntranslatableError("a choice of tools that is not known", "tool_choice")
+    if choice.get("disable_parallel_tool_use") is True:
+        given["parallel_tool_calls"] = False
+    return given
+
+
+def _output_form(config: Any) -> Body:
+    match config:
+        case {"format": {"type": "json_schema", "schema": schema}}:
+            form = {"name": "output", "schema": schema, "strict": True}
+            return {"response_format": {"type": "json_schema", "json_schema": form}}
+        case _:
+            return {}

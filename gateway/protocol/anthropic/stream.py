@@ -1,0 +1,186 @@
+"""A stream of chat completions as the events of a message.
+
+Laws:
+- The events come in Anthropic's order: the message begins, its blocks follow one after another, the
+  message ends. Each block is closed before the next begins.
+- An event is translated when its last byte is there, however the stream was cut.
+- A stream without a finish reason gets no end: it broke off.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from gateway.protocol import exact_json
+from gateway.protocol.anthropic.reply import (
+    message_id,
+    message_of,
+    stop_of,
+    thought_of,
+    usage_of,
+)
+from gateway.protocol.errors import anthropic_error
+from gateway.protocol.streaming.decode import DONE, Decoder, Event
+
+_CODES = {429: 429, "rate_limit_exceeded": 429, "insufficient_quota": 429}
+"""Codes of errors in streams that say more than that the server failed."""
+
+
+def encode_event(kind: str, data: dict[str, Any]) -> bytes:
+    """Return one event of a message. Raises TypeError if its data is nested too deeply."""
+    printed = exact_json.dumps({"type": kind, **data})
+    return b"event: " + kind.encode() + b"\ndata: " + printed + b"\n\n"
+
+
+@dataclass(slots=True)
+class MessageEvents:
+    """Translates one stream, piece by piece. ``feed`` may raise EventTooLargeError."""
+
+    _decoder: Decoder = field(default_factory=Decoder)
+    _begun: bool = False
+    _over: bool = False
+    """Whether the last event has been written: nothing that follows counts."""
+    _index: int = -1
+    """Of the block that is open, or was last."""
+    _open: tuple[str, Any] | None = None
+    """Type of the open block, and which tool call it is."""
+    _calls: set[Any] = field(default_factory=set)
+    """Tool calls that have begun."""
+    _refused: bool = False
+    _finish: dict[str, Any] | None = None
+    """The choice that said why the message ends."""
+    _usage: Any = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the events that the next bytes of the stream complete."""
+        return b"".join(
+            [piece for event in self._decoder.feed(data) for piece in self._pass(event)]
+        )
+
+    def end(self) -> bytes:
+        """Return the events that the end of the stream completes."""
+        last = self._decoder.end()
+        pieces = [] if last is None else list(self._pass(last))
+        return b"".join([*pieces, *self._close_message()])
+
+    def _pass(self, event: Event) -> Iterator[bytes]:
+        data, raw = event
+        if self._over:
+            return
+        if data is None:
+            yield raw if raw.endswith(b"\n\n") else b""  # a comment keeps the connection alive
+            return
+        if data == DONE:
+            yield from self._close_message()
+            return
+        try:
+            chunk = exact_json.loads(data)
+        except orjson.JSONDecodeError:
+            chunk = None
+        if not isinstance(chunk, dict):
+            yield self._fail("The model's server sent an event that is no JSON object.")
+        elif chunk.get("error") is not None or chunk.get("type") == "error":
+            error = chunk.get("error")
+            code = error.get("code") if isinstance(error, dict) else None
+            status = _CODES.get(code, 500) if isinstance(code, int | str) else 500
+            yield self._fail(message_of(chunk) or "The model's server failed.", status, error)
+        else:
+            yield from self._translate(chunk)
+
+    def _fail(self, message: str, status: int = 500, error: Any = None) -> bytes:
+        self._over = True
+        body = anthropic_error(status, message)
+        match error:
+            case {"code": int(code)} if 400 <= code < 500 and code not in _CODES:
+                body = anthropic_error(code, message)
+            case {"type": str(kind)} if "invalid_request" in kind or "BadRequest" in kind:
+                body = anthropic_error(400, message)
+        return encode_event("error", {"error": body["error"]})
+
+    def _translate(self, chunk: dict[str, Any]) -> Iterator[bytes]:
+        if chunk.get("usage") is not None:
+            self._usage = chunk["usage"]
+        if not self._begun:
+            self._begun = True
+            message: dict[str, Any] = {
+                "id": message_id(chunk.get("id")),
+                "type": "message",
+                "role": "assistant",
+                "model": chunk.get("model"),
+                "content": [],
+                "stop_reason": None,
+                "stop_sequence": None,
+                "usage": {**usage_of(self._usage), "output_tokens": 0},
+            }
+            yield encode_event("message_start", {"message": message})
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict) and choice.get("index", 0) == 0:
+                delta = choice.get("delta")
+                if isinstance(delta, dict):
+                    yield from self._blocks(delta)
+                if isinstance(choice.get("finish_reason"), str):
+                    self._finish = choice
+
+    def _blocks(self, delta: dict[str, Any]) -> Iterator[bytes]:
+        if thought := thought_of(delta):
+            yield from self._open_block("thinking", {"thinking": "", "signature": ""})
+            yield self._delta("thinking_delta", thinking=thought)
+        for name in ("content", "refusal"):
+            if isinstance(text := delta.get(name), str) and text:
+                self._refused = self._refused or name == "refusal"
+                yield from self._open_block("text", {"text": ""})
+                yield self._delta("text_delta", text=text)
+        calls = delta.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            yield from self._call(call)
+
+    def _call(self, call: Any) -> Iterator[bytes]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or self._over:
+            return
+        which, text = call.get("index", call.get("id")), function.get("arguments")
+        if self._open != ("tool_use", which):
+            name, given_id = function.get("name"), call.get("id")
+            if which in self._calls and not text:
+                return
+            if which in self._calls or not isinstance(name, str) or not isinstance(given_id, str):
+                yield self._fail("The model's server sent pieces of tool calls out of order.")
+                return
+            self._calls.add(which)
+            block = {"id": given_id, "name": name, "input": {}}
+            yield from self._open_block("tool_use", block, which)
+        if isinstance(text, str) and text:
+            yield self._delta("input_json_delta", partial_json=text)
+
+    def _open_block(self, kind: str, block: dict[str, Any], which: Any = None) -> Iterator[bytes]:
+        """Begin a block, unless it is open already."""
+        if self._open == (kind, which):
+            return
+        yield from self._close_block()
+        self._open = kind, which
+        self._index += 1
+        given = {"index": self._index, "content_block": {"type": kind, **block}}
+        yield encode_event("content_block_start", given)
+
+    def _delta(self, kind: str, **piece: str) -> bytes:
+        return encode_event(
+            "content_block_delta", {"index": self._index, "delta": {"type": kind, **piece}}
+        )
+
+    def _close_block(self) -> Iterator[bytes]:
+        if self._open is not None:
+            self._open = None
+            yield encode_event("content_block_stop", {"index": self._index})
+
+    def _close_message(self) -> Iterator[bytes]:
+        if self._over or self._finish is None:
+            return
+        self._over = True
+        yield from self._close_block()
+        reason, sequence = stop_of(self._finish, calls=bool(self._calls), refused=self._refused)
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        yield encode_event("message_delta", {"delta": delta, "usage": usage_of(self._usage)})
+        yield encode_event("message_stop", {})

@@ -1,0 +1,154 @@
+"""Streams of chat completions as the events of a message, however they are cut."""
+
+import orjson
+import pytest
+
+from gateway.protocol.anthropic.reply import to_message
+from gateway.protocol.anthropic.stream import MessageEvents
+from gateway.protocol.endpoints.messages import StreamedMessage
+
+
+def chunk(delta=None, finish=None, usage=None, **more):
+    choices = (
+        [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish, **more}]
+    )
+    data = {"id": "chatcmpl-7", "model": "m", "choices": choices, "usage": usage}
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def piece(index, arguments, **more):
+    return {"tool_calls": [{"index": index, "function": {"arguments": arguments, **more}}]}
+
+
+def call(index, name):
+    given = {"index": index, "id": name, "function": {"name": "f", "arguments": ""}}
+    return {"tool_calls": [given]}
+
+
+DONE = b"data: [DONE]\n\n"
+USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 2}}
+STREAM = b"".join(
+    [
+        b": waiting\n\n",
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"reasoning_content": "Hm"}),
+        chunk({"reasoning_content": "."}),
+        chunk({"content": "I "}),
+        chunk({"content": "look."}),
+        chunk(call(0, "a")),
+        chunk(piece(0, '{"x"')),
+        chunk(piece(0, ":1}")),
+        chunk(call(1, "b")),
+        chunk({}, "tool_calls"),
+        chunk(usage=USAGE),
+        DONE,
+    ]
+)
+
+
+def translated(*pieces):
+    events = MessageEvents()
+    return b"".join([*map(events.feed, pieces), events.end()])
+
+
+def names(stream):
+    return [
+        line.removeprefix("event: ")
+        for line in stream.decode().splitlines()
+        if line.startswith("event: ")
+    ]
+
+
+def assembled(stream):
+    answer = StreamedMessage(assemble=True, max_bytes=10**6)
+    answer.feed(stream)
+    answer.end()
+    return answer
+
+
+def test_a_stream_is_the_message_that_the_plain_reply_is():
+    answer = assembled(translated(STREAM))
+    function = {"name": "f", "arguments": '{"x":1}'}
+    calls = [
+        {"id": "a", "function": function},
+        {"id": "b", "function": {**function, "arguments": ""}},
+    ]
+    message = {"content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls}
+    choice = {"message": message, "finish_reason": "tool_calls"}
+    plain = {"id": "chatcmpl-7", "model": "m", "choices": [choice], "usage": USAGE}
+    assert answer.done
+    assert answer.result() == to_message(plain)
+
+
+def test_the_events_come_in_order():
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    start, delta, stop = block
+    assert names(translated(STREAM)) == [
+        "message_start",
+        *(start, delta, delta, stop),
+        *(start, delta, delta, stop),
+        *(start, delta, delta, stop),
+        *(start, stop),
+        "message_delta",
+        "message_stop",
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
+def test_any_cut_gives_the_same_events(size):
+    cuts = [STREAM[at : at + size] for at in range(0, len(STREAM), size)]
+    assert translated(*cuts) == translated(STREAM)
+
+
+def test_comments_pass():
+    assert translated(STREAM).startswith(b": waiting\n\n")
+
+
+def test_a_stream_that_stops_without_done_is_whole_if_it_has_a_finish_reason():
+    assert names(translated(STREAM.removesuffix(DONE)))[-1] == "message_stop"
+
+
+def test_a_stream_that_breaks_off_has_no_end():
+    broken = translated(STREAM.partition(chunk(call(1, "b")))[0])
+    assert "message_stop" not in names(broken)
+    answer = assembled(broken)
+    assert not answer.ended
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b'{"error": {"message": "oh"}}', "api_error"),
+        (b'{"error": {"message": "oh", "code": 429}}', "rate_limit_error"),
+        (b'{"error": {"message": "oh", "code": 400}}', "invalid_request_error"),
+        (b'{"error": {"message": "oh", "type": "BadRequestError"}}', "invalid_request_error"),
+    ],
+)
+def test_an_error_ends_the_stream(data, kind):
+    stream = translated(chunk({"content": "a"}), b"data: " + data + b"\n\n", DONE)
+    last = stream.strip().rpartition(b"data: ")[2]
+    assert orjson.loads(last) == {"type": "error", "error": {"type": kind, "message": "oh"}}
+    assert names(stream)[-1] == "error"
+
+
+@pytest.mark.parametrize("data", [b"oh", b"[]"])
+def test_what_is_no_object_is_an_error(data):
+    assert names(translated(b"data: " + data + b"\n\n")) == ["error"]
+
+
+def test_pieces_of_calls_out_of_order_are_an_error():
+    stream = translated(chunk(call(0, "a")), chunk(call(1, "b")), chunk(piece(0, "{}")))
+    assert names(stream)[-1] == "error"
+
+
+def test_an_empty_piece_of_an_earlier_call_changes_nothing():
+    ended = (chunk({}, "tool_calls"), DONE)
+    before = translated(chunk(call(0, "a")), chunk(call(1, "b")), *ended)
+    assert (
+        translated(chunk(call(0, "a")), chunk(call(1, "b")), chunk(piece(0, "")), *ended) == before
+    )
+
+
+def test_a_stop_sequence_is_named():
+    stream = translated(chunk({"content": "a"}), chunk({}, "stop", stop_reason="END"), DONE)
+    assert assembled(stream).result()["stop_sequence"] == "END"
