@@ -164,11 +164,12 @@ class Ticket:
             return 0
         # Who leaves early gets no figure, nor does who asks an upstream that has none: such a
         # client must not use up more than its budget.
-        answer = 0
-        if SPECS[request.endpoint].streaming is not None:
-            size = seen.answer_bytes
-            answer = size // STREAM_BYTES_A_TOKEN if request.streamed else tokens_in(size)
-        return prompt_tokens(request.endpoint, request.body) + answer
+        prompt, size = prompt_tokens(request.endpoint, request.body), seen.answer_bytes
+        spec = SPECS[request.endpoint]
+        if spec.streaming is not None:
+            return prompt + (size // STREAM_BYTES_A_TOKEN if request.streamed else tokens_in(size))
+        # What is neither written nor embedded, such as a ranking, has tokens if the upstream says.
+        return prompt if spec.is_batch else 0
 
 
 class Meter:
