@@ -36,8 +36,8 @@ _LOOK_SECONDS = 0.05
 CODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
 """The codings of bodies. The parser has refused before what cannot be decoded here."""
 
-Refuse = Callable[[int, str, str], web.Response]
-"""Makes the reply of a refusal: (status, message, code)."""
+Refuse = Callable[..., web.Response]
+"""Makes the reply of a refusal: (status, message, code), and ``path`` if the path is known."""
 
 _NEVER_SERVED = frozenset({"CONNECT", "TRACE"})
 _SERVED = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"

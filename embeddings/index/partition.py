@@ -304,9 +304,12 @@ class MemoryIndex:
         Return whether there is more.
         """
         if self._to_build:
-            rows = self._to_build.popleft()
-            if rows.build():
-                self._to_build.append(rows)
+            rows, more = self._to_build.popleft(), True
+            try:
+                more = rows.build()
+            finally:  # a build that failed is tried again, without a change of its partition
+                if more:
+                    self._to_build.append(rows)
         return bool(self._to_build)
 
     def _expect_building(self, rows: Partition) -> None:

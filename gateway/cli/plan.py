@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def _check(settings: Settings) -> None:
     checks = (
         (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
         (settings.gateway_keys, read_key_ring),
-        (settings.denied_keys, read_key_ring),
+        (settings.denied_keys, partial(read_key_ring, denied=True)),
     )
     for path, check in checks:
         if path is None:

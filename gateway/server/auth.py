@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,11 @@ class KeyRing:
 NOBODY = KeyRing({})
 
 
-def read_key_ring(data: bytes, source: str) -> KeyRing:
-    """Read a file of a key a line; ``#`` begins a comment. Raises KeyRingError."""
+def read_key_ring(data: bytes, source: str, *, denied: bool = False) -> KeyRing:
+    """Read a file of a key a line; ``#`` begins a comment. Raises KeyRingError.
+
+    Of ``denied`` keys the digests alone count, so lines of one holder may differ.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -76,7 +80,7 @@ def read_key_ring(data: bytes, source: str) -> KeyRing:
         if any(digest == other for other, _ in same):
             problems.append(f"{source}:{number}: this digest is there already")
         before, first = holders.setdefault(key.name, (number, key))
-        if key.shared != first.shared:
+        if key.shared != first.shared and not denied:
             problems.append(
                 f"{source}:{number}: expected the team and the limits of line {before}: "
                 "a holder has one team, and what its keys use is counted together"
@@ -120,9 +124,11 @@ def authenticate(
     return key
 
 
-def key_file(path: Path) -> WatchedFile[KeyRing]:
+def key_file(path: Path, *, denied: bool = False) -> WatchedFile[KeyRing]:
     """Return the keys in a file. Raises KeyRingError or OSError."""
-    return WatchedFile(path, read_key_ring, "keys: keeping the last good ones")
+    return WatchedFile(
+        path, partial(read_key_ring, denied=denied), "keys: keeping the last good ones"
+    )
 
 
 class Access:
@@ -139,7 +145,8 @@ class Access:
     ) -> None:
         self._now = now
         self._keys, self._denied = (
-            None if path is None else key_file(path) for path in (gateway_keys, denied_keys)
+            None if path is None else key_file(path, denied=denied)
+            for path, denied in ((gateway_keys, False), (denied_keys, True))
         )
         self._files = [file for file in (self._keys, self._denied) if file is not None]
         self.rings = [file.active for file in self._files]

@@ -37,7 +37,7 @@ from gateway.protocol.headers import Fields, without
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.connector import OneReplyConnector, proxy_fields
 from gateway.upstream.request import Outgoing, Served, with_key, with_model
-from gateway.upstream.translated import RefusedReply, TranslatedReply, is_messages, translate
+from gateway.upstream.translated import MESSAGES, RefusedReply, TranslatedReply, translate
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class HttpUpstream:
         raw = outgoing.instead.get(self.name, outgoing.raw)
         if self._rename and (model := self._rename.get(outgoing.model)) is not None:
             raw = with_model(raw, model)
-        if not (self._translates and is_messages(target)):
+        if not (self._translates and target.startswith(MESSAGES)):
             return self._post(target, fields, raw, streamed=outgoing.streamed)
         sent = translate(target, fields, raw, asks_usage=self._asks_usage)
         if isinstance(sent, bytes):

@@ -28,7 +28,8 @@ from policies.decision import Endpoint
 MAX_REPLY_BYTES = 64 * 2**20
 """Of a plain reply, which must be whole before it is translated."""
 
-_MESSAGES, _COUNT = Endpoint.MESSAGES.value, Endpoint.COUNT_TOKENS.value
+MESSAGES = Endpoint.MESSAGES.value
+"""Requests to this path, and to those below it, may have to be translated."""
 _ANTHROPICS = ("anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
@@ -52,11 +53,6 @@ class Translated(NamedTuple):
     reply: Translate
 
 
-def is_messages(target: str) -> bool:
-    """Tell whether a request to this path and query may have to be translated."""
-    return target.startswith(_MESSAGES) and target.partition("?")[0] in (_MESSAGES, _COUNT)
-
-
 def translate(target: str, fields: Fields, raw: bytes, *, asks_usage: bool) -> Translated | bytes:
     """Return a request as the server reads it, or the error that the client gets in its place.
 
@@ -70,7 +66,7 @@ def translate(target: str, fields: Fields, raw: bytes, *, asks_usage: bool) -> T
         return _error(str(error))
     except (orjson.JSONDecodeError, TypeError):
         return _error("The JSON body of your request cannot be sent to this model's server.")
-    if target.partition("?")[0] == _MESSAGES:
+    if target.partition("?")[0] == MESSAGES:
         fields = _chat_fields(fields)
         return Translated(Endpoint.CHAT.value, fields, sent, lambda status: status, _message)
     prompt = {name: chat[name] for name in ("model", "messages", "tools") if name in chat}

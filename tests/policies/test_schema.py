@@ -92,7 +92,7 @@ def test_check_jsonschema_accepts_the_schema_and_the_shipped_files(tmp_path):
         "version: 1\nrules: [{name: a, match: {}, semantic: {}}]\n" + DEFAULT,
         "version: 1\nrules: [{name: a, match: {}, semantic: {min_similarity: 1.5}}]\n" + DEFAULT,
         "version: 1\nrules: [{name: a, match: {}, semantic: {max_wrong_hits: 1}}]\n" + DEFAULT,
-        "version: 1\nrules: [{name: a, match: {}, scope: team}]\n" + DEFAULT,
+        "version: 1\nrules: [{name: a, match: {}, scope: group}]\n" + DEFAULT,
         "version: 1\nrules: [{name: a, match: {}, pii: off}]\n" + DEFAULT,
         "version: 1\npii: {allow: []}\n" + DEFAULT,
         "version: 1\npii: {allow: [7]}\n" + DEFAULT,

@@ -153,7 +153,11 @@ def _keep_plan(work: Path, options: argparse.Namespace) -> None:
         "labels": options.labels,
         **{name: {**asdict(plan), "steps": _steps(plan, options)} for name, plan in plans.items()},
         "groups": _digest(options.groups.glob("*.txt")),
-        "templates": _digest((Path(__file__).parent / "templates").glob("*.py")),
+        "templates": _digest(
+            file
+            for file in (Path(__file__).parent / "templates").rglob("*")
+            if file.suffix in {".py", ".txt"}
+        ),
     }
     file = work / "plan.json"
     made = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

@@ -20,8 +20,8 @@ from policies.policy import glob_test
 
 NAME = re.compile(r"[^\s#!]{1,64}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-_READING = frozenset({"GET", "HEAD", "DELETE"})
-"""Methods of requests that no model answers."""
+_READING = frozenset({"GET", "HEAD"})
+"""Methods of requests that no model answers, and that change nothing of what others stored."""
 
 _AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kMG]?)")
 _THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}

@@ -297,7 +297,10 @@ class Meter:
             pause = EXCHANGE_SECONDS if self.problem is None else RETRY_SECONDS
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), pause)
-            await self.exchange()
+            try:
+                await self.exchange()
+            except Exception:  # noqa: BLE001 - the next exchange may succeed
+                _log.exception("keys: the counts could not be shared")
 
     def _fail(self, error: StoreError) -> None:
         if self.problem is None:

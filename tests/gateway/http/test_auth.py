@@ -113,7 +113,8 @@ async def test_a_denied_provider_key_gets_no_hits_any_more(start_gateway, tmp_pa
     gateway = await start_gateway(denied_keys=denied)
     await gateway.ask(headers=bearing("gk-shop"))
     assert "hit" in (await gateway.ask(headers=bearing("gk-shop"))).cache
-    denied.write_text(line("left-in-may", "gk-shop"))
+    other_limits = line("left-in-may", "gk-desk").rstrip() + " rpm=5\n"
+    denied.write_text(line("left-in-may", "gk-shop").rstrip() + "\n" + other_limits)
     await until(lambda asked: asked.status == 401, gateway)
     assert (await gateway.ask(headers=bearing("other"))).status == 200
     assert (await gateway.ask()).status == 200
