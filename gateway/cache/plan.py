@@ -207,10 +207,11 @@ def plan_request(
     ):
         return Reason.TEMPERATURE
     place = endpoint, upstream, query, decision.generation
+    versions = SPECS[endpoint].keyed_headers
     identities = (
         pii_identity,
         compress_identity(decision.compress, decision.prefix.documents),
-        header_identity(SPECS[endpoint].keyed_headers, headers),
+        header_identity(versions, headers) if versions else "",
     )
     personal = None
     if decision.scope is Scope.USER or decision.pii is PiiAction.USER:
