@@ -54,7 +54,7 @@ def create_app(
 ) -> web.Application:
     """Build the gateway. ``semantic_socket`` is None where semantic lookup is not installed.
 
-    Raises PolicyError, KeyRingError, OSError and SecretError when it cannot start.
+    Raises PolicyError, KeyRingError, PricesError, OSError and SecretError when it cannot start.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     policies = PolicyFile(settings.policy or default_policy())
@@ -62,7 +62,9 @@ def create_app(
     entries = open_store(settings, os.environ)
     meter = Meter(entries.key_counts if access.own_keys else None, time.time)
     secret = shared_secret(os.environ) or load_or_create_secret(settings.data_dir)
-    telemetry = open_telemetry(settings, secret=secret, store_stats=entries.store.stats)
+    telemetry = open_telemetry(
+        settings, secret=secret, store_stats=entries.store.stats, usage_store=entries.usage
+    )
     metrics = telemetry.metrics
     upstreams = open_upstreams(
         settings,
@@ -132,6 +134,7 @@ def create_app(
         operations,
         SemanticOperations(semantic.journal, time.time, semantic.budgets),
         metrics.prefixes.shares.report,
+        telemetry.usage.report,
         audit_log=settings.data_dir / "admin-audit.jsonl",
         token=secret_setting(os.environ, "ADMIN_TOKEN"),
     )
@@ -167,6 +170,7 @@ def create_app(
         policies,
         access,
         metrics,
+        telemetry.usage,
         server=SERVER_SOFTWARE,
         stopping=stopping,
         now=time.time,
@@ -184,7 +188,7 @@ def create_app(
 
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            for part in (telemetry, entries, upstreams, semantic):
+            for part in (telemetry, entries, telemetry.usage, upstreams, semantic):
                 await stack.enter_async_context(part.lifespan())
             await stack.enter_async_context(meter.lifespan())
             stack.callback(scans.close)

@@ -171,6 +171,7 @@ class Settings(BaseModel):
     port: int = Field(default=8080, ge=0, le=65535)
     data_dir: Path = Path(".refrain")
     policy: Path | None = None
+    prices: Path | None = None
     workers: int = Field(default=1, ge=1, le=64)
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     max_body_bytes: Size = Field(default=32 * 2**20, ge=1024)

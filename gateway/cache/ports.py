@@ -183,6 +183,39 @@ class Claims(Protocol):
         """Give the claim back, soon."""
 
 
+USAGE_ROWS = 2_048
+"""Rows of a day; the figures of further labels are summed in one more row."""
+USAGE_DAYS = 400
+"""Days for which usage is kept."""
+USAGE_OTHER = '{"holder":"other","model":"other","rule":"other","upstream":"other"}'
+"""The labels of that row."""
+
+
+class UsageRow(NamedTuple):
+    """Sums of one day, such as ``2026-11-24`` (UTC), under labels, which are a JSON object."""
+
+    day: str
+    labels: str
+    figures: Mapping[str, float]
+
+
+class UsageStore(Protocol):
+    """Where the figures of usage are summed, for all gateways of one store."""
+
+    async def add(self, batch: str, rows: Sequence[UsageRow]) -> None:
+        """Add the figures to those that are there. Raises StoreError.
+
+        ``batch`` names these rows: if they are added again under the same name, nothing changes.
+        Beyond USAGE_ROWS rows of a day, figures count under USAGE_OTHER.
+        """
+
+    async def read(self, since: str) -> list[UsageRow]:
+        """Return all rows from a day on. Raises StoreError."""
+
+    async def close(self) -> None:
+        """Release files and connections."""
+
+
 class Quarantine(Protocol):
     """Keys of entries that must not be semantic hits any more."""
 

@@ -57,6 +57,18 @@ scan what is stored with today's detectors of personal data
 Scan every stored answer of a running gateway again. Exit code 1 when personal
 data is found and stays.
 """
+_USAGE = """\
+show what was used and what was saved, in tokens, money and time
+
+Show requests, tokens, dollars and seconds: what upstreams were paid for, and
+what exact and semantic hits, shared calls, prefix caches and compression
+saved. Dollars are of models whose price is known.
+
+examples:
+  refrain usage
+  refrain usage --by holder --since 7d
+  refrain usage --gateway http://127.0.0.1:8080 --by day --csv > usage.csv
+"""
 _CHECK = "tell whether files are valid policies; exit code 2 when one is not"
 _SCHEMA = "print the JSON schema of policy files, for editors"
 _EXPLAIN = """\
@@ -219,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_processes(commands)
     _add_operator(commands)
     _add_estimate(commands)
+    _add_usage(commands)
     commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
     groups = (
         ("policy", "check a policy, explain a request, replay a log", _add_policy),
@@ -313,6 +326,18 @@ def _add_estimate(commands: Commands) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
+def _add_usage(commands: Commands) -> None:
+    usage = _add(commands, "usage", "usage:usage", _USAGE)
+    add = usage.add_argument
+    groups = ("model", "holder", "rule", "upstream", "day")
+    add("--by", choices=groups, default="model", help="what a row is (default: model)")
+    add("--since", metavar="DAY", help="first day, or a number of days such as 7d (default: 30d)")
+    form = usage.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print CSV")
+    form.add_argument("--json", action="store_true", help="print JSON")
+    _add_source(usage)
+
+
 def _add_policy(commands: Commands) -> None:
     check = _add(commands, "check", "policy:check", _CHECK)
     check.add_argument("files", nargs="+", metavar="FILE", type=Path, help="policies to check")
@@ -349,7 +374,14 @@ def _add_semantic(commands: Commands) -> None:
     file = "write semantic-calibration.json in the data directory"
     add("--write", action="store_true", help=file)
     report = _add(commands, "report", "operator:semantic_report", _REPORT)
-    where = report.add_mutually_exclusive_group()
+    report.add_argument("--json", action="store_true", help="print JSON")
+    _add_data_dir(calibrate)
+    _add_source(report)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the options for a command that reads a data directory, or asks a running gateway."""
+    where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--gateway",
         "--url",
@@ -358,15 +390,17 @@ def _add_semantic(commands: Commands) -> None:
         metavar="URL",
         help="ask a running gateway instead; its token comes from REFRAIN_ADMIN_TOKEN",
     )
-    report.add_argument("--json", action="store_true", help="print JSON")
-    for parser in (calibrate, where):
-        parser.add_argument(
-            "--data-dir",
-            type=Path,
-            default=Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain"),
-            metavar="D",
-            help="the gateway's (default: %(default)s)",
-        )
+    _add_data_dir(where)
+
+
+def _add_data_dir(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        default=Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain"),
+        metavar="D",
+        help="the gateway's (default: %(default)s)",
+    )
 
 
 def _add_prefix(commands: Commands) -> None:

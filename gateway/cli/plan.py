@@ -25,8 +25,10 @@ from gateway.cli.launch import Plan
 from gateway.cli.supervisor import PYTHON, STOP_SECONDS
 from gateway.cli.terminal import CommandError, FailedError, configure_logging, say, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
+from gateway.server.open_prices import read_price_file
 from gateway.server.secrets import SecretSettingError, check_secrets, warn_of_shared_credentials
 from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables
+from gateway.telemetry.prices import PricesError
 from policies.format.load import parse_policy
 from policies.format.yaml_document import PolicyError, policy_text
 
@@ -133,6 +135,7 @@ def _check(settings: Settings) -> None:
         (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
         (settings.gateway_keys, read_key_ring),
         (settings.denied_keys, partial(read_key_ring, denied=True)),
+        (settings.prices, read_price_file),
     )
     for path, check in checks:
         if path is None:
@@ -141,7 +144,7 @@ def _check(settings: Settings) -> None:
             check(path.read_bytes(), str(path))
         except OSError as error:
             raise unreadable(path, error) from None
-        except (PolicyError, KeyRingError) as error:
+        except (PolicyError, KeyRingError, PricesError) as error:
             raise CommandError(str(error)) from None
     for option, path in tls_files(settings.store).items():
         if not os.access(path, os.R_OK):

@@ -29,6 +29,8 @@ from gateway.server.auth import Access
 from gateway.server.keys.meter import Gate
 from gateway.telemetry import request_id
 from gateway.telemetry.metrics import HitBatch, Metrics
+from gateway.telemetry.observation import Observation
+from gateway.telemetry.usage import RepeatedHit, UsageLedger
 from policies.decision import Endpoint
 from policies.policy import Policy
 
@@ -179,8 +181,8 @@ class Answer:
     """
 
     __slots__ = (
-        *("age", "body", "content_type", "entry", "gate", "hits", "labels", "start", "ttl"),
-        "until",
+        *("age", "body", "content_type", "entry", "gate", "hits", "labels", "saved", "start"),
+        *("ttl", "until"),
     )
 
     def __init__(
@@ -190,6 +192,8 @@ class Answer:
         reply: Reply,
         body: bytes,
         until: float,
+        *,
+        saved: RepeatedHit,
     ) -> None:
         self.entry = entry
         self.labels = (*labels, Reason.EXACT.value)
@@ -200,6 +204,8 @@ class Answer:
         """What each repetition must pass."""
         self.hits: HitBatch | None = None
         """What counts its repetitions, once there is one."""
+        self.saved = saved
+        """What each repetition saves."""
         self.age = self.ttl = -1
         self.start = b""
 
@@ -237,6 +243,7 @@ class HotPath:
         policies: PolicySource,
         access: Access,
         metrics: Metrics,
+        usage: UsageLedger,
         *,
         server: str,
         stopping: Callable[[], bool],
@@ -249,6 +256,7 @@ class HotPath:
         self._policies = policies
         self._access = access
         self._metrics = metrics
+        self._usage = usage
         self._stopping = stopping
         self._now = now
         self._server = server
@@ -308,18 +316,20 @@ class HotPath:
         if known.hits is None:
             known.hits = self._metrics.hits(*known.labels)
         known.hits.add(time.perf_counter() - began)
+        self._usage.repeated[known.saved] += 1
         return lines, known.body
 
     def remember(
-        self, plain: PlainRequest, rule: str, entry: Entry, reply: Reply, gate: Gate | None = None
+        self, plain: PlainRequest, seen: Observation, reply: Reply, gate: Gate | None = None
     ) -> None:
-        """Keep the reply to a request, if the same request gets it again.
+        """Keep the reply to a request that hit, if the same request gets it again.
 
         Each repetition must pass ``gate``.
         """
         head, body, until = plain.head, reply.body, reply.fresh_until
         if (
             self._memory is None
+            or seen.hit is None
             or until is None
             or not head.facts
             or not isinstance(body, bytes)
@@ -327,7 +337,10 @@ class HotPath:
         ):
             return
         request = _digest(head, plain.body)
-        answer = Answer((entry.endpoint, rule), entry, reply, body, until)
+        entry = seen.hit.entry
+        saved = RepeatedHit(seen)
+        self._usage.remembered.append(saved)
+        answer = Answer((entry.endpoint, seen.rule), entry, reply, body, until, saved=saved)
         answer.gate = gate
         self._forget(request)
         while len(self._answers) >= MAX_ANSWERS or self._rendered_bytes > MAX_RENDERED_BYTES:

@@ -14,7 +14,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.cache.ports import Claims, ForgetKeys, KeyCounts, MemoryTier, ScopeKeys, Store
+from gateway.cache.ports import (
+    Claims,
+    ForgetKeys,
+    KeyCounts,
+    MemoryTier,
+    ScopeKeys,
+    Store,
+    UsageStore,
+)
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite import SHARED_CHANGES
@@ -22,6 +30,7 @@ from gateway.cache.stores.sqlite.key_counts import SqliteKeyCounts
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.store import SqliteStore
+from gateway.cache.stores.sqlite.usage import SqliteUsage
 from gateway.cache.stores.tiered import Invalidations, TieredStore
 from gateway.server.secrets import master_keys, secret_setting
 from gateway.settings import Settings
@@ -32,19 +41,27 @@ DISK_READ_SECONDS = 0.5
 DISK_WRITE_SECONDS = 2.0
 """A busy disk may take long now and then, which is no reason to stop its use."""
 
+USAGE_SECONDS = 5.0
+"""No request waits for the sums of usage."""
+
 REDIS_SECONDS = 0.04
 """No call waits more than 50 ms, a busy turn of our own loop included."""
 
 SCOPE_KEYS = "scope-keys.sqlite3"
 KEY_COUNTS = "key-counts.sqlite3"
+USAGE = "usage.sqlite3"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedStore:
-    """The store and its wrappers. ``forget_keys`` is None if the store is not encrypted."""
+    """The store and its wrappers. ``forget_keys`` is None if the store is not encrypted.
+
+    The figures of ``usage`` of a store in memory are on the disk too: they are not lost at the end.
+    """
 
     kind: str
     store: Store
+    usage: UsageStore
     forget_keys: ForgetKeys | None = None
     guard: GuardedStore | None = None
     connect: Callable[[], Awaitable[None]] | None = None
@@ -78,7 +95,8 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
     Raises SecretSettingError, and OSError if the workers' shared memory cannot be opened.
     """
     if settings.store == "memory":
-        return OpenedStore("memory", MemoryStore(max_bytes=settings.memory_bytes))
+        memory = MemoryStore(max_bytes=settings.memory_bytes)
+        return OpenedStore("memory", memory, SqliteUsage(settings.data_dir / USAGE))
     if settings.store == "disk":
         alone, shared = settings.workers == 1, environment.get(SHARED_CHANGES)
         file = SqliteStore(
@@ -101,20 +119,20 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
             # All changes pass through the tier: it need not ask before each hit.
             file.listen(store.forget, store.forget_all)
         counts = SqliteKeyCounts(settings.data_dir / KEY_COUNTS)
-        return OpenedStore("disk", store, forget_keys, disk, key_counts=counts)
+        usage = SqliteUsage(settings.data_dir / USAGE)
+        return OpenedStore("disk", store, usage, forget_keys, disk, key_counts=counts)
     return _open_redis(settings, environment)
 
 
 def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
     # Costs half a second to import.
     from gateway.cache.stores.redis.key_counts import RedisKeyCounts  # noqa: PLC0415
+    from gateway.cache.stores.redis.link import RedisLink  # noqa: PLC0415
     from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore  # noqa: PLC0415
+    from gateway.cache.stores.redis.usage import RedisUsage  # noqa: PLC0415
 
-    redis = RedisStore(
-        settings.store,
-        max_bytes=settings.store_bytes,
-        password=secret_setting(environment, "STORE_PASSWORD"),
-    )
+    password = secret_setting(environment, "STORE_PASSWORD")
+    redis = RedisStore(settings.store, max_bytes=settings.store_bytes, password=password)
     if secret_setting(environment, "SECRET") is None:
         log.info(
             "REFRAIN_SECRET is not given: entries in Redis are found only by gateways that share "
@@ -128,6 +146,7 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedSto
     return OpenedStore(
         "redis",
         store,
+        RedisUsage(RedisLink(settings.store, seconds=USAGE_SECONDS, password=password)),
         forget_keys,
         guarded,
         connect=redis.begin,

@@ -8,12 +8,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.cache.ports import StoreStats
+from gateway.cache.ports import StoreStats, UsageStore
 from gateway.prompts.outcome import format_rewrites
+from gateway.server.open_prices import load_prices
 from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observation import Observation, Sink
+from gateway.telemetry.usage import UsageLedger
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Telemetry:
     metrics: Metrics
     recorder: Recorder | None
     """Makes the records of the decision log."""
+    usage: UsageLedger
     sinks: tuple[Sink, ...]
     """Take each observation once its request has ended."""
     trace: Callable[[Observation, Mapping[str, str]], None] | None
@@ -58,8 +61,8 @@ class Telemetry:
 
     @property
     def counts_only(self) -> bool:
-        """Tell whether metrics are the only record of a request."""
-        return self.trace is None and len(self.sinks) == 1
+        """Tell whether metrics and sums of usage are the only record of a request."""
+        return self.trace is None and len(self.sinks) == 2
 
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -87,11 +90,27 @@ class Telemetry:
 
 
 def open_telemetry(
-    settings: Settings, *, secret: bytes, store_stats: Callable[[], StoreStats]
+    settings: Settings,
+    *,
+    secret: bytes,
+    store_stats: Callable[[], StoreStats],
+    usage_store: UsageStore,
 ) -> Telemetry:
-    """Start the telemetry that the settings and the environment name. Metrics are always on."""
+    """Start the telemetry that the settings and the environment name.
+
+    Metrics and sums of usage are always on. Raises PricesError and OSError.
+    """
     metrics, recorder, trace = Metrics(store_stats), None, None
-    sinks: list[Sink] = [metrics.observe]
+    upstreams = settings.all_upstreams
+    usage = UsageLedger(
+        usage_store,
+        load_prices(settings.prices),
+        metrics.count,
+        now=time.time,
+        upstream=upstreams[0].label if len(upstreams) == 1 else "",
+    )
+    metrics.collect = usage.collect
+    sinks: list[Sink] = [metrics.observe, usage.observe]
     close: list[Callable[[], None]] = []
     if _log.isEnabledFor(logging.DEBUG):
         sinks.append(_log_request)
@@ -112,4 +131,4 @@ def open_telemetry(
         tracing = Tracing()
         trace = tracing.begin
         close.append(tracing.close)
-    return Telemetry(metrics, recorder, tuple(sinks), trace, close)
+    return Telemetry(metrics, recorder, usage, tuple(sinks), trace, close)

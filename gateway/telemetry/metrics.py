@@ -6,7 +6,7 @@ workers it writes to a shared file. Used from one thread.
 
 import os
 from bisect import bisect_left
-from collections import Counter as Waiting
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from gateway.telemetry.prefix_metrics import PrefixMetrics
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SCORES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1)
+
+Waiting = defaultdict[tuple[str, ...], float]
 
 _COUNTERS = (
     (
@@ -40,6 +42,10 @@ _COUNTERS = (
     ("compressed", "rule step", "Prompts whose declared context was made shorter, by step."),
     ("compress_declined", "rule reason", "Prompts whose declared context was sent unchanged."),
     ("compress_tokens", "rule kind", "Tokens of declared context: those that came, those saved."),
+    ("tokens_used", "model upstream kind", "Tokens of calls, as upstreams count them."),
+    ("tokens_saved", "by", "Tokens of calls that were not made, or were shorter, or cheaper."),
+    ("cost_saved_dollars", "by", "Dollars not spent, for models whose price is known."),
+    ("seconds_saved", "by", "Seconds for which no client had to wait."),
     ("policy_reloads", "result", "Edits of the policy file, taken or refused."),
 )
 """Name, labels and help of each counter."""
@@ -50,8 +56,10 @@ class Metrics:
 
     def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
         self.registry = registry = CollectorRegistry()
-        self._waiting: Waiting[tuple[str, ...]] = Waiting()
+        self._waiting: Waiting = defaultdict(int)
         """Counts by the counter's name and labels."""
+        self.collect: Callable[[], None] = lambda: None
+        """Called before each flush, for counts that wait elsewhere."""
         self._times: dict[str, _Times] = {}
         """By outcome."""
         self._batches: dict[tuple[str, ...], HitBatch] = {}
@@ -98,19 +106,19 @@ class Metrics:
         if seen.upstream_started is not None and seen.upstream_head is not None:
             self._upstream.add(seen.upstream_head - seen.upstream_started)
         if seen.fallback_model is not None:
-            self._count("model_fallbacks", seen.rule, seen.fallback_model)
+            self.count("model_fallbacks", seen.rule, seen.fallback_model)
         if seen.declined is not None:
-            self._count("declined", seen.rule, seen.declined.value)
+            self.count("declined", seen.rule, seen.declined.value)
         self._observe_semantic(seen)
         self._observe_prompt(seen)
 
     def _observe_semantic(self, seen: Observation) -> None:
         if seen.ineligible is not None:
-            self._count("ineligible", seen.rule, seen.ineligible.value)
+            self.count("ineligible", seen.rule, seen.ineligible.value)
         if seen.semantic_fault is not None:
-            self._count("semantic_faults", seen.semantic_fault)
+            self.count("semantic_faults", seen.semantic_fault)
         for result, score in seen.verified:
-            self._count("semantic_candidates", result)
+            self.count("semantic_candidates", result)
             if score is not None:
                 self._scores.observe(score)
 
@@ -119,20 +127,21 @@ class Metrics:
         if seen.usage.cached is not None:
             self.prefixes.observe(seen)
         for rewrite in seen.rewrites:
-            self._count("rewrites", rule, rewrite.value)
+            self.count("rewrites", rule, rewrite.value)
         for each in seen.not_rewritten:
-            self._count("rewrites_declined", rule, each.rewrite.value, each.why.value)
+            self.count("rewrites_declined", rule, each.rewrite.value, each.why.value)
         if compression is None:
             return
         for step in compression.steps:
-            self._count("compressed", rule, step.value)
+            self.count("compressed", rule, step.value)
         if compression.refused is not None:
-            self._count("compress_declined", rule, compression.refused.value)
+            self.count("compress_declined", rule, compression.refused.value)
         if compression.saved:
-            self._count("compress_tokens", rule, "came", by=compression.tokens)
-            self._count("compress_tokens", rule, "saved", by=compression.saved)
+            self.count("compress_tokens", rule, "came", by=compression.tokens)
+            self.count("compress_tokens", rule, "saved", by=compression.saved)
 
-    def _count(self, name: str, *labels: str, by: int = 1) -> None:
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to the counter with these labels."""
         self._waiting[name, *labels] += by
 
     def _times_of(self, outcome: str) -> "_Times":
@@ -152,6 +161,7 @@ class Metrics:
 
     def flush(self) -> None:
         """Hand what waits to the library, and never twice: what cannot be counted is lost."""
+        self.collect()
         for batch in self._batches.values():
             batch.flush()
         for counted in tuple(self._waiting):
@@ -165,11 +175,11 @@ class Metrics:
 
     def count_policy_reload(self, good: bool) -> None:
         """Count an edit of the policy file."""
-        self._count("policy_reloads", "taken" if good else "refused")
+        self.count("policy_reloads", "taken" if good else "refused")
 
     def count_comparison(self, rule: str, kind: str, outcome: str) -> None:
         """Count a comparison of answers."""
-        self._count("semantic_checks", rule, kind, outcome)
+        self.count("semantic_checks", rule, kind, outcome)
 
     def add_rules_off(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
         """Show for each rule whether its semantic hits are off."""
@@ -228,9 +238,7 @@ class HitBatch:
 
     __slots__ = ("_labels", "_number", "_seconds", "_times", "_waiting")
 
-    def __init__(
-        self, waiting: Waiting[tuple[str, ...]], labels: tuple[str, ...], times: _Times
-    ) -> None:
+    def __init__(self, waiting: Waiting, labels: tuple[str, ...], times: _Times) -> None:
         self._waiting, self._labels, self._times = waiting, labels, times
         self._number = 0
         self._seconds = 0.0

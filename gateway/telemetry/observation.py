@@ -12,6 +12,18 @@ from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
 
 
 @dataclass(slots=True)
+class CallFacts:
+    """A call to the upstream. All requests that share it have the same value.
+
+    Times are readings of the requests' clock. ``ended`` is None until the whole answer has come.
+    """
+
+    started: float | None = None
+    ended: float | None = None
+    usage: PromptUsage = NOTHING_SAID
+
+
+@dataclass(slots=True)
 class Observation:
     """Filled in along the pipeline, handed to the sinks once by ``finish``.
 
@@ -30,6 +42,8 @@ class Observation:
     fallback_model: str | None = None
     """The smaller model that answers in place of ``model``, which had no room."""
     rule: str = ""
+    holder: str = ""
+    """The name of the gateway key, if there are gateway keys."""
     streamed: bool = False
     outcome: str = "error"
     reason: Reason | None = None
@@ -51,6 +65,10 @@ class Observation:
     answer_bytes: int = 0
     usage: PromptUsage = NOTHING_SAID
     """The upstream's token counts for the call."""
+    call: CallFacts | None = None
+    """The whole call that was made for this request, and whose tokens count for it."""
+    followed: CallFacts | None = None
+    """The call of another request that this one joined."""
     rewrites: tuple[Rewrite, ...] = ()
     """The rewrites that were applied to the prompt, and the others with their reasons."""
     not_rewritten: tuple[Declined, ...] = ()
@@ -71,6 +89,7 @@ class Observation:
     def note_request(self, request: CacheRequest, rule: str) -> None:
         """Note the request's model and the rule that decides."""
         self.model, self.streamed, self.rule = request.model, request.streamed, rule
+        self.holder = request.holder or ""
 
     def note_hit(self, hit: Hit) -> None:
         """Note the entry that is served."""
@@ -101,6 +120,7 @@ class Observation:
             self.sinks,
             model=self.model,
             rule=self.rule,
+            holder=self.holder,
             streamed=self.streamed,
             outcome=outcome,
         )

@@ -34,6 +34,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, shared_fields, with_cache_status, without
 from gateway.protocol.messages import Reply
 from gateway.telemetry.observation import Observation
+from gateway.telemetry.savings import entry_usage
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.request import Exchange
 from gateway.upstream.shared_response import FlightTable, Head, SharedResponse, TooSlowError
@@ -181,6 +182,7 @@ class Coalescer(UpstreamCall):
             pass
         if entry is not None:
             shared.elsewhere = shared.complete = True
+            shared.facts.usage = entry_usage(entry)
             shared.open(Head(200, (JSON_TYPE,), entry.result))
             shared.close()
             return
@@ -257,6 +259,7 @@ class Follower(AsyncIterator[bytes]):
         self._status = status if self._leads else replace(status, collapsed=True)
         observation.forward = self._status
         observation.reason = status.reason if self._leads else Reason.COLLAPSED
+        observation.followed = None if self._leads else shared.facts
 
     async def reply(self) -> Reply | Sharing:
         """Return the reply as soon as it can begin, or which call to join in place of this one.
@@ -344,7 +347,7 @@ class Follower(AsyncIterator[bytes]):
         if shared.elsewhere:
             self._status = replace(self._status, collapsed=True)
             observation.forward = self._status
-            observation.reason = Reason.COLLAPSED
+            observation.reason, observation.followed = Reason.COLLAPSED, shared.facts
         stored = self._leads and shared.stored
         fields = self._fields(head, self._status.header(stored=stored, declined=shared.declined))
         if content_type is not None:

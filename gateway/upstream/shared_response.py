@@ -24,7 +24,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.streaming.decode import failure_event
 from gateway.protocol.tokens import PromptUsage
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import CallFacts, Observation
 from gateway.upstream.request import Exchange, Served
 
 log = logging.getLogger(__name__)
@@ -263,6 +263,7 @@ class SharedResponse(Flight):
         attended: bool = True,
     ) -> None:
         super().__init__(slot, attended=attended)
+        self.facts = CallFacts()
         self.set_leader(leader)
         self.followers: dict[Exchange, int] = {}
         """Each with the position up to which it has read."""
@@ -324,8 +325,11 @@ class SharedResponse(Flight):
     def finish(self, usage: PromptUsage) -> None:
         """Note that the upstream has sent everything, and its token usage."""
         self.complete = True
+        facts = self.facts
+        facts.started, facts.usage = self.upstream_started, usage
+        facts.ended = self.leader.observation.clock()
         if (observation := self._billed_request()) is not None:
-            observation.usage = usage
+            observation.usage, observation.call = usage, facts
 
     def land(self, status: int, now: float, *, size: int = 0, stored: bool = False) -> None:
         """Note that the answer is complete, and its entry can be hit if it is ``stored``.

@@ -101,6 +101,9 @@ def gateway_page() -> str:
     observation.sinks = (metrics.observe, metrics.prefixes.observe)
     observation.finish()
     metrics.count_policy_reload(True)
+    metrics.count("tokens_used", "m", "only", "prompt")
+    for name in ("tokens_saved", "cost_saved_dollars", "seconds_saved"):
+        metrics.count(name, "exact", by=0.5)
     metrics.count_comparison("default", "served", "equal")
     metrics.add_rules_off(lambda: {"default": True})
     counts = UpstreamMetrics(metrics.registry)

@@ -56,6 +56,7 @@ IO_MODULES = frozenset(
         "gateway.telemetry.prefix_metrics",
         "gateway.telemetry.request_id",
         "gateway.telemetry.tracing",
+        "gateway.telemetry.usage",
         "gateway.upstream.call",
         "gateway.upstream.coalescer",
         "gateway.upstream.shared_response",

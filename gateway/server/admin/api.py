@@ -44,6 +44,7 @@ from gateway.server.admin.operations import (
 from gateway.server.admin.recorded_request import InvalidFieldError, read_request
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.http.http_server import read_body
+from gateway.telemetry.savings import GROUPS, first_day
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Admin:
         operations: Operations,
         semantic: SemanticOperations,
         prefix_hits: Page,
+        usage: Callable[[str, str], Awaitable[Fields]],
         *,
         audit_log: Path,
         token: str | None,
@@ -79,6 +81,7 @@ class Admin:
         self._explainer = Explainer(operations.pipeline, operations.key_of)
         self._semantic = semantic
         self._prefix_hits = prefix_hits
+        self._usage = usage
         self._audit_log = Journal(audit_log)
         self._token = token
 
@@ -100,7 +103,7 @@ class Admin:
             "prefix-hits": self._prefix_hits,
         }
         shown: dict[str, Handle] = {name: partial(_show_page, page) for name, page in pages.items()}
-        shown |= {"entries": self._list, "entries/{key}": self._show}
+        shown |= {"entries": self._list, "entries/{key}": self._show, "usage": self._show_usage}
         for name, handle in shown.items():
             app.router.add_get(f"/admin/{name}", partial(self._answer, handle))
         for name, action in actions.items():
@@ -185,6 +188,19 @@ class Admin:
             await self._audit_log.append({**line, "peer": _peer(request)})
             shown |= {"question": entry.question, "answer": orjson.Fragment(entry.result)}
         return shown
+
+    async def _show_usage(self, request: web.Request) -> Fields:
+        for name in request.query:
+            if name not in ("by", "since"):
+                raise InvalidFieldError(name, "one of the parameters by, since")
+        by = request.query.get("by", "model")
+        if by not in GROUPS:
+            raise InvalidFieldError("by", f"one of {', '.join(GROUPS)}")
+        try:
+            since = first_day(request.query.get("since"), time.time())
+        except ValueError as error:
+            raise InvalidFieldError("since", str(error)) from None
+        return await self._usage(since, by)
 
     async def _explain(self, fields: Fields) -> Fields:
         try:

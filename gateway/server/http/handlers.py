@@ -185,7 +185,7 @@ class Handlers:
                 reply = await self._answer(request, key, ticket, seen)
                 if seen.hit is not None:
                     gate = None if key is None else self.meter.gate(key)
-                    connection.hot.remember(plain, seen.rule, seen.hit.entry, reply, gate)
+                    connection.hot.remember(plain, seen, reply, gate)
             except Exception as error:  # noqa: BLE001 - each becomes a reply
                 reply = _failure(error, seen, self.names, plain.endpoint.value)
             if ticket is not None:

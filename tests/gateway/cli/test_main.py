@@ -124,6 +124,18 @@ def test_a_wrong_policy_is_exit_2_with_file_line_and_key(refrain: Refrain, tmp_p
     fails(refrain("policy", "check", "policy.yaml"), 2, "policy.yaml:3")
 
 
+def test_a_wrong_file_of_prices_is_exit_2_with_file_line_and_column(
+    refrain: Refrain, tmp_path: Path
+):
+    (tmp_path / "prices.csv").write_text("model,input,output,cached_input\nm,cheap,2,\n")
+    (tmp_path / "refrain.yaml").write_text("prices: prices.csv\n")
+    done = refrain("serve", "--upstream", URL, "--port", "0")
+    fails(done, 2, "refrain: prices.csv:2: input: expected dollars for a million tokens")
+    (tmp_path / "prices.csv").unlink()
+    done = refrain("serve", "--upstream", URL, "--port", "0")
+    fails(done, 2, "refrain: prices.csv: cannot be read: No such file or directory")
+
+
 def test_a_wrong_file_of_keys_is_exit_2_with_file_and_line_and_without_the_key(
     refrain: Refrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

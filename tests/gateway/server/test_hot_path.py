@@ -4,6 +4,7 @@ import asyncio
 import random
 from types import SimpleNamespace
 
+import orjson
 import pytest
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_exceptions import HttpProcessingError
@@ -11,12 +12,17 @@ from aiohttp.http_parser import HttpRequestParser
 from hypothesis import settings
 from multidict import CIMultiDict
 
+from gateway.cache.lookup import Hit
 from gateway.cache.ports import Entry, StoreStats
 from gateway.cache.stores.memory import MemoryStore
+from gateway.protocol.cache_status import HitStatus, Reason
 from gateway.protocol.messages import Reply
 from gateway.server import hot_path
 from gateway.server.hot_path import NEUTRAL, HotPath, PlainRequest, Reader, read_head
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.observation import Observation
+from gateway.telemetry.prices import Price, Prices
+from gateway.telemetry.usage import UsageLedger
 from policies.decision import Endpoint
 from policies.format.load import parse_policy
 
@@ -70,11 +76,15 @@ class Rig:
         self.set_policy(rules)
         self.stopping = False
         self.metrics = Metrics(lambda: StoreStats(0, 0, 0))
+        prices = Prices({"m": Price(1e-6, 2e-6)})
+        self.usage = UsageLedger(None, prices, self.metrics.count, now=lambda: self.now)
+        self.metrics.collect = self.usage.collect
         self.hot = HotPath(
             self.memory,
             self.policies,
             self.access,
             self.metrics,
+            self.usage,
             server="test",
             stopping=lambda: self.stopping,
             now=lambda: self.now,
@@ -97,7 +107,10 @@ class Rig:
         assert isinstance(plain, PlainRequest)
         fields = (("Content-Type", "application/json"),)
         reply = Reply(200, fields, body or stored.result, fresh_until=stored.expires_at)
-        self.hot.remember(plain, "default", stored, reply, gate)
+        seen = Observation(plain.endpoint.value, 0.0, lambda: 0.0, ())
+        seen.rule, seen.model, seen.holder = "default", "m", "ann"
+        seen.note_hit(Hit(stored, HitStatus(Reason.EXACT, 100), 0))
+        self.hot.remember(plain, seen, reply, gate)
 
     def taught(self, data=None, stored=None):
         """Return a reader whose connection was answered once by the pipeline."""
@@ -141,6 +154,20 @@ def test_what_the_key_lets_through_is_asked_at_each_repetition():
     assert isinstance(reader.feed(request(), waiting=True), PlainRequest)
     head, _ = reader.feed(request(), waiting=True)
     assert b"x-more" not in head
+
+
+def test_each_repetition_counts_what_it_saves():
+    rig = Rig()
+    usage = {"prompt_tokens": 100, "completion_tokens": 10}
+    stored = rig.store(entry(orjson.dumps({"answer": 1, "usage": usage})))
+    reader = rig.taught(stored=stored)
+    for _ in range(3):
+        assert is_repeated(reader.feed(request(), waiting=True))
+    rig.metrics.flush()
+    found = rig.metrics.registry.get_sample_value
+    assert found("refrain_tokens_saved_total", {"by": "exact"}) == 3 * 110
+    dollars = found("refrain_cost_saved_dollars_total", {"by": "exact"})
+    assert dollars == pytest.approx(3 * (100e-6 + 20e-6))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 10, len(BODY) - 1])

@@ -61,7 +61,7 @@ def test_what_was_flushed_is_not_counted_again():
 async def test_other_workers_see_the_counts_soon_and_at_the_end(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gateway.server.open_telemetry.FLUSH_SECONDS", 0)
     metrics = new_metrics()
-    async with asyncio.timeout(20), Telemetry(metrics, None, (), None, ()).lifespan():
+    async with asyncio.timeout(20), Telemetry(metrics, None, None, (), None, ()).lifespan():
         observe(metrics)
         seen = partial(value, metrics, "request_seconds_count", outcome="miss")
         while seen() != 1:  # noqa: ASYNC110 - no event tells it
@@ -86,7 +86,7 @@ async def test_a_flush_that_fails_counts_nothing_twice_and_ends_no_later_one(
     labels = {"endpoint": "/v1/chat/completions", "rule": "default", "outcome": "miss"}
     seen = partial(value, metrics, "requests_total", **labels, reason="")
     close = partial(closed.append, "closed")
-    async with asyncio.timeout(20), Telemetry(metrics, None, (), None, (close,)).lifespan():
+    async with asyncio.timeout(20), Telemetry(metrics, None, None, (), None, (close,)).lifespan():
         observe(metrics)
         metrics.count_policy_reload(good=True)
         while "could not be counted" not in caplog.text:  # noqa: ASYNC110 - no event tells it

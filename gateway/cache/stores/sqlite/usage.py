@@ -1,0 +1,79 @@
+"""Sums of usage in a file of the data directory, which the workers share."""
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import date, timedelta
+from pathlib import Path
+
+import orjson
+
+from gateway.cache.ports import USAGE_DAYS, USAGE_OTHER, USAGE_ROWS, UsageRow
+from gateway.cache.stores.sqlite.small_database import SmallDatabase
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS usage (
+    day TEXT NOT NULL,
+    labels TEXT NOT NULL,
+    figures TEXT NOT NULL,
+    PRIMARY KEY (day, labels)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS latest (batch TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_BATCHES = 1_000
+"""Names of batches that are kept: a batch is added again soon or never."""
+
+
+class SqliteUsage:
+    """The port ``UsageStore``. The first call opens the file, with mode 0600."""
+
+    def __init__(self, path: Path) -> None:
+        loss = "the figures of usage begin again"
+        self._file = SmallDatabase(path, _SCHEMA, what="figures of usage", loss=loss)
+
+    async def add(self, batch: str, rows: Sequence[UsageRow]) -> None:
+        await self._file.run(lambda connection: _add(connection, batch, rows))
+
+    async def read(self, since: str) -> list[UsageRow]:
+        found = await self._file.run(
+            lambda connection: connection.execute(
+                "SELECT day, labels, figures FROM usage WHERE day >= ?", (since,)
+            ).fetchall()
+        )
+        return [UsageRow(day, labels, orjson.loads(figures)) for day, labels, figures in found]
+
+    async def close(self) -> None:
+        await self._file.close()
+
+
+def _add(connection: sqlite3.Connection, batch: str, rows: Sequence[UsageRow]) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    newest = connection.execute("SELECT coalesce(max(number), 0) FROM latest").fetchone()[0]
+    there = connection.execute("SELECT 1 FROM latest WHERE batch = ?", (batch,)).fetchone()
+    if there is not None:
+        return
+    connection.execute("INSERT INTO latest VALUES (?, ?)", (batch, newest + 1))
+    connection.execute("DELETE FROM latest WHERE number <= ?", (newest + 1 - _BATCHES,))
+    for row in rows:
+        _add_row(connection, row)
+    if rows:
+        newest_day = date.fromisoformat(max(row.day for row in rows))
+        oldest = (newest_day - timedelta(days=USAGE_DAYS - 1)).isoformat()
+        connection.execute("DELETE FROM usage WHERE day < ?", (oldest,))
+
+
+def _add_row(connection: sqlite3.Connection, row: UsageRow) -> None:
+    labels, find = row.labels, "SELECT figures FROM usage WHERE day = ? AND labels = ?"
+    there = connection.execute(find, (row.day, labels)).fetchone()
+    if there is None:
+        count = "SELECT count(*) FROM usage WHERE day = ? AND labels != ?"
+        (number,) = connection.execute(count, (row.day, USAGE_OTHER)).fetchone()
+        if number >= USAGE_ROWS and labels != USAGE_OTHER:
+            labels = USAGE_OTHER
+            there = connection.execute(find, (row.day, labels)).fetchone()
+    figures = {} if there is None else orjson.loads(there[0])
+    for name, value in row.figures.items():
+        figures[name] = figures.get(name, 0) + value
+    connection.execute(
+        "INSERT INTO usage VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET figures = excluded.figures",
+        (row.day, labels, orjson.dumps(figures).decode()),
+    )
