@@ -338,8 +338,8 @@ class HotPath:
             return
         request = _digest(head, plain.body)
         entry = seen.hit.entry
-        saved = RepeatedHit(seen)
-        self._usage.remembered.append(saved)
+        saved = RepeatedHit()
+        self._usage.remembered.append((saved, seen))
         answer = Answer((entry.endpoint, seen.rule), entry, reply, body, until, saved=saved)
         answer.gate = gate
         self._forget(request)

@@ -54,9 +54,8 @@ Count = Callable[..., None]
 
 @dataclass(slots=True, eq=False)
 class RepeatedHit:
-    """A hit that the hot path may repeat. What it saves is worked out with the next counting."""
+    """A hit that the hot path may repeat. ``account`` is worked out with the next counting."""
 
-    seen: Observation | None
     account: Account | None = None
 
 
@@ -80,8 +79,8 @@ class UsageLedger:
     ) -> None:
         self.repeated: defaultdict[RepeatedHit, int] = defaultdict(int)
         """How often the hot path repeated a hit, since ``collect``."""
-        self.remembered: list[RepeatedHit] = []
-        """Hits that the hot path may repeat, since ``collect``."""
+        self.remembered: list[tuple[RepeatedHit, Observation]] = []
+        """Hits that the hot path may repeat, and the requests that got them, since ``collect``."""
         self._waiting: list[Observation] = []
         self._store = store
         self._prices = prices
@@ -124,9 +123,8 @@ class UsageLedger:
         for seen in waiting:
             self._observe(seen)
         remembered, self.remembered = self.remembered, []
-        for hit in remembered:
-            if hit.seen is not None:
-                hit.account, hit.seen = self.account(hit.seen), None
+        for hit, seen in remembered:
+            hit.account = self.account(seen)
         repeated, self.repeated = self.repeated, defaultdict(int)
         for hit, times in repeated.items():
             if hit.account is not None:

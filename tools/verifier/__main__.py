@@ -1,7 +1,7 @@
 """``python -m tools.verifier``: make the verifier's weights and calibration again, in five stages.
 
-    teacher    all-mpnet-base-v2 learns the pairs
     first      all-MiniLM-L6-v2 learns the pairs
+    teacher    all-mpnet-base-v2 learns the pairs
     labels     the teacher scores pairs, of known and of unknown label
     students   two copies of the first go on with the pairs and the labels; their mean is kept
     files      weights in eight bits, and the calibration of their scores
