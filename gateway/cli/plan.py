@@ -26,7 +26,12 @@ from gateway.cli.supervisor import PYTHON, STOP_SECONDS
 from gateway.cli.terminal import CommandError, FailedError, configure_logging, say, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.open_prices import read_price_file
-from gateway.server.secrets import SecretSettingError, check_secrets, warn_of_shared_credentials
+from gateway.server.secrets import (
+    SecretSettingError,
+    check_secrets,
+    log_proxies,
+    warn_of_shared_credentials,
+)
 from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables
 from gateway.telemetry.prices import PricesError
 from policies.format.load import parse_policy
@@ -131,6 +136,7 @@ def _check(settings: Settings) -> None:
     except SecretSettingError as error:
         raise CommandError(str(error)) from None
     warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
+    log_proxies(upstreams, os.environ)
     checks = (
         (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
         (settings.gateway_keys, read_key_ring),

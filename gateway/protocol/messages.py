@@ -61,3 +61,16 @@ class Addition(StrEnum):
 
 
 ALL_ADDITIONS = frozenset(Addition)
+
+_REPLICA_MARK = "#"
+"""No name of an upstream, and no URL of one, may hold it."""
+
+
+def replica_name(declared: str, address: str) -> str:
+    """Return the name of a replica that was found for an upstream."""
+    return f"{declared}{_REPLICA_MARK}{address}"
+
+
+def declared_name(upstream: str) -> str:
+    """Return the name of the upstream as it is declared, of which this may be a replica."""
+    return upstream.partition(_REPLICA_MARK)[0]

@@ -243,6 +243,22 @@ def outbound_proxy(one: UpstreamSettings, environment: Mapping[str, str]) -> str
     return proxy
 
 
+def log_proxies(upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str]) -> None:
+    """Log which upstreams are reached through a proxy, without its user and password."""
+    through: dict[str, list[str]] = {}
+    for one in upstreams:
+        if (proxy := outbound_proxy(one, environment)) is not None:
+            place = urlsplit(proxy).netloc.rpartition("@")[2]
+            through.setdefault(place, []).append(one.label)
+    for place, names in through.items():
+        _log.info(
+            "reached through the proxy %s of the environment: %s; NO_PROXY names the hosts "
+            "that are reached without it",
+            place,
+            ", ".join(names),
+        )
+
+
 def _spellings(name: str) -> tuple[str, str]:
     return name, name.upper()
 

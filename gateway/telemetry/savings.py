@@ -20,6 +20,7 @@ import orjson
 from gateway.cache.ports import USAGE_OTHER, Entry, UsageRow
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.messages import declared_name
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prices import Price
@@ -119,7 +120,7 @@ def account(
         # The call had begun already: so much sooner did it end than one of its own.
         began = seen.started if followed.started is None else followed.started
         _save(figures, Way.COALESCING, followed.usage, price, max(0.0, seen.started - began))
-    named = (seen.upstream or upstream) if call is not None else ""
+    named = declared_name(seen.upstream or upstream) if call is not None else ""
     if call is not None and seen.reason is Reason.LOCAL:
         named = Reason.LOCAL.value
     model = seen.fallback_model or seen.model

@@ -20,7 +20,7 @@ from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Streaming
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, reply_fields, request_fields
-from gateway.protocol.messages import ALL_ADDITIONS, read_up_to
+from gateway.protocol.messages import ALL_ADDITIONS, declared_name, read_up_to
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.streaming.decode import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
@@ -154,7 +154,7 @@ class UpstreamCall:
             served, status = upstream.served, upstream.status
             if before is not None:
                 served = replace(served, tried=before.reply.served.tried + served.tried)
-            shared.served, variant = served, others.get(served.upstream, usual)
+            shared.served, variant = served, others.get(declared_name(served.upstream), usual)
             exchange, request = variant.exchange, variant.exchange.request
             # A request that may not be stored (no-store, personal data) is not recorded elsewhere.
             if (
@@ -220,7 +220,7 @@ class UpstreamCall:
         # If the request is refused as the client sent it, too, the additions are not the reason.
         if before is None or status >= HTTPStatus.BAD_REQUEST:
             return
-        name, now = before.reply.served.upstream, exchange.observation.clock()
+        name, now = declared_name(before.reply.served.upstream), exchange.observation.clock()
         if now < self._quiet_until.get(name, now):
             return
         self._quiet_until[name] = now + WARN_SECONDS

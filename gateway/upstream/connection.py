@@ -380,9 +380,11 @@ class HttpReply:
 
     async def __aenter__(self) -> Self:
         """Send the request, and wait for the head of the reply. Raises UpstreamError."""
+        self.upstream.in_use += 1
         try:
             self._take_head(await self._exchange())
         except BaseException as error:
+            self.upstream.in_use -= 1
             self._close()
             if isinstance(error, UpstreamError) and (self.logs is None or self.logs()):
                 self.upstream.failures.note_failure(error)
@@ -393,6 +395,7 @@ class HttpReply:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         """Leave the reply; a fault of a call leaves a line in the log."""
+        self.upstream.in_use -= 1
         self._close()
         self._inflated = None  # it refers to this reply
         if self.logs is None and isinstance(error, UpstreamError):

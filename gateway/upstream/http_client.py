@@ -4,6 +4,7 @@ Laws:
 - Requests carry the name of this installation in ``Via``, so that a loop is recognised.
 - An error that a client gets names no upstream and no address. The log names both, and what an
   operator can do.
+- A proxy sees no request over TLS. It gets ``CONNECT``, and TLS begins behind it.
 """
 
 import asyncio
@@ -12,9 +13,11 @@ import logging
 import os
 import secrets
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
+from typing import Any, cast
 from urllib.parse import quote, unquote_plus, urlencode
 
 from aiohttp import (
@@ -27,6 +30,7 @@ from aiohttp import (
     ClientRequest,
     ClientTimeout,
     ConnectionTimeoutError,
+    TCPConnector,
 )
 from aiohttp.http import HttpProcessingError
 from yarl import URL
@@ -34,8 +38,8 @@ from yarl import URL
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
-from gateway.upstream.connection import HttpReply
-from gateway.upstream.connector import OneReplyConnector, proxy_fields
+from gateway.protocol.messages import declared_name
+from gateway.upstream.connection import FAULTS, HttpReply, OneReply
 from gateway.upstream.request import Outgoing, Served, with_key, with_model
 from gateway.upstream.translated import MESSAGES, RefusedReply, TranslatedReply, translate
 
@@ -86,7 +90,8 @@ class HttpUpstream:
     ``api_key`` takes their place in the header of ``auth``, or nothing. Each request has the fixed
     ``query`` and ``headers``, in place of the client's of the same names. ``rename`` has its own
     names of models that clients call otherwise. ``proxy`` is an HTTP proxy on the way, perhaps with
-    user and password.
+    user and password. ``connect_to`` is the IP address to connect to, in place of the URL's host,
+    which stays in ``Host`` and is the name that the certificate must have.
 
     Unless ``api`` is ``anthropic``, requests to ``/v1/messages`` become chat completions.
     ``asks_usage`` requests the usage of their streams.
@@ -108,12 +113,16 @@ class HttpUpstream:
         headers: Fields = (),
         rename: Mapping[str, str] | None = None,
         proxy: str | None = None,
+        connect_to: str | None = None,
         api: str = "openai",
         asks_usage: bool = True,
     ) -> None:
         self.name = name or base_url
         """Its part of cache keys: a given name, else the URL (which holds no credentials)."""
+        self._declared = declared_name(self.name)
         self.url = URL(base_url)
+        self.in_use = 0
+        """Requests under way, of any kind."""
         self.served = Served(self.name)
         self.failures = FailureLog(self.name)
         self._drops_credentials = own_credential
@@ -136,12 +145,16 @@ class HttpUpstream:
         """Before a path that is not below ``/v1``, such as that of a probe."""
         given = None if proxy is None else URL(proxy)
         self._proxy = None if given is None else given.with_user(None)
-        self._proxy_fields = () if given is None else proxy_fields(given)
+        self._proxy_fields = () if given is None else _proxy_fields(given)
+        self._host = f"Host: {self._origin.host_port_subcomponent}"
+        self._tls_name = None
+        if connect_to is not None:
+            self._tls_name = self._origin.host
+            self.url = self._origin = self._origin.with_host(connect_to)
         self._through = ""
         """Before each path if a proxy reads the request, which wants the whole URL."""
         if self._proxy is not None and self._origin.scheme == "http":
             self._through = f"http://{self._origin.host_port_subcomponent}"
-        self._host = f"Host: {self._origin.host_port_subcomponent}"
         self.timeout = ClientTimeout(total=None, connect=connect_seconds)
         self.connector: OneReplyConnector | None = None
 
@@ -153,7 +166,12 @@ class HttpUpstream:
         loop = asyncio.get_running_loop()
         to_proxy = dict(self._proxy_fields) if self._proxy is not None else None
         self.place = ClientRequest(
-            "GET", self._origin, proxy=self._proxy, proxy_headers=to_proxy, loop=loop
+            "GET",
+            self._origin,
+            proxy=self._proxy,
+            proxy_headers=to_proxy,
+            server_hostname=self._tls_name,
+            loop=loop,
         )
 
     async def close(self) -> None:
@@ -164,7 +182,7 @@ class HttpUpstream:
     def send(self, outgoing: Outgoing) -> HttpReply | TranslatedReply | RefusedReply:
         """POST; see the port. A failure leaves a line in the log."""
         target, fields = outgoing.target, outgoing.fields
-        raw = outgoing.instead.get(self.name, outgoing.raw)
+        raw = outgoing.instead.get(self._declared, outgoing.raw)
         if self._rename and (model := self._rename.get(outgoing.model)) is not None:
             raw = with_model(raw, model)
         if not (self._translates and target.startswith(MESSAGES)):
@@ -324,3 +342,60 @@ class FailureLog:
         suppressed = self._suppressed.pop(reason, 0)
         more = f" ({suppressed} more since the last line)" if suppressed else ""
         log.warning("upstream %s: %s%s", self._name, what, more)
+
+
+class OneReplyConnector(TCPConnector):
+    """A connection pool of ``OneReply``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory = cast("Any", partial(OneReply, self._loop))
+
+    async def _create_proxy_connection(
+        self,
+        req: ClientRequest,
+        traces: list[Any],
+        timeout: ClientTimeout,  # noqa: ASYNC109 - the library's
+    ) -> Any:
+        """Connect to the proxy, and through it by CONNECT if the upstream speaks TLS.
+
+        Raises ClientConnectorError: nothing of a request was sent.
+        """
+        proxy = cast("URL", req.proxy)
+        place = ClientRequest("GET", proxy, loop=self._loop)
+        transport, protocol = await self._create_direct_connection(
+            place, traces, timeout, client_error=ClientProxyConnectionError
+        )
+        if not req.is_ssl():
+            return transport, protocol
+        tunnel = cast("OneReply", protocol)
+        try:
+            await _open_tunnel(tunnel, req)
+        except BaseException:
+            transport.close()
+            raise
+        return await self._start_tls_connection(transport, req=req, timeout=timeout)
+
+
+def _proxy_fields(proxy: URL) -> Fields:
+    """Return the header with the user and the password that a proxy's URL holds."""
+    if proxy.user is None:
+        return ()
+    pair = f"{proxy.user}:{proxy.password or ''}".encode()
+    return (("Proxy-Authorization", f"Basic {b64encode(pair).decode()}"),)
+
+
+async def _open_tunnel(tunnel: OneReply, req: ClientRequest) -> None:
+    """Have the proxy connect to a request's upstream. Raises ClientProxyConnectionError."""
+    place = f"{req.url.host_subcomponent}:{req.url.port}"
+    fields = (req.proxy_headers or {}).items()
+    lines = [f"CONNECT {place} HTTP/1.1", f"Host: {place}", *map(": ".join, fields)]
+    try:
+        tunnel.begin("\r\n".join((*lines, "", "")).encode())
+        status = (await tunnel.head(None)).code
+    except FAULTS as error:
+        fault = OSError(errno.EPROTO, "it broke the connection off")
+        raise ClientProxyConnectionError(req.connection_key, fault) from error
+    if status != HTTPStatus.OK or not tunnel.is_connected():
+        fault = OSError(errno.EPROTO, f"it answered with status {status}")
+        raise ClientProxyConnectionError(req.connection_key, fault)

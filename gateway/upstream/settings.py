@@ -3,6 +3,7 @@
 Law: no message, log line or repr shows a key, the value of a header or the value of a query.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -351,8 +352,16 @@ class UpstreamSettings(BaseModel):
 
     @property
     def identity(self) -> str:
-        """What keys say of it: the whole URL, since a query may select a version."""
-        return f"{self.url}?{written_query(self.query)}" if self.query else self.url
+        """What keys say of it: the whole URL and the fixed headers, which may select a version.
+
+        Of the headers it has a digest, in which a variable stands for its value.
+        """
+        url = f"{self.url}?{written_query(self.query)}" if self.query else self.url
+        if not self.headers:
+            return url
+        fixed = sorted((name.lower(), one.text, one.env) for name, one in self.headers.items())
+        digest = hashlib.blake2b(json.dumps(fixed).encode(), digest_size=8).hexdigest()
+        return f"{url}#{digest}"
 
     @property
     def declares_models(self) -> bool:

@@ -23,7 +23,7 @@ from gateway.protocol.errors import (
     error_body,
 )
 from gateway.protocol.headers import Fields, fold_fields
-from gateway.protocol.messages import Reply
+from gateway.protocol.messages import Reply, declared_name
 from gateway.protocol.request import CacheRequest, read_request
 from gateway.server.auth import Access
 from gateway.server.hot_path import PlainRequest
@@ -364,7 +364,9 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str], path
         fields.append(("Retry-After", str(ceil(error.retry_after))))
     seen.tried = error.tried
     if error.tried:
-        tried = tuple((names.get(name, name), reason) for name, reason in error.tried)
+        tried = tuple(
+            (names.get(declared_name(name), name), reason) for name, reason in error.tried
+        )
         fields.append((UPSTREAM, format_upstream_header("", tried)))
     return _error(error.status, body, forward.header(declined=error.reason), *fields)
 

@@ -17,7 +17,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.server.secrets import SecretSettingError, check_secrets, outbound_proxy
+from gateway.server.secrets import (
+    SecretSettingError,
+    check_secrets,
+    log_proxies,
+    outbound_proxy,
+)
 from gateway.settings import Settings
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.request import Outgoing
@@ -252,6 +257,40 @@ def test_a_proxy_that_cannot_be_used_is_told_without_its_password(value: str):
         check_secrets(upstreams, {"HTTPS_PROXY": value}, own_keys=False)
     assert "secret" not in str(error.value)
     check_secrets(upstreams, {"HTTPS_PROXY": value, "NO_PROXY": "a.example"}, own_keys=False)
+
+
+def test_one_line_says_which_upstreams_are_reached_through_which_proxy(
+    caplog: pytest.LogCaptureFixture,
+):
+    urls = {"far": "https://a.example/v1", "near": "http://10.0.0.1:8000/v1"}
+    urls |= {"also": "https://b.example/v1", "own": "http://127.0.0.1:8000/v1"}
+    given = tuple({"url": url, "name": name} for name, url in urls.items())
+    secret = "http://me:secret@proxy.example:3128"
+    environment = {"HTTPS_PROXY": secret, "HTTP_PROXY": "http://other:80"}
+    caplog.set_level("INFO")
+    log_proxies(Settings(upstreams=given).all_upstreams, environment)
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "reached through the proxy proxy.example:3128 of the environment: far, also",
+        "reached through the proxy other:80 of the environment: near",
+    ]
+    assert "me:secret" not in caplog.text
+    caplog.clear()
+    log_proxies(Settings(upstreams=given).all_upstreams, {})
+    assert not caplog.records
+
+
+async def test_an_address_in_place_of_the_hosts_keeps_its_name_for_tls_and_host(
+    tls_port: int, trusting: None
+):
+    at = HttpUpstream(f"https://{HOST}:{tls_port}/v1", connect_to="127.0.0.1")
+    async with opened(at) as upstream:
+        assert b"Hi" in await answer_of(upstream)
+        assert (upstream.url.host, upstream.in_use) == ("127.0.0.1", 0)
+    other = HttpUpstream(f"https://other.test:{tls_port}/v1", connect_to="127.0.0.1")
+    async with opened(other) as upstream:
+        with pytest.raises(UpstreamError) as error:
+            await answer_of(upstream)
+    assert "certificate" in (error.value.detail or "")
 
 
 ASK = """

@@ -57,6 +57,19 @@ def test_an_upstream_by_its_url_alone_may_have_a_query():
     assert (upstream.url, upstream.query) == (URL, {"api-version": "1"})
 
 
+def test_fixed_headers_are_part_of_what_keys_say_of_an_upstream():
+    def identity(**headers: str | dict[str, str]) -> str:
+        [one] = Settings(upstreams=({"url": URL, "headers": headers},)).all_upstreams
+        return one.identity
+
+    assert identity() == URL
+    one = identity(**{"X-Version": "secret-1", "X-Other": {"env": "OTHER"}})
+    assert one == identity(**{"x-other": {"env": "OTHER"}, "x-version": "secret-1"})
+    others = {identity(**{"X-Version": value}) for value in ("secret-1", "2", {"env": "V"})}
+    assert len({one, *others, identity()}) == 5
+    assert "secret-1" not in one
+
+
 def test_headers_are_texts_or_names_of_variables(tmp_path: Path):
     text = f"url: {URL}\n    headers: {{X-Team: search, X-Pass: {{env: PASS}}}}"
     settings = read(tmp_path, text)
