@@ -60,12 +60,18 @@ def create_app(
     policies = PolicyFile(settings.policy or default_policy())
     access = Access(settings.gateway_keys, settings.denied_keys)
     entries = open_store(settings, os.environ)
-    meter = Meter(entries.key_counts if access.own_keys else None, time.time)
     secret = shared_secret(os.environ) or load_or_create_secret(settings.data_dir)
     telemetry = open_telemetry(
         settings, secret=secret, store_stats=entries.store.stats, usage_store=entries.usage
     )
     metrics = telemetry.metrics
+    meter = Meter(
+        entries.key_counts if access.own_keys else None,
+        time.time,
+        telemetry.usage.prices,
+        fails_open=settings.key_limits_fail == "open",
+    )
+    meter.keep(access.holders)
     upstreams = open_upstreams(
         settings,
         os.environ,
@@ -186,6 +192,9 @@ def create_app(
         if accepted:
             semantic.budgets.warn()
 
+    def keep_holders() -> None:
+        meter.keep(access.holders)
+
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for part in (telemetry, entries, telemetry.usage, upstreams, semantic):
@@ -195,7 +204,7 @@ def create_app(
             stack.push_async_callback(writer.settle)
             stack.push_async_callback(pipeline.close)
             on_edit = policies.watch(POLICY_POLL_SECONDS, on_policy_reload)
-            for watch in (on_edit, access.watch(), hot.watch()):
+            for watch in (on_edit, access.watch(keep_holders), hot.watch()):
                 await stack.enter_async_context(in_background(watch))
             yield
 

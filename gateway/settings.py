@@ -167,6 +167,7 @@ class Settings(BaseModel):
     upstream_warm_up: bool = False
     gateway_keys: Path | None = None
     denied_keys: Path | None = None
+    key_limits_fail: str = Field(default="open", pattern="^(open|closed)$")
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     data_dir: Path = Path(".refrain")

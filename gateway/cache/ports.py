@@ -154,6 +154,13 @@ class Count(NamedTuple):
     window: int
 
 
+class Change(NamedTuple):
+    """What is to be added to a count, and the total that was last learned of it."""
+
+    amount: int
+    known: int = 0
+
+
 class KeyCounts(Protocol):
     """What holders of gateway keys have used, counted by several processes together.
 
@@ -163,8 +170,11 @@ class KeyCounts(Protocol):
     async def load(self, windows: Sequence[tuple[str, int]]) -> Mapping[Count, int]:
         """Return the amounts of all holders in these windows: what is counted, and its number."""
 
-    async def add(self, changes: Mapping[Count, int]) -> Mapping[Count, int]:
-        """Add to amounts, zero to some; return the total of each."""
+    async def add(self, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
+        """Add to amounts, zero to some; return the total of each.
+
+        If a total is less than ``known``, counts were lost: it is raised to ``known`` first.
+        """
 
     async def close(self) -> None:
         """Release files and connections."""

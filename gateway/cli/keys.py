@@ -52,7 +52,8 @@ def add(options: argparse.Namespace) -> int:
     """Make a key for a new holder, and print its secret."""
     if not NAME.fullmatch(options.name):
         raise CommandError("expected a name of at most 64 characters, without space, # and !")
-    key = make_key(options.name, _attributes(options))
+    # All keys share the upstream's account, so it is closed to a new one.
+    key = make_key(options.name, {"account": "closed"} | _attributes(options))
     secret = _new_secret()
 
     def edit(lines: Sequence[Line]) -> list[Line]:
@@ -244,6 +245,7 @@ def _unknown(name: str, lines: Sequence[Line]) -> CommandError:
 def _attributes(options: argparse.Namespace) -> dict[str, Any]:
     """Return the attributes that the command line gives. Raises CommandError."""
     found: dict[str, Any] = {}
+    now = time.time()
     for name, attribute in ATTRIBUTES.items():
         text = getattr(options, name, None)
         if text is None:
@@ -252,6 +254,8 @@ def _attributes(options: argparse.Namespace) -> dict[str, Any]:
             found[name] = attribute.read(_date(text) if name == "expires" else text)
         except KeyLineError as error:
             raise CommandError(f"--{name.replace('_', '-')}: {error}") from None
+    if (end := found.get("expires", now)) < now:
+        raise CommandError(f"--expires: expected a time to come, {format_time(end)} has passed")
     return found
 
 

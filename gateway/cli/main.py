@@ -426,9 +426,13 @@ def _add_keys(commands: Commands) -> None:
         more("--team", metavar="TEAM", help="keys of a team share answers of scope: team")
         more("--rpm", metavar="N", help="most requests a minute, such as 60")
         more("--tpm", metavar="N", help="most tokens a minute, such as 100k")
-        more("--concurrency", metavar="N", help="most requests under way at a time")
-        more("--budget", metavar="B", help="at its end requests are refused: 5Mtokens/day")
-        more("--soft-budget", metavar="B", help="at its end a warning is logged: 4Mtokens/day")
+        at_a_time = "most requests under way at a time, in each worker"
+        more("--concurrency", metavar="N", help=at_a_time)
+        budget = "at its end requests are refused: 5Mtokens/day, 20USD/month, or both with a comma"
+        more("--budget", metavar="B", help=budget)
+        more("--soft-budget", metavar="B", help="at its end a warning is logged: 15USD/month")
+        account = "whether it may use paths where the upstream stores: open, or closed (if new)"
+        more("--account", metavar="A", help=account)
     overlap = "how long old keys stay valid, such as 1d (default: 0)"
     rotate.add_argument("--overlap", type=_duration, default=0.0, metavar="TIME", help=overlap)
     for parser in (add, listing, revoke, rotate):

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import orjson
 
 from gateway.cache.ports import StoreError
-from gateway.cache.stores.sqlite.usage import SqliteUsage
+from gateway.cache.stores.sqlite.sums import SqliteUsage
 from gateway.cli.operator import ask_gateway
 from gateway.cli.terminal import CommandError, FailedError
 from gateway.server.open_store import USAGE

@@ -43,6 +43,8 @@ class KeyRing:
     by_prefix: Mapping[bytes, tuple[tuple[bytes, Key], ...]]
     """Finds the few digests to compare with. Timing reveals no digest: to choose a digest's first
     bytes a client would have to invert SHA-256."""
+    holders: Mapping[str, Key]
+    """One key of each holder."""
 
     def find(self, secret: str) -> Key | None:
         """Return the key that has this secret, or None if it is unknown."""
@@ -51,7 +53,7 @@ class KeyRing:
         return next((key for known, key in near if hmac.compare_digest(known, digest)), None)
 
 
-NOBODY = KeyRing({})
+NOBODY = KeyRing({}, {})
 
 
 def read_key_ring(data: bytes, source: str, *, denied: bool = False) -> KeyRing:
@@ -93,7 +95,7 @@ def read_key_ring(data: bytes, source: str, *, denied: bool = False) -> KeyRing:
         problems.append(f"{source}: {count} keys, at most {MOST_KEYS}")
     if problems:
         raise KeyRingError("\n".join(problems))
-    return KeyRing(found)
+    return KeyRing(found, {name: key for name, (_, key) in holders.items()})
 
 
 def authenticate(
@@ -164,16 +166,20 @@ class Access:
 
     def team_of(self, holder: str) -> str | None:
         """Return the team of a holder of gateway keys, if there is one."""
-        ring = NOBODY if self._keys is None else self._keys.active
-        keys = (key for near in ring.by_prefix.values() for _, key in near)
-        return next((key.team for key in keys if key.name == holder), None)
+        key = self.holders.get(holder)
+        return None if key is None else key.team
+
+    @property
+    def holders(self) -> Mapping[str, Key]:
+        """The holders of gateway keys, with one key of each."""
+        return (NOBODY if self._keys is None else self._keys.active).holders
 
     def details(self) -> dict[str, Any]:
         """Return for /readyz the files in force and the refused edits."""
         problems = [file.problem for file in self._files if file.problem is not None]
         return {"gateway": "on" if self.own_keys else "off", "problems": problems}
 
-    async def watch(self) -> None:
+    async def watch(self, on_edit: Callable[[], None]) -> None:
         """Look for edits until cancelled."""
         while self._files:
             await asyncio.sleep(POLL_SECONDS)
@@ -181,3 +187,4 @@ class Access:
                 if await asyncio.to_thread(file.reload):
                     _log.info("keys: %s reloaded", file.path)
                     self.rings = [file.active for file in self._files]
+                    on_edit()

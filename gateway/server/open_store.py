@@ -26,11 +26,10 @@ from gateway.cache.ports import (
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite import SHARED_CHANGES
-from gateway.cache.stores.sqlite.key_counts import SqliteKeyCounts
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.store import SqliteStore
-from gateway.cache.stores.sqlite.usage import SqliteUsage
+from gateway.cache.stores.sqlite.sums import SqliteKeyCounts, SqliteUsage
 from gateway.cache.stores.tiered import Invalidations, TieredStore
 from gateway.server.secrets import master_keys, secret_setting
 from gateway.settings import Settings
@@ -126,10 +125,9 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
 
 def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
     # Costs half a second to import.
-    from gateway.cache.stores.redis.key_counts import RedisKeyCounts  # noqa: PLC0415
     from gateway.cache.stores.redis.link import RedisLink  # noqa: PLC0415
     from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore  # noqa: PLC0415
-    from gateway.cache.stores.redis.usage import RedisUsage  # noqa: PLC0415
+    from gateway.cache.stores.redis.sums import RedisKeyCounts, RedisUsage  # noqa: PLC0415
 
     password = secret_setting(environment, "STORE_PASSWORD")
     redis = RedisStore(settings.store, max_bytes=settings.store_bytes, password=password)

@@ -83,7 +83,7 @@ class UsageLedger:
         """Hits that the hot path may repeat, and the requests that got them, since ``collect``."""
         self._waiting: list[Observation] = []
         self._store = store
-        self._prices = prices
+        self.prices = prices
         self._count = count
         self._now = now
         self._upstream = upstream
@@ -115,7 +115,7 @@ class UsageLedger:
         hit = NOTHING_SAID if seen.hit is None else self._usage_of(seen.hit.entry)
         model = seen.fallback_model or seen.model
         seconds = self._typical.seconds(model) if seen.hit is not None else None
-        return account(seen, hit, self._prices.find(model), seconds, self._upstream)
+        return account(seen, hit, self.prices.find(model), seconds, self._upstream)
 
     def collect(self) -> None:
         """Count the requests that wait, and the hits that the hot path repeated."""
@@ -134,7 +134,7 @@ class UsageLedger:
         """Return the figures from a day on, summed by one of GROUPS. Raises StoreError."""
         await self.flush()
         rows = [*await self._store.read(since), *self._pending()]
-        return {"since": since, **report(rows, by), "prices": self._prices.source}
+        return {"since": since, **report(rows, by), "prices": self.prices.source}
 
     async def flush(self) -> None:
         """Write what was counted. What cannot be written waits for the next time."""

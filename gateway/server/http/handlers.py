@@ -39,7 +39,8 @@ from gateway.server.http.middleware import (
 )
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.keys.key_line import Key
-from gateway.server.keys.meter import LimitError, Meter, Ticket
+from gateway.server.keys.meter import Meter
+from gateway.server.keys.tab import LimitError, Ticket
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
@@ -137,7 +138,7 @@ class Handlers:
                     if key is not None:
                         request[KEY] = key
                         if endpoint == OTHER_PATHS:
-                            key.check_other_path(request.method)
+                            key.check_other_path(request.method, request.path)
                         if (ticket := self.meter.begin(key)) is not None:
                             request[TICKET] = ticket
                 return await handle(request, seen)
@@ -350,7 +351,8 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str], path
     seen.status, body = error.status, error.body(path, request_id.current())
     if not isinstance(error, UpstreamError):
         reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
-        seen.end("invalid", reason)
+        faulty = error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        seen.end("invalid" if faulty else "error", reason)
         shown: Fields = ()
         if isinstance(error, UnauthorizedError):
             shown = (("WWW-Authenticate", "Bearer"),)

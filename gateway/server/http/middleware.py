@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
 from gateway.server.http.http_server import Refuse, leave_unread, refusal
-from gateway.server.keys.meter import Ticket
+from gateway.server.keys.tab import Ticket
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
 from gateway.upstream.http_client import has_passed_here

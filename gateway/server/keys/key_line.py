@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
-from gateway.server.keys.limits import NO_LIMITS, Budget, Limits
+from gateway.server.keys.limits import NANO, NO_LIMITS, Budget, Limits
 from policies.policy import glob_test
 
 NAME = re.compile(r"[^\s#!]{1,64}")
@@ -23,7 +23,18 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _READING = frozenset({"GET", "HEAD"})
 """Methods of requests that no model answers, and that change nothing of what others stored."""
 
+_STATELESS = frozenset(
+    f"/v1/{path}"
+    for path in (
+        *("audio/speech", "audio/transcriptions", "audio/translations", "classify", "detokenize"),
+        *("images/edits", "images/generations", "images/variations", "moderations", "pooling"),
+        *("responses/input_tokens", "score", "tokenize"),
+    )
+)
+"""Passed-through paths whose answers depend on the request alone."""
+
 _AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kMG]?)")
+_BUDGET = re.compile(r"([0-9.]+[kMG]?)(tokens|USD)/(day|month)")
 _THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _MOST = 10**15
 
@@ -37,10 +48,11 @@ class KeyLineError(ValueError):
 class ForbiddenError(ClientError):
     """The key may not be used for this request."""
 
-    reason = Reason.MODEL_NOT_ALLOWED
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(403, message, param=param, code="model_not_allowed")
+    def __init__(
+        self, message: str, param: str | None = None, reason: Reason = Reason.MODEL_NOT_ALLOWED
+    ) -> None:
+        super().__init__(403, message, param=param, code=reason.value.replace("-", "_"))
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,8 @@ class Key:
     """A key that may be used here, and its holder's ``name``.
 
     ``models`` are globs of the models that it may name; empty allows any. ``expires`` is in seconds
-    since the epoch. Keys of one ``team`` may share answers.
+    since the epoch. Keys of one ``team`` may share answers. With a ``closed`` ``account``, the key
+    may not use paths where the upstream stores something for all who have its account.
     """
 
     name: str
@@ -56,6 +69,7 @@ class Key:
     expires: float | None = None
     limits: Limits = NO_LIMITS
     team: str | None = None
+    account: str | None = None
 
     @property
     def shared(self) -> tuple[str | None, Limits]:
@@ -74,13 +88,25 @@ class Key:
                 f"This API key may not use this model. It may use: {allowed}.", "model"
             )
 
-    def check_other_path(self, method: str) -> None:
-        """Raise ForbiddenError if a request to a path that is passed through may name a model."""
+    def check_other_path(self, method: str, path: str) -> None:
+        """Raise ForbiddenError unless the key may use a path that is passed through."""
+        if self.account == "closed" and not _is_stateless(method, path):
+            raise ForbiddenError(
+                "This API key may not use this path, where all keys share one account of the "
+                "upstream. The operator can allow it: account=open.",
+                reason=Reason.PATH_NOT_ALLOWED,
+            )
         if (self.models or self.limits.counts_tokens) and method not in _READING:
             raise ForbiddenError(
                 "This API key is restricted in its models or its tokens, so it may not use this "
                 "path: its requests are not read here."
             )
+
+
+def _is_stateless(method: str, path: str) -> bool:
+    if method in _READING:
+        return path == "/v1/models" or path.startswith("/v1/models/")
+    return method == "POST" and path in _STATELESS
 
 
 def read_key(words: Sequence[str]) -> tuple[bytes, Key]:
@@ -143,6 +169,12 @@ def _read_models(text: str) -> tuple[str, ...]:
     return models
 
 
+def _read_account(text: str) -> str:
+    if text not in ("open", "closed"):
+        raise KeyLineError("expected open or closed")
+    return text
+
+
 def _read_team(text: str) -> str:
     if not NAME.fullmatch(text):
         raise KeyLineError("expected a name of at most 64 characters, without space, # and !")
@@ -164,19 +196,31 @@ def format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _read_amount(text: str) -> int:
+def _read_amount(text: str, unit: int = 1) -> int:
     found = _AMOUNT.fullmatch(text)
-    amount = Decimal(0) if found is None else Decimal(found[1]) * _THOUSANDS[found[2]]
+    amount = Decimal(0) if found is None else Decimal(found[1]) * _THOUSANDS[found[2]] * unit
     if not 1 <= amount <= _MOST or amount % 1:
+        if unit == NANO:
+            raise KeyLineError("expected dollars up to 1M, such as 20 or 2.50")
         raise KeyLineError("expected a whole number from 1, such as 60, 100k or 2M")
     return int(amount)
 
 
+def _read_budgets(text: str) -> tuple[Budget, ...]:
+    budgets = tuple(map(_read_budget, text.split(",")))
+    if len({each.counter for each in budgets}) < len(budgets):
+        raise KeyLineError("expected one budget of each unit and period")
+    return budgets
+
+
 def _read_budget(text: str) -> Budget:
-    amount, _, period = text.partition("tokens/")
-    if period not in ("day", "month"):
-        raise KeyLineError("expected a budget such as 5Mtokens/day or 100Mtokens/month")
-    return Budget(_read_amount(amount), period)
+    found = _BUDGET.fullmatch(text)
+    if found is None:
+        raise KeyLineError(
+            "expected a budget such as 5Mtokens/day or 20USD/month, several with commas between"
+        )
+    amount, unit, period = found.groups()
+    return Budget(_read_amount(amount, NANO if unit == "USD" else 1), period, unit)
 
 
 def _write_amount(amount: int) -> str:
@@ -186,8 +230,13 @@ def _write_amount(amount: int) -> str:
     return str(amount)
 
 
+def _write_budget(it: Budget) -> str:
+    amount = _write_amount(it.amount) if it.unit == "tokens" else it.written(it.amount)
+    return f"{amount}{it.unit}/{it.period}"
+
+
 _amount = Attribute(_read_amount, _write_amount)
-_budget = Attribute(_read_budget, lambda it: f"{_write_amount(it.tokens)}tokens/{it.period}")
+_budget = Attribute(_read_budgets, lambda it: ",".join(map(_write_budget, it)))
 
 LIMITS: Mapping[str, Attribute] = {
     "rpm": _amount,
@@ -202,6 +251,7 @@ ATTRIBUTES: Mapping[str, Attribute] = {
     "models": Attribute(_read_models, ",".join),
     "expires": Attribute(_read_time, format_time),
     "team": Attribute(_read_team, str),
+    "account": Attribute(_read_account, str),
     **LIMITS,
 }
 """All attributes of a line; the first ones are fields of ``Key``."""

@@ -11,10 +11,13 @@ Law: whoever else counts for the same holder, a total is what all were known to 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from math import ceil
 from typing import NamedTuple
 
 MINUTE, DAY = 60, 86_400
+NANO = 10**9
+"""Dollars are counted in thousand millionths: a token may cost less than a millionth."""
 KEPT_WINDOWS = 3
 _ALMOST = 1e-6
 """What sums of fractions may be wrong by."""
@@ -22,32 +25,57 @@ _ALMOST = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """At most so many ``tokens`` in each ``period``: a ``day`` or a ``month``, in UTC."""
+    """At most this ``amount`` in each ``period``: a ``day`` or a ``month``, in UTC.
 
-    tokens: int
+    The ``unit`` is ``tokens``, or ``USD`` of which the amount has thousand millionths.
+    """
+
+    amount: int
     period: str
+    unit: str = "tokens"
+
+    @property
+    def counter(self) -> str:
+        """The name of what is counted."""
+        return f"{self.unit}/{self.period}"
 
     def __str__(self) -> str:
-        return f"{self.tokens:,} tokens a {self.period}"
+        return f"{self.written(self.amount, ',')} {self.unit} a {self.period}"
+
+    def written(self, amount: int, form: str = "") -> str:
+        """Return an amount in the unit."""
+        if self.unit == "tokens":
+            return f"{amount:{form}}"
+        return f"{(Decimal(amount) / NANO).normalize():{form}f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Requests and tokens a minute, requests under way, and tokens of a day or month; None: any.
+    """Requests and tokens a minute, requests under way, and budgets; None and (): any.
 
-    Over ``soft_budget`` the holder is only told.
+    Over a ``soft_budget`` the holder is only told.
     """
 
     rpm: int | None = None
     tpm: int | None = None
     concurrency: int | None = None
-    budget: Budget | None = None
-    soft_budget: Budget | None = None
+    budget: tuple[Budget, ...] = ()
+    soft_budget: tuple[Budget, ...] = ()
 
     @property
     def counts_tokens(self) -> bool:
         """Whether the tokens of each request must be known."""
         return self.tpm is not None or bool(self.budget or self.soft_budget)
+
+    @property
+    def counts_dollars(self) -> bool:
+        """Whether the cost of each request counts."""
+        return any(each.unit == "USD" for each in (*self.budget, *self.soft_budget))
+
+    @property
+    def needs_price(self) -> bool:
+        """Whether a model without a price must be refused: its use would be without a bound."""
+        return any(each.unit == "USD" for each in self.budget)
 
 
 NO_LIMITS = Limits()
@@ -58,6 +86,7 @@ class Refusal(NamedTuple):
 
     what: str
     wait: float
+    budget: Budget | None = None
 
 
 class Window:
@@ -102,36 +131,41 @@ class Counter:
 class Usage:
     """What the holder of a key has used."""
 
-    __slots__ = ("counters", "running", "told")
+    __slots__ = ("counters", "running", "second", "told")
 
     def __init__(self) -> None:
         self.counters = {
-            "requests/minute": Counter("minute"),
-            "tokens/minute": Counter("minute"),
-            "tokens/day": Counter("day"),
-            "tokens/month": Counter("month"),
+            f"{what}/{period}": Counter(period)
+            for what, period in (
+                *(("requests", "minute"), ("tokens", "minute")),
+                *((unit, period) for unit in ("tokens", "USD") for period in ("day", "month")),
+            )
         }
         self.running = 0
         """Requests under way in this process."""
-        self.told = -1
-        """The window in which the soft budget was last seen to be used up."""
+        self.second = -1
+        """The second in which repeated hits were last looked at; -1 once something else changes."""
+        self.told: dict[Budget, int] = {}
+        """The window in which each soft budget was last seen to be used up."""
 
     def spent(self, budget: Budget, now: float) -> int:
-        """Return the tokens of the budget's present window."""
-        return self.counters[f"tokens/{budget.period}"].total(window_of(budget.period, now))
+        """Return the amount of the budget's present window."""
+        return self.counters[budget.counter].total(window_of(budget.period, now))
 
     def count_request(self, limits: Limits, now: float) -> None:
         """Count a request that goes on."""
         if limits.rpm is not None:
             self.counters["requests/minute"].at(int(now // MINUTE)).pending += 1
 
-    def count_tokens(self, limits: Limits, tokens: int, now: float) -> None:
-        """Count the tokens of a request that has ended."""
-        periods = {each.period for each in (limits.budget, limits.soft_budget) if each is not None}
+    def count_use(self, limits: Limits, tokens: int, nano_dollars: int, now: float) -> None:
+        """Count the tokens and the cost of a request that has ended."""
+        counters = {each.counter for each in (*limits.budget, *limits.soft_budget)}
         if limits.tpm is not None:
-            periods.add("minute")
-        for period in periods:
-            self.counters[f"tokens/{period}"].at(window_of(period, now)).pending += tokens
+            counters.add("tokens/minute")
+        for name in counters:
+            counter = self.counters[name]
+            amount = tokens if name.startswith("tokens") else nano_dollars
+            counter.at(window_of(counter.period, now)).pending += amount
 
 
 def window_of(period: str, now: float) -> int:
@@ -157,17 +191,17 @@ def refusal(limits: Limits, usage: Usage, now: float) -> Refusal | None:
     for what, most in (("requests", limits.rpm), ("tokens", limits.tpm)):
         if most is not None and (wait := _wait(usage.counters[f"{what}/minute"], most, now)):
             return Refusal(what, wait)
-    budget = limits.budget
-    if budget is not None and usage.spent(budget, now) >= budget.tokens:
-        end = window_end(budget.period, window_of(budget.period, now))
-        return Refusal("budget", max(1.0, end - now))
-    return None
+    used_up = [
+        Refusal("budget", max(1.0, window_end(period, window_of(period, now)) - now), each)
+        for each in limits.budget
+        if usage.spent(each, now) >= each.amount and (period := each.period)
+    ]
+    return max(used_up, key=lambda refused: refused.wait, default=None)
 
 
-def over_soft_budget(limits: Limits, usage: Usage, now: float) -> bool:
-    """Tell whether the soft budget is used up."""
-    soft = limits.soft_budget
-    return soft is not None and usage.spent(soft, now) >= soft.tokens
+def over_soft_budgets(limits: Limits, usage: Usage, now: float) -> list[Budget]:
+    """Return the soft budgets that are used up."""
+    return [each for each in limits.soft_budget if usage.spent(each, now) >= each.amount]
 
 
 def _wait(counter: Counter, most: int, now: float) -> float:
@@ -182,35 +216,50 @@ def _wait(counter: Counter, most: int, now: float) -> float:
     return MINUTE - elapsed + MINUTE * (1 - room / present)
 
 
-_LINES = (
-    b"\r\nx-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %ds"
-)
-_SOFT = b"\r\nx-refrain-soft-budget: exceeded; used=%d; limit=%d; period=%b"
+_LIMIT = b"\r\nx-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: "
+_RESET = b"\r\nx-ratelimit-reset-%b: %ds"
+_SOFT = "\r\nx-refrain-soft-budget: exceeded; used=%s; limit=%s; period=%s; unit=%s"
 
 
-def limit_lines(limits: Limits, usage: Usage, now: float) -> bytes:
-    """Return what a reply's head says of the limits: lines, each behind its line end."""
-    lines = b""
+class LimitLines(NamedTuple):
+    """What a reply's head says of limits, each line behind its line end.
+
+    The number ``left`` of requests stands between ``before`` and ``after``, if ``before`` is there.
+    """
+
+    before: bytes
+    left: int
+    after: bytes
+
+    def whole(self) -> bytes:
+        """Return the lines."""
+        return b"%b%d%b" % self if self.before else self.after
+
+
+def limit_lines(limits: Limits, usage: Usage, now: float) -> LimitLines:
+    """Return what a reply's head says of the limits."""
+    before, left, after = b"", 0, b""
     if limits.rpm is not None:
-        lines = _rate_lines(b"requests", limits.rpm, usage.counters["requests/minute"], now)
+        counter = usage.counters["requests/minute"]
+        before, left, after = _rate_lines(b"requests", limits.rpm, counter, now)
     if limits.tpm is not None:
-        lines += _rate_lines(b"tokens", limits.tpm, usage.counters["tokens/minute"], now)
-    soft = limits.soft_budget
-    if soft is not None and (used := usage.spent(soft, now)) >= soft.tokens:
-        lines += _SOFT % (used, soft.tokens, soft.period.encode())
-    return lines
+        after += _rate_lines(b"tokens", limits.tpm, usage.counters["tokens/minute"], now).whole()
+    for soft in over_soft_budgets(limits, usage, now):
+        used, most = (soft.written(each) for each in (usage.spent(soft, now), soft.amount))
+        after += (_SOFT % (used, most, soft.period, soft.unit)).encode()
+    return LimitLines(before, left, after)
 
 
 def limit_fields(limits: Limits, usage: Usage, now: float) -> Iterator[tuple[str, str]]:
     """Yield the same as names and values."""
-    for line in limit_lines(limits, usage, now).decode().split("\r\n")[1:]:
+    for line in limit_lines(limits, usage, now).whole().decode().split("\r\n")[1:]:
         name, _, value = line.partition(": ")
         yield name, value
 
 
-def _rate_lines(what: bytes, most: int, counter: Counter, now: float) -> bytes:
+def _rate_lines(what: bytes, most: int, counter: Counter, now: float) -> LimitLines:
     number, elapsed = divmod(now, MINUTE)
     present, before = counter.total(int(number)), counter.total(int(number) - 1)
     left = int(most - present - before * (1 - elapsed / MINUTE) + _ALMOST)
     reset = ceil((2 * MINUTE if present else MINUTE) - elapsed) if present or before else 0
-    return _LINES % (what, most, what, max(0, left), what, reset)
+    return LimitLines(_LIMIT % (what, most, what), max(0, left), _RESET % (what, reset))

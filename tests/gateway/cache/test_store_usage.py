@@ -7,9 +7,9 @@ import orjson
 import pytest
 
 from gateway.cache.ports import USAGE_DAYS, USAGE_OTHER, StoreError, UsageRow
-from gateway.cache.stores.redis import usage as redis_usage
+from gateway.cache.stores.redis import sums as redis_usage
 from gateway.cache.stores.redis.link import RedisLink
-from gateway.cache.stores.sqlite import usage as sqlite_usage
+from gateway.cache.stores.sqlite import sums as sqlite_usage
 
 LABELS = '{"model":"m"}'
 

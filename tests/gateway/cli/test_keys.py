@@ -12,8 +12,10 @@ from filelock import FileLock
 from gateway.cli import keys
 from gateway.cli.main import main
 from gateway.server.auth import read_key_ring
+from gateway.server.keys.limits import Budget
 
 OLD = f"# ours\nold {sha256(b'gk-old').hexdigest()}   # since May\n"
+EXPIRED = f"shop {sha256(b'gk-shop').hexdigest()} models=a,b expires=2020-01-31\n"
 
 
 @pytest.fixture
@@ -91,24 +93,34 @@ def test_new_limits_at_a_rotation_are_those_of_the_old_key_too(command, file):
     _, new, _ = command("rotate", "shop", "--rpm", "90", "--overlap", "1d")
     for secret in (old, new):
         limits = ring(file).find(secret).limits
-        assert (limits.rpm, limits.budget.tokens) == (90, 5_000_000)
+        assert (limits.rpm, limits.budget) == (90, (Budget(5_000_000, "day"),))
 
 
 def test_an_expired_key_is_rotated_only_with_a_new_end(command, file):
-    command("add", "shop", "--expires", "2020-01-31")
+    file.write_text(EXPIRED)
     assert command("rotate", "shop")[0] == 1
     assert command("rotate", "shop", "--expires", "90d")[0] == 0
 
 
-def test_the_list_shows_what_each_key_may_do_and_no_secret(command, file):
+def test_the_upstreams_account_is_closed_to_a_new_key_unless_it_is_opened(command, file):
     file.write_text(OLD)
-    _, secret, _ = command("add", "shop", "--models", "a,b", "--expires", "2020-01-31")
+    _, shop, _ = command("add", "shop")
+    _, desk, _ = command("add", "desk", "--account", "open")
+    _, old, _ = command("rotate", "old")
+    accounts = [ring(file).find(secret).account for secret in (shop, desk, old)]
+    assert accounts == ["closed", "open", None]
+    _, shop, _ = command("rotate", "shop", "--account", "open")
+    assert ring(file).find(shop).account == "open"
+
+
+def test_the_list_shows_what_each_key_may_do_and_no_secret(command, file):
+    file.write_text(OLD + EXPIRED)
     _, listed, _ = command("list")
     head, first, second = (line.split() for line in listed.splitlines())
     assert head == ["NAME", "KEY", "STATE", "MODELS", "EXPIRES"]
     assert first == ["old", sha256(b"gk-old").hexdigest()[:8], "valid", "-", "-"]
     assert second[2:] == ["expired", "a,b", "2020-01-31T00:00:00Z"]
-    assert secret not in listed
+    assert sha256(b"gk-shop").hexdigest() not in listed
     rows = orjson.loads(command("list", "--json")[1])
     assert [row["name"] for row in rows] == ["old", "shop"]
 
@@ -119,6 +131,10 @@ def test_the_list_shows_what_each_key_may_do_and_no_secret(command, file):
         (("add", "old"), 1, "old has a key already: refrain keys rotate old replaces it"),
         (("add", "two words"), 2, "expected a name"),
         (("add", "shop", "--expires", "soon"), 2, "--expires: expected a date"),
+        (("add", "shop", "--expires", "2020-01-31"), 2, "--expires: expected a time to come"),
+        (("rotate", "old", "--expires", "2020-01-31"), 2, "2020-01-31T00:00:00Z has passed"),
+        (("add", "shop", "--account", "own"), 2, "--account: expected open or closed"),
+        (("add", "shop", "--budget", "5EUR/day"), 2, "--budget: expected a budget such as"),
         (("add", "shop", "--models", ","), 2, "--models: expected names or globs"),
         (("revoke", "shop"), 1, "no key of shop: there are old"),
         (("rotate", "shop"), 1, "no key of shop: there are old"),

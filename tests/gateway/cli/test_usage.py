@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.cache.ports import UsageRow
-from gateway.cache.stores.sqlite.usage import SqliteUsage
+from gateway.cache.stores.sqlite.sums import SqliteUsage
 from gateway.cli.main import main
 from gateway.cli.usage import table
 from gateway.telemetry.savings import day_of, report

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from gateway.server.auth import Access
-from scripted_upstream import answer_by_default, chunk, completion
+from running_redis import RunningRedis, redis_folders
+from scripted_upstream import DONE, answer_by_default, chunk, completion
 
 
 def line(name, key, *attributes):
@@ -220,7 +221,7 @@ async def test_a_key_over_its_soft_budget_is_told(start_gateway, keys, still):
     for _ in range(2):
         told = (await gateway.ask(headers=bearing())).headers["x-refrain-soft-budget"]
         assert told.startswith("exceeded; used=")
-        assert told.endswith("; limit=1; period=month")
+        assert told.endswith("; limit=1; period=month; unit=tokens")
 
 
 async def test_requests_at_a_time_are_bounded_and_freed(start_gateway, upstream, keys):
@@ -300,3 +301,160 @@ async def test_an_operator_loads_answers_for_a_team(start_gateway, upstream, key
     told = (await gateway.post("/admin/scope", orjson.dumps(whose))).json
     listed = (await gateway.get(f"/admin/entries?scope={told['team']}")).json["entries"]
     assert (len(listed), upstream.calls) == (1, 0)
+
+
+PRICES = "model,input,output,cached_input\nm,10000,20000,1000\nfree,0,0,\nhalf,1,,\n"
+"""A token of a prompt costs a cent, and a token of an answer two."""
+USAGE = {
+    "prompt_tokens": 100,
+    "completion_tokens": 50,
+    "total_tokens": 150,
+    "prompt_tokens_details": {"cached_tokens": 20},
+}
+"""Costs 1.82 dollars: 80 tokens at a cent, 20 at a tenth of it, and 50 at two cents."""
+
+
+@pytest.fixture
+def start_priced(start_gateway, keys, tmp_path):
+    """Start a gateway with these lines of keys, and with prices."""
+
+    async def start(*lines):
+        prices = tmp_path / "prices.csv"
+        prices.write_text(PRICES)
+        keys.write_text("".join(lines))
+        return await start_gateway(gateway_keys=keys, prices=prices)
+
+    return start
+
+
+async def answer_with_usage(request, body):
+    return web.json_response(completion("Yes.", usage=USAGE))
+
+
+@pytest.mark.parametrize("more", [HOT, PARSED])
+async def test_dollars_are_counted_by_the_price_table_and_hits_have_none(
+    start_priced, upstream, still, more
+):
+    upstream.answer = answer_with_usage
+    budgets = "budget=1.83USD/day,1Mtokens/day", "soft_budget=1USD/day"
+    gateway = await start_priced(line("shop", "gk-shop", *budgets))
+    headers = {**bearing(), **more}
+    first = await gateway.ask("a", headers=headers)
+    assert first.headers["x-refrain-soft-budget"] == (
+        "exceeded; used=1.82; limit=1; period=day; unit=USD"
+    )
+    for _ in range(3):
+        hit = await gateway.ask("a", headers=headers)
+        assert (hit.status, "; hit" in hit.cache) == (200, True)
+        assert "used=1.82;" in hit.headers["x-refrain-soft-budget"]
+    assert (await gateway.ask("b", headers=headers)).status == 200
+    refused = await gateway.ask("c", headers=headers)
+    assert (refused.status, refused.headers["Retry-After"]) == (429, "43200")
+    assert "budget of 1.83 USD a day" in refused.json["error"]["message"]
+    assert upstream.calls == 2
+
+
+@pytest.mark.parametrize("more", [HOT, PARSED])
+async def test_a_budget_that_ends_in_mid_stream_refuses_the_next_request_only(
+    start_priced, upstream, still, more
+):
+    may_go_on = asyncio.Event()
+
+    async def answer(request, body):
+        if not body.get("stream"):
+            return await answer_with_usage(request, body)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(chunk(delta={"role": "assistant", "content": "one "}))
+        await may_go_on.wait()
+        await response.write(chunk(delta={"content": "two"}))
+        await response.write(chunk(finish_reason="stop"))
+        await response.write(DONE)
+        return response
+
+    upstream.answer = answer
+    gateway = await start_priced(line("shop", "gk-shop", "budget=1USD/month", "rpm=10", "tpm=1000"))
+    headers = {**bearing(), **more}
+    stream = asyncio.create_task(gateway.ask("a", headers=headers, stream=True))
+    await upstream.arrived.wait()
+    assert (await gateway.ask("b", headers=headers)).status == 200
+    refused = await gateway.ask("c", headers=headers)
+    may_go_on.set()
+    whole = await stream
+    assert (whole.status, whole.text) == (200, "one two")
+    assert whole.raw.endswith(b"data: [DONE]\n\n")
+    assert refused.status == 429
+    assert refused.cache == "refrain; detail=key-budget"
+    assert refused.json["error"]["code"] == "insufficient_quota"
+    assert "budget of 1 USD a month" in refused.json["error"]["message"]
+    assert int(refused.headers["Retry-After"]) > 0
+    assert refused.headers["x-ratelimit-remaining-requests"] == "8"
+    assert refused.headers["x-ratelimit-remaining-tokens"] == "850"
+    assert (await gateway.ask("a", headers=headers, stream=True)).status == 429
+
+
+@pytest.mark.parametrize("more", [HOT, PARSED])
+async def test_a_budget_of_dollars_refuses_models_whose_price_is_unknown(
+    start_priced, upstream, more, caplog
+):
+    gateway = await start_priced(
+        line("shop", "gk-shop", "budget=1USD/day"),
+        line("desk", "gk-desk", "soft_budget=1USD/day"),
+    )
+    for model in ("unknown", "half"):
+        refused = await gateway.ask(headers={**bearing(), **more}, model=model)
+        assert (refused.status, refused.json["error"]["param"]) == (403, "model")
+        assert "price of this model is not known" in refused.json["error"]["message"]
+    assert upstream.calls == 0
+    assert (await gateway.ask(headers={**bearing(), **more}, model="free")).status == 200
+    for text in ("a", "b"):
+        told = await gateway.ask(text, headers={**bearing("gk-desk"), **more}, model="unknown")
+        assert (told.status, "x-refrain-soft-budget" in told.headers) == (200, False)
+    warnings = [each.getMessage() for each in caplog.records if "price" in each.getMessage()]
+    assert len(warnings) == 1
+    assert "'unknown'" in warnings[0]
+
+
+async def test_the_account_of_the_upstream_is_closed_to_some_keys(start_gateway, upstream, keys):
+    keys.write_text(line("shop", "gk-shop", "account=closed") + line("desk", "gk-desk"))
+    gateway = await start_gateway(gateway_keys=keys)
+    for path in ("/v1/files", "/v1/responses/resp_1"):
+        assert (await gateway.get(path, headers=bearing())).status == 403
+    refused = await gateway.post("/v1/batches", b"{}", headers=bearing())
+    assert refused.json["error"]["code"] == "path_not_allowed"
+    assert refused.cache == "refrain; detail=path-not-allowed"
+    assert not upstream.requests
+    assert (await gateway.ask(headers=bearing())).status == 200
+    assert (await gateway.get("/v1/models?a=b", headers=bearing())).status == 201
+    assert (await gateway.post("/v1/audio/speech", b"{}", headers=bearing())).status == 201
+    assert (await gateway.get("/v1/files", headers=bearing("gk-desk"))).status == 201
+
+
+@pytest.mark.parametrize(("setting", "status"), [("open", 200), ("closed", 503)])
+async def test_a_redis_that_is_gone_opens_or_closes_keys_with_limits(
+    start_gateway, keys, tmp_path, setting, status
+):
+    if not redis_folders():
+        pytest.skip("no redis-server is installed")
+    redis = RunningRedis(tmp_path)
+    redis.start()
+    try:
+        keys.write_text(line("shop", "gk-shop", "rpm=100000") + line("desk", "gk-desk"))
+        gateway = await start_gateway(gateway_keys=keys, store=redis.url, key_limits_fail=setting)
+        assert (await gateway.ask(headers=bearing())).status == 200
+        redis.kill()
+        while (await gateway.get("/readyz")).json["keys"]["counts"] == "ok":
+            assert (await gateway.ask(headers=bearing())).status == 200
+        if status != 200:
+            while (refused := await gateway.ask(headers=bearing())).status == 200:
+                pass
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+            assert refused.cache == "refrain; detail=key-counts"
+            assert refused.json["error"]["code"] == "key_counts_unavailable"
+        assert (await gateway.ask(headers=bearing())).status == status
+        assert (await gateway.ask(headers=bearing("gk-desk"))).status == 200
+        redis.start()
+        while (await gateway.ask(headers=bearing())).status != 200:
+            pass
+    finally:
+        redis.kill()

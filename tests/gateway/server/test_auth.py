@@ -136,7 +136,7 @@ async def test_a_key_that_is_cut_off_waits_for_no_other_file(tmp_path, monkeypat
 
     monkeypatch.setattr(WatchedFile, "reload", slow)
     monkeypatch.setattr(auth, "POLL_SECONDS", 0.01)
-    watching = asyncio.create_task(access.watch())
+    watching = asyncio.create_task(access.watch(lambda: None))
     try:
         keys.write_text(line("desk", "k3"))
         assert await asyncio.to_thread(cut_off.wait, 10)

@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.server.keys.limits import (
+    NANO,
     Budget,
     Limits,
     Usage,
     limit_fields,
-    over_soft_budget,
+    over_soft_budgets,
     refusal,
     window_end,
     window_of,
@@ -54,9 +55,9 @@ def test_the_turn_of_a_minute_frees_no_second_burst():
 
 def test_tokens_are_counted_when_they_are_known():
     limits, usage = Limits(tpm=100), Usage()
-    usage.count_tokens(limits, 99, NOON)
+    usage.count_use(limits, 99, 0, NOON)
     assert refusal(limits, usage, NOON) is None
-    usage.count_tokens(limits, 50, NOON)
+    usage.count_use(limits, 50, 0, NOON)
     assert refusal(limits, usage, NOON).what == "tokens"
     assert refusal(limits, usage, NOON + 120) is None
 
@@ -77,12 +78,13 @@ def test_requests_under_way_are_bounded():
     ],
 )
 def test_a_budget_lasts_until_its_period_ends(period, end):
-    limits, usage = Limits(budget=Budget(1000, period)), Usage()
-    usage.count_tokens(limits, 999, NOON)
+    budget = Budget(1000, period)
+    limits, usage = Limits(budget=(budget,)), Usage()
+    usage.count_use(limits, 999, 0, NOON)
     assert refusal(limits, usage, NOON) is None
-    usage.count_tokens(limits, 500, NOON)
+    usage.count_use(limits, 500, 0, NOON)
     refused = refusal(limits, usage, NOON)
-    assert refused == ("budget", end.timestamp() - NOON)
+    assert refused == ("budget", end.timestamp() - NOON, budget)
     assert refusal(limits, usage, end.timestamp() - 1) is not None
     assert refusal(limits, usage, end.timestamp()) is None
 
@@ -94,19 +96,19 @@ def test_december_is_followed_by_january():
 
 
 def test_a_soft_budget_refuses_nothing():
-    limits, usage = Limits(soft_budget=Budget(10, "day")), Usage()
-    usage.count_tokens(limits, 10, NOON)
+    limits, usage = Limits(soft_budget=(Budget(10, "day"),)), Usage()
+    usage.count_use(limits, 10, 0, NOON)
     assert refusal(limits, usage, NOON) is None
-    assert over_soft_budget(limits, usage, NOON)
+    assert over_soft_budgets(limits, usage, NOON) == [Budget(10, "day")]
     assert dict(limit_fields(limits, usage, NOON)) == {
-        "x-refrain-soft-budget": "exceeded; used=10; limit=10; period=day"
+        "x-refrain-soft-budget": "exceeded; used=10; limit=10; period=day; unit=tokens"
     }
 
 
 @pytest.mark.parametrize("jump", [-DAY, -40 * DAY, 400 * DAY])
 def test_a_clock_that_jumps_and_comes_back_neither_frees_nor_locks_a_key(jump):
-    limits, usage = Limits(rpm=2, budget=Budget(1000, "day")), Usage()
-    usage.count_tokens(limits, 1000, NOON)
+    limits, usage = Limits(rpm=2, budget=(Budget(1000, "day"),)), Usage()
+    usage.count_use(limits, 1000, 0, NOON)
     assert refusal(limits, usage, NOON).what == "budget"
     assert let_through(limits, usage, NOON + jump)
     assert refusal(limits, usage, NOON).what == "budget"
@@ -119,7 +121,7 @@ def test_a_replys_head_says_what_is_left():
     assert fresh["x-ratelimit-remaining-requests"] == "10"
     assert fresh["x-ratelimit-reset-requests"] == "0s"
     usage.count_request(limits, NOON)
-    usage.count_tokens(limits, 300, NOON)
+    usage.count_use(limits, 300, 0, NOON)
     assert dict(limit_fields(limits, usage, NOON + 15)) == {
         "x-ratelimit-limit-requests": "10",
         "x-ratelimit-remaining-requests": "9",
@@ -136,3 +138,25 @@ def test_few_windows_are_kept():
     for minute in range(100):
         usage.count_request(limits, NOON + 60 * minute)
     assert len(usage.counters["requests/minute"].windows) == 3
+
+
+def test_dollars_and_tokens_have_budgets_of_their_own_and_the_longest_wait_counts():
+    day, month = Budget(1000, "day"), Budget(20 * NANO, "month", "USD")
+    limits, usage = Limits(budget=(day, month), soft_budget=(Budget(NANO, "day", "USD"),)), Usage()
+    usage.count_use(limits, 999, 20 * NANO - 1, NOON)
+    assert refusal(limits, usage, NOON) is None
+    usage.count_use(limits, 1, 0, NOON)
+    assert refusal(limits, usage, NOON).budget is day
+    usage.count_use(limits, 1, 1, NOON)
+    assert refusal(limits, usage, NOON).budget is month
+    assert refusal(limits, usage, NOON + DAY).budget is month
+    assert dict(limit_fields(limits, usage, NOON)) == {
+        "x-refrain-soft-budget": "exceeded; used=20; limit=1; period=day; unit=USD"
+    }
+
+
+def test_a_budget_is_written_as_people_write_it():
+    assert str(Budget(5_000_000, "day")) == "5,000,000 tokens a day"
+    assert str(Budget(20 * NANO, "month", "USD")) == "20 USD a month"
+    assert str(Budget(1_500_000_000_000, "month", "USD")) == "1,500 USD a month"
+    assert str(Budget(2_500_000, "day", "USD")) == "0.0025 USD a day"

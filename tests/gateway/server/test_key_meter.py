@@ -2,19 +2,21 @@
 
 import pytest
 
-from gateway.cache.ports import Count, StoreError
-from gateway.cache.stores.redis.key_counts import RedisKeyCounts
+from gateway.cache.ports import Change, Count, StoreError
 from gateway.cache.stores.redis.link import RedisLink
-from gateway.cache.stores.sqlite.key_counts import KEPT_WINDOWS, SqliteKeyCounts
+from gateway.cache.stores.redis.sums import RedisKeyCounts
+from gateway.cache.stores.sqlite.sums import KEPT_WINDOWS, SqliteKeyCounts
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.keys.key_line import Key
-from gateway.server.keys.limits import Budget, Limits
-from gateway.server.keys.meter import LimitError, Meter
+from gateway.server.keys.limits import NANO, Budget, Limits
+from gateway.server.keys.meter import Meter
+from gateway.server.keys.tab import LimitError
 from gateway.telemetry.observation import Observation
+from gateway.telemetry.prices import Price, Prices
 from running_redis import RunningRedis, redis_folders
 
 NOW = 1_800_000_000.0
-LIMITS = Limits(rpm=10, budget=Budget(1000, "month"))
+LIMITS = Limits(rpm=10, budget=(Budget(1000, "month"),))
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +71,9 @@ def spend(meter, tokens=0, limits=LIMITS):
 async def test_amounts_add_up_over_processes(open_counts):
     one, two = open_counts(), open_counts()
     count, other = Count("shop", "tokens/day", 7), Count("desk, ü", "requests/minute", 9)
-    assert await one.add({count: 5, other: 1}) == {count: 5, other: 1}
-    assert await two.add({count: 2, other: 0}) == {count: 7, other: 1}
+    changes = {count: Change(5), other: Change(1)}
+    assert await one.add(changes) == {count: 5, other: 1}
+    assert await two.add({count: Change(2), other: Change(0)}) == {count: 7, other: 1}
     assert await two.load([("tokens/day", 7), ("tokens/day", 8)]) == {count: 7}
     await one.close()
     await two.close()
@@ -143,8 +146,8 @@ class BrokenCounts:
 
     async def add(self, changes):
         self._check()
-        for count, delta in changes.items():
-            self.totals[count] = self.totals.get(count, 0) + delta
+        for count, (amount, known) in changes.items():
+            self.totals[count] = max(self.totals.get(count, 0), known) + amount
         return {count: self.totals[count] for count in changes}
 
     async def close(self):
@@ -171,11 +174,182 @@ async def test_without_the_shared_counts_each_process_goes_on_counting(caplog):
     assert sorted(counts.totals.values()) == [10, 10]
 
 
-async def test_a_damaged_file_is_named_with_what_to_do(tmp_path):
+async def test_where_limits_fail_closed_holders_wait_for_the_shared_counts(caplog):
+    counts = BrokenCounts()
+    counts.broken = False
+    meter = Meter(counts, lambda: NOW, fails_open=False)
+    async with meter.lifespan():
+        spend(meter)
+        counts.broken = True
+        await meter.exchange()
+        spend(meter)  # one exchange may have come too late
+        await meter.exchange()
+        gate = meter.gate(Key("shop", limits=LIMITS))
+        assert gate(NOW) is None
+        with pytest.raises(LimitError, match="not known at present") as refused:
+            spend(meter)
+        assert refused.value.status == 503
+        counts.broken = False
+        await meter.exchange()
+        spend(meter)
+    assert "keys with limits are refused: the disk is gone" in caplog.text
+    assert sorted(counts.totals.values()) == [0, 3]
+
+
+@pytest.mark.parametrize("fails_open", [True, False])
+async def test_counts_that_could_not_be_loaded_at_the_start_are_loaded_later(
+    open_counts, fails_open
+):
+    first = meter_of(open_counts())
+    async with first.lifespan():
+        spend(first, 1200)
+    counts = open_counts()
+    load, broken = counts.load, True
+
+    async def load_once_it_works(windows):
+        if broken:
+            raise StoreError("not there yet")
+        return await load(windows)
+
+    counts.load = load_once_it_works
+    meter = Meter(counts, lambda: NOW, fails_open=fails_open)
+    async with meter.lifespan():
+        if not fails_open:
+            with pytest.raises(LimitError, match="not known at present"):
+                spend(meter)
+        broken = False
+        await meter.exchange()
+        with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
+            spend(meter)
+
+
+async def test_counts_that_were_lost_come_back_from_those_who_know_them(open_counts):
+    one, two = meter_of(open_counts()), meter_of(open_counts())
+    async with one.lifespan(), two.lifespan():
+        spend(one, 600)
+        await one.exchange()
+        spend(two, 300)
+        await two.exchange()
+        spend(one)
+        await one.exchange()
+        lost = open_counts()
+        if isinstance(lost, SqliteKeyCounts):
+            await lost._file.run(lambda connection: connection.execute("DELETE FROM key_count"))
+        else:
+            await lost._link.command(0, "FLUSHALL")
+        await lost.close()
+        spend(two, 50)
+        await two.exchange()
+        spend(one, 50)
+        await one.exchange()
+        with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
+            spend(one)
+        third = meter_of(open_counts())
+        async with third.lifespan():
+            with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
+                spend(third)
+
+
+async def test_a_clock_that_goes_back_by_a_day_finds_the_counts_of_both_days(open_counts):
+    limits, now = Limits(budget=(Budget(100, "day"), Budget(250, "month"))), [NOW]
+    meter = Meter(open_counts(), lambda: now[0])
+    async with meter.lifespan():
+        spend(meter, 100, limits)
+        await meter.exchange()
+        with pytest.raises(LimitError, match="100 tokens a day"):
+            spend(meter, 1, limits)
+        now[0] -= 86_400
+        spend(meter, 100, limits)
+        await meter.exchange()
+        with pytest.raises(LimitError, match="100 tokens a day"):
+            spend(meter, 1, limits)
+        now[0] += 86_400
+        with pytest.raises(LimitError, match="100 tokens a day"):
+            spend(meter, 1, limits)
+        now[0] += 86_400
+        spend(meter, 50, limits)
+        with pytest.raises(LimitError, match="250 tokens a month"):
+            spend(meter, 1, limits)
+    now[0] -= 2 * 86_400
+    again = Meter(open_counts(), lambda: now[0])
+    async with again.lifespan():
+        with pytest.raises(LimitError, match="250 tokens a month"):
+            spend(again, 1, limits)
+
+
+async def test_holders_without_a_key_are_dropped_once_their_counts_are_handed_over():
+    counts = BrokenCounts()
+    counts.broken = False
+    meter = meter_of(counts)
+    meter.keep({"shop", "desk"})
+    async with meter.lifespan():
+        spend(meter, 5)
+        counts.broken = True
+        under_way = meter.begin(Key("desk", limits=LIMITS))
+        meter.keep({"bar"})
+        await meter.exchange()
+        assert set(meter._usages) == {"shop", "desk"}
+        counts.broken = False
+        await meter.exchange()
+        assert set(meter._usages) == {"desk"}
+        under_way.end(Observation("", 0.0, lambda: 0.0, ()))
+        await meter.exchange()
+        assert not meter._usages
+        assert not meter._tabs
+    assert sorted(counts.totals.values()) == [1, 1, 5]
+
+
+async def test_a_holder_that_gets_a_key_again_has_used_what_it_had_used(open_counts):
+    meter = meter_of(open_counts())
+    meter.keep({"shop"})
+    async with meter.lifespan():
+        spend(meter, 1200)
+        meter.keep(set())
+        await meter.exchange()
+        assert not meter._usages
+        meter.keep({"shop"})
+        await meter.exchange()
+        with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
+            spend(meter)
+
+
+def test_a_fallback_model_without_a_price_costs_what_the_model_asked_for_costs():
+    meter = Meter(None, lambda: NOW, Prices({"m": Price(1e-6, 2e-6)}))
+    key = Key("shop", limits=Limits(budget=(Budget(NANO, "day", "USD"),)))
+    used = PromptUsage(prompt=1000, completion=500)
+    for fallback in ("unknown", None):
+        seen = Observation("", 0.0, lambda: 0.0, (), usage=used, model="m", fallback_model=fallback)
+        meter.begin(key).end(seen)
+    assert meter.tab(key).usage.spent(key.limits.budget[0], NOW) == 2 * 2_000_000
+
+
+async def test_repeated_hits_of_a_second_count_like_others():
+    meter, key = meter_of(None), Key("shop", limits=Limits(rpm=100, tpm=1000))
+    gate = meter.gate(key)
+    left = [gate(NOW + n / 100).split(b"remaining-requests: ")[1][:3] for n in range(10)]
+    assert left == [b"%d\r" % (99 - n) for n in range(10)]
+    spend(meter, 10, key.limits)
+    assert b"remaining-requests: 88\r" in gate(NOW)
+    assert b"remaining-tokens: 990\r" in gate(NOW)
+    assert meter.tab(key).usage.counters["requests/minute"].total(int(NOW // 60)) == 13
+    assert sum(gate(NOW) is not None for _ in range(200)) == 87
+    assert gate(NOW + 121) is not None
+
+
+async def test_a_damaged_file_is_set_aside_with_its_log_and_known_counts_come_back(
+    tmp_path, caplog
+):
     file = tmp_path / "counts.sqlite3"
     file.write_bytes(b"no database" * 100)
-    with pytest.raises(StoreError, match=r"counts\.sqlite3: .*delete it"):
-        await SqliteKeyCounts(file).add({Count("shop", "tokens/day", 1): 1})
+    (tmp_path / "counts.sqlite3-wal").write_bytes(b"frames of another file")
+    counts, count = SqliteKeyCounts(file), Count("shop", "tokens/day", 1)
+    assert await counts.add({count: Change(1, 40)}) == {count: 41}
+    await counts.close()
+    assert "counts from zero again" in caplog.text
+    assert (tmp_path / "counts.sqlite3.corrupt").exists()
+    again = SqliteKeyCounts(file)
+    assert await again.load([("tokens/day", 1)]) == {count: 41}
+    await again.close()
 
 
 async def test_the_file_keeps_few_windows_and_is_private(tmp_path):
@@ -184,7 +358,7 @@ async def test_the_file_keeps_few_windows_and_is_private(tmp_path):
     assert await counts.load(windows) == {}
     assert not (tmp_path / "counts.sqlite3").exists()
     for what, number in windows:
-        await counts.add({Count("shop", what, number): 1})
+        await counts.add({Count("shop", what, number): Change(1)})
     assert len(await counts.load(windows)) == KEPT_WINDOWS
     assert (tmp_path / "counts.sqlite3").stat().st_mode & 0o777 == 0o600
     await counts.close()
@@ -209,7 +383,7 @@ async def test_a_repeated_hit_counts_as_a_request_until_the_limit():
 
 
 async def test_the_soft_budget_is_logged_once_in_its_period(caplog):
-    limits = Limits(soft_budget=Budget(10, "day"))
+    limits = Limits(soft_budget=(Budget(10, "day"),))
     meter = meter_of(None)
     for _ in range(3):
         spend(meter, 10, limits)

@@ -1,7 +1,8 @@
 """A small database of one table or two, which the workers share: opened late, renamed if corrupt.
 
 Law: an action is whole or not at all, and is on the disk before it returns. There is no write-ahead
-log, since an old frame in it could hold what was deleted.
+log, since an old frame in it could hold what was deleted. A database that does not wait for the
+disk has such a log, and may lose its last actions with the power.
 """
 
 import asyncio
@@ -25,12 +26,15 @@ T = TypeVar("T")
 class SmallDatabase:
     """One file. The first action makes it, with mode 0600."""
 
-    def __init__(self, path: Path, schema: str, *, what: str, loss: str) -> None:
+    def __init__(
+        self, path: Path, schema: str, *, what: str, loss: str, waits_for_disk: bool = True
+    ) -> None:
         """Note the words of messages: ``what`` it holds, and the ``loss`` if it is corrupt."""
         self._path = path
         self._schema = schema
         self._what = what
         self._loss = loss
+        self._waits_for_disk = waits_for_disk
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._closed = False
@@ -79,14 +83,21 @@ class SmallDatabase:
                 # The lock admits one thread at a time.
                 check_same_thread=False,
             )
-            self._connection.execute("PRAGMA journal_mode = TRUNCATE")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.execute("PRAGMA secure_delete = ON")
+            if self._waits_for_disk:
+                self._connection.execute("PRAGMA journal_mode = TRUNCATE")
+                self._connection.execute("PRAGMA synchronous = FULL")
+                self._connection.execute("PRAGMA secure_delete = ON")
+            else:
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute("PRAGMA synchronous = NORMAL")
             self._connection.executescript(self._schema)
         return self._connection
 
     def _rename_corrupt(self, error: sqlite3.Error) -> None:
         aside = self._path.with_name(self._path.name + ".corrupt")
+        # First the log: SQLite would write its frames into the new file.
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         self._path.rename(aside)
         _log.error(
             "corrupt %s %s set aside as %s; %s: %s",

@@ -1,16 +1,49 @@
-"""Sums of usage in a file of the data directory, which the workers share."""
+"""Sums that workers share, each kind in a file of the data directory: use of keys, and usage."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 
 import orjson
 
-from gateway.cache.ports import USAGE_DAYS, USAGE_OTHER, USAGE_ROWS, UsageRow
+from gateway.cache.ports import (
+    USAGE_DAYS,
+    USAGE_OTHER,
+    USAGE_ROWS,
+    Change,
+    Count,
+    UsageRow,
+)
 from gateway.cache.stores.sqlite.small_database import SmallDatabase
 
-_SCHEMA = """
+KEPT_WINDOWS = 3
+"""Of each holder and amount; the one that was begun first goes first, whatever the clock says."""
+
+_COUNTS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS key_count (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    holder TEXT NOT NULL,
+    what TEXT NOT NULL,
+    window INTEGER NOT NULL,
+    amount INTEGER NOT NULL,
+    UNIQUE (holder, what, window)
+);
+"""
+_FIND = "SELECT amount FROM key_count WHERE holder = ? AND what = ? AND window = ?"
+_SET = """
+INSERT INTO key_count (holder, what, window, amount) VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET amount = excluded.amount
+"""
+_TRIM = """
+DELETE FROM key_count WHERE number IN (
+    SELECT number FROM key_count WHERE holder = ? AND what = ?
+    ORDER BY number DESC LIMIT -1 OFFSET ?
+)
+"""
+_LOAD = "SELECT holder, what, window, amount FROM key_count WHERE what = ? AND window = ?"
+
+_USAGE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS usage (
     day TEXT NOT NULL,
     labels TEXT NOT NULL,
@@ -23,12 +56,55 @@ _BATCHES = 1_000
 """Names of batches that are kept: a batch is added again soon or never."""
 
 
+class SqliteKeyCounts:
+    """The port ``KeyCounts``. The first change makes the file, with mode 0600.
+
+    A change waits for no disk: after a power failure the last moments may be missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        loss = "what is in no worker's memory counts from zero again"
+        self._path = path
+        self._file = SmallDatabase(
+            path, _COUNTS_SCHEMA, what="counts of keys", loss=loss, waits_for_disk=False
+        )
+
+    async def load(self, windows: Sequence[tuple[str, int]]) -> Mapping[Count, int]:
+        def read(connection: sqlite3.Connection) -> dict[Count, int]:
+            rows = (row for window in windows for row in connection.execute(_LOAD, window))
+            return {Count(*count): amount for *count, amount in rows}
+
+        return await self._file.run(read) if self._path.exists() else {}
+
+    async def add(self, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
+        def write(connection: sqlite3.Connection) -> dict[Count, int]:
+            connection.execute("BEGIN IMMEDIATE")
+            return {count: _count(connection, count, *each) for count, each in changes.items()}
+
+        return await self._file.run(write)
+
+    async def close(self) -> None:
+        await self._file.close()
+
+
+def _count(connection: sqlite3.Connection, count: Count, amount: int, known: int) -> int:
+    """Add to an amount, and return its total."""
+    row = connection.execute(_FIND, count).fetchone()
+    there = 0 if row is None else int(row[0])
+    total = max(there, known) + amount
+    if total != there:
+        connection.execute(_SET, (*count, total))
+        if row is None:
+            connection.execute(_TRIM, (count.holder, count.what, KEPT_WINDOWS))
+    return total
+
+
 class SqliteUsage:
     """The port ``UsageStore``. The first call opens the file, with mode 0600."""
 
     def __init__(self, path: Path) -> None:
         loss = "the figures of usage begin again"
-        self._file = SmallDatabase(path, _SCHEMA, what="figures of usage", loss=loss)
+        self._file = SmallDatabase(path, _USAGE_SCHEMA, what="figures of usage", loss=loss)
 
     async def add(self, batch: str, rows: Sequence[UsageRow]) -> None:
         await self._file.run(lambda connection: _add(connection, batch, rows))

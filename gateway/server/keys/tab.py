@@ -1,0 +1,254 @@
+"""What one holder of limited keys has used and may use, and its requests under way.
+
+Law: a decision needs no I/O. A repeated hit only counts down what was worked out for its second;
+any other change of the counts (``Usage.second``) ends that.
+"""
+
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from math import ceil
+from typing import Protocol
+
+from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.errors import ClientError
+from gateway.protocol.headers import Fields
+from gateway.protocol.request import CacheRequest
+from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_tokens, tokens_in
+from gateway.server.keys.key_line import ForbiddenError, format_time
+from gateway.server.keys.limits import (
+    NANO,
+    Limits,
+    Refusal,
+    Usage,
+    Window,
+    limit_fields,
+    limit_lines,
+    over_soft_budgets,
+    refusal,
+    window_of,
+)
+from gateway.telemetry.observation import Observation
+from gateway.telemetry.prices import Price, Prices
+
+RETRY_SECONDS = 1.0
+"""Until shared counts that fail are tried again."""
+
+STREAM_BYTES_A_TOKEN = 200
+"""Bytes of a stream for each token, where nothing better is known."""
+
+_UPSTREAMS_OWN = "x-ratelimit-"
+
+_LEFT = frozenset({Reason.CLIENT_GONE, Reason.CLIENT_TIMEOUT})
+
+_log = logging.getLogger(__name__)
+
+
+class Shared(Protocol):
+    """What all tabs have in common: the ``Meter``."""
+
+    now: Callable[[], float]
+    prices: Prices
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether holders are refused, since nobody knows what they have used."""
+
+    def touch(self, name: str) -> None:
+        """Note that the holder's counts are to be exchanged."""
+
+    def warn_unpriced(self, model: str) -> None:
+        """Log once that the use of a model costs nothing in budgets."""
+
+
+class LimitError(ClientError):
+    """The holder of the key has used what it may. ``fields`` are headers of the reply."""
+
+    def __init__(self, tab: "Tab", refused: Refusal, now: float) -> None:
+        limits, seconds, status = tab.limits, ceil(refused.wait), 429
+        again = f"Please try again in {seconds} s."
+        kind, code, self.reason = refused.what, "rate_limit_exceeded", Reason.KEY_LIMIT
+        match refused.what:
+            case "budget":
+                kind = code = "insufficient_quota"
+                self.reason = Reason.KEY_BUDGET
+                message = (
+                    f"This API key has used its budget of {refused.budget}. "
+                    f"It may be used again from {format_time(now + refused.wait)} on."
+                )
+            case "counts":
+                status, kind, code = 503, "server_error", "key_counts_unavailable"
+                self.reason = Reason.KEY_COUNTS
+                message = f"What this API key has used is not known at present. {again}"
+            case "concurrency":
+                kind = "requests"
+                most = f"{limits.concurrency} requests at a time"
+                message = f"Too many requests of this API key: it may have {most}. {again}"
+            case what:
+                most = f"{limits.rpm if what == 'requests' else limits.tpm:,} {what} a minute"
+                message = f"Rate limit reached for this API key: {most}. {again}"
+        super().__init__(status, message, kind=kind, code=code)
+        self.fields = (("Retry-After", str(seconds)), *limit_fields(limits, tab.usage, now))
+
+
+class Tab:
+    """What one holder of limited keys has used, and may use."""
+
+    __slots__ = ("_after", "_before", "_left", "_shared", "_window", "limits", "name", "usage")
+
+    def __init__(self, name: str, limits: Limits, usage: Usage, shared: Shared) -> None:
+        self.name, self.limits, self.usage, self._shared = name, limits, usage, shared
+        usage.second = -1
+        self._window: Window | None = None
+        """Where repeated hits of this second count, if they do; ``_left`` of them go on."""
+        self._before = self._after = b""
+        self._left = 0
+
+    def repeat(self, now: float) -> bytes | None:
+        """Count a repeated hit: the gate of ``Gate``."""
+        if int(now) != self.usage.second:
+            return self._repeat_anew(now)
+        window = self._window
+        if window is None:
+            return self._after
+        left = self._left = self._left - 1
+        if left < 0:
+            return None
+        window.pending += 1
+        return b"%b%d%b" % (self._before, left, self._after)
+
+    def _repeat_anew(self, now: float) -> bytes | None:
+        """Count the first repeated hit of a second, and work out what others get."""
+        usage, limits = self.usage, self.limits
+        self._shared.touch(self.name)
+        if self._refusal(now) is not None:
+            return None
+        usage.count_request(limits, now)
+        lines = limit_lines(limits, usage, now)
+        self._before, self._left, self._after = lines
+        requests = usage.counters["requests/minute"]
+        self._window = None if limits.rpm is None else requests.at(window_of("minute", now))
+        usage.second = int(now)
+        return lines.whole()
+
+    def begin(self) -> "Ticket":
+        """Count a request that begins. Raises LimitError."""
+        now, usage = self._shared.now(), self.usage
+        self._shared.touch(self.name)
+        if (refused := self._refusal(now)) is not None:
+            raise LimitError(self, refused, now)
+        usage.count_request(self.limits, now)
+        usage.running += 1
+        usage.second = -1
+        return Ticket(self)
+
+    def check_price(self, request: CacheRequest) -> None:
+        """Raise ForbiddenError if a budget in dollars needs the model's price, which is unknown."""
+        if not self.limits.counts_dollars:
+            return
+        price = self._shared.prices.find(request.model)
+        writes = SPECS[request.endpoint].streaming is not None
+        if price is not None and price.cost(1, int(writes)) is not None:
+            return
+        if self.limits.needs_price:
+            raise ForbiddenError(
+                "This API key has a budget in dollars, and the price of this model is not known "
+                "here. The operator can add it to the file of prices.",
+                "model",
+            )
+        self._shared.warn_unpriced(request.model)
+
+    def charge(self, used: PromptUsage, model: str, asked: str) -> None:
+        """Count the use of a call; log once in each window that a soft budget is used up.
+
+        A fallback ``model`` may have no price. Then that of the model that was ``asked`` for holds.
+        """
+        now, usage, limits = self._shared.now(), self.usage, self.limits
+        tokens = (used.prompt or 0) + (used.completion or 0)
+        cost = self._cost(used, model, asked) if limits.counts_dollars else 0
+        usage.count_use(limits, tokens, cost, now)
+        usage.second = -1
+        self._shared.touch(self.name)
+        for soft in over_soft_budgets(limits, usage, now):
+            window = window_of(soft.period, now)
+            if usage.told.get(soft) != window:
+                usage.told[soft] = window
+                _log.warning("keys: %s has used its soft budget of %s", self.name, soft)
+
+    def end(self) -> None:
+        """Count the end of a request."""
+        self.usage.running -= 1
+        self.usage.second = -1
+        self._shared.touch(self.name)
+
+    def fields(self) -> Fields:
+        """Return the headers that a reply has for the limits."""
+        return tuple(limit_fields(self.limits, self.usage, self._shared.now()))
+
+    def _refusal(self, now: float) -> Refusal | None:
+        if self._shared.is_closed:
+            return Refusal("counts", RETRY_SECONDS)
+        return refusal(self.limits, self.usage, now)
+
+    def _cost(self, used: PromptUsage, model: str, asked: str) -> int:
+        """Return thousand millionths of a dollar; what has no price costs nothing."""
+        cached = min(used.cached or 0, used.prompt or 0)
+        for name in (model, asked):
+            price = self._shared.prices.find(name) or Price()
+            cost = price.cost(used.prompt or 0, used.completion or 0, cached)
+            if cost is not None:
+                return round(cost * NANO)
+        return 0
+
+
+class Ticket:
+    """A request under way whose key has limits."""
+
+    __slots__ = ("_charged", "_request", "tab")
+
+    def __init__(self, tab: Tab) -> None:
+        self.tab = tab
+        self._charged = False
+        self._request: CacheRequest | None = None
+
+    def note(self, request: CacheRequest) -> None:
+        """Note what the request is, once it is read. Raises ForbiddenError."""
+        self.tab.check_price(request)
+        self._request = request
+
+    def label(self, fields: Fields) -> Fields:
+        """Return a reply's headers with those of the limits; the upstream's are of another key."""
+        kept = (field for field in fields if not field[0].lower().startswith(_UPSTREAMS_OWN))
+        return (*kept, *self.tab.fields())
+
+    def charge(self, seen: Observation) -> None:
+        """Count the use of the upstream's call, once; a hit has none."""
+        if self._charged or not self.tab.limits.counts_tokens:
+            return
+        self._charged = True
+        if (used := self._use(seen)) != NOTHING_SAID:
+            self.tab.charge(used, seen.fallback_model or seen.model, seen.model)
+
+    def end(self, seen: Observation) -> None:
+        """Count the end of the request."""
+        self.charge(seen)
+        self.tab.end()
+
+    def _use(self, seen: Observation) -> PromptUsage:
+        usage, request, forward = seen.usage, self._request, seen.forward
+        if usage != NOTHING_SAID:
+            return usage
+        if request is None or forward is None or forward.collapsed or seen.hit is not None:
+            return NOTHING_SAID
+        if seen.reason not in _LEFT and not HTTPStatus.OK <= seen.status < HTTPStatus.BAD_REQUEST:
+            return NOTHING_SAID
+        # Who leaves early gets no figure, nor does who asks an upstream that has none: such a
+        # client must not use up more than its budget.
+        prompt, size = prompt_tokens(request.endpoint, request.body), seen.answer_bytes
+        spec = SPECS[request.endpoint]
+        if spec.streaming is not None:
+            answer = size // STREAM_BYTES_A_TOKEN if request.streamed else tokens_in(size)
+            return PromptUsage(prompt, answer)
+        # What is neither written nor embedded, such as a ranking, has tokens if the upstream says.
+        return PromptUsage(prompt) if spec.is_batch else NOTHING_SAID
