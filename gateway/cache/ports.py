@@ -197,7 +197,7 @@ USAGE_ROWS = 2_048
 """Rows of a day; the figures of further labels are summed in one more row."""
 USAGE_DAYS = 400
 """Days for which usage is kept."""
-USAGE_OTHER = '{"holder":"other","model":"other","rule":"other","upstream":"other"}'
+USAGE_OTHER = '{"holder":"other","model":"other","rule":"other","upstream":"other","team":"other"}'
 """The labels of that row."""
 
 

@@ -66,7 +66,8 @@ saved. Dollars are of models whose price is known.
 
 examples:
   refrain usage
-  refrain usage --by holder --since 7d
+  refrain usage --by team --since 7d
+  refrain usage --by holder --team search
   refrain usage --gateway http://127.0.0.1:8080 --by day --csv > usage.csv
 """
 _CHECK = "tell whether files are valid policies; exit code 2 when one is not"
@@ -329,9 +330,10 @@ def _add_estimate(commands: Commands) -> None:
 def _add_usage(commands: Commands) -> None:
     usage = _add(commands, "usage", "usage:usage", _USAGE)
     add = usage.add_argument
-    groups = ("model", "holder", "rule", "upstream", "day")
+    groups = ("model", "holder", "team", "rule", "upstream", "day")
     add("--by", choices=groups, default="model", help="what a row is (default: model)")
     add("--since", metavar="DAY", help="first day, or a number of days such as 7d (default: 30d)")
+    add("--team", metavar="TEAM", help="only holders of gateway keys of this team ('': of none)")
     form = usage.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print CSV")
     form.add_argument("--json", action="store_true", help="print JSON")

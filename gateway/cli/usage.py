@@ -39,9 +39,10 @@ _WAYS = {
 def usage(options: argparse.Namespace) -> int:
     """Print a report of usage; return the exit code."""
     if options.url is None:
-        found = _report_of(options.data_dir, options.by, _since(options.since))
+        found = _report_of(options.data_dir, options.by, _since(options.since), options.team)
     else:
-        query = {"by": options.by} | ({} if options.since is None else {"since": options.since})
+        given = {"by": options.by, "since": options.since, "team": options.team}
+        query = {name: value for name, value in given.items() if value is not None}
         found = ask_gateway(options.url, f"usage?{urlencode(query)}")
     if options.json:
         print(orjson.dumps(found).decode())
@@ -59,7 +60,7 @@ def _since(text: str | None) -> str:
         raise CommandError(f"--since: expected {error}, got {text!r}") from None
 
 
-def _report_of(data_dir: Path, by: str, since: str) -> dict[str, Any]:
+def _report_of(data_dir: Path, by: str, since: str, team: str | None) -> dict[str, Any]:
     path = data_dir / USAGE
     if not data_dir.is_dir():
         raise CommandError(f"{data_dir}: there is no data directory; --data-dir names another")
@@ -71,7 +72,7 @@ def _report_of(data_dir: Path, by: str, since: str) -> dict[str, Any]:
     async def read() -> dict[str, Any]:
         store = SqliteUsage(path)
         try:
-            return {"since": since, **report(await store.read(since), by)}
+            return {"since": since, **report(await store.read(since), by, team)}
         finally:
             await store.close()
 

@@ -44,6 +44,8 @@ class Observation:
     rule: str = ""
     holder: str = ""
     """The name of the gateway key, if there are gateway keys."""
+    team: str = ""
+    """The team of its holder, if it has one."""
     streamed: bool = False
     outcome: str = "error"
     reason: Reason | None = None
@@ -89,7 +91,7 @@ class Observation:
     def note_request(self, request: CacheRequest, rule: str) -> None:
         """Note the request's model and the rule that decides."""
         self.model, self.streamed, self.rule = request.model, request.streamed, rule
-        self.holder = request.holder or ""
+        self.holder, self.team = request.holder or "", request.team or ""
 
     def note_hit(self, hit: Hit) -> None:
         """Note the entry that is served."""
@@ -121,6 +123,7 @@ class Observation:
             model=self.model,
             rule=self.rule,
             holder=self.holder,
+            team=self.team,
             streamed=self.streamed,
             outcome=outcome,
         )

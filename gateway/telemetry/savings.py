@@ -49,13 +49,15 @@ class Way(StrEnum):
 class Labels(NamedTuple):
     """What figures are summed by, beside the day.
 
-    ``holder`` names the gateway key. ``upstream`` is empty where no call was made.
+    ``holder`` names the gateway key, and ``team`` is its team. ``upstream`` is empty where no call
+    was made.
     """
 
     holder: str = ""
     model: str = ""
     rule: str = ""
     upstream: str = ""
+    team: str = ""
 
     def text(self) -> str:
         """Return the form in which stores keep it."""
@@ -124,7 +126,8 @@ def account(
     if call is not None and seen.reason is Reason.LOCAL:
         named = Reason.LOCAL.value
     model = seen.fallback_model or seen.model
-    return Account(Labels(seen.holder, model[:MOST_LABEL], seen.rule, named), figures)
+    labels = Labels(seen.holder, model[:MOST_LABEL], seen.rule, named, seen.team)
+    return Account(labels, figures)
 
 
 def _is_answered(seen: Observation) -> bool:
@@ -205,12 +208,18 @@ def first_day(since: str | None, now: float) -> str:
         raise ValueError("a day such as 2026-11-24, or a number of days such as 30d") from None
 
 
-def report(rows: Iterable[UsageRow], by: str) -> dict[str, Any]:
-    """Return the figures of all rows, summed by one of GROUPS, the most used group first."""
+def report(rows: Iterable[UsageRow], by: str, team: str | None = None) -> dict[str, Any]:
+    """Return the figures of all rows, summed by one of GROUPS, the most used group first.
+
+    With a ``team``, only its rows count; an empty one stands for holders without a team.
+    """
     groups: dict[str, Figures] = {}
     total = Figures()
     for row in rows:
-        name = row.day if by == "day" else orjson.loads(row.labels).get(by, "")
+        labels = orjson.loads(row.labels)
+        if team is not None and labels.get("team", "") != team:
+            continue
+        name = row.day if by == "day" else labels.get(by, "")
         add(groups.setdefault(name, Figures()), row.figures)
         add(total, row.figures)
     shown = [{by: name, **_figures(sums)} for name, sums in groups.items()]

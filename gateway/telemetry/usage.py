@@ -130,11 +130,11 @@ class UsageLedger:
             if hit.account is not None:
                 self._add(hit.account, times)
 
-    async def report(self, since: str, by: str) -> dict[str, Any]:
-        """Return the figures from a day on, summed by one of GROUPS. Raises StoreError."""
+    async def report(self, since: str, by: str, team: str | None = None) -> dict[str, Any]:
+        """Return the figures from a day on, summed as ``report`` does. Raises StoreError."""
         await self.flush()
         rows = [*await self._store.read(since), *self._pending()]
-        return {"since": since, **report(rows, by), "prices": self.prices.source}
+        return {"since": since, **report(rows, by, team), "prices": self.prices.source}
 
     async def flush(self) -> None:
         """Write what was counted. What cannot be written waits for the next time."""

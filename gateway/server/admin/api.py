@@ -71,7 +71,7 @@ class Admin:
         operations: Operations,
         semantic: SemanticOperations,
         prefix_hits: Page,
-        usage: Callable[[str, str], Awaitable[Fields]],
+        usage: Callable[[str, str, str | None], Awaitable[Fields]],
         *,
         audit_log: Path,
         token: str | None,
@@ -191,8 +191,8 @@ class Admin:
 
     async def _show_usage(self, request: web.Request) -> Fields:
         for name in request.query:
-            if name not in ("by", "since"):
-                raise InvalidFieldError(name, "one of the parameters by, since")
+            if name not in ("by", "since", "team"):
+                raise InvalidFieldError(name, "one of the parameters by, since, team")
         by = request.query.get("by", "model")
         if by not in GROUPS:
             raise InvalidFieldError("by", f"one of {', '.join(GROUPS)}")
@@ -200,7 +200,7 @@ class Admin:
             since = first_day(request.query.get("since"), time.time())
         except ValueError as error:
             raise InvalidFieldError("since", str(error)) from None
-        return await self._usage(since, by)
+        return await self._usage(since, by, request.query.get("team"))
 
     async def _explain(self, fields: Fields) -> Fields:
         try:

@@ -48,7 +48,7 @@ async def data_dir(tmp_path):
         "prefix_dollars": 0.001,
     }
     rows = [
-        UsageRow(day, '{"holder":"ann","model":"gpt-4o","rule":"default"}', used),
+        UsageRow(day, '{"holder":"ann","model":"gpt-4o","team":"search"}', used),
         UsageRow(
             day,
             '{"model":"own"}',
@@ -87,6 +87,12 @@ async def test_other_days_and_groups(data_dir, command):
     assert "7 answers came without usage" in out
     _, out, _ = await command("--data-dir", data_dir, "--by", "upstream")
     assert out.splitlines()[1].startswith("(no call) ")
+    _, out, _ = await command("--data-dir", data_dir, "--by", "team")
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["search", "(none)", "all"]
+    _, out, _ = await command("--data-dir", data_dir, "--by", "holder", "--team", "search")
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["ann", "all"]
+    _, out, _ = await command("--data-dir", data_dir, "--team", "ads")
+    assert out.startswith("nothing was counted since")
 
 
 async def test_csv_and_json_have_all_figures(data_dir, command):

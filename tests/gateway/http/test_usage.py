@@ -65,7 +65,10 @@ async def counting(upstream):
 async def gateway(start_gateway, tmp_path):
     prices, keys = tmp_path / "prices.csv", tmp_path / "keys"
     prices.write_text(PRICES)
-    lines = [f"{name} {sha256(f'sk-{name}'.encode()).hexdigest()}\n" for name in ("ann", "bob")]
+    lines = [
+        f"{name} {sha256(f'sk-{name}'.encode()).hexdigest()}{more}\n"
+        for name, more in (("ann", " team=search"), ("bob", ""))
+    ]
     keys.write_text("".join(lines))
     return await start_gateway(prices=prices, gateway_keys=keys)
 
@@ -183,6 +186,17 @@ async def test_repetitions_on_the_hot_path_are_counted(gateway, counting):
     assert found["saved"]["exact"]["tokens"] == 9 * usage_of("Again?")["total_tokens"]
 
 
+async def test_a_team_is_a_row_and_a_filter(gateway, counting):
+    for _ in range(3):
+        await ask(gateway, "Again?")
+    await ask(gateway, "Other?", holder="bob")
+    rows = (await gateway.get("/admin/usage?by=team")).json["rows"]
+    assert [(row["team"], row["requests"]) for row in rows] == [("search", 3), ("", 1)]
+    assert (await total(gateway, team="search"))["saved"]["exact"]["requests"] == 2
+    assert (await total(gateway, team=""))["requests"] == 1
+    assert (await total(gateway, team="ads"))["requests"] == 0
+
+
 async def test_figures_survive_a_restart(start_gateway, counting):
     first = await start_gateway()
     await first.ask("One?")
@@ -200,9 +214,9 @@ async def test_figures_survive_a_restart(start_gateway, counting):
 @pytest.mark.parametrize(
     ("query", "field", "expected"),
     [
-        ("by=team", "by", "one of holder, model, rule, upstream, day"),
+        ("by=region", "by", "one of holder, model, rule, upstream, team, day"),
         ("since=yesterday", "since", "a day such as 2026-11-24, or a number of days such as 30d"),
-        ("limit=3", "limit", "one of the parameters by, since"),
+        ("limit=3", "limit", "one of the parameters by, since, team"),
     ],
 )
 async def test_a_wrong_question_is_refused_by_name(start_gateway, query, field, expected):

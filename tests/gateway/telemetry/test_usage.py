@@ -15,6 +15,7 @@ from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
 from gateway.telemetry.observation import CallFacts, Observation
 from gateway.telemetry.prices import Price, Prices
 from gateway.telemetry.savings import (
+    OTHERS,
     Labels,
     account,
     day_of,
@@ -336,5 +337,21 @@ async def test_a_report_has_what_the_store_could_not_take_yet():
 
 
 def test_a_row_of_a_later_version_is_summed_too():
-    rows = [UsageRow(DAY, '{"model":"m","team":"blue"}', {"requests": 1, "later": 5})]
+    rows = [UsageRow(DAY, '{"model":"m","region":"x"}', {"requests": 1, "later": 5})]
     assert report(rows, "model")["rows"][0]["requests"] == 1
+
+
+async def test_a_report_of_one_team_leaves_out_all_others():
+    rig = Rig()
+    for holder, team in (("ann", "search"), ("bob", "search"), ("cy", "ads"), ("dan", "")):
+        rig.ledger.observe(seen_by(call=CallFacts(1.0, 2.0, USAGE), holder=holder, team=team))
+    by_team = await rig.ledger.report(DAY, "team")
+    teams = {row["team"]: row["requests"] for row in by_team["rows"]}
+    assert teams == {"search": 2, "ads": 1, "": 1}
+    of_search = await rig.ledger.report(DAY, "holder", "search")
+    assert {row["holder"] for row in of_search["rows"]} == {"ann", "bob"}
+    assert of_search["total"]["calls"] == 2
+    assert [row["holder"] for row in (await rig.ledger.report(DAY, "holder", ""))["rows"]] == [
+        "dan"
+    ]
+    assert OTHERS.text() == USAGE_OTHER
