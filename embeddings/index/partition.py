@@ -233,11 +233,11 @@ class MemoryIndex:
     def add_all(self, places: Sequence[Place], vectors: NDArray[np.float32]) -> list[bytes]:
         """Put vectors in that were checked, shape (places, dimensions), each of another key.
 
-        Return the keys that had to leave. If it raises, none of them is in.
+        Return the keys that had to leave. If it raises, none of them is in, and what the keys had
+        before stays.
         """
         numbers: dict[bytes, list[int]] = {}
         for number, place in enumerate(places):
-            self.remove(place.key)
             numbers.setdefault(place.partition, []).append(number)
         try:
             for name, its in numbers.items():
@@ -251,6 +251,7 @@ class MemoryIndex:
                 self._take_out(place)
             raise
         for place in places:
+            self.remove(place.key)
             self._places[place.key] = place
             self._expect_expiry(place.expires_at, place.key)
         for name in numbers:

@@ -9,8 +9,10 @@ import sys
 import textwrap
 
 import numpy as np
+import pytest
 
 from embeddings.index.local import LocalIndex, open_local_index
+from embeddings.index.partition import Partition
 from embeddings.index.store import FILE_NAME
 
 DIMENSIONS, LATER, NOW = 16, 2_000_000_000.0, 1_700_000_000.0
@@ -90,6 +92,25 @@ async def test_a_smaller_bound_after_a_restart_drops_the_oldest_from_the_store_t
         index = await opened(tmp_path, max_vectors=150)
         assert await own_nearest(index) == list(range(50, 200))
         await index.close()
+
+
+async def test_after_a_failed_addition_memory_and_store_have_the_former_vector(
+    tmp_path, monkeypatch
+):
+    def fail(*_arguments):
+        raise MemoryError
+
+    index = await opened(tmp_path)
+    await index.add(b"p0", b"0", ROWS[0], LATER, NOW)
+    with monkeypatch.context() as failing:
+        failing.setattr(Partition, "put", fail)
+        with pytest.raises(MemoryError):
+            await index.add(b"p0", b"0", ROWS[1], LATER, NOW)
+    assert (index.size, await own_nearest(index)) == (1, [0])
+    await index.close()
+    index = await opened(tmp_path)
+    assert (index.size, await own_nearest(index)) == (1, [0])
+    await index.close()
 
 
 async def test_what_former_versions_built_is_removed(tmp_path):

@@ -186,7 +186,7 @@ def test_where_no_build_succeeds_entries_out_of_date_stay_bounded(monkeypatch):
     assert found(partition, range(100)) == list(range(100))
 
 
-def test_vectors_that_could_not_be_put_in_leave_nothing_behind(monkeypatch):
+def test_vectors_that_could_not_be_put_in_change_nothing(monkeypatch):
     index = MemoryIndex(DIMENSIONS, 100, FLAT)
     index.add(b"p", b"old", ROWS[0], LATER)
 
@@ -199,11 +199,13 @@ def test_vectors_that_could_not_be_put_in_leave_nothing_behind(monkeypatch):
     places = [Place(b"new", b"p", LATER), Place(b"old", b"q", LATER)]
     with pytest.raises(MemoryError):
         index.add_all(places, ROWS[1:3])
-    assert (len(index), index.partitions) == (0, 0)
-    assert index.search(b"p", ROWS[1], 9, NOW) == index.search(b"q", ROWS[2], 9, NOW) == []
+    assert (len(index), index.partitions) == (1, 1)
+    assert [match.key for match in index.search(b"p", ROWS[0], 9, NOW)] == [b"old"]
+    assert index.search(b"q", ROWS[2], 9, NOW) == []
     assert not index.remove(b"new")
     monkeypatch.undo()
     assert index.add_all(places, ROWS[1:3]) == []
+    assert [match.key for match in index.search(b"p", ROWS[1], 9, NOW)] == [b"new"]
     assert [match.key for match in index.search(b"q", ROWS[2], 9, NOW)] == [b"old"]
 
 
