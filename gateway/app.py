@@ -15,8 +15,10 @@ from aiohttp.http import SERVER_SOFTWARE
 from gateway.cache.append_files import Journal
 from gateway.cache.pii_scan import Scans
 from gateway.cache.writer import CacheWriter
+from gateway.server.admin.access import AdminAccess
 from gateway.server.admin.api import Admin
 from gateway.server.admin.operations import Operations
+from gateway.server.admin.overview import Overview
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.auth import Access
 from gateway.server.hot_path import HotPath
@@ -34,6 +36,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Compressor, Outbox, salted_endpoints
 from gateway.server.secrets import load_or_create_secret, secret_setting, shared_secret
+from gateway.server.ui.page import OperatorPage
 from gateway.settings import Settings
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.pool.probes import UPSTREAMS
@@ -136,14 +139,7 @@ def create_app(
         key_of=access.key,
         team_of=access.team_of,
     )
-    admin = Admin(
-        operations,
-        SemanticOperations(semantic.journal, time.time, semantic.budgets),
-        metrics.prefixes.shares.report,
-        telemetry.usage.report,
-        audit_log=settings.data_dir / "admin-audit.jsonl",
-        token=secret_setting(os.environ, "ADMIN_TOKEN"),
-    )
+    comparisons = SemanticOperations(semantic.journal, time.time, semantic.budgets)
 
     def details() -> dict[str, Any]:
         return {
@@ -157,10 +153,28 @@ def create_app(
 
     app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
     stopping = app[front.STOPPING].is_set
+    readiness = Readiness([upstreams.ready, semantic.not_ready], details)
+    operator = AdminAccess(secret_setting(os.environ, "ADMIN_TOKEN"), time.time, ui=settings.ui)
+    admin = Admin(
+        operations,
+        comparisons,
+        metrics.prefixes.shares.report,
+        telemetry.usage.report,
+        Overview(
+            families=metrics.families,
+            readiness=readiness,
+            calls=lambda: len(pipeline.coalescer.calls),
+            rules=comparisons.report,
+            upstreams=upstreams.each,
+            now=time.time,
+        ),
+        audit_log=settings.data_dir / "admin-audit.jsonl",
+        access=operator,
+    )
     handlers = Handlers(
         pipeline=pipeline,
         pass_through=PassThrough(upstreams.passing, settings.client_timeout),
-        readiness=Readiness([upstreams.ready, semantic.not_ready], details),
+        readiness=readiness,
         metrics=metrics.page,
         sinks=telemetry.sinks,
         trace=telemetry.trace,
@@ -184,6 +198,8 @@ def create_app(
     )
     app[SERVE] = handlers.serve
     admin.add_routes(app)
+    if settings.ui:
+        OperatorPage(operator).add_routes(app)
     handlers.add_routes(app)
     app[END_CALLS], app[UPSTREAMS] = pipeline.close, tuple(upstreams.each.values())
 

@@ -170,6 +170,7 @@ class Settings(BaseModel):
     key_limits_fail: str = Field(default="open", pattern="^(open|closed)$")
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
+    ui: bool = True
     data_dir: Path = Path(".refrain")
     policy: Path | None = None
     prices: Path | None = None

@@ -192,6 +192,13 @@ class Metrics:
 
     def page(self) -> tuple[bytes, str]:
         """Return the text format and its content type."""
+        return generate_latest(self._whole()), CONTENT_TYPE_LATEST
+
+    def families(self) -> Iterator[Metric]:
+        """Yield the figures of all workers."""
+        yield from self._whole().collect()
+
+    def _whole(self) -> CollectorRegistry:
         self.flush()
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
@@ -199,7 +206,7 @@ class Metrics:
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
             for collector in self._collectors:
                 registry.register(collector)
-        return generate_latest(registry), CONTENT_TYPE_LATEST
+        return registry
 
 
 class _Durations:

@@ -75,8 +75,8 @@ IO_MODULES = frozenset(
 modules are pure: they import none of that, and none of these."""
 
 PURE_IN_SERVER = frozenset(
-    {"gateway.server.admin.recorded_request", "gateway.server.keys.key_line"}
-    | {"gateway.server.keys.limits"}
+    {"gateway.server.admin.access", "gateway.server.admin.recorded_request"}
+    | {"gateway.server.admin.session", "gateway.server.keys.key_line", "gateway.server.keys.limits"}
 )
 
 IO_IN_VERIFY = frozenset({"embeddings.verify.verifier", "embeddings.verify.files"})
@@ -88,6 +88,7 @@ HTTP_MODULES = frozenset(
         "gateway.cli",
         "gateway.server.admin.api",
         "gateway.server.http",
+        "gateway.server.ui",
         "gateway.upstream.connection",
         "gateway.upstream.http_client",
         "gateway.upstream.pool.pass_through",

@@ -1,25 +1,16 @@
 """The operator's API below /admin: JSON in, JSON out, every action in the audit log.
 
-Laws. With a token, any client that sends it may use the API. Without one, only a program on the
-same host that connects to the gateway directly. A browser on the host is not enough: a foreign page
-may send requests to loopback (hence the check of Origin). It may also use its own name for this
-address (hence the check of Host). A proxy on the host forwards requests of any client (hence no
-forwarded requests).
-
-An action that cannot be written to the audit log is not done. If an action stops early, the reply
-names its finished part. The audit log names the fields and the figures of an action, never a
-token, a prompt or an answer.
+Laws. ``access`` says who may use it. An action that cannot be written to the audit log is not done.
+If an action stops early, the reply names its finished part. The audit log names the fields and the
+figures of an action, never a token, a prompt or an answer.
 """
 
-import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
@@ -32,6 +23,7 @@ from gateway.cache.ports import (
 )
 from gateway.protocol.errors import error_body
 from gateway.protocol.headers import fold_fields
+from gateway.server.admin.access import AdminAccess
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.operations import (
     SELECTION_FIELDS,
@@ -41,8 +33,10 @@ from gateway.server.admin.operations import (
     parse_selection,
     read_hash,
 )
+from gateway.server.admin.overview import Overview
 from gateway.server.admin.recorded_request import InvalidFieldError, read_request
 from gateway.server.admin.semantic_report import SemanticOperations
+from gateway.server.admin.session import COOKIE
 from gateway.server.http.http_server import read_body
 from gateway.telemetry.savings import GROUPS, first_day
 
@@ -72,18 +66,19 @@ class Admin:
         semantic: SemanticOperations,
         prefix_hits: Page,
         usage: Callable[[str, str, str | None], Awaitable[Fields]],
+        overview: Overview,
         *,
         audit_log: Path,
-        token: str | None,
+        access: AdminAccess,
     ) -> None:
-        """``token`` is the operator's, None where only this machine may ask."""
         self._operations = operations
         self._explainer = Explainer(operations.pipeline, operations.key_of)
         self._semantic = semantic
         self._prefix_hits = prefix_hits
         self._usage = usage
+        self._overview = overview
         self._audit_log = Journal(audit_log)
-        self._token = token
+        self._access = access
 
     def add_routes(self, app: web.Application) -> None:
         """Register every page and every action of the API."""
@@ -104,6 +99,7 @@ class Admin:
         }
         shown: dict[str, Handle] = {name: partial(_show_page, page) for name, page in pages.items()}
         shown |= {"entries": self._list, "entries/{key}": self._show, "usage": self._show_usage}
+        shown["overview"] = self._show_overview
         for name, handle in shown.items():
             app.router.add_get(f"/admin/{name}", partial(self._answer, handle))
         for name, action in actions.items():
@@ -113,7 +109,8 @@ class Admin:
 
     async def _answer(self, handle: Handle, request: web.Request) -> web.Response:
         headers = fold_fields(request.headers.items())
-        refusal = admin_refusal(self._token, headers, _peer(request))
+        cookie = request.cookies.get(COOKIE)
+        refusal = self._access.refusal(request.method, headers, cookie, peer_of(request))
         if refusal is not None:
             status, message = refusal
             return _error(status, message, "permission_error", None)
@@ -145,7 +142,7 @@ class Admin:
         if not isinstance(fields, dict):
             raise InvalidFieldError("body", "a JSON object")
         audited = {key: value for key, value in fields.items() if key in _AUDITED}
-        line = {"action": name, "peer": _peer(request), "asked": audited}
+        line = {"action": name, "peer": peer_of(request), "asked": audited}
         await self._audit_log.append({"time": time.time(), **line})
         result = await action(fields)
         figures = {key: each for key, each in result.items() if not isinstance(each, str | list)}
@@ -185,7 +182,7 @@ class Admin:
         if request.query.get("answer") == "1":
             # Reading what somebody was answered is an action, too.
             line = {"time": time.time(), "action": "show", "asked": {"key": key.hex()}}
-            await self._audit_log.append({**line, "peer": _peer(request)})
+            await self._audit_log.append({**line, "peer": peer_of(request)})
             shown |= {"question": entry.question, "answer": orjson.Fragment(entry.result)}
         return shown
 
@@ -201,6 +198,9 @@ class Admin:
         except ValueError as error:
             raise InvalidFieldError("since", str(error)) from None
         return await self._usage(since, by, request.query.get("team"))
+
+    async def _show_overview(self, _request: web.Request) -> Fields:
+        return await self._overview.page()
 
     async def _explain(self, fields: Fields) -> Fields:
         try:
@@ -218,7 +218,8 @@ async def _refuse_path(request: web.Request) -> Fields:
     raise web.HTTPNotFound(text=f"Unknown request URL: {request.method} {request.path}.")
 
 
-def _peer(request: web.Request) -> str | None:
+def peer_of(request: web.Request) -> str | None:
+    """Return the address that a connection came from."""
     transport = request.transport
     address = None if transport is None else transport.get_extra_info("peername")
     return address[0] if isinstance(address, tuple) else None
@@ -226,55 +227,9 @@ def _peer(request: web.Request) -> str | None:
 
 def _reply(status: int, value: Any) -> web.Response:
     body = orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    headers = {"Cache-Control": "no-store"}
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def _error(status: int, message: str, kind: str, field: str | None) -> web.Response:
     return _reply(status, error_body(message, kind, field, None))
-
-
-_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-def admin_refusal(
-    token: str | None, headers: Mapping[str, str], peer: str | None
-) -> tuple[int, str] | None:
-    """Return None when the request may pass, else the status and what to tell.
-
-    ``headers`` are by lower-case name; ``peer`` is the address that the connection came from.
-    """
-    if token is not None:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        known = hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
-        if scheme.lower() == "bearer" and known:
-            return None
-        return 401, "This needs the operator's token: Authorization: Bearer REFRAIN_ADMIN_TOKEN."
-    if peer is None or not _is_loopback(peer):
-        return 403, "Without REFRAIN_ADMIN_TOKEN set, only this machine may ask."
-    for name in _FORWARDED:
-        if name in headers:
-            return 403, f"A forwarded request ({name}) needs REFRAIN_ADMIN_TOKEN."
-    host = headers.get("host", "")
-    try:
-        host_name, origin = urlsplit(f"//{host}").hostname, urlsplit(headers.get("origin", ""))
-    except ValueError:
-        return 403, "Host or Origin is no address."
-    if host_name not in _LOCAL_NAMES:
-        return 403, "Without REFRAIN_ADMIN_TOKEN set, Host must be 127.0.0.1, ::1 or localhost."
-    same = origin.scheme in ("http", "https") and origin.netloc.lower() == host.lower()
-    if ("origin" in headers and not same) or (
-        headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-    ):
-        return 403, "A page from elsewhere may not ask."
-    return None
-
-
-def _is_loopback(peer: str) -> bool:
-    try:
-        address = ip_address(peer)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

@@ -120,7 +120,7 @@ class Handlers:
         router.add_get("/metrics", self._metrics_page)
         other = self._observe(OTHER_PATHS, self.pass_through.handle)
         router.add_route("*", "/v1/{tail:.*}", other)
-        router.add_route("*", "/{tail:.*}", _not_found)
+        router.add_route("*", "/{tail:.*}", not_found)
 
     def _observe(
         self,
@@ -382,7 +382,8 @@ async def _healthz(_request: web.Request) -> web.Response:
     return _json(200, {"status": "alive"})
 
 
-async def _not_found(request: web.Request) -> web.Response:
+async def not_found(request: web.Request) -> web.Response:
+    """Return the reply to a path that nobody serves."""
     message = f"Unknown request URL: {request.method} {request.path}."
     body = error_body(message, "invalid_request_error", None, "unknown_url")
     return _json(404, body, refused_header(Reason.INVALID_REQUEST))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.server.admin.api import admin_refusal
+from gateway.server.admin.access import admin_refusal
 
 LOCAL = {"host": "127.0.0.1:8080"}
 

@@ -1,0 +1,213 @@
+"""The overview: figures of all workers that the operator's page polls and draws.
+
+Laws. Counts are sums since the start, so the page takes differences, and a poll that is lost loses
+nothing. Several pages share one look. An engine that does not answer is left alone for a while.
+"""
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.protocol.cache_status import Reason
+from gateway.protocol.errors import UpstreamError
+from gateway.protocol.messages import read_up_to
+from gateway.server.admin.operations import Fields
+from gateway.upstream.http_client import HttpUpstream
+
+SHARED_SECONDS = 1.0
+"""For so long, all pages see the same look."""
+ENGINE_SECONDS = 1.0
+PAUSE_SECONDS = 60.0
+"""Between two questions to a server that has no figures of an engine."""
+
+_MAX_BYTES = 4 * 2**20
+
+_HITS = frozenset({Reason.EXACT, Reason.SEMANTIC})
+_KINDS = {
+    "miss": "miss",
+    "bypass": "bypass",
+    "pass": "bypass",
+    "refused": "refused",
+    "invalid": "refused",
+    "error": "error",
+}
+"""Kinds of requests by outcome. Calls of the gateway itself are no requests."""
+
+_SAVED = {
+    "refrain_tokens_saved_total": "tokens",
+    "refrain_cost_saved_dollars_total": "dollars",
+    "refrain_seconds_saved_total": "seconds",
+}
+
+_ENGINE = {
+    "running": ("refrain_engine_sequences_running", "vllm:num_requests_running"),
+    "waiting": ("refrain_engine_sequences_waiting", "vllm:num_requests_waiting"),
+    "kv_use": ("refrain_engine_kv_use_ratio", "vllm:kv_cache_usage_perc"),
+    "preemptions": ("refrain_engine_preemptions_total", "vllm:num_preemptions_total"),
+    "prefix_queries": (
+        "refrain_engine_prefix_cache_queries_total",
+        "vllm:prefix_cache_queries_total",
+    ),
+    "prefix_hits": ("refrain_engine_prefix_cache_hits_total", "vllm:prefix_cache_hits_total"),
+}
+"""An engine's figures, by the metrics that have them."""
+_ENGINE_NAMES = {name: figure for figure, names in _ENGINE.items() for name in names}
+
+
+class Readiness(Protocol):
+    """What ``/readyz`` reports."""
+
+    async def report(self) -> dict[str, Any]:
+        """Return status, reasons and details."""
+
+
+@dataclass(kw_only=True)
+class Overview:
+    """Looks at the gateway and its engines, at most once in ``SHARED_SECONDS``."""
+
+    families: Callable[[], Iterable[Metric]]
+    readiness: Readiness
+    calls: Callable[[], int]
+    """Returns the number of calls to upstreams under way."""
+    rules: Callable[[], Fields]
+    """Returns the figures of comparisons, by rule."""
+    upstreams: Mapping[str, HttpUpstream]
+    now: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _latest: tuple[float, Fields] | None = None
+    _paused: dict[str, float] = field(default_factory=dict)
+    """Until when an upstream is not asked for figures of an engine."""
+
+    async def page(self) -> Fields:
+        """Return the latest look, or look again."""
+        async with self._lock:
+            if self._latest is None or self.clock() - self._latest[0] >= SHARED_SECONDS:
+                self._latest = self.clock(), await self._look()
+            return self._latest[1]
+
+    async def _look(self) -> Fields:
+        ready, *engines = await asyncio.gather(
+            self.readiness.report(), *map(self._engine, self.upstreams)
+        )
+        found = zip(self.upstreams, engines, strict=True)
+        return {
+            "time": self.now(),
+            **summarize(self.families()),
+            "ready": ready,
+            "calls": self.calls(),
+            "upstreams": list(self.upstreams),
+            "engines": {name: figures for name, figures in found if figures is not None},
+            "budgets": self.rules(),
+        }
+
+    async def _engine(self, name: str) -> dict[str, float] | None:
+        """Return the figures of an upstream that is an engine."""
+        if self.clock() < self._paused.get(name, 0.0):
+            return None
+        figures = None
+        try:
+            async with (
+                asyncio.timeout(ENGINE_SECONDS),
+                self.upstreams[name].request("GET", "/metrics", [], None) as reply,
+            ):
+                if reply.status == 200:
+                    text = await read_up_to(reply.read, _MAX_BYTES)
+                    figures = engine_figures(text.decode(errors="replace"))
+        except (UpstreamError, TimeoutError):
+            pass
+        if not figures:
+            self._paused[name] = self.clock() + PAUSE_SECONDS
+            return None
+        return figures
+
+
+def engine_figures(text: str) -> dict[str, float]:
+    """Return the figures of an engine in its metrics: sums, but the highest use of KV memory."""
+    found: dict[str, float] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                figure = _ENGINE_NAMES.get(sample.name)
+                if figure == "kv_use":
+                    found[figure] = max(found.get(figure, 0.0), sample.value)
+                elif figure is not None:
+                    found[figure] = found.get(figure, 0.0) + sample.value
+    except ValueError:
+        return {}
+    return found
+
+
+def summarize(families: Iterable[Metric]) -> Fields:
+    """Return the figures of the gateway's metrics that the page draws."""
+    sums = _Sums()
+    for family in families:
+        for sample in family.samples:
+            sums.take(sample.name, sample.labels, sample.value)
+    return {
+        "requests": sums.requests,
+        "rules": sums.rules,
+        "errors": sums.errors,
+        "saved": sums.saved,
+        "ttft": {outcome: _buckets(buckets) for outcome, buckets in sums.ttft.items()},
+        "store": sums.store,
+        "waiting": int(sums.waiting),
+    }
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.rules: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.errors: Counter[str] = Counter()
+        self.saved: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self.ttft: defaultdict[str, Counter[float]] = defaultdict(Counter)
+        self.store: dict[str, float] = {}
+        self.waiting = 0.0
+
+    def take(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        """Take a sample of a metric, if the page draws it."""
+        match name:
+            case "refrain_requests_total":
+                self._take_requests(labels, int(value))
+            case "refrain_time_to_first_token_seconds_bucket":
+                if labels["outcome"] in ("hit", "miss"):
+                    self.ttft[labels["outcome"]][float(labels["le"])] += int(value)
+            case "refrain_entries" | "refrain_entry_bytes" | "refrain_evicted_entries":
+                self.store[name.removeprefix("refrain_")] = value
+            case "refrain_upstream_waiting":
+                self.waiting = value
+            case _ if name in _SAVED:
+                self.saved[labels["by"]][_SAVED[name]] = value
+
+    def _take_requests(self, labels: Mapping[str, str], number: int) -> None:
+        kind = kind_of(labels["outcome"], labels["reason"])
+        if kind is None:
+            return
+        self.requests[kind] += number
+        self.rules[labels["rule"]][kind] += number
+        if kind in ("error", "refused"):
+            self.errors[labels["reason"]] += number
+
+
+def kind_of(outcome: str, reason: str) -> str | None:
+    """Return the kind of a request, None for a call of the gateway itself."""
+    if outcome == "hit":
+        return reason if reason in _HITS else "stale"
+    if outcome == "miss" and reason == Reason.COLLAPSED:
+        return "shared"
+    return _KINDS.get(outcome)
+
+
+def _buckets(buckets: Mapping[float, int]) -> list[tuple[float | None, int]]:
+    """Return upper bounds and cumulative counts; None is no bound."""
+    return [
+        (None if most == float("inf") else most, int(count))
+        for most, count in sorted(buckets.items())
+    ]

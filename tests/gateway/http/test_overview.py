@@ -1,0 +1,97 @@
+"""The overview that the operator's page polls."""
+
+import pytest
+from aiohttp import web
+
+from gateway.server.admin.overview import engine_figures, kind_of
+from running_gateway import start_app
+
+VLLM = """
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="a"} 3
+vllm:num_requests_waiting{model_name="b"} 1
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{model_name="a"} 0.25
+vllm:kv_cache_usage_perc{model_name="b"} 0.75
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{model_name="a"} 70
+# TYPE other gauge
+other 9
+"""
+
+
+async def overview(gateway):
+    reply = await gateway.get("/admin/overview")
+    assert reply.status == 200, reply.raw
+    return reply.json
+
+
+async def test_requests_are_counted_by_kind_and_rule(gateway):
+    await gateway.ask("Where is my parcel?")
+    for _ in range(2):
+        await gateway.ask("Where is my parcel?")
+    await gateway.ask("Where is my parcel?", headers={"Cache-Control": "no-store"})
+    await gateway.post("/v1/chat/completions", b"{}")
+    await gateway.settle()
+    found = await overview(gateway)
+    assert found["requests"] == {"miss": 1, "exact": 2, "bypass": 1, "refused": 1}
+    assert found["rules"]["default"] == {"miss": 1, "exact": 2, "bypass": 1}
+    assert found["errors"] == {"invalid-request": 1}
+    assert found["saved"]["exact"]["tokens"] == 20
+    assert found["store"]["entries"] == 1
+    for outcome, number in (("hit", 2), ("miss", 1)):
+        bounds, counts = zip(*found["ttft"][outcome], strict=True)
+        assert bounds[-1] is None
+        assert counts[-1] == number
+        assert list(counts) == sorted(counts)
+    assert found["ready"]["status"] == "ready"
+    assert found["calls"] == 0
+
+
+async def test_all_pages_share_one_look(gateway, monkeypatch):
+    first = await overview(gateway)
+    assert await overview(gateway) == first
+    monkeypatch.setattr("gateway.server.admin.overview.SHARED_SECONDS", 0.0)
+    assert (await overview(gateway))["time"] > first["time"]
+
+
+async def test_an_engine_s_queue_and_memory_are_in_it(start_gateway):
+    app = web.Application()
+
+    async def metrics(_request):
+        return web.Response(text=VLLM)
+
+    app.router.add_get("/metrics", metrics)
+    runner, url = await start_app(app)
+    gateway = await start_gateway(upstream=(f"{url}/v1",))
+    [figures] = (await overview(gateway))["engines"].values()
+    assert figures == {"waiting": 4, "kv_use": 0.75, "prefix_hits": 70}
+    await runner.cleanup()
+
+
+async def test_an_upstream_without_such_figures_is_left_alone(gateway, upstream, monkeypatch):
+    monkeypatch.setattr("gateway.server.admin.overview.SHARED_SECONDS", 0.0)
+    for _ in range(3):
+        assert (await overview(gateway))["engines"] == {}
+    assert [each.path for each in upstream.requests].count("/metrics") == 1
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "vllm:num_requests_waiting x", "a{"])
+def test_other_pages_are_no_figures(text):
+    assert engine_figures(text) == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "kind"),
+    [
+        ("hit", "stale-while-revalidate", "stale"),
+        ("miss", "collapsed", "shared"),
+        ("miss", "no-cache", "miss"),
+        ("pass", "", "bypass"),
+        ("refused", "only-if-cached", "refused"),
+        ("refresh", "", None),
+        ("sample", "", None),
+    ],
+)
+def test_kinds(outcome, reason, kind):
+    assert kind_of(outcome, reason) == kind
