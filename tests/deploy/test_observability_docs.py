@@ -1,29 +1,16 @@
 """docs/observability.md against the code: each metric, span attribute, reason and log line."""
 
 import re
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from example_requests import chat, entry_of, plan_of, user
+from metric_pages import engine_page, exposed, gateway_page, seen
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client.parser import text_string_to_metric_families
 
-from backend.scheduler.stats import EngineStats, Figures, MemoryUse, SequenceTimes
-from backend.server.metrics import Metrics as EngineMetrics
-from gateway.cache.lookup import Hit
-from gateway.cache.ports import StoreStats
-from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite, Step
-from gateway.protocol.cache_status import HitStatus, Reason
-from gateway.protocol.tokens import PromptUsage
-from gateway.telemetry.metrics import Metrics as GatewayMetrics
+from gateway.prompts.outcome import NotRewritten, Rewrite, Step
+from gateway.protocol.cache_status import Reason
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.tracing import Tracing
-from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool
-from gateway.upstream.pool.routing import LeastLoaded, Route
-from gateway.upstream.pool.table import Member, PoolTable
-from gateway.upstream.pool.waiting_queue import Bounds
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "observability.md").read_text()
@@ -47,91 +34,6 @@ def table(header: str, text: str = TEXT) -> list[list[str]]:
 
 def words(cell: str) -> tuple[str, ...]:
     return tuple(re.findall(r"`([^`]+)`", cell))
-
-
-def exposed(page: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name, type and labels of every metric on a page of Prometheus text."""
-    found = {}
-    for family in text_string_to_metric_families(page):
-        if family.name.endswith("_created"):  # the client library's own companions
-            continue
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels = {label for sample in family.samples for label in sample.labels}
-        found[name] = (family.type, tuple(sorted(labels - {"le"})))
-    return found
-
-
-def seen(**values: object) -> Observation:
-    """An observation in which everything happened."""
-    observation = Observation("/v1/chat/completions", 1.0, time.perf_counter, ())
-    everything: dict[str, object] = {
-        "model": "m",
-        "rule": "default",
-        "outcome": "miss",
-        "reason": Reason.NO_CACHE,
-        "declined": Reason.EMPTY,
-        "semantic_fault": "timeout",
-        "verified": [("score", 0.5)],
-        "hit": Hit(
-            entry_of(plan_of(chat(user("hi")))),
-            HitStatus(Reason.SEMANTIC, 5, similarity=0.9, score=0.99, threshold=0.98),
-            age=1,
-        ),
-        "ineligible": Reason.TIME,
-        "rewrites": (Rewrite.TOOLS, Rewrite.BREAKPOINTS),
-        "not_rewritten": (Declined(Rewrite.SCHEMA_KEYS, NotRewritten.TOO_LARGE),),
-        "compression": Compression((Step.MINIFIED,), 10, 5, NotRewritten.TIMEOUT),
-        "status": 200,
-        "upstream_started": 1.0,
-        "upstream_head": 2.0,
-        "first_token": 2.0,
-        "usage": PromptUsage(3, 4, 2, 1),
-        "upstream": "b",
-        "fallback_model": "small",
-        "tried": (("a", Reason.UPSTREAM_BROKE),),
-    }
-    for name, value in {**everything, **values}.items():
-        setattr(observation, name, value)
-    return observation
-
-
-def gateway_page() -> str:
-    metrics = GatewayMetrics(lambda: StoreStats(1, 2, 3))
-    observation = seen()
-    observation.sinks = (metrics.observe, metrics.prefixes.observe)
-    observation.finish()
-    metrics.count_policy_reload(True)
-    metrics.count("tokens_used", "m", "only", "prompt")
-    for name in ("tokens_saved", "cost_saved_dollars", "seconds_saved"):
-        metrics.count(name, "exact", by=0.5)
-    metrics.count_comparison("default", "served", "equal")
-    metrics.add_rules_off(lambda: {"default": True})
-    counts = UpstreamMetrics(metrics.registry)
-    counts.requests.labels("a", Route.PREFIX.value).inc()
-    counts.warmed.labels("a").inc()
-    counts.failures.labels("a", Reason.UPSTREAM_BROKE.value).inc()
-    table = PoolTable([Member("a")], LeastLoaded(), 0.0)
-    metrics.add(UpstreamCollector(UpstreamPool("pool", {}, table, Bounds())))
-    return metrics.page()[0].decode()
-
-
-def engine_page() -> str:
-    figures = Figures()
-    figures.step(1, 1, 20, 0.01)
-    times = SequenceTimes(0.0)
-    figures.first_token(times, None, 1.0)
-    figures.finished(times, "stop", 7, 1)
-    stats = replace(
-        EngineStats(1, 2, 3, 4, 5, 6, 7),
-        recording=figures.read(),
-        tenants=(("", 3),),
-        memory=MemoryUse(1, 2, 3),
-    )
-    metrics = EngineMetrics(lambda: stats, lambda: 1, model="m")
-    metrics.count_request("/v1/completions", "ok")
-    metrics.observe_request("/v1/completions", 1.0)
-    metrics.count_embedded(1)
-    return metrics.render().decode()
 
 
 def test_metrics_are_documented_and_documented_metrics_exist():
