@@ -1,17 +1,9 @@
 """A rule's error budget decides on a real semantic hit, and is seen wherever one looks."""
 
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import orjson
 import pytest
-from tiny_verifier import write_tiny_verifier
 
-from embeddings.verify.calibration import calibrated, written_calibration
-from embeddings.verify.files import read_verifier
-from gateway.semantic.calibrations import OWN_FILE
+pytest_plugins = ["running_verifier"]
 
 STORED, ASKED = "How do I reset my password?", "I want to reset my password, how?"
 POLICY = """
@@ -22,37 +14,16 @@ default: {exact: on, semantic: {max_wrong_hits: 20%}, freshness: 1h, scope: tena
 """
 
 
-@pytest.fixture(scope="module")
-def service():
-    """A real embeddings service with a small random verifier; yields its socket and the digest."""
-    with tempfile.TemporaryDirectory(prefix="refrain-") as folder:
-        socket = Path(folder) / "e.sock"
-        verifier = write_tiny_verifier(Path(folder) / "verifier")
-        argv = ["-m", "embeddings", "--socket", socket, "--data-dir", folder]
-        process = subprocess.Popen([sys.executable, *argv, "--verifier", verifier])
-        while not socket.exists():
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.05)
-        yield socket, read_verifier(verifier).digest
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture
-async def gateway(start_gateway, service, tmp_path):
+async def gateway(start_gateway, service, lenient_data, tmp_path):
     """A gateway whose verifier is calibrated to take any score at 20 %, and none at 0.1 %."""
-    socket, digest = service
-    data = tmp_path / "data"
-    data.mkdir()
-    points = [(0.0, False)] * 100
-    (data / OWN_FILE).write_bytes(written_calibration(calibrated(points, verifier=digest)))
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     gateway = await start_gateway(
-        semantic_socket=socket,
+        semantic_socket=service[0],
         semantic_timeout=30.0,
         verifier_timeout=30.0,
-        data_dir=data,
+        data_dir=lenient_data,
         policy=policy,
         decision_log=tmp_path / "decisions.jsonl",
     )

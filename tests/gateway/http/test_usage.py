@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from hashlib import sha256
 from urllib.parse import urlencode
 
@@ -11,6 +12,24 @@ from aiohttp import web
 
 from scripted_upstream import DONE, chunk, completion
 
+pytest_plugins = ["running_verifier"]
+
+POLICY = """
+version: 1
+default:
+  exact: on
+  semantic: {max_wrong_hits: 20%}
+  freshness: 1h
+  scope: tenant
+  pii: bypass
+  compress: {documents: {begin: <d>, end: </d>}}
+"""
+REWORDED = (
+    "How do I reset my password?",
+    "I want to reset my password, how?",
+    "How can I reset my password?",
+)
+SAVED = re.compile(r"saved=(\d+)")
 PRICES = "model,input,output,cached_input\nm,2,10,0.5\nn,1,,\n"
 
 
@@ -22,6 +41,7 @@ class CountingUpstream:
         self.waiting = asyncio.Event()
         self.prompt = {}
         self.completion = {}
+        self.cached = {}
         self.hold = None
         """An event that calls wait for."""
 
@@ -36,6 +56,8 @@ class CountingUpstream:
         self.calls[model] = self.calls.get(model, 0) + 1
         self.prompt[model] = self.prompt.get(model, 0) + usage["prompt_tokens"]
         self.completion[model] = self.completion.get(model, 0) + usage["completion_tokens"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        self.cached[model] = self.cached.get(model, 0) + cached
         if not body.get("stream"):
             return web.json_response(completion(text, usage=usage))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -51,7 +73,12 @@ class CountingUpstream:
 
 def usage_of(text):
     prompt, answer = 10 + len(text), 3 + len(text) % 7
-    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": 8 if len(text) % 3 else 0},
+    }
 
 
 @pytest.fixture
@@ -62,7 +89,8 @@ async def counting(upstream):
 
 
 @pytest.fixture
-async def gateway(start_gateway, tmp_path):
+def settings(tmp_path):
+    """Prices, and a key for each of two people."""
     prices, keys = tmp_path / "prices.csv", tmp_path / "keys"
     prices.write_text(PRICES)
     lines = [
@@ -70,7 +98,12 @@ async def gateway(start_gateway, tmp_path):
         for name, more in (("ann", " team=search"), ("bob", ""))
     ]
     keys.write_text("".join(lines))
-    return await start_gateway(prices=prices, gateway_keys=keys)
+    return {"prices": prices, "gateway_keys": keys}
+
+
+@pytest.fixture
+async def gateway(start_gateway, settings):
+    return await start_gateway(**settings)
 
 
 async def total(gateway, **query):
@@ -108,20 +141,45 @@ async def check_models(gateway, counting):
             assert row["dollars"] is None
             assert row["unpriced_tokens"] == counting.prompt[model] + counting.completion[model]
         else:
-            dollars = counting.prompt[model] * price[0] + counting.completion[model] * price[1]
+            cached = counting.cached[model]
+            dollars = (counting.prompt[model] - cached) * price[0] + cached * 0.5e-6
+            dollars += counting.completion[model] * price[1]
             assert row["dollars"] == pytest.approx(dollars, abs=1e-6)
 
 
-async def test_a_thousand_mixed_requests_agree_with_the_upstream(gateway, counting):
-    draw = random.Random(7)
-    asked = {"requests": 0, "tokens": 0, "errors": 0}
+def drawn(draw):
+    """Return the text of a request: most come again, some in other words or with context."""
+    kind = draw.random()
+    if kind < 0.05:
+        return "Please fail."
+    if kind < 0.10:
+        return f"A new one: {draw.random()}"
+    if kind < 0.25:
+        return draw.choice(REWORDED)
+    if kind < 0.35:
+        return f'<d>{{ "page" :  {draw.randrange(40)} }}</d> What does it say?'
+    return f"Question number {draw.randrange(60)}, please?"
+
+
+@pytest.fixture
+async def saving(start_gateway, service, lenient_data, tmp_path, settings):
+    """A gateway whose policy saves in every way."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    gateway = await start_gateway(
+        semantic_socket=service[0], data_dir=lenient_data, policy=policy, **settings
+    )
+    while (await gateway.get("/readyz")).status != 200:
+        pass
+    return gateway
+
+
+async def test_a_thousand_mixed_requests_agree_with_the_upstream(saving, counting):
+    gateway, draw = saving, random.Random(7)
+    asked = {"requests": 0, "tokens": 0, "errors": 0, "compressed": 0}
 
     async def one():
-        text = f"Question number {draw.randrange(60)}, please?"
-        if draw.random() < 0.05:
-            text = "Please fail."
-        elif draw.random() < 0.05:
-            text = f"A new one: {draw.random()}"
+        text = drawn(draw)
         holder, model = draw.choice(("ann", "bob")), draw.choice(("m", "m", "n"))
         body = {"model": model}
         if draw.random() < 0.4:
@@ -131,27 +189,36 @@ async def test_a_thousand_mixed_requests_agree_with_the_upstream(gateway, counti
             headers["Cache-Control"] = draw.choice(("no-store", "no-cache"))
         reply = await gateway.ask(text, headers=headers, **body)
         asked["requests"] += 1
-        if reply.status == 200:
-            asked["tokens"] += usage_of(text)["total_tokens"]
-        else:
+        if reply.status != 200:
             asked["errors"] += 1
+            return
+        # The upstream repeats what it was sent: a semantic hit is the answer to other words.
+        asked["tokens"] += usage_of(reply.text)["total_tokens"]
+        compressed = SAVED.search(reply.headers.get("X-Refrain-Compress", ""))
+        if compressed and "fwd=" in reply.cache and "collapsed" not in reply.cache:
+            asked["compressed"] += int(compressed[1])
 
     for _ in range(50):
         await asyncio.gather(*(one() for _ in range(20)))
     found = await total(gateway)
     assert found["requests"] == asked["requests"] == 1_000
     assert found["errors"] == asked["errors"] > 10
-    assert found["calls"] == sum(counting.calls.values())
+    calls, saved = sum(counting.calls.values()), found["saved"]
+    assert found["calls"] == calls
+    assert found["calls_without_usage"] == 0
     assert found["prompt_tokens"] == sum(counting.prompt.values())
     assert found["completion_tokens"] == sum(counting.completion.values())
-    used = found["prompt_tokens"] + found["completion_tokens"]
+    assert saved["prefix"]["tokens"] == sum(counting.cached.values()) > 0
+    assert saved["compression"]["tokens"] == asked["compressed"] > 0
     # Each answered request is either paid for or saved, and never both.
-    assert used + found["saved_total"]["tokens"] == asked["tokens"]
-    saved = found["saved"]
+    ways = [saved[way] for way in ("exact", "semantic", "coalescing")]
+    used = found["prompt_tokens"] + found["completion_tokens"]
+    assert used + sum(way["tokens"] for way in ways) == asked["tokens"]
+    assert sum(way["requests"] for way in ways) + calls + asked["errors"] == 1_000
+    assert all(way["requests"] > 0 for way in ways)
+    without_calls = found["saved_total"]["tokens"] - saved["compression"]["tokens"]
+    assert without_calls == sum(way["tokens"] for way in ways)
     assert saved["exact"]["requests"] > 300
-    assert saved["coalescing"]["requests"] > 0
-    answered = saved["exact"]["requests"] + saved["coalescing"]["requests"]
-    assert answered + sum(counting.calls.values()) + asked["errors"] == 1_000
     assert saved["exact"]["seconds"] > 0
     await check_models(gateway, counting)
     by_holder = (await gateway.get("/admin/usage?by=holder")).json["rows"]
