@@ -121,6 +121,7 @@ def _outcome(seen: Observation) -> dict[str, object]:
         "cached_tokens": usage.cached,
         "tokens": tokens or (0 if hit is None else hit.entry.tokens),
         "bytes": seen.answer_bytes,
+        "seconds": None if seen.ended is None else round(seen.ended - seen.started, 6),
         "status": seen.status,
     }
 

@@ -92,7 +92,7 @@ class UsageLedger:
         """A batch that is being written, and its name."""
         self._sending = asyncio.Lock()
         self._complained = False
-        self._typical = _TypicalTimes()
+        self._typical = TypicalTimes()
         self._usages: OrderedDict[tuple[bytes, float], PromptUsage] = OrderedDict()
         self._series: set[tuple[str, str]] = set()
 
@@ -231,7 +231,7 @@ class UsageLedger:
         return found
 
 
-class _TypicalTimes:
+class TypicalTimes:
     """How long a call for a model usually takes, in seconds from forwarding to its last byte."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -34,6 +34,7 @@ from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import CalibratedVerifier
 from gateway.server.open_prices import load_prices
 from gateway.telemetry.prices import PricesError
+from gateway.telemetry.usage import TypicalTimes
 from policies.format.values import percent_text
 from policies.format.yaml_document import PolicyError
 
@@ -166,8 +167,9 @@ async def _simulate(
             policies, window=options.prefix_minutes * 60.0, index=service, verifier=verifier
         )
         stack.push_async_callback(simulation.close)
-        progress = _Progress(len(index))
-        for number, one in enumerate(index.in_order(options.format), 1):
+        progress, typical = _Progress(len(index)), TypicalTimes()
+        for number, logged in enumerate(index.in_order(options.format), 1):
+            one = _with_duration(logged, typical)
             try:
                 tally.add(one, await simulation.take(one))
             except SemanticUnavailableError as error:
@@ -181,6 +183,19 @@ async def _simulate(
             "not_stored": {reason.value: count for reason, count in not_stored},
             "evictions": simulation.evictions,
         }
+
+
+def _with_duration(one: LoggedRequest, typical: TypicalTimes) -> LoggedRequest:
+    """Give a request without a call the usual time of a call for its model, if that is known."""
+    model = one.request.model
+    if one.called:
+        if one.storable and one.seconds:
+            typical.note(model, one.seconds)
+        return one
+    seconds = typical.seconds(model)
+    if one.start is None or seconds is None:
+        return one
+    return replace(one, end=one.start + seconds)
 
 
 def _why_not(policies: FixedPolicy, verifier: CalibratedVerifier, risk: float) -> str | None:

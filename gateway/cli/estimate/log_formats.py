@@ -13,9 +13,10 @@ from typing import Any
 
 import orjson
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.exact_json import dumps
-from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
+from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_tokens, prompt_usage
 from gateway.server.admin.recorded_request import InvalidFieldError, RecordedRequest, read_request
 from policies.decision import Endpoint
 
@@ -48,7 +49,8 @@ class LoggedRequest:
 
     ``answer`` is the complete result; None if the log does not hold it. ``storable`` is false if
     the log says that the answer was an error, or that it was not stored. ``holder`` names the
-    client within the log, and ``user`` the end user whom the body does not name.
+    client within the log, and ``user`` the end user whom the body does not name. ``called`` is
+    false if the log's gateway made no call for the request: how long a call takes is not known.
     """
 
     request: RecordedRequest
@@ -59,6 +61,7 @@ class LoggedRequest:
     usage: PromptUsage = NOTHING_SAID
     holder: str | None = None
     user: str | None = None
+    called: bool = True
 
     @property
     def seconds(self) -> float:
@@ -104,6 +107,7 @@ def _openai(line: dict[str, Any]) -> LoggedRequest:
     answer = _member(response, "body") if response is not None and "body" in response else response
     is_bare = "request" not in line and "body" not in line
     request = read_request(_without(line, "response") if is_bare and response else line)
+    request = _by_answer(request, answer)
     beside = {} if is_bare and not response else line
     start = _time(beside, "start", "time", "timestamp", "created_at")
     end = _time(beside, "end")
@@ -174,6 +178,7 @@ def _helicone(line: dict[str, Any]) -> LoggedRequest:
         body = {**body, "model": model}
     request = read_request({"body": body, **({"endpoint": path} if known else {})})
     answer = _member(line, "response_body")
+    request = _by_answer(request, answer)
     start, end = _time(line, "request_created_at"), _time(line, "response_created_at")
     delay = line.get("delay_ms", line.get("latency"))
     if start is not None and isinstance(delay, int | float) and delay >= 0:
@@ -198,19 +203,31 @@ def _refrain(line: dict[str, Any]) -> LoggedRequest:
         )
     request = read_request(line)
     scopes = _member(line, "scopes") or {}
-    usage = _usage(request.endpoint, None, line)
-    tokens = line.get("tokens")
-    if usage.completion is None and usage.prompt is not None and isinstance(tokens, int):
-        usage = usage._replace(completion=max(0, tokens - usage.prompt))
-    end = _time(line, "time")
+    called = line.get("outcome") != "hit" and line.get("reason") != Reason.COLLAPSED
+    end, seconds = _time(line, "time"), line.get("seconds")
+    start = end
+    if end is not None and isinstance(seconds, int | float) and seconds > 0:
+        start = max(0.0, end - seconds)
     return LoggedRequest(
         request=request,
-        start=end,
-        end=end,
+        start=start,
+        end=end if called else None,
+        called=called,
         storable=not _is_error(line.get("status")) and line.get("declined") is None,
-        usage=usage,
+        usage=_usage_of_decision(request, line),
         holder=_text(scopes.get("tenant")),
     )
+
+
+def _usage_of_decision(request: RecordedRequest, line: dict[str, Any]) -> PromptUsage:
+    """Return the counts of a decision log, which has those of a hit as one sum."""
+    usage, tokens = _usage(request.endpoint, None, line), line.get("tokens")
+    if not isinstance(tokens, int) or tokens <= 0:
+        return usage
+    prompt = usage.prompt
+    if prompt is None:
+        prompt = min(tokens, prompt_tokens(request.endpoint, request.body))
+    return usage._replace(prompt=prompt, completion=max(0, tokens - prompt))
 
 
 _READERS = {
@@ -219,6 +236,15 @@ _READERS = {
     Format.HELICONE: _helicone,
     Format.REFRAIN: _refrain,
 }
+
+
+def _by_answer(request: RecordedRequest, answer: Mapping[str, Any] | None) -> RecordedRequest:
+    """Tell embeddings from responses by the answer, if the log does not name the endpoint."""
+    if request.inferred and request.endpoint is Endpoint.RESPONSES and answer is not None:
+        vectors = answer.get("data")
+        if answer.get("object") == "list" or isinstance(vectors, list):
+            return replace(request, endpoint=Endpoint.EMBEDDINGS)
+    return request
 
 
 def _usage(endpoint: Endpoint, answer: Any, line: Mapping[str, Any]) -> PromptUsage:

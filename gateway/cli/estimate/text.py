@@ -80,8 +80,8 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
     yield "Each request counts in one row alone."
     yield (
         "Prefix caching is about the prompts that would still have been sent. It counts the tokens "
-        f"of their beginnings that were sent within {minutes:g} minutes before, less those that "
-        "the upstream found in its cache. It is an upper bound."
+        f"of their beginnings that were sent within {minutes:g} minutes before, less the tokens "
+        "that the upstream found in its cache. It is an upper bound."
     )
     if semantic["risk"] is None:
         yield "Hits by meaning are left out: --risk 1% looks for them."

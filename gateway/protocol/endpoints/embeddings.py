@@ -207,8 +207,13 @@ def _without_vectors(result: Result) -> Result:
 
 
 def _recognises(body: Body) -> bool:
-    embeds = "encoding_format" in body or "dimensions" in body or "embed" in str(body.get("model"))
-    return "input" in body and embeds
+    """Tell embeddings from responses, which have ``input``, too: a text, or a list of objects."""
+    if "input" not in body:
+        return False
+    given = body["input"]
+    is_batch = isinstance(given, list) and bool(given) and not isinstance(given[0], dict)
+    named = "embed" in str(body.get("model")).lower()
+    return is_batch or named or "encoding_format" in body or "dimensions" in body
 
 
 SPEC = EndpointSpec(

@@ -77,6 +77,7 @@ async def test_each_request_leaves_a_line_and_no_line_a_text_or_key(record):
     assert lines[0]["form"] == lines[1]["form"] != lines[2]["form"]
     assert lines[1]["source"] == lines[0]["key"]
     assert lines[0]["tokens"] == 10
+    assert all(line["seconds"] > 0 for line in lines)
     for word in (b"hocolate", b"Hello", b"anna", b"the-api-key", b"kim"):
         assert word not in raw
     assert log.stat().st_mode & 0o777 == 0o600

@@ -171,6 +171,26 @@ def test_another_policy_saves_something_else(log, tmp_path, capsys):
     assert saved[1] > saved[0]
 
 
+def test_waiting_of_a_decision_log_is_the_usual_time_of_a_call(tmp_path, capsys):
+    """Its hits took a millisecond, and would have been calls without the gateway."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    line = {"form": "00", "decision": {}, "request": body, "status": 200, "tokens": 10}
+    calls = [
+        {**line, "outcome": "bypass", "reason": "no-store", "time": float(end), "seconds": seconds}
+        for end, seconds in ((10, 1.0), (20, 3.0), (30, 2.0))
+    ]
+    hits = [
+        {**line, "outcome": "hit", "reason": "exact", "time": 40.0 + place, "seconds": 0.001}
+        for place in range(5)
+    ]
+    found = figures(capsys, write(tmp_path / "log.jsonl", calls + hits))
+    assert found["ways"]["exact"]["requests"] == 7
+    assert found["ways"]["exact"]["seconds"] == pytest.approx(3.0 + 2.0 + 5 * 2.0)
+    assert found["without_latency"] == 0
+    unknown = figures(capsys, write(tmp_path / "hits.jsonl", hits))
+    assert (unknown["ways"]["exact"]["seconds"], unknown["without_latency"]) == (0, 5)
+
+
 def test_what_a_log_names_cannot_move_a_terminals_cursor(tmp_path, capsys):
     body = {"model": "\x1b]0;x\x07<b>", "messages": [{"role": "user", "content": "Hi"}]}
     file = write(tmp_path / "log.jsonl", [body] * 2)

@@ -158,6 +158,49 @@ def test_a_decision_log_tells_the_tenant_and_what_was_declined():
         read_line(bare)
 
 
+def test_a_decision_log_tells_how_long_a_call_took_and_where_there_was_none():
+    one = read_line({**REFRAIN, "seconds": 2.5})
+    assert (one.start, one.end, one.seconds, one.called) == (NOON - 2.5, NOON, 2.5, True)
+    for line in ({"outcome": "hit", "reason": "exact"}, {"reason": "collapsed"}):
+        one = read_line({**REFRAIN, "seconds": 0.25, **line})
+        assert (one.start, one.end, one.called) == (NOON - 0.25, None, False)
+    old = read_line(REFRAIN)
+    assert (old.start, old.end) == (NOON, NOON)
+
+
+def test_a_decision_log_has_the_tokens_of_a_hit_as_one_sum():
+    hit = {**REFRAIN, "outcome": "hit", "prompt_tokens": None, "cached_tokens": None}
+    usage = read_line(hit).usage
+    assert usage.prompt > 0
+    assert (usage.prompt + usage.completion, usage.cached) == (10, None)
+    assert read_line({**hit, "tokens": 0}).usage.prompt is None
+
+
+VECTORS = {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5]}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "endpoint"),
+    [
+        ({"model": "m", "input": "Hi"}, Endpoint.RESPONSES),
+        ({"model": "m", "input": [{"role": "user", "content": "Hi"}]}, Endpoint.RESPONSES),
+        ({"model": "m", "input": []}, Endpoint.RESPONSES),
+        ({"model": "m", "input": ["Hi"]}, Endpoint.EMBEDDINGS),
+        ({"model": "m", "input": [1, 2]}, Endpoint.EMBEDDINGS),
+        ({"model": "m", "input": "Hi", "dimensions": 8}, Endpoint.EMBEDDINGS),
+        ({"model": "BGE-Embedder", "input": "Hi"}, Endpoint.EMBEDDINGS),
+        ({"request": {"model": "m", "input": "Hi"}, "response": VECTORS}, Endpoint.EMBEDDINGS),
+        ({"request_body": {"model": "m", "input": "Hi"}, "response_body": VECTORS}, "embeddings"),
+        (
+            {"request": {"model": "m", "input": "Hi"}, "endpoint": "/v1/responses"},
+            Endpoint.RESPONSES,
+        ),
+    ],
+)
+def test_a_body_with_input_is_of_embeddings_or_a_response(line, endpoint):
+    assert read_line(line).request.endpoint.endswith(endpoint)
+
+
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
