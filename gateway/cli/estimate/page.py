@@ -22,8 +22,9 @@ from gateway.cli.estimate.text import (
     tokens_of,
 )
 
-_WIDTH, _HEIGHT, _LEFT, _FOOT = 720, 220, 48, 22
-_BAR, _NAMES, _FIGURES = 26, 190, 150
+_WIDTH, _HEIGHT = 720, 190
+_LONGEST_BAR = 60.0
+"""Percent of the width; the figure stands behind."""
 _STACK = ("exact", "semantic", "coalesced", "miss", "bypass")
 _WORDS = {**WAYS, "miss": "sent to the upstream", "bypass": "not looked up"}
 _STYLE = """
@@ -45,11 +46,22 @@ table { border-collapse: collapse; width: 100%; font-size: .95rem; }
 th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; } tr.sum td { font-weight: 600; }
+td small { font-size: inherit; }
 .wide { overflow-x: auto; } figure { margin: 0; }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 12px; }
-svg text.name { fill: var(--text); } svg line { stroke: var(--line); }
-.key { display: flex; flex-wrap: wrap; gap: .25rem 1rem; font-size: .9rem; color: var(--soft); }
+svg { width: 100%; height: 12rem; display: block; } svg line { stroke: var(--line); }
+.axis { display: flex; justify-content: space-between; font-size: .8rem; color: var(--soft); }
+.bars { display: grid; grid-template-columns: 13rem 1fr; gap: .3rem 1rem; align-items: center; }
+.bars b { font-weight: 400; overflow-wrap: anywhere; font-size: .9rem; line-height: 1.25; }
+.bars div { display: flex; align-items: center; }
+.bars i { height: 1.05rem; flex: none; }
+.bars span { margin-left: .6rem; font-size: .85rem; line-height: 1.25; color: var(--soft); }
+.key { display: flex; flex-wrap: wrap; gap: .25rem 1rem; margin-top: .5rem; font-size: .9rem;
+  color: var(--soft); }
 .key i { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; }
+@media (max-width: 36rem) { table { font-size: .75rem; } th, td { padding: .35rem .15rem; }
+  .key, .bars span { font-size: .8rem; } td small { display: block; }
+  .bars { grid-template-columns: 1fr; gap: .1rem; }
+  .bars div { margin-bottom: .5rem; } }
 """
 
 
@@ -83,8 +95,9 @@ def _page(result: Mapping[str, Any]) -> Iterator[str]:
     yield from (f'<p class="soft">{escape(note)}</p>' for note in notes(result))
     if result["timeline"]:
         yield from _figure("Requests over time", _timeline(result))
-    yield from _figure("Saved, by model", _bars(_rows(result["models"])))
-    yield from _figure("Saved, by rule of the policy", _bars(_rows(result["rules"])))
+    for title, rows in (("model", result["models"]), ("rule of the policy", result["rules"])):
+        yield from _figure(f"Saved, by {title}", _bars(_rows(rows)))
+        yield from _key({"exact": "saved", "miss": "all else"})
     for title, reasons in reasons_of(result).items():
         yield from _figure(f"Requests {title}", _bars(_reasons(reasons)))
     yield from _figure("How often the same request came", _bars(_repeats(result["repeats"])))
@@ -120,9 +133,10 @@ def _table(result: Mapping[str, Any]) -> Iterator[str]:
     yield "<th>tokens</th><th>dollars</th><th>waiting</th></tr>"
     for name, sums, kind in rows:
         used = tokens_of(sums)
+        requests = share(sums["requests"], total["requests"])
         cells = (
-            f"{sums['requests']:,} ({share(sums['requests'], total['requests'])})",
-            f"{used:,} ({share(used, tokens_of(total))})",
+            f"{sums['requests']:,} <small>({requests})</small>",
+            f"{used:,} <small>({share(used, tokens_of(total))})</small>",
             dollars(sums["dollars"]) if total["dollars"] else "-",
             span(sums["seconds"]) if sums["seconds"] else "-",
         )
@@ -140,67 +154,58 @@ def _timeline(result: Mapping[str, Any]) -> Iterator[str]:
     """Draw a stack of the ways for each step of time."""
     steps: Sequence[Mapping[str, int]] = result["timeline"]
     most = max(1, *(sum(step.values()) for step in steps))
-    width = (_WIDTH - _LEFT) / len(steps)
-    tall = _HEIGHT - _FOOT - 8
-    yield _open_svg(_HEIGHT, "Requests over time, by how they would have been answered")
-    for share_of in (0.0, 0.5, 1.0):
-        y = 8 + tall * (1 - share_of)
-        yield f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        label = f"{most * share_of:,.0f}"
-        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+    width = _WIDTH / len(steps)
     span_of = (result["last"] - result["first"]) / len(steps)
+    yield f'<div class="axis"><span>{most:,} requests</span></div>'
+    yield (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
+        'aria-label="Requests over time, by how they would have been answered" '
+        'xmlns="http://www.w3.org/2000/svg">'
+    )
+    for y in (0, _HEIGHT / 2, _HEIGHT):
+        yield f'<line x1="0" x2="{_WIDTH}" y1="{y:g}" y2="{y:g}"/>'
     for number, step in enumerate(steps):
-        bottom = 8.0 + tall
+        bottom = float(_HEIGHT)
         when = moment(result["first"] + number * span_of)
         for way in _STACK:
             if not (count := step.get(way, 0)):
                 continue
-            size = tall * count / most
+            size = _HEIGHT * count / most
             bottom -= size
-            x, wide = _LEFT + number * width + 0.5, max(1.0, width - 1)
+            x, wide = number * width + 0.5, max(1.0, width - 1)
             yield (
                 f'<rect x="{x:.1f}" y="{bottom:.1f}" width="{wide:.1f}" height="{size:.1f}" '
                 f'fill="var(--{way})"><title>{when}: {count:,} {_WORDS[way]}</title></rect>'
             )
+    yield "</svg>"
     first, last = moment(result["first"]), moment(result["last"])
-    yield f'<text x="{_LEFT}" y="{_HEIGHT - 4}">{first}</text>'
-    yield f'<text x="{_WIDTH}" y="{_HEIGHT - 4}" text-anchor="end">{last} UTC</text></svg>'
+    yield f'<div class="axis"><span>{first}</span><span>{last} UTC</span></div>'
     used = [way for way in _STACK if any(step.get(way) for step in steps)]
+    yield from _key({way: _WORDS[way] for way in used})
+
+
+def _key(words: Mapping[str, str]) -> Iterator[str]:
+    """Say what the colours mean."""
     yield '<div class="key">'
     yield from (
-        f'<span><i style="background: var(--{way})"></i>{_WORDS[way]}</span>' for way in used
+        f'<span><i style="background: var(--{way})"></i>{word}</span>'
+        for way, word in words.items()
     )
     yield "</div>"
 
 
 def _bars(bars: Sequence[_Bar]) -> Iterator[str]:
-    """Draw a list of bars, each as long as its parts together; the longest fills the width."""
+    """Draw a list of bars, each as long as its parts together; the longest leaves room for text."""
     most = max((sum(length for _, length in bar.parts) for bar in bars), default=0) or 1
-    room = _WIDTH - _NAMES - _FIGURES
-    yield _open_svg(
-        max(1, len(bars)) * _BAR, "; ".join(f"{bar.name}: {bar.figure}" for bar in bars)
-    )
-    for number, bar in enumerate(bars):
-        y, x = number * _BAR, float(_NAMES)
-        shown = bar.name if len(bar.name) <= 26 else bar.name[:25] + "…"
-        yield f'<text class="name" x="0" y="{y + 17}">{escape(shown)}</text>'
+    yield '<div class="bars">'
+    for bar in bars:
+        yield f"<b>{escape(bar.name)}</b><div>"
         for way, length in bar.parts:
-            wide = room * length / most
-            if wide > 0:
-                yield (
-                    f'<rect x="{x:.1f}" y="{y + 5}" width="{wide:.1f}" height="{_BAR - 9}" '
-                    f'fill="var(--{way})"/>'
-                )
-            x += wide
-        yield f'<text x="{x + 8:.1f}" y="{y + 17}">{bar.figure}</text>'
-    yield "</svg>"
-
-
-def _open_svg(height: float, label: str) -> str:
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-label="{escape(label)}" '
-        'xmlns="http://www.w3.org/2000/svg">'
-    )
+            if length > 0:
+                wide = _LONGEST_BAR * length / most
+                yield f'<i style="width: {wide:.2f}%; background: var(--{way})"></i>'
+        yield f"<span>{bar.figure}</span></div>"
+    yield "</div>"
 
 
 def _rows(rows: Mapping[str, Any]) -> list[_Bar]:
@@ -222,6 +227,8 @@ def _reasons(reasons: Mapping[str, int]) -> list[_Bar]:
 def _repeats(groups: Sequence[Mapping[str, Any]]) -> list[_Bar]:
     bars = []
     for group in groups:
+        if not group["distinct"]:
+            continue
         least, most = group["from"], group["to"]
         name = (
             "once"
