@@ -2,6 +2,7 @@
 
 import contextlib
 
+import orjson
 import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, web
@@ -111,7 +112,57 @@ async def test_an_operator_logs_in_looks_and_logs_out(browser, gateway):
         await page.get_by_label("Operator's token").wait_for()
 
 
-VIEWS = {"overview": "Rules"}
+async def test_an_answer_is_looked_at_purged_and_never_read_as_html(browser, gateway):
+    async with logged_in(browser, gateway) as page:
+        await page.get_by_role("link", name="Entries").click()
+        await page.get_by_label("Rule").fill("prices")
+        await page.get_by_role("button", name="Search").click()
+        await page.get_by_role("button", name="Open entry").first.wait_for()
+        assert await page.get_by_role("button", name="Open entry").count() == 2
+        for number in range(2):
+            await page.get_by_role("button", name="Open entry").nth(number).click()
+            await page.get_by_role("button", name="Show question and answer").click()
+            await page.get_by_role("heading", name="Answer").wait_for()
+            shown = await page.get_by_role("dialog").inner_text()
+            if MARKUP in shown:
+                break
+            await page.get_by_role("button", name="Close").click()
+        assert MARKUP in shown
+        assert await page.locator("#injected").count() == 0
+        await page.get_by_role("button", name="Purge …").click()
+        await page.get_by_role("button", name="Purge 1 entry").click()
+        await page.get_by_text("1 entry purged.").wait_for()
+    asked = [line for line in audited(gateway) if "result" not in line]
+    assert {line["action"] for line in asked} == {"show", "purge"}
+    assert asked[-1]["asked"]["dry_run"] is False
+    await gateway.ask(MARKUP, model="gpt-4o")
+
+
+def audited(gateway):
+    lines = (gateway.data_dir / "admin-audit.jsonl").read_text().splitlines()
+    return [orjson.loads(line) for line in lines]
+
+
+async def test_a_pasted_request_is_explained(browser, gateway):
+    async with logged_in(browser, gateway) as page:
+        await page.get_by_role("link", name="Explain").click()
+        await page.get_by_label("Request").fill("{")
+        await page.get_by_role("button", name="Explain").click()
+        await page.get_by_text("The request is not JSON").wait_for()
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "a@example.org?"}]}
+        await page.get_by_label("Request").fill(orjson.dumps(body).decode())
+        await page.get_by_role("button", name="Explain").click()
+        await page.get_by_text("refrain; fwd=bypass; detail=pii").first.wait_for()
+        found = page.get_by_role("region", name="Personal data").get_by_role("cell")
+        assert await found.first.inner_text() == "messages[0].content"
+
+
+VIEWS = {
+    "overview": "Rules",
+    "entries": "gpt-4o",
+    "explain": "A request's body",
+    "usage": "Saved, by way",
+}
 """Each view, and a text that it shows once it is there."""
 
 

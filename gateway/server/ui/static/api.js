@@ -31,14 +31,16 @@ export const get = (path, query = {}) => {
   return call(`/admin/${path}${text && `?${text}`}`);
 };
 
+/** Do an action. Its fields may be JSON text, which is sent as it is. */
 export const post = (path, fields) =>
   call(`/admin/${path}`, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Refrain-CSRF": meta("refrain-csrf") },
-    body: JSON.stringify(fields),
+    body: typeof fields === "string" ? fields : JSON.stringify(fields),
   });
 
 export async function logOut() {
+  document.dispatchEvent(new Event("refrain:leaving"));
   await fetch("/ui/logout", { method: "POST", headers: { "X-Refrain-CSRF": meta("refrain-csrf") } });
   location.replace("/ui");
 }

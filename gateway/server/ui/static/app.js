@@ -3,10 +3,18 @@
 import { hasSession, logOut } from "./api.js";
 import { fill, h } from "./dom.js";
 import { start } from "./history.js";
+import { entries } from "./views/entries.js";
+import { explain } from "./views/explain.js";
 import { overview } from "./views/overview.js";
+import { usage } from "./views/usage.js";
 
 /** A view fills the element it gets; it may return a function that ends it. */
-const VIEWS = { overview: ["Overview", overview] };
+const VIEWS = {
+  overview: ["Overview", overview],
+  entries: ["Entries", entries],
+  explain: ["Explain", explain],
+  usage: ["Usage", usage],
+};
 
 const main = document.getElementById("main");
 const banner = document.getElementById("banner");

@@ -97,8 +97,8 @@ export function seconds(value) {
   if (value < 1) return `${(value * 1000).toPrecision(value < 0.1 ? 2 : 3)} ms`;
   if (value < 120) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
   if (value < 7200) return `${(value / 60).toFixed(0)} min`;
-  if (value < 172_800) return `${(value / 3600).toFixed(1)} h`;
-  return `${(value / 86_400).toFixed(1)} days`;
+  if (value < 172_800) return `${Number((value / 3600).toFixed(1))} h`;
+  return `${Number((value / 86_400).toFixed(1))} days`;
 }
 
 export function bytes(value) {

@@ -10,6 +10,7 @@ const WIDE = 15; // polls of which a quantile is
 const polls = [];
 const readers = new Set();
 let timer = null;
+let leaving = false;
 
 export const latest = () => polls.at(-1) ?? null;
 
@@ -21,6 +22,7 @@ export function follow(reader) {
 
 export async function start() {
   clearTimeout(timer);
+  if (leaving) return;
   if (!document.hidden) {
     let problem = null;
     try {
@@ -29,13 +31,14 @@ export async function start() {
       if (polls.length > KEPT) polls.shift();
     } catch (error) {
       problem = error;
-      if (error.status === 401) return;
+      if (error.status === 401 || leaving) return;
     }
     for (const reader of readers) reader(problem);
   }
   timer = setTimeout(start, EVERY);
 }
 
+document.addEventListener("refrain:leaving", () => (leaving = true));
 document.addEventListener("visibilitychange", () => document.hidden || start());
 
 export const times = () => polls.map((poll) => poll.time);
