@@ -259,10 +259,9 @@ def compress_identity(settings: CompressSettings, documents: DocumentSettings | 
     )
 
 
-def header_identity(names: tuple[str, ...], headers: Mapping[str, str]) -> str:
-    """Return the identity of the named headers, empty if a request has none of them."""
-    given = [(name, headers[name]) for name in names if name in headers]
-    return repr(given) if given else ""
+def keyed_headers(endpoint: Endpoint, headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the headers of a request that are part of its key: they choose an API's version."""
+    return [(name, headers[name]) for name in SPECS[endpoint].keyed_headers if name in headers]
 
 
 def partition_of(

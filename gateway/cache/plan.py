@@ -10,7 +10,7 @@ from gateway.cache.key import (
     Tenant,
     compress_identity,
     field_digests,
-    header_identity,
+    keyed_headers,
     partition_of,
     shared_partition,
 )
@@ -207,11 +207,11 @@ def plan_request(
     ):
         return Reason.TEMPERATURE
     place = endpoint, upstream, query, decision.generation
-    versions = SPECS[endpoint].keyed_headers
+    versions = keyed_headers(endpoint, headers)
     identities = (
         pii_identity,
         compress_identity(decision.compress, decision.prefix.documents),
-        header_identity(versions, headers) if versions else "",
+        repr(versions) if versions else "",
     )
     personal = None
     if decision.scope is Scope.USER or decision.pii is PiiAction.USER:

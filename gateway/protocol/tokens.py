@@ -4,7 +4,8 @@ The length is an estimate without the model's tokenizer, to be bounded and not b
 every four UTF-8 bytes of text, as English takes; each of a prompt given as token numbers; and one
 figure for every image, sound or file, whatever its size.
 
-Law: of an upstream's usage only whole numbers from 0 count. What it does not say is None.
+Law: of an upstream's usage only whole numbers from 0 count. What it does not say is None, and so is
+what only the gateway has estimated in its place.
 """
 
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ _MOST_TOKENS = 2**53
 
 def prompt_usage(usage: Any) -> PromptUsage:
     """Read the ``usage`` of an answer."""
-    if not isinstance(usage, dict):
+    if not isinstance(usage, dict) or usage.get("estimated") is True:
         return NOTHING_SAID
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     if not isinstance(details, dict):

@@ -224,6 +224,7 @@ def _member(one: UpstreamSettings, workers: int) -> Member:
         max_concurrency=_share(one.max_concurrency, workers),
         requests_per_minute=_share(one.requests_per_minute, workers),
         weight=one.weight,
+        native=one.api == "anthropic",
         rename=one.rename,
     )
 

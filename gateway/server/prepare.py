@@ -218,7 +218,7 @@ class Outbox:
         body, raw = prepared.body, prepared.raw
         if raw is request.raw:
             body, raw = original.request.body, original.request.raw
-        elif request.endpoint in self.salted:
+        elif request.endpoint in self.salted and not original.salt:
             body, raw = with_field(body, raw, SALT, cache_salt(self.secret, context.tenant))
         hints = await self._add_hints(context, body, raw)
         plain = replace(
@@ -233,20 +233,19 @@ class Outbox:
     def _client_exchange(self, context: RequestContext, state: Forward) -> Exchange:
         """Return the client's request with the tenant's salt and the priority."""
         request, tenant = context.request, context.tenant
-        body, raw = request.body, request.raw
+        salt = ""
         if request.endpoint in self.salted:
             salt = cache_salt(self.secret, tenant)
-            if request.odd is None:
-                body, raw = with_field(body, raw, SALT, salt)
-            else:
-                _, raw = with_field(request.odd.body, raw, SALT, salt)
+        if salt and not SPECS[request.endpoint].is_anthropic:
+            request, salt = _with_salt(request, salt), ""
         return Exchange(
-            _with_body(request, body, raw),
+            request,
             state,
             context.active.scanner,
             context.observation,
             context.decision.priority,
             client=request.holder or tenant.credential_sha256,
+            salt=salt,
         )
 
     async def _rewrite(
@@ -309,6 +308,14 @@ async def _ask_model(upstream: Upstream, fields: Fields, raw: bytes, model: str)
         case {"choices": [{"message": {"content": str(content)}, "finish_reason": "stop"}]}:
             return content
     return None
+
+
+def _with_salt(request: CacheRequest, salt: str) -> CacheRequest:
+    if (odd := request.odd) is None:
+        body, raw = with_field(request.body, request.raw, SALT, salt)
+        return replace(request, body=body, raw=raw)
+    body, raw = with_field(odd.body, request.raw, SALT, salt)
+    return replace(request, raw=raw, odd=replace(odd, body=body))
 
 
 def _with_body(request: CacheRequest, body: dict[str, Any], raw: bytes) -> CacheRequest:

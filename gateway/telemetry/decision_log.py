@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from gateway.cache.append_files import open_locked
-from gateway.cache.key import Tenant, canonical_form, scope_ids
+from gateway.cache.key import Tenant, canonical_form, keyed_headers, scope_ids
 from gateway.cache.plan import end_user
 from gateway.telemetry.observation import Observation
 from policies.decision import Decision, Endpoint, Scope
@@ -166,8 +166,12 @@ class Recorder:
         query: str,
     ) -> dict[str, Any]:
         """Return the record; its outcome is added when the request has ended."""
+        endpoint = Endpoint(facts.endpoint)
+        versions = keyed_headers(endpoint, facts.headers)
         where = f"{facts.endpoint}\0{upstream}\0{query}\0".encode("utf-8", "surrogatepass")
-        identity = where + canonical_form(Endpoint(facts.endpoint), body)
+        if versions:
+            where += repr(versions).encode("utf-8", "surrogatepass") + b"\0"
+        identity = where + canonical_form(endpoint, body)
         temperature = body.get("temperature")
         record: dict[str, Any] = {
             "endpoint": facts.endpoint,
@@ -175,7 +179,7 @@ class Recorder:
             "rule": decision.rule,
             "decision": decision_record(decision),
             "form": hmac.digest(self.secret, b"form" + identity, "sha256")[:_ID_BYTES].hex(),
-            "scopes": self._scopes(Endpoint(facts.endpoint), body, tenant),
+            "scopes": self._scopes(endpoint, body, tenant),
             "temperature": temperature if isinstance(temperature, int | float) else None,
             "conditions": dict(truths),
         }
@@ -183,6 +187,8 @@ class Recorder:
             record |= {"text": facts.last_user_text, "system": facts.system_text}
         if self.with_requests:
             record["request"] = body
+            if versions:
+                record["headers"] = dict(versions)
         return record
 
     def _scopes(

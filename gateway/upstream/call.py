@@ -29,6 +29,7 @@ from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.retry import NOT_KEPT, Budget
 from gateway.upstream.request import (
     PRIORITY,
+    SALT,
     Accepts,
     Exchange,
     Outgoing,
@@ -197,7 +198,8 @@ class UpstreamCall:
             fields = (*fields, (PRIORITY, exchange.priority.value))
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
-            prefix = self.chains.of(request.endpoint, request.body, request.headers, len(raw))
+            read = {**request.body, SALT: exchange.salt} if exchange.salt else request.body
+            prefix = self.chains.of(request.endpoint, read, request.headers, len(raw))
         return Outgoing(
             request.target,
             fields,
@@ -205,7 +207,9 @@ class UpstreamCall:
             request.model,
             prefix,
             streamed=request.streamed,
-            instead={name: variant.raw for name, variant in others.items()},
+            body=usual.body,
+            instead={name: (variant.raw, variant.body) for name, variant in others.items()},
+            salt=exchange.salt,
             client=exchange.client,
             sticky_id=_sticky_id(request.endpoint, request.body),
             pinned="" if before is None else _pin(before.reply.served),

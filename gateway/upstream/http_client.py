@@ -40,7 +40,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import declared_name
 from gateway.upstream.connection import FAULTS, HttpReply, OneReply
-from gateway.upstream.request import Outgoing, Served, with_key, with_model
+from gateway.upstream.request import Outgoing, Served, with_key
 from gateway.upstream.translated import MESSAGES, RefusedReply, TranslatedReply, translate
 
 log = logging.getLogger(__name__)
@@ -181,17 +181,18 @@ class HttpUpstream:
 
     def send(self, outgoing: Outgoing) -> HttpReply | TranslatedReply | RefusedReply:
         """POST; see the port. A failure leaves a line in the log."""
-        target, fields = outgoing.target, outgoing.fields
-        raw = outgoing.instead.get(self._declared, outgoing.raw)
-        if self._rename and (model := self._rename.get(outgoing.model)) is not None:
-            raw = with_model(raw, model)
-        if not (self._translates and target.startswith(MESSAGES)):
-            return self._post(target, fields, raw, streamed=outgoing.streamed)
-        sent = translate(target, fields, raw, asks_usage=self._asks_usage)
+        model, streamed = self._rename.get(outgoing.model), outgoing.streamed
+        if not (self._translates and outgoing.target.startswith(MESSAGES)):
+            raw = outgoing.sent_to(self._declared, model)
+            return self._post(outgoing.target, outgoing.fields, raw, streamed=streamed)
+        sent = translate(outgoing, model=model, asks_usage=self._asks_usage)
         if isinstance(sent, bytes):
             return RefusedReply(self.served, sent)
-        reply = self._post(sent.target, sent.fields, sent.raw, streamed=outgoing.streamed)
-        return TranslatedReply(reply, sent)
+
+        def post(raw: bytes) -> HttpReply:
+            return self._post(sent.target, sent.fields, raw, streamed=streamed)
+
+        return TranslatedReply(post, sent, self.failures.note_refused_usage)
 
     def _post(self, target: str, fields: Fields, raw: bytes, *, streamed: bool) -> HttpReply:
         request = self._head("POST", target, fields, f"Content-Length: {len(raw)}") + raw
@@ -332,6 +333,11 @@ class FailureLog:
         elif status == HTTPStatus.OK and content_type == "text/html":
             text = "it answered with a web page; is its URL that of an API?"
             self._warn(Reason.UPSTREAM_STATUS, text)
+
+    def note_refused_usage(self) -> None:
+        """Log that a translated stream was sent twice: the first had a request for its usage."""
+        text = "it refuses stream_options, so such requests are sent twice"
+        self._warn(Reason.UPSTREAM_STATUS, f"{text}; leave stream-usage out of its accepts")
 
     def _warn(self, reason: Reason, what: str) -> None:
         now = self._clock()

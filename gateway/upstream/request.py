@@ -58,13 +58,20 @@ def with_key(
     return (*others, own)
 
 
-def with_model(raw: bytes, model: str) -> bytes:
-    """Return a request's JSON with another model; every other byte stays."""
+def parsed(raw: bytes) -> dict[str, Any]:
+    """Return the body that a request's JSON stands for. Raises BodyError."""
     try:
-        body = exact_json.parse_body(raw)
+        return exact_json.parse_body(raw)
     except exact_json.LoneSurrogateError as error:
-        body = error.body
-    return with_field(body, raw, "model", model)[1]
+        return error.body
+
+
+def with_model(raw: bytes, model: str, body: dict[str, Any] | None = None) -> bytes:
+    """Return a request's JSON with another model; every other byte stays.
+
+    It is parsed, unless ``body`` is what it stands for.
+    """
+    return with_field(parsed(raw) if body is None else body, raw, "model", model)[1]
 
 
 def without_salt(body: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +86,10 @@ MOST_MODELS = 1024
 LONGEST_MODEL = 256
 """Clients choose the names of models, so what is remembered of them is bounded."""
 
-Lane = tuple[str, str]
+Lane = tuple[str, str, bool]
+
+Sent = tuple[bytes, dict[str, Any] | None]
+"""The JSON of a body, and the body, None where it is not parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +107,33 @@ class Outgoing:
     prefix: tuple[int, ...] = field(default=(), repr=False)
     streamed: bool = False
     """Whether a stream is requested."""
-    instead: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Bodies for some upstreams in place of ``raw``, by name."""
+    body: dict[str, Any] | None = field(default=None, repr=False)
+    """What ``raw`` is the JSON of, None where it is not parsed."""
+    instead: Mapping[str, Sent] = field(default_factory=dict, repr=False)
+    """Bodies for some upstreams in place of this one, by name."""
+    salt: str = field(default="", repr=False)
+    """What a translated request gets as ``cache_salt``: a server of Anthropic's API refuses it."""
     client: str | None = field(default=None, repr=False)
     """The client that takes turns with others, None if it is not known."""
     sticky_id: str = field(default="", repr=False)
     """The id of the object that it continues, which one upstream stores."""
     pinned: str = ""
     """The only upstream that can answer it, if there is one."""
+    native: bool = False
+    """Whether only servers of Anthropic's API can answer it."""
 
     @property
     def lane(self) -> Lane:
         """Requests of one lane wait for the same upstreams."""
-        return self.model, self.pinned
+        return self.model, self.pinned, self.native
+
+    def sent_to(self, upstream: str, model: str | None) -> bytes:
+        """Return the JSON for an upstream; ``model`` is its name of the model, if it renames it.
+
+        Every other byte stays.
+        """
+        raw, body = self.instead.get(upstream, (self.raw, self.body))
+        return raw if model is None else with_model(raw, model, body)
 
 
 Tried = tuple[tuple[str, Reason], ...]
@@ -160,6 +184,8 @@ class Exchange:
     not_rewritten: tuple[Declined, ...] = ()
     compression: Compression | None = None
     """The outcome for its declared context, if any."""
+    salt: str = field(default="", repr=False)
+    """The tenant's salt, where it is no part of the body: see ``Outgoing``."""
     client: str | None = field(default=None, repr=False)
     """The holder of the gateway's key that the client showed, else a digest of its credential."""
     unhinted: "Exchange | None" = None
@@ -178,6 +204,8 @@ class Variant:
 
     exchange: Exchange
     raw: bytes
+    body: dict[str, Any]
+    """What ``raw`` is the JSON of."""
     additions: frozenset[Addition]
     usage: bool
     """Whether usage is requested, by the client or the gateway."""
@@ -241,7 +269,9 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
             added.add(Addition.HINTS)
         else:
             exchange = exchange.unhinted
-    raw, usage = exchange.request.raw, exchange.request.wants_usage
+    request = exchange.request
+    raw, usage = request.raw, request.wants_usage
+    body = request.body if request.odd is None else request.odd.body
     streaming = SPECS[exchange.request.endpoint].streaming
     if (
         exchange.request.streamed
@@ -249,30 +279,31 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
         and streaming.usage_option
         and Addition.STREAM_USAGE in accepted
     ):
-        raw, asks = ask_for_usage(exchange.request.body, raw)
-        if asks:
+        with_usage, raw = ask_for_usage(request.body, raw)
+        if with_usage is not None:
             added.add(Addition.STREAM_USAGE)
-            usage = True
-    return Variant(exchange, raw, frozenset(added), usage)
+            body, usage = with_usage, True
+    return Variant(exchange, raw, body, frozenset(added), usage)
 
 
-def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[bytes, bool]:
-    """Return the body to forward, and whether usage is to be stripped from the reply.
+def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[dict[str, Any] | None, bytes]:
+    """Return the body to forward and its JSON. None: usage is not requested in addition.
 
     Only ``stream_options.include_usage`` is added, if the client streams and did not request usage.
     The client's bytes stay, unless it sent other stream options: then the parsed body is printed
     again.
     """
     if body.get("stream") is not True:
-        return raw, False
+        return None, raw
     options = body.get("stream_options")
+    if isinstance(options, dict) and options.get("include_usage") is True:
+        return None, raw
+    with_usage = {**body, "stream_options": {**(options or {}), "include_usage": True}}
     if options is None and "stream_options" not in body:
         end = raw.rindex(b"}")
-        return raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:], True
-    if isinstance(options, dict) and options.get("include_usage") is True:
-        return raw, False
-    with_usage = {**body, "stream_options": {**(options or {}), "include_usage": True}}
-    return exact_json.dumps(with_usage), True
+        raw = raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:]
+        return with_usage, raw
+    return with_usage, exact_json.dumps(with_usage)
 
 
 class UpstreamReply(Protocol):

@@ -1,7 +1,10 @@
 """Requests to ``/v1/messages`` for a server that speaks chat completions, and its replies.
 
-Law: above this module every request and reply of the endpoint has Anthropic's form. What a server
-speaks is known here alone, so no key and no entry depends on it.
+Laws:
+- Above this module every request and reply of the endpoint has Anthropic's form. What a server
+  speaks is known here alone, so no key and no entry depends on it.
+- What the gateway adds fails no request: if a server refuses a stream whose usage was requested,
+  it gets the request once more without that.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +21,12 @@ from gateway.protocol.anthropic.request import UntranslatableError, to_chat
 from gateway.protocol.anthropic.stream import MessageEvents
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError, anthropic_error
+from gateway.protocol.exact_json import BodyError
 from gateway.protocol.headers import Fields, bearer, without
 from gateway.protocol.messages import read_whole
 from gateway.protocol.streaming.decode import EventTooLargeError
 from gateway.protocol.tokens import prompt_tokens
-from gateway.upstream.request import Served, UpstreamReply
+from gateway.upstream.request import SALT, Outgoing, Served, UpstreamReply, parsed
 from policies.decision import Endpoint
 
 MAX_REPLY_BYTES = 64 * 2**20
@@ -33,49 +37,85 @@ MESSAGES = Endpoint.MESSAGES.value
 _ANTHROPICS = ("anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
+_ASK_USAGE = b',"stream_options":{"include_usage":true}}'
 _TOKENIZE = "/tokenize"
 """Where vLLM, SGLang and the bundled engine count the tokens of a conversation."""
 
 _REFUSED = frozenset({401, 402, 403, 429})
 """Statuses that say nothing of whether a server has such a path. Nor do those of faults."""
 
-Translate = Callable[[int, bytes], bytes]
-"""Makes the body of a plain reply, of the server's status and body."""
+_MAY_REFUSE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
+"""Statuses of a refusal that may be due to what the gateway adds."""
 
 
 class Translated(NamedTuple):
-    """A request in the server's form; ``status`` and ``reply`` are those of the plain reply."""
+    """A request in the server's form; ``body`` is the client's."""
 
     target: str
     fields: Fields
     raw: bytes
-    status: Callable[[int], int]
-    reply: Translate
+    body: dict[str, Any]
+    without_usage: bytes | None = None
+    """The same without the request for the usage of its stream, if it has one."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether tokens are to be counted."""
+        return self.target == _TOKENIZE
+
+    def prompt(self) -> int:
+        """Estimate the tokens of the prompt."""
+        return prompt_tokens(Endpoint.MESSAGES, self.body)
+
+    def reply(self, status: int, body: bytes) -> bytes:
+        """Return the body of a plain reply. Raises UnreadableReplyError."""
+        if self.counts:
+            return _count(self.prompt, status, body)
+        if status != HTTPStatus.OK:
+            return orjson.dumps(to_error(status, body))
+        try:
+            return exact_json.dumps(to_message(exact_json.loads(body), self.prompt))
+        except (orjson.JSONDecodeError, TypeError):
+            raise UnreadableReplyError("The model's server sent no chat completion.") from None
 
 
-def translate(target: str, fields: Fields, raw: bytes, *, asks_usage: bool) -> Translated | bytes:
+def is_translatable(outgoing: Outgoing) -> bool:
+    """Tell whether a server of chat completions can get a request."""
+    try:
+        to_chat(_body(outgoing))
+    except (UntranslatableError, BodyError):
+        return False
+    return True
+
+
+def translate(outgoing: Outgoing, *, model: str | None, asks_usage: bool) -> Translated | bytes:
     """Return a request as the server reads it, or the error that the client gets in its place.
 
-    ``asks_usage`` tells whether the usage of streams is to be requested.
+    ``model`` is the server's name of the model, if it has another one. ``asks_usage`` tells whether
+    the usage of streams is to be requested.
     """
     try:
-        body = exact_json.loads(raw)
-        chat = to_chat(body, asks_usage=asks_usage)
+        body = _body(outgoing)
+        chat = to_chat(body if model is None else {**body, "model": model})
+        if outgoing.salt:
+            chat[SALT] = outgoing.salt
+        if outgoing.target.partition("?")[0] != MESSAGES:
+            chat = {name: chat[name] for name in ("model", "messages", "tools") if name in chat}
         sent = exact_json.dumps(chat)
     except UntranslatableError as error:
         return _error(str(error))
-    except (orjson.JSONDecodeError, TypeError):
+    except (BodyError, TypeError):
         return _error("The JSON body of your request cannot be sent to this model's server.")
-    if target.partition("?")[0] == MESSAGES:
-        fields = _chat_fields(fields)
-        return Translated(Endpoint.CHAT.value, fields, sent, lambda status: status, _message)
-    prompt = {name: chat[name] for name in ("model", "messages", "tools") if name in chat}
-    raw = exact_json.dumps(prompt)
+    fields = _chat_fields(outgoing.fields)
+    if outgoing.target.partition("?")[0] != MESSAGES:
+        return Translated(_TOKENIZE, fields, sent, body)
+    if not (asks_usage and outgoing.streamed) or "stream_options" in chat:
+        return Translated(Endpoint.CHAT.value, fields, sent, body)
+    return Translated(Endpoint.CHAT.value, fields, sent[:-1] + _ASK_USAGE, body, sent)
 
-    def count(status: int, reply: bytes) -> bytes:
-        return _count(body, status, reply)
 
-    return Translated(_TOKENIZE, _chat_fields(fields), raw, _counted, count)
+def _body(outgoing: Outgoing) -> dict[str, Any]:
+    return parsed(outgoing.raw) if outgoing.body is None else outgoing.body
 
 
 def _error(message: str) -> bytes:
@@ -91,21 +131,12 @@ def _chat_fields(fields: Fields) -> Fields:
     return fields
 
 
-def _message(status: int, body: bytes) -> bytes:
-    if status != HTTPStatus.OK:
-        return orjson.dumps(to_error(status, body))
-    try:
-        return exact_json.dumps(to_message(exact_json.loads(body)))
-    except (orjson.JSONDecodeError, TypeError):
-        raise UnreadableReplyError("The model's server sent no chat completion.") from None
-
-
 def _counted(status: int) -> int:
     refused = status in _REFUSED or status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return status if refused and status != HTTPStatus.NOT_IMPLEMENTED else 200
 
 
-def _count(body: dict[str, Any], status: int, reply: bytes) -> bytes:
+def _count(prompt: Callable[[], int], status: int, reply: bytes) -> bytes:
     if _counted(status) != HTTPStatus.OK:
         return orjson.dumps(to_error(status, reply))
     try:
@@ -116,8 +147,7 @@ def _count(body: dict[str, Any], status: int, reply: bytes) -> bytes:
         case {"count": int(count)}:
             return orjson.dumps({"input_tokens": count})
         case _:
-            estimate = prompt_tokens(Endpoint.COUNT_TOKENS, body)
-            return orjson.dumps({"input_tokens": estimate, "estimated": True})
+            return orjson.dumps({"input_tokens": prompt(), "estimated": True})
 
 
 class TranslatedReply:
@@ -129,9 +159,13 @@ class TranslatedReply:
     content_type: str
 
     def __init__(
-        self, context: AbstractAsyncContextManager[UpstreamReply], request: Translated
+        self,
+        post: Callable[[bytes], AbstractAsyncContextManager[UpstreamReply]],
+        request: Translated,
+        on_refused_usage: Callable[[], None],
     ) -> None:
-        self._context, self._request = context, request
+        self._post, self._request, self._on_refused_usage = post, request, on_refused_usage
+        self._context = post(request.raw)
         self._reply: UpstreamReply
         self._events: MessageEvents | None = None
         self._over = False
@@ -139,12 +173,20 @@ class TranslatedReply:
 
     async def __aenter__(self) -> Self:
         """Wait for the head. Raises UpstreamError."""
-        self._reply = reply = await self._context.__aenter__()
+        reply = await self._context.__aenter__()
+        without_usage = self._request.without_usage
+        if without_usage is not None and reply.status in _MAY_REFUSE:
+            await self._context.__aexit__(None, None, None)
+            self._context = self._post(without_usage)
+            reply = await self._context.__aenter__()
+            if reply.status < HTTPStatus.BAD_REQUEST:
+                self._on_refused_usage()
+        self._reply = reply
         self.served, self._sent_status = reply.served, reply.status
-        self.status = self._request.status(reply.status)
+        self.status = _counted(reply.status) if self._request.counts else reply.status
         self.headers, self.content_type = reply.headers, reply.content_type
         if reply.status == HTTPStatus.OK and reply.content_type == _EVENTS:
-            self._events = MessageEvents()
+            self._events = MessageEvents(self._request.prompt)
         else:
             self.content_type = _JSON
             self.headers = (*without(reply.headers, "content-type"), ("Content-Type", _JSON))

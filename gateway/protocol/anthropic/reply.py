@@ -1,15 +1,19 @@
 """A chat completion as a message of Anthropic's, and errors in Anthropic's form.
 
-Law: a figure or an argument that the server did not send is never made up. Arguments of a tool that
-are no JSON object make the reply an error.
+Laws:
+- Arguments of a tool that are no JSON object make the reply an error.
+- Clients require both counts of tokens. If the server does not tell one, it is estimated, and the
+  usage has ``"estimated": true``. All other figures are the server's.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from gateway.protocol import exact_json
 from gateway.protocol.errors import anthropic_error
+from gateway.protocol.tokens import tokens_in
 
 Message = dict[str, Any]
 
@@ -53,8 +57,11 @@ def message_id(chat_id: Any) -> str:
     return f"msg_{chat_id.removeprefix('chatcmpl-')}" if isinstance(chat_id, str) else "msg_0"
 
 
-def to_message(result: Any) -> Message:
-    """Return the message for a chat completion. Raises UnreadableReplyError."""
+def to_message(result: Any, prompt: Callable[[], int]) -> Message:
+    """Return the message for a chat completion. Raises UnreadableReplyError.
+
+    ``prompt`` estimates the tokens of the prompt.
+    """
     choice: dict[str, Any]
     match result:
         case {"choices": [{"message": dict(said)} as choice, *_]}:
@@ -77,8 +84,22 @@ def to_message(result: Any) -> Message:
         "content": content,
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
-        "usage": usage_of(result.get("usage")),
+        "usage": usage_of(result.get("usage"), prompt, lambda: sum(map(_size_of, content))),
     }
+
+
+def _size_of(block: dict[str, Any]) -> int:
+    """Return the bytes that a model wrote for a block."""
+    match block:
+        case {"text": str(text)} | {"thinking": str(text)}:
+            return size_of(text)
+        case _:
+            return len(exact_json.dumps(block.get("input")))
+
+
+def size_of(text: str) -> int:
+    """Return the bytes of a text."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def thought_of(said: dict[str, Any]) -> str:
@@ -126,21 +147,21 @@ def stop_of(
     return ("stop_sequence", matched) if isinstance(matched, str) and matched else (reason, None)
 
 
-def usage_of(usage: Any) -> dict[str, int]:
+def usage_of(usage: Any, prompt: Callable[[], int], written: Callable[[], int]) -> dict[str, Any]:
     """Return the usage in Anthropic's words, which count cached tokens apart.
 
-    Clients require both counts, so one that the server does not tell is 0.
+    ``prompt`` estimates the tokens of the prompt, and ``written`` is the size of the answer.
     """
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    prompt = _count(usage.get("prompt_tokens")) or 0
-    counts = {"input_tokens": max(0, prompt - (cached or 0))}
+    sent, answered = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    counts = {"input_tokens": max(0, (prompt() if sent is None else sent) - (cached or 0))}
     if cached is not None:
         counts["cache_creation_input_tokens"] = 0
         counts["cache_read_input_tokens"] = cached
-    counts["output_tokens"] = _count(usage.get("completion_tokens")) or 0
-    return counts
+    counts["output_tokens"] = tokens_in(written()) if answered is None else answered
+    return {**counts, "estimated": True} if None in (sent, answered) else counts
 
 
 def _count(value: Any) -> int | None:

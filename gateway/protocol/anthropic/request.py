@@ -48,11 +48,10 @@ class UntranslatableError(ValueError):
         self.param = param
 
 
-def to_chat(body: Body, *, asks_usage: bool) -> Body:
+def to_chat(body: Body) -> Body:
     """Return the body for ``/v1/chat/completions``. Raises UntranslatableError.
 
-    ``asks_usage`` requests the usage of a stream. Fields that Anthropic does not have are passed
-    on: some servers take more.
+    Fields that Anthropic does not have are passed on: some servers take more.
     """
     for name in _ONLY_ANTHROPICS:
         if body.get(name):
@@ -69,8 +68,6 @@ def to_chat(body: Body, *, asks_usage: bool) -> Body:
     chat |= _output_form(body.get("output_config"))
     others = body.keys() - _LEFT_OUT - chat.keys() - {"max_tokens", *_ONLY_ANTHROPICS}
     chat |= {name: body[name] for name in body if name in others}
-    if asks_usage and body.get("stream") is True:
-        chat["stream_options"] = {"include_usage": True}
     return chat
 
 

@@ -7,7 +7,7 @@ Laws:
 - A stream without a finish reason gets no end: it broke off.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,27 +17,24 @@ from gateway.protocol import exact_json
 from gateway.protocol.anthropic.reply import (
     message_id,
     message_of,
+    size_of,
     stop_of,
     thought_of,
     usage_of,
 )
 from gateway.protocol.errors import anthropic_error
-from gateway.protocol.streaming.decode import DONE, Decoder, Event
+from gateway.protocol.streaming.decode import DONE, Decoder, Event, encode_event
 
 _CODES = {429: 429, "rate_limit_exceeded": 429, "insufficient_quota": 429}
 """Codes of errors in streams that say more than that the server failed."""
-
-
-def encode_event(kind: str, data: dict[str, Any]) -> bytes:
-    """Return one event of a message. Raises TypeError if its data is nested too deeply."""
-    printed = exact_json.dumps({"type": kind, **data})
-    return b"event: " + kind.encode() + b"\ndata: " + printed + b"\n\n"
 
 
 @dataclass(slots=True)
 class MessageEvents:
     """Translates one stream, piece by piece. ``feed`` may raise EventTooLargeError."""
 
+    prompt: Callable[[], int]
+    """Estimates the tokens of the prompt."""
     _decoder: Decoder = field(default_factory=Decoder)
     _begun: bool = False
     _over: bool = False
@@ -52,6 +49,8 @@ class MessageEvents:
     _finish: dict[str, Any] | None = None
     """The choice that said why the message ends."""
     _usage: Any = None
+    _size: int = 0
+    """The bytes that the model wrote."""
 
     def feed(self, data: bytes) -> bytes:
         """Return the events that the next bytes of the stream complete."""
@@ -112,7 +111,7 @@ class MessageEvents:
                 "content": [],
                 "stop_reason": None,
                 "stop_sequence": None,
-                "usage": {**usage_of(self._usage), "output_tokens": 0},
+                "usage": {"input_tokens": 0, "output_tokens": 0},
             }
             yield encode_event("message_start", {"message": message})
         choices = chunk.get("choices")
@@ -127,12 +126,12 @@ class MessageEvents:
     def _blocks(self, delta: dict[str, Any]) -> Iterator[bytes]:
         if thought := thought_of(delta):
             yield from self._open_block("thinking", {"thinking": "", "signature": ""})
-            yield self._delta("thinking_delta", thinking=thought)
+            yield self._delta("thinking_delta", "thinking", thought)
         for name in ("content", "refusal"):
             if isinstance(text := delta.get(name), str) and text:
                 self._refused = self._refused or name == "refusal"
                 yield from self._open_block("text", {"text": ""})
-                yield self._delta("text_delta", text=text)
+                yield self._delta("text_delta", "text", text)
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             yield from self._call(call)
@@ -153,7 +152,7 @@ class MessageEvents:
             block = {"id": given_id, "name": name, "input": {}}
             yield from self._open_block("tool_use", block, which)
         if isinstance(text, str) and text:
-            yield self._delta("input_json_delta", partial_json=text)
+            yield self._delta("input_json_delta", "partial_json", text)
 
     def _open_block(self, kind: str, block: dict[str, Any], which: Any = None) -> Iterator[bytes]:
         """Begin a block, unless it is open already."""
@@ -165,9 +164,10 @@ class MessageEvents:
         given = {"index": self._index, "content_block": {"type": kind, **block}}
         yield encode_event("content_block_start", given)
 
-    def _delta(self, kind: str, **piece: str) -> bytes:
+    def _delta(self, kind: str, name: str, text: str) -> bytes:
+        self._size += size_of(text)
         return encode_event(
-            "content_block_delta", {"index": self._index, "delta": {"type": kind, **piece}}
+            "content_block_delta", {"index": self._index, "delta": {"type": kind, name: text}}
         )
 
     def _close_block(self) -> Iterator[bytes]:
@@ -182,5 +182,6 @@ class MessageEvents:
         yield from self._close_block()
         reason, sequence = stop_of(self._finish, calls=bool(self._calls), refused=self._refused)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        yield encode_event("message_delta", {"delta": delta, "usage": usage_of(self._usage)})
+        usage = usage_of(self._usage, self.prompt, lambda: self._size)
+        yield encode_event("message_delta", {"delta": delta, "usage": usage})
         yield encode_event("message_stop", {})

@@ -15,7 +15,6 @@ import orjson
 
 from gateway.protocol import exact_json
 from gateway.protocol.admission import CUT_OFF, is_json, unprintable
-from gateway.protocol.anthropic.stream import encode_event
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.key_fields import (
     ARRAY,
@@ -43,7 +42,7 @@ from gateway.protocol.endpoints.spec import (
     require,
 )
 from gateway.protocol.errors import ClientError
-from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError
+from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError, encode_event
 
 VERSION_HEADERS = ("anthropic-version", "anthropic-beta")
 """Headers that choose a version of the API."""
@@ -307,8 +306,9 @@ def _merge_delta(block: dict[str, Any], delta: dict[str, Any]) -> None:
             raise UnknownShapeError("a delta that is not known")
 
 
-def render_message(message: Mapping[str, Any]) -> bytes:
-    """Return the whole event stream of a message."""
+def render_message(message: Result, *, include_usage: bool = True) -> bytes:
+    """Return the whole event stream of a message, always with its usage."""
+    del include_usage
     return b"".join([encode_event(kind, event) for kind, event in _events(message)])
 
 
@@ -360,11 +360,6 @@ def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"type": "input_json_delta", "partial_json": exact_json.dumps(given).decode()}
 
 
-def _render_stream(result: Result, *, include_usage: bool) -> bytes:
-    del include_usage  # it is part of the message
-    return render_message(result)
-
-
 def _end_users(body: Body) -> Iterator[Any]:
     match body.get("metadata"):
         case {"user_id": str(name)}:
@@ -387,7 +382,7 @@ SPEC = EndpointSpec(
     find_question=_find_question,
     decline=_decline,
     end_users=_end_users,
-    streaming=Streaming(_render_stream, StreamedMessage, usage_option=False),
+    streaming=Streaming(render_message, StreamedMessage, usage_option=False, bytes_a_token=120),
     takes_cache_control=True,
     keyed_headers=VERSION_HEADERS,
     is_anthropic=True,

@@ -36,7 +36,7 @@ from gateway.protocol.endpoints.key_fields import (
 )
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
 from gateway.protocol.errors import ClientError
-from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError, encode
+from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError, encode_event
 
 
 def _input_refusal(items: Any) -> Reason | None:
@@ -280,15 +280,21 @@ def _text_at(output: list[Any], place: int, part: Any, field: str) -> Any:
 Events = Iterator[tuple[str, dict[str, Any]]]
 
 
-def render_response(response: Mapping[str, Any]) -> bytes:
-    """Return the whole event stream. Raises ValueError for a response that has not ended."""
+def render_response(response: Result, *, include_usage: bool = True) -> bytes:
+    """Return the whole event stream, always with its usage.
+
+    Raises ValueError for a response that has not ended.
+    """
+    del include_usage
     if f"response.{response['status']}" not in _LAST:
         raise ValueError(f"a response that is {response['status']}")
-    events = []
-    for number, (kind, event) in enumerate(_events(response)):
-        numbered = {"type": kind, **event, "sequence_number": number}
-        events.append(b"event: " + kind.encode() + b"\n" + encode(exact_json.dumps(numbered)))
-    return b"".join(events)
+    events = enumerate(_events(response))
+    return b"".join(
+        [
+            encode_event(kind, {**event, "sequence_number": number})
+            for number, (kind, event) in events
+        ]
+    )
 
 
 def _events(response: Mapping[str, Any]) -> Events:
@@ -358,11 +364,6 @@ def _summary(part: Mapping[str, Any], where: dict[str, Any]) -> Events:
     yield f"{name}part.done", {**where, "part": part}
 
 
-def _render_stream(result: Result, *, include_usage: bool) -> bytes:
-    del include_usage  # it is part of the response
-    return render_response(result)
-
-
 SPEC = EndpointSpec(
     fields=_FIELDS,
     check=_check,
@@ -378,6 +379,6 @@ SPEC = EndpointSpec(
     anonymous=_anonymous,
     caller_key=_caller_key,
     render=_render,
-    streaming=Streaming(_render_stream, StreamedResponse, usage_option=False),
+    streaming=Streaming(render_response, StreamedResponse, usage_option=False),
     keeps_by_id=True,
 )

@@ -67,7 +67,7 @@ class Follow(Protocol):
 class Render(Protocol):
     """Writes a stored result as a stream."""
 
-    def __call__(self, result: Result, *, include_usage: bool) -> bytes:
+    def __call__(self, result: Result, /, *, include_usage: bool) -> bytes:
         """Return the whole event stream."""
         ...
 
@@ -80,6 +80,8 @@ class Streaming:
     follow: Follow
     usage_option: bool
     """Whether usage comes only where ``stream_options.include_usage`` asks for it."""
+    bytes_a_token: int = 200
+    """Bytes of a stream for each token, where nothing better is known."""
 
 
 def _openai_end_users(body: Body) -> tuple[Any, ...]:

@@ -152,6 +152,11 @@ def encode(data: bytes) -> bytes:
     return b"data: " + data + _END_OF_EVENT
 
 
+def encode_event(kind: str, data: dict[str, Any]) -> bytes:
+    """Return one event that has a type. Raises TypeError if its data is nested too deeply."""
+    return b"event: " + kind.encode() + b"\n" + encode(dumps({"type": kind, **data}))
+
+
 @dataclass(slots=True, kw_only=True)
 class StreamedAnswer(ABC):
     """Follows the events of one stream: the bytes to pass on, and the complete result."""

@@ -35,9 +35,6 @@ from gateway.telemetry.prices import Price, Prices
 RETRY_SECONDS = 1.0
 """Until shared counts that fail are tried again."""
 
-STREAM_BYTES_A_TOKEN = 200
-"""Bytes of a stream for each token, where nothing better is known."""
-
 _UPSTREAMS_OWN = "x-ratelimit-"
 
 _LEFT = frozenset({Reason.CLIENT_GONE, Reason.CLIENT_TIMEOUT})
@@ -247,8 +244,8 @@ class Ticket:
         # client must not use up more than its budget.
         prompt, size = prompt_tokens(request.endpoint, request.body), seen.answer_bytes
         spec = SPECS[request.endpoint]
-        if spec.streaming is not None:
-            answer = size // STREAM_BYTES_A_TOKEN if request.streamed else tokens_in(size)
+        if (streaming := spec.streaming) is not None:
+            answer = size // streaming.bytes_a_token if request.streamed else tokens_in(size)
             return PromptUsage(prompt, answer)
         # What is neither written nor embedded, such as a ranking, has tokens if the upstream says.
         return PromptUsage(prompt) if spec.is_batch else NOTHING_SAID

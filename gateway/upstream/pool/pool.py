@@ -39,6 +39,7 @@ from gateway.upstream.pool.routing import Route
 from gateway.upstream.pool.table import Call, Change, PoolTable, StickyIds, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
+from gateway.upstream.translated import MESSAGES, is_translatable
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +242,7 @@ class UpstreamPool:
 
     def overloaded(self, model: str) -> bool:
         """Tell whether a request for the model could not be sent at once."""
-        waited_for = (model, "") in self.queue.waiting.lanes
+        waited_for = (model, "", False) in self.queue.waiting.lanes
         return waited_for or self.table.overloaded(model, self.clock())
 
     def send(self, outgoing: Outgoing) -> "PoolCall":
@@ -264,6 +265,12 @@ class UpstreamPool:
         retry = NOT_TRIED
         if outgoing.sticky_id and not outgoing.pinned:
             outgoing = replace(outgoing, pinned=self.sticky_ids.upstream_of(outgoing.sticky_id))
+        if (
+            outgoing.target.startswith(MESSAGES)
+            and self.table.is_mixed(outgoing)
+            and not is_translatable(outgoing)
+        ):
+            outgoing = replace(outgoing, native=True)
         call: Call | None = await self.queue.acquire(outgoing)
         while call is not None:
             reply = await self._attempt(call, outgoing)

@@ -56,6 +56,8 @@ class Member:
     max_concurrency: int | None = None
     requests_per_minute: int | None = None
     weight: float = field(default=1.0)
+    native: bool = False
+    """Whether it has Anthropic's API, so that requests to ``/v1/messages`` go there as they are."""
     rename: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @cached_property
@@ -270,6 +272,10 @@ class PoolTable:
         """Tell whether another upstream serves the model."""
         return any(one.member.name not in excluded for one in self._candidates_for(outgoing))
 
+    def is_mixed(self, outgoing: Outgoing) -> bool:
+        """Tell whether some upstreams of the model have Anthropic's API, and some have not."""
+        return len({one.member.native for one in self._candidates_for(outgoing)}) > 1
+
     def first_byte(self, call: Call, now: float, *, refused: bool = False) -> None:
         """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
         call.upstream.heard_at = now
@@ -352,7 +358,10 @@ class PoolTable:
     def _candidates_for(self, outgoing: Outgoing) -> tuple[UpstreamState, ...]:
         if outgoing.pinned:
             return (self.upstreams[outgoing.pinned],)
-        return self._upstreams_for(outgoing.model)
+        serving = self._upstreams_for(outgoing.model)
+        if outgoing.native:
+            return tuple(one for one in serving if one.member.native)
+        return serving
 
     def _upstreams_for(self, model: str) -> tuple[UpstreamState, ...]:
         """Return the upstreams that serve the model, lower tiers first, or all if none does.

@@ -175,8 +175,118 @@ async def test_what_is_translated_holds_nothing_of_anthropic(translating, upstre
 async def test_a_server_that_takes_no_stream_options_gets_none(upstream, start_gateway):
     upstream.answer = as_openai
     gateway = await start_gateway(upstream_accepts=())
-    assert told(await ask(gateway, stream=True))["usage"]["input_tokens"] == 0
+    usage = told(await ask(gateway, stream=True))["usage"]
+    assert usage == {"input_tokens": 8, "output_tokens": 3, "estimated": True}
     assert "stream_options" not in upstream.bodies[0]
+
+
+async def test_a_server_that_refuses_stream_options_gets_the_request_without_them(
+    translating, upstream, caplog
+):
+    async def strict(request, body):
+        if "stream_options" in body:
+            return web.json_response({"detail": "extra field"}, status=422)
+        return await as_openai(request, body)
+
+    upstream.answer = strict
+    answered = await ask(translating, stream=True)
+    assert told(answered)["content"][0]["text"] == "".join(WORDS)
+    first, second = upstream.bodies
+    assert second == {name: first[name] for name in first if name != "stream_options"}
+    assert "leave stream-usage out of its accepts" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_without_usage_uses_up_a_budget_of_tokens(
+    upstream, start_gateway, tmp_path, stream
+):
+    async def silent(request, body):
+        reply = {"role": "assistant", "content": "word " * 400}
+        if not body.get("stream"):
+            choice = {"index": 0, "message": reply, "finish_reason": "stop"}
+            return web.json_response({**completion("", choices=[choice]), "usage": None})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for word in ["word "] * 400:
+            await response.write(chunk(delta={"content": word}))
+        await response.write(chunk(finish_reason="stop") + b"data: [DONE]\n\n")
+        return response
+
+    upstream.answer = silent
+    digest = hashlib.sha256(b"theirs").hexdigest()
+    (tmp_path / "keys").write_text(f"someone {digest} budget=300tokens/day\n")
+    gateway = await start_gateway(gateway_keys=tmp_path / "keys", upstream_accepts=())
+    headers = {"Authorization": "Bearer theirs", "Cache-Control": "no-store"}
+    statuses = [(await ask(gateway, stream=stream, headers=headers)).status for _ in range(2)]
+    assert statuses == [200, 429]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", COUNT])
+async def test_what_cannot_be_translated_goes_to_an_upstream_that_needs_no_translation(
+    upstream, start_gateway, path
+):
+    async def answer(request, body):
+        native = request.path.startswith("/v1/messages")
+        return await (as_anthropic if native else as_openai)(request, body)
+
+    upstream.answer = answer
+    listed = [
+        {"name": "gpu", "url": f"{upstream.url}/v1", "probe": "off"},
+        {
+            "name": "cloud",
+            "url": f"{upstream.url}/v1",
+            "api": "anthropic",
+            "tier": 2,
+            "probe": "off",
+        },
+    ]
+    gateway = await start_gateway(upstream=(), upstreams=listed)
+    tool = {"type": "web_search_20250305", "name": "web_search"}
+    answered = await ask(gateway, path=path, tools=[tool])
+    assert answered.status == 200
+    assert answered.headers["X-Refrain-Upstream"] == "cloud"
+    assert [request.path for request in upstream.requests] == [path]
+
+
+async def test_what_cannot_be_translated_gets_the_fault_of_the_only_upstream_that_takes_it(
+    upstream, start_gateway
+):
+    upstream.answer = as_openai
+    listed = [
+        {"name": "gpu", "url": f"{upstream.url}/v1", "probe": "off"},
+        {"name": "cloud", "url": "http://127.0.0.1:9/v1", "api": "anthropic", "probe": "off"},
+    ]
+    gateway = await start_gateway(upstream=(), upstreams=listed)
+    tool = {"type": "web_search_20250305", "name": "web_search"}
+    failed = await ask(gateway, tools=[tool])
+    assert failed.status == 502
+    assert not upstream.calls
+
+
+async def test_only_servers_of_chat_completions_get_a_salt(upstream, start_gateway):
+    async def answer(request, body):
+        native = request.path.startswith("/v1/messages")
+        return await (as_anthropic if native else as_openai)(request, body)
+
+    upstream.answer = answer
+    for api in ("anthropic", "openai"):
+        listed = [{"url": f"{upstream.url}/v1", "api": api, "probe": "off"}]
+        gateway = await start_gateway(upstream=(), upstreams=listed, upstream_cache_salt=True)
+        for key in ("a", "b"):
+            headers = {"Authorization": f"Bearer {key}", "Cache-Control": "no-store"}
+            assert (await ask(gateway, headers=headers)).status == 200
+    *native, one, other = upstream.bodies
+    assert not any("cache_salt" in body for body in native)
+    assert one["cache_salt"] != other["cache_salt"]
+    assert len(one["cache_salt"]) == 64
+
+
+async def test_an_upstream_gets_its_own_name_of_the_model(upstream, start_gateway):
+    upstream.answer = as_openai
+    listed = [{"url": f"{upstream.url}/v1", "rename": {"claude-x": "qwen3"}, "probe": "off"}]
+    gateway = await start_gateway(upstream=(), upstreams=listed)
+    assert (await ask(gateway)).status == 200
+    assert upstream.bodies[0]["model"] == "qwen3"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from embeddings.verify.calibration import calibrated, written_calibration
 from gateway.cache import append_files as file_lock
 from gateway.cli.main import main
 from gateway.semantic.calibrations import OWN_FILE
+from gateway.server.admin.recorded_request import read_request
 from gateway.telemetry import decision_log
 from gateway.telemetry.decision_log import DecisionLog
 from gateway.telemetry.observation import Observation
@@ -238,3 +239,21 @@ def test_a_worker_that_stopped_with_the_lock_costs_lines_and_not_the_log(
     assert "1 lines were dropped" in caplog.text
     assert "xxx" not in caplog.text
     assert len(path.read_bytes().splitlines()) == 1
+
+
+async def test_requests_for_other_versions_of_an_api_are_told_apart(record, capsys, policy):
+    async def ask(gateway):
+        body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        for beta in ("a", "b", "a"):
+            headers = {"anthropic-version": "2023-06-01", "anthropic-beta": beta}
+            await gateway.post("/v1/messages", orjson.dumps(body), headers=headers)
+
+    log = await record(ask, decision_log_requests=True)
+    lines = [orjson.loads(line) for line in log.read_bytes().splitlines()]
+    first, second, third = (line["form"] for line in lines)
+    assert first == third != second
+    assert lines[1]["headers"] == {"anthropic-version": "2023-06-01", "anthropic-beta": "b"}
+    assert read_request(lines[1]).headers == lines[1]["headers"]
+    code, out, _ = replay(capsys, "--policy", policy, "--json", log)
+    assert code == 0
+    assert orjson.loads(out)["entries_before"] == 2

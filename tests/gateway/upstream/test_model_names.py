@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 
-from gateway.upstream.request import with_model
+from gateway.upstream.request import Outgoing, with_model
 from running_gateway import StartGateway, start_app
 from scripted_upstream import ScriptedUpstream
 
@@ -53,6 +54,13 @@ def settings(*upstreams: tuple[ScriptedUpstream, dict[str, Any]], **more: Any) -
 )
 def test_only_the_models_bytes_change(raw: bytes, sent: bytes):
     assert with_model(raw, "llama") == sent
+
+
+def test_a_body_that_is_known_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch):
+    raw = b'{"model":"fast","prompt":"a"}'
+    monkeypatch.delattr("gateway.protocol.exact_json.parse_body")
+    outgoing = Outgoing("/v1/completions", (), raw, "fast", body=orjson.loads(raw))
+    assert outgoing.sent_to("any", "llama") == b'{"model":"llama","prompt":"a"}'
 
 
 async def test_an_upstream_gets_its_own_name_and_the_client_its_reply_unchanged(

@@ -2,7 +2,12 @@
 
 import pytest
 
-from gateway.protocol.anthropic.reply import UnreadableReplyError, to_error, to_message
+from gateway.protocol.anthropic import reply
+from gateway.protocol.anthropic.reply import UnreadableReplyError, to_error
+
+
+def to_message(result):
+    return reply.to_message(result, lambda: 77)
 
 
 def completion(finish="stop", usage=None, **message):
@@ -104,3 +109,19 @@ def test_errors(status, body, kind, message):
         "type": "error",
         "error": {"type": kind, "message": message},
     }
+
+
+@pytest.mark.parametrize(
+    ("usage", "told"),
+    [
+        (None, (77, 5)),
+        ({"prompt_tokens": 3}, (3, 5)),
+        ({"completion_tokens": 2}, (77, 2)),
+        ({"prompt_tokens": -1, "completion_tokens": True}, (77, 5)),
+    ],
+)
+def test_tokens_that_the_server_does_not_tell_are_estimated_and_say_so(usage, told):
+    spoken = {"content": "Hellö", "reasoning_content": "Hm.", "tool_calls": [call('{"a": "b"}')]}
+    given = to_message(completion("tool_calls", usage, **spoken))["usage"]
+    assert (given["input_tokens"], given["output_tokens"]) == told  # 18 bytes were written
+    assert given["estimated"] is True

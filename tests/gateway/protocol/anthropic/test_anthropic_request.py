@@ -7,7 +7,7 @@ from gateway.protocol.anthropic.request import UntranslatableError, to_chat
 
 def chat(*messages, **fields):
     body = {"model": "m", "max_tokens": 5, "messages": list(messages), **fields}
-    return to_chat(body, asks_usage=False)
+    return to_chat(body)
 
 
 def user(*blocks):
@@ -38,7 +38,7 @@ def test_a_plain_question_stays_a_plain_question():
 @pytest.mark.parametrize("model", ["gpt-5-mini", "o3", "openai/o4-mini"])
 def test_a_reasoning_model_gets_the_field_that_it_takes(model):
     body = {"model": model, "max_tokens": 5, "messages": [user(text("Hi"))]}
-    sent = to_chat(body, asks_usage=False)
+    sent = to_chat(body)
     assert sent["max_completion_tokens"] == 5
     assert "max_tokens" not in sent
 
@@ -199,12 +199,6 @@ def test_a_schema_for_the_answer_is_a_response_format():
     assert sent["json_schema"]["schema"] == {"type": "object"}
 
 
-def test_a_stream_asks_for_its_usage_where_the_server_takes_that():
-    body = {"model": "m", "max_tokens": 5, "messages": [user(text("Hi"))], "stream": True}
-    assert to_chat(body, asks_usage=True)["stream_options"] == {"include_usage": True}
-    assert "stream_options" not in to_chat(body, asks_usage=False)
-
-
 def test_what_only_anthropic_has_is_left_out_and_what_other_servers_have_stays():
     sent = chat(
         user(text("Hi")),
@@ -236,7 +230,7 @@ def test_what_only_anthropic_has_is_left_out_and_what_other_servers_have_stays()
 def test_what_has_no_counterpart_is_named(fields, place):
     with pytest.raises(UntranslatableError) as raised:
         chat(user(text("Hi")), **fields) if "messages" not in fields else to_chat(
-            {"model": "m", **fields}, asks_usage=False
+            {"model": "m", **fields}
         )
     assert raised.value.param == place
     assert place in str(raised.value)

@@ -6,6 +6,7 @@ import pytest
 from gateway.protocol.anthropic.reply import to_message
 from gateway.protocol.anthropic.stream import MessageEvents
 from gateway.protocol.endpoints.messages import StreamedMessage
+from gateway.protocol.tokens import NOTHING_SAID, prompt_usage
 
 
 def chunk(delta=None, finish=None, usage=None, **more):
@@ -47,7 +48,7 @@ STREAM = b"".join(
 
 
 def translated(*pieces):
-    events = MessageEvents()
+    events = MessageEvents(lambda: 77)
     return b"".join([*map(events.feed, pieces), events.end()])
 
 
@@ -77,7 +78,7 @@ def test_a_stream_is_the_message_that_the_plain_reply_is():
     choice = {"message": message, "finish_reason": "tool_calls"}
     plain = {"id": "chatcmpl-7", "model": "m", "choices": [choice], "usage": USAGE}
     assert answer.done
-    assert answer.result() == to_message(plain)
+    assert answer.result() == to_message(plain, lambda: 77)
 
 
 def test_the_events_come_in_order():
@@ -152,3 +153,10 @@ def test_an_empty_piece_of_an_earlier_call_changes_nothing():
 def test_a_stop_sequence_is_named():
     stream = translated(chunk({"content": "a"}), chunk({}, "stop", stop_reason="END"), DONE)
     assert assembled(stream).result()["stop_sequence"] == "END"
+
+
+def test_a_stream_without_usage_has_an_estimate_as_the_plain_reply_has():
+    stream = translated(STREAM.replace(chunk(usage=USAGE), b""))
+    usage = assembled(stream).usage
+    assert usage == {"input_tokens": 77, "output_tokens": 5, "estimated": True}
+    assert prompt_usage(usage) is NOTHING_SAID
