@@ -331,7 +331,7 @@ def test_who_waits_is_let_in_by_model_in_the_order_of_coming():
     begun, again = waiting.admit(pool, 2.0)
     assert [(holder, call.name) for holder, call in begun] == [(0, "a")]
     assert (len(waiting), again) == (2, None)
-    assert ("y", "") in waiting.lanes
+    assert ("y", "", False) in waiting.lanes
 
 
 def test_who_came_first_is_let_in_first_also_where_models_share_an_upstream():
