@@ -11,10 +11,12 @@ from scripted_upstream import DONE, chunk, completion
 USAGE = {
     "prompt_tokens": 9,
     "completion_tokens": 3,
+    "total_tokens": 12,
     "prompt_tokens_details": {"cached_tokens": 4},
 }
 WORDS = ("Hello", " there", ".")
 ARGUMENTS = '{"city":"Paris"}'
+CALL = ("weather", ARGUMENTS)
 TOOL = {
     "name": "weather",
     "description": "The weather of a city.",
@@ -48,17 +50,18 @@ def _block(at: int, block: dict[str, Any], *deltas: dict[str, Any]) -> list[byte
     ]
 
 
-def events_of(body: dict[str, Any]) -> list[bytes]:
+def events_of(body: dict[str, Any], call: tuple[str, str] = CALL) -> list[bytes]:
     """Return the events of Anthropic's answer to a request."""
+    name, arguments = call
     words = [{"type": "text_delta", "text": word} for word in WORDS]
     blocks = _block(0, {"type": "text", "text": ""}, *words)
     stop = "end_turn"
     if body.get("tools"):
         stop = "tool_use"
-        call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
-        pieces = (ARGUMENTS[:5], ARGUMENTS[5:])
+        begun = {"type": "tool_use", "id": "toolu_1", "name": name, "input": {}}
+        pieces = (arguments[:5], arguments[5:])
         deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
-        blocks += _block(1, call, *deltas)
+        blocks += _block(1, begun, *deltas)
     start = {**message(), "stop_reason": None}
     start["usage"] = {**start["usage"], "output_tokens": 1}
     delta = {"stop_reason": stop, "stop_sequence": None}
@@ -71,30 +74,36 @@ def events_of(body: dict[str, Any]) -> list[bytes]:
     ]
 
 
-async def as_anthropic(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+async def as_anthropic(
+    request: web.Request, body: dict[str, Any], *, call: tuple[str, str] = CALL
+) -> web.StreamResponse:
     """Answer as Anthropic does: three words, and a call if there are tools."""
     if request.path.endswith("/count_tokens"):
         return web.json_response({"input_tokens": 11})
     if body.get("stream"):
-        return await _stream(request, events_of(body))
+        return await _stream(request, events_of(body, call))
     content: list[dict[str, Any]] = [{"type": "text", "text": "".join(WORDS)}]
     if not body.get("tools"):
         return web.json_response(message(*content))
-    given = orjson.loads(ARGUMENTS)
-    content.append({"type": "tool_use", "id": "toolu_1", "name": "weather", "input": given})
+    name, arguments = call
+    given = orjson.loads(arguments)
+    content.append({"type": "tool_use", "id": "toolu_1", "name": name, "input": given})
     return web.json_response(message(*content, stop="tool_use"))
 
 
-async def as_openai(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+async def as_openai(
+    request: web.Request, body: dict[str, Any], *, call: tuple[str, str] = CALL
+) -> web.StreamResponse:
     """Answer the same as a server of chat completions does."""
-    call = {"id": "toolu_1", "type": "function"}
+    name, arguments = call
+    head = {"id": "toolu_1", "type": "function"}
     if not body.get("stream"):
         said: dict[str, Any] = {"role": "assistant", "content": "".join(WORDS)}
         finish = "stop"
         if body.get("tools"):
             finish = "tool_calls"
-            function = {"name": "weather", "arguments": ARGUMENTS}
-            said["tool_calls"] = [{**call, "function": function}]
+            function = {"name": name, "arguments": arguments}
+            said["tool_calls"] = [{**head, "function": function}]
         choice = {"index": 0, "message": said, "finish_reason": finish}
         return web.json_response(completion("", choices=[choice], usage=USAGE))
     events = [chunk(delta={"role": "assistant", "content": ""})]
@@ -102,8 +111,8 @@ async def as_openai(request: web.Request, body: dict[str, Any]) -> web.StreamRes
     finish = "stop"
     if body.get("tools"):
         finish = "tool_calls"
-        begun = {"index": 0, **call, "function": {"name": "weather", "arguments": ""}}
-        rest = {"index": 0, "function": {"arguments": ARGUMENTS}}
+        begun = {"index": 0, **head, "function": {"name": name, "arguments": ""}}
+        rest = {"index": 0, "function": {"arguments": arguments}}
         events += (chunk(delta={"tool_calls": [each]}) for each in (begun, rest))
     events.append(chunk(finish_reason=finish))
     if (body.get("stream_options") or {}).get("include_usage"):
@@ -118,6 +127,13 @@ async def _stream(request: web.Request, events: list[bytes]) -> web.StreamRespon
     for event in events:
         await response.write(event)
     return response
+
+
+def is_tool_result(body: dict[str, Any]) -> bool:
+    """Whether the last turn has what a tool returned, in either form."""
+    last = body["messages"][-1]
+    blocks = last["content"] if isinstance(last["content"], list) else []
+    return last["role"] == "tool" or any(block["type"] == "tool_result" for block in blocks)
 
 
 async def ask(
