@@ -139,11 +139,12 @@ def start_gateway(
     core: int | None = 0,
     policy: str | None = None,
     settings: Mapping[str, object] | None = None,
+    data_dir: Path | None = None,
 ) -> Server:
     """Start the real gateway by its command, in front of a port; wait until it is ready.
 
     ``policy`` is the text of a policy file, ``settings`` are those of ``refrain.yaml``. If there is
-    no port, they name the upstreams.
+    no port, they name the upstreams. The data directory is a new one if none is given.
     """
     port = free_port()
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -153,7 +154,7 @@ def start_gateway(
     config = folder / "refrain.yaml"
     config.write_text(json.dumps({**chosen, **(settings or {})}))
     argv = ["-m", "gateway.cli", "serve", "--port", str(port), "--config", str(config)]
-    argv += ["--data-dir", str(folder / "data")]
+    argv += ["--data-dir", str(data_dir or folder / "data")]
     if policy is not None:
         (folder / "policy.yaml").write_text(policy)
         argv += ["--policy", str(folder / "policy.yaml")]

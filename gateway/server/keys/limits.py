@@ -199,9 +199,25 @@ def refusal(limits: Limits, usage: Usage, now: float) -> Refusal | None:
     return max(used_up, key=lambda refused: refused.wait, default=None)
 
 
+def is_near(limits: Limits, usage: Usage, now: float) -> bool:
+    """Tell whether half of a limit is used, so that others who count must be heard often."""
+    rates = (("requests/minute", limits.rpm), ("tokens/minute", limits.tpm))
+    return any(
+        most is not None and 2 * _rate(usage.counters[name], now) >= most for name, most in rates
+    ) or any(
+        2 * usage.spent(each, now) >= each.amount for each in (*limits.budget, *limits.soft_budget)
+    )
+
+
 def over_soft_budgets(limits: Limits, usage: Usage, now: float) -> list[Budget]:
     """Return the soft budgets that are used up."""
     return [each for each in limits.soft_budget if usage.spent(each, now) >= each.amount]
+
+
+def _rate(counter: Counter, now: float) -> float:
+    """Return the amount of the minute that ends now."""
+    number, elapsed = divmod(now, MINUTE)
+    return counter.total(int(number)) + counter.total(int(number) - 1) * (1 - elapsed / MINUTE)
 
 
 def _wait(counter: Counter, most: int, now: float) -> float:

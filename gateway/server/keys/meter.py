@@ -14,12 +14,15 @@ from typing import Any
 
 from gateway.cache.ports import Change, Count, KeyCounts, StoreError
 from gateway.server.keys.key_line import Key
-from gateway.server.keys.limits import NO_LIMITS, Usage, Window, window_of
+from gateway.server.keys.limits import NO_LIMITS, Usage, Window, is_near, window_of
 from gateway.server.keys.tab import RETRY_SECONDS, Tab, Ticket
 from gateway.telemetry.prices import Prices
 
 EXCHANGE_SECONDS = 0.1
-"""Between two exchanges with the shared counts while there is something to exchange."""
+"""Between two exchanges of the counts of holders that are near a limit."""
+
+ROUNDS_OF_ALL = 10
+"""In every so many exchanges all holders take part who have used something."""
 
 CLOSED_AFTER = 2
 """Exchanges in a row that fail until holders may be refused: one of them may have come too late."""
@@ -143,10 +146,20 @@ class Meter:
             if self._counts is not None:
                 await self._counts.close()
 
-    async def exchange(self) -> None:
-        """Hand over what was counted here, and learn what all have counted."""
-        touched, self._touched = self._touched, set()
-        self._news.clear()
+    async def exchange(self, *, near: bool = False) -> None:
+        """Hand over what was counted here, and learn what all have counted.
+
+        With ``near``, only holders take part that are near a limit.
+        """
+        touched = self._touched
+        if near:
+            now = self.now()
+            touched = {name for name in touched if self._is_near(name, now)}
+            if not touched and self._loaded:
+                return
+        self._touched = self._touched - touched
+        if not self._touched:
+            self._news.clear()
         try:
             await self._share(touched)
         except StoreError as error:
@@ -178,6 +191,10 @@ class Meter:
             for count, (window, change) in sent.items():
                 window.known = totals[count]
                 window.pending -= change.amount
+
+    def _is_near(self, name: str, now: float) -> bool:
+        tab = self._tabs.get(name)
+        return tab is None or is_near(tab.limits, tab.usage, now)
 
     def _settle(self, name: str) -> None:
         """Let the holder's next repeated hit see the new totals, or drop a holder without a key."""
@@ -219,13 +236,15 @@ class Meter:
         self._recover()
 
     async def _exchange_often(self) -> None:
+        number = 0
         while not self._closing.is_set():
             await self._news.wait()
+            number += 1
             pause = EXCHANGE_SECONDS if self.problem is None else RETRY_SECONDS
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), pause)
             try:
-                await self.exchange()
+                await self.exchange(near=number % ROUNDS_OF_ALL > 0 and self.problem is None)
             except Exception:  # noqa: BLE001 - the next exchange may succeed
                 _log.exception("keys: the counts could not be shared")
 

@@ -17,6 +17,7 @@ from running_redis import RunningRedis, redis_folders
 
 NOW = 1_800_000_000.0
 LIMITS = Limits(rpm=10, budget=(Budget(1000, "month"),))
+KEY = Key("shop", limits=LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def meter_of(counts, now=NOW):
 
 def spend(meter, tokens=0, limits=LIMITS):
     seen = Observation("", 0.0, lambda: 0.0, (), usage=PromptUsage(completion=tokens))
-    meter.begin(Key("shop", limits=limits)).end(seen)
+    meter.begin(KEY if limits is LIMITS else Key("shop", limits=limits)).end(seen)
 
 
 async def test_amounts_add_up_over_processes(open_counts):
@@ -334,6 +335,23 @@ async def test_repeated_hits_of_a_second_count_like_others():
     assert meter.tab(key).usage.counters["requests/minute"].total(int(NOW // 60)) == 13
     assert sum(gate(NOW) is not None for _ in range(200)) == 87
     assert gate(NOW + 121) is not None
+
+
+async def test_only_holders_near_a_limit_exchange_often(open_counts):
+    one, two = meter_of(open_counts()), meter_of(open_counts())
+    async with one.lifespan(), two.lifespan():
+        for _ in range(4):
+            spend(one)
+        await one.exchange(near=True)
+        spend(two)
+        await two.exchange()
+        assert two.tab(KEY).usage.counters["requests/minute"].total(int(NOW // 60)) == 1
+        spend(one)  # half of the ten
+        await one.exchange(near=True)
+        await two.exchange()
+        spend(two)
+        await two.exchange()
+        assert two.tab(KEY).usage.counters["requests/minute"].total(int(NOW // 60)) == 7
 
 
 async def test_a_damaged_file_is_set_aside_with_its_log_and_known_counts_come_back(

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -30,15 +31,35 @@ CREATE TABLE IF NOT EXISTS key_count (
     UNIQUE (holder, what, window)
 );
 """
-_FIND = "SELECT amount FROM key_count WHERE holder = ? AND what = ? AND window = ?"
-_SET = """
-INSERT INTO key_count (holder, what, window, amount) VALUES (?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET amount = excluded.amount
+_ROWS = """
+WITH given (place, holder, what, window, change, known) AS (
+    SELECT key, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
+        json_extract(value, '$[2]'), json_extract(value, '$[3]'), json_extract(value, '$[4]')
+    FROM json_each(?)
+)
+"""
+_RAISE = """
+INSERT INTO key_count (holder, what, window, amount)
+SELECT holder, what, window, known FROM given WHERE known > 0
+ON CONFLICT DO UPDATE SET amount = excluded.amount WHERE excluded.amount > amount
+"""
+_ADD = """
+INSERT INTO key_count (holder, what, window, amount)
+SELECT holder, what, window, change FROM given WHERE change != 0
+ON CONFLICT DO UPDATE SET amount = amount + excluded.amount
+"""
+_TOTALS = """
+SELECT json_group_array(coalesce(amount, 0)) FROM (
+    SELECT amount FROM given LEFT JOIN key_count USING (holder, what, window) ORDER BY place
+)
 """
 _TRIM = """
 DELETE FROM key_count WHERE number IN (
-    SELECT number FROM key_count WHERE holder = ? AND what = ?
-    ORDER BY number DESC LIMIT -1 OFFSET ?
+    SELECT one.number FROM given JOIN key_count AS one USING (holder, what)
+    WHERE ? <= (
+        SELECT count(*) FROM key_count AS later
+        WHERE later.holder = one.holder AND later.what = one.what AND later.number > one.number
+    )
 )
 """
 _LOAD = "SELECT holder, what, window, amount FROM key_count WHERE what = ? AND window = ?"
@@ -77,26 +98,32 @@ class SqliteKeyCounts:
         return await self._file.run(read) if self._path.exists() else {}
 
     async def add(self, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
-        def write(connection: sqlite3.Connection) -> dict[Count, int]:
-            connection.execute("BEGIN IMMEDIATE")
-            return {count: _count(connection, count, *each) for count, each in changes.items()}
-
-        return await self._file.run(write)
+        rows = [(*count, *change) for count, change in changes.items()]
+        totals = await self._file.run(lambda connection: _add_counts(connection, rows))
+        return dict(zip(changes, totals, strict=True))
 
     async def close(self) -> None:
         await self._file.close()
 
 
-def _count(connection: sqlite3.Connection, count: Count, amount: int, known: int) -> int:
-    """Add to an amount, and return its total."""
-    row = connection.execute(_FIND, count).fetchone()
-    there = 0 if row is None else int(row[0])
-    total = max(there, known) + amount
-    if total != there:
-        connection.execute(_SET, (*count, total))
-        if row is None:
-            connection.execute(_TRIM, (count.holder, count.what, KEPT_WINDOWS))
-    return total
+def _add_counts(connection: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> list[int]:
+    """Add to counts, and return their totals.
+
+    All rows go by one statement. While the event loop is busy, each step of a statement may wait
+    five milliseconds for Python's lock.
+    """
+    given = orjson.dumps(rows).decode()
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(_ROWS + _RAISE, (given,))
+    connection.execute(_ROWS + _ADD, (given,))
+    totals: list[int] = orjson.loads(connection.execute(_ROWS + _TOTALS, (given,)).fetchone()[0])
+    # Where nothing was known and nobody else has counted, a window has begun.
+    begun = [
+        row for row, total in zip(rows, totals, strict=True) if row[3] == total != 0 and not row[4]
+    ]
+    if begun:
+        connection.execute(_ROWS + _TRIM, (orjson.dumps(begun).decode(), KEPT_WINDOWS))
+    return totals
 
 
 class SqliteUsage:
