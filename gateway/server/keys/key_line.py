@@ -208,7 +208,7 @@ def _read_amount(text: str, unit: int = 1) -> int:
 
 def _read_budgets(text: str) -> tuple[Budget, ...]:
     budgets = tuple(map(_read_budget, text.split(",")))
-    if len({each.counter for each in budgets}) < len(budgets):
+    if len({each[1:] for each in budgets}) < len(budgets):
         raise KeyLineError("expected one budget of each unit and period")
     return budgets
 

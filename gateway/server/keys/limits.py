@@ -8,7 +8,6 @@ Law: whoever else counts for the same holder, a total is what all were known to 
 (``known``) and what this process has counted since (``pending``).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -23,8 +22,7 @@ _ALMOST = 1e-6
 """What sums of fractions may be wrong by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """At most this ``amount`` in each ``period``: a ``day`` or a ``month``, in UTC.
 
     The ``unit`` is ``tokens``, or ``USD`` of which the amount has thousand millionths.
@@ -33,11 +31,6 @@ class Budget:
     amount: int
     period: str
     unit: str = "tokens"
-
-    @property
-    def counter(self) -> str:
-        """The name of what is counted."""
-        return f"{self.unit}/{self.period}"
 
     def __str__(self) -> str:
         return f"{self.written(self.amount, ',')} {self.unit} a {self.period}"
@@ -107,11 +100,22 @@ class Window:
 class Counter:
     """An amount by windows of ``period``; the first that was begun is the first to go."""
 
-    __slots__ = ("period", "windows")
+    __slots__ = ("_begin", "_end", "_number", "period", "windows")
 
     def __init__(self, period: str) -> None:
         self.period = period
         self.windows: dict[int, Window] = {}
+        self._begin = self._end = 0.0
+        self._number = 0
+
+    def number(self, now: float) -> int:
+        """Return the number of the present window."""
+        if not self._begin <= now < self._end:
+            self._number = number = window_of(self.period, now)
+            self._begin, self._end = (
+                window_end(self.period, each) for each in (number - 1, number)
+            )
+        return self._number
 
     def at(self, number: int) -> Window:
         """Return the window with this number."""
@@ -131,16 +135,19 @@ class Counter:
 class Usage:
     """What the holder of a key has used."""
 
-    __slots__ = ("counters", "running", "second", "told")
+    __slots__ = ("budgets", "counters", "requests", "running", "second", "tokens", "told")
 
     def __init__(self) -> None:
-        self.counters = {
-            f"{what}/{period}": Counter(period)
-            for what, period in (
-                *(("requests", "minute"), ("tokens", "minute")),
-                *((unit, period) for unit in ("tokens", "USD") for period in ("day", "month")),
-            )
+        self.requests, self.tokens = Counter("minute"), Counter("minute")
+        self.budgets = {
+            (period, unit): Counter(period)
+            for unit in ("tokens", "USD")
+            for period in ("day", "month")
         }
+        self.counters = {"requests/minute": self.requests, "tokens/minute": self.tokens} | {
+            f"{unit}/{period}": counter for (period, unit), counter in self.budgets.items()
+        }
+        """All of them, by the names under which they are shared."""
         self.running = 0
         """Requests under way in this process."""
         self.second = -1
@@ -150,22 +157,22 @@ class Usage:
 
     def spent(self, budget: Budget, now: float) -> int:
         """Return the amount of the budget's present window."""
-        return self.counters[budget.counter].total(window_of(budget.period, now))
+        counter = self.budgets[budget[1:]]
+        return counter.total(counter.number(now))
 
     def count_request(self, limits: Limits, now: float) -> None:
         """Count a request that goes on."""
         if limits.rpm is not None:
-            self.counters["requests/minute"].at(int(now // MINUTE)).pending += 1
+            self.requests.at(self.requests.number(now)).pending += 1
 
     def count_use(self, limits: Limits, tokens: int, nano_dollars: int, now: float) -> None:
         """Count the tokens and the cost of a request that has ended."""
-        counters = {each.counter for each in (*limits.budget, *limits.soft_budget)}
         if limits.tpm is not None:
-            counters.add("tokens/minute")
-        for name in counters:
-            counter = self.counters[name]
-            amount = tokens if name.startswith("tokens") else nano_dollars
-            counter.at(window_of(counter.period, now)).pending += amount
+            self.tokens.at(self.tokens.number(now)).pending += tokens
+        for what in {budget[1:] for budget in limits.budget + limits.soft_budget}:
+            counter = self.budgets[what]
+            amount = tokens if what[1] == "tokens" else nano_dollars
+            counter.at(counter.number(now)).pending += amount
 
 
 def window_of(period: str, now: float) -> int:
@@ -188,24 +195,26 @@ def refusal(limits: Limits, usage: Usage, now: float) -> Refusal | None:
     """Return why the holder's next request may not go on, or None."""
     if limits.concurrency is not None and usage.running >= limits.concurrency:
         return Refusal("concurrency", 1.0)
-    for what, most in (("requests", limits.rpm), ("tokens", limits.tpm)):
-        if most is not None and (wait := _wait(usage.counters[f"{what}/minute"], most, now)):
-            return Refusal(what, wait)
-    used_up = [
-        Refusal("budget", max(1.0, window_end(period, window_of(period, now)) - now), each)
-        for each in limits.budget
-        if usage.spent(each, now) >= each.amount and (period := each.period)
-    ]
-    return max(used_up, key=lambda refused: refused.wait, default=None)
+    if limits.rpm is not None and (wait := _wait(usage.requests, limits.rpm, now)):
+        return Refusal("requests", wait)
+    if limits.tpm is not None and (wait := _wait(usage.tokens, limits.tpm, now)):
+        return Refusal("tokens", wait)
+    used_up = [each for each in limits.budget if usage.spent(each, now) >= each.amount]
+    if not used_up:
+        return None
+    ends = {each: window_end(each.period, window_of(each.period, now)) for each in used_up}
+    last = max(used_up, key=ends.__getitem__)
+    return Refusal("budget", max(1.0, ends[last] - now), last)
 
 
 def is_near(limits: Limits, usage: Usage, now: float) -> bool:
     """Tell whether half of a limit is used, so that others who count must be heard often."""
-    rates = (("requests/minute", limits.rpm), ("tokens/minute", limits.tpm))
+    rates = ((usage.requests, limits.rpm), (usage.tokens, limits.tpm))
     return any(
-        most is not None and 2 * _rate(usage.counters[name], now) >= most for name, most in rates
+        most is not None and 2 * (most - _left(counter, most, now)) >= most
+        for counter, most in rates
     ) or any(
-        2 * usage.spent(each, now) >= each.amount for each in (*limits.budget, *limits.soft_budget)
+        2 * usage.spent(each, now) >= each.amount for each in limits.budget + limits.soft_budget
     )
 
 
@@ -214,10 +223,19 @@ def over_soft_budgets(limits: Limits, usage: Usage, now: float) -> list[Budget]:
     return [each for each in limits.soft_budget if usage.spent(each, now) >= each.amount]
 
 
-def _rate(counter: Counter, now: float) -> float:
-    """Return the amount of the minute that ends now."""
+def _left(counter: Counter, most: int, now: float) -> int:
+    """Return how many more fit into a minute's rate."""
     number, elapsed = divmod(now, MINUTE)
-    return counter.total(int(number)) + counter.total(int(number) - 1) * (1 - elapsed / MINUTE)
+    present, before = counter.total(int(number)), counter.total(int(number) - 1)
+    return max(0, int(most - present - before * (1 - elapsed / MINUTE) + _ALMOST))
+
+
+def _reset(counter: Counter, now: float) -> int:
+    """Return in how many seconds the whole rate is free again."""
+    number, elapsed = divmod(now, MINUTE)
+    if counter.total(int(number)):
+        return ceil(2 * MINUTE - elapsed)
+    return ceil(MINUTE - elapsed) if counter.total(int(number) - 1) else 0
 
 
 def _wait(counter: Counter, most: int, now: float) -> float:
@@ -232,13 +250,35 @@ def _wait(counter: Counter, most: int, now: float) -> float:
     return MINUTE - elapsed + MINUTE * (1 - room / present)
 
 
-_LIMIT = b"\r\nx-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: "
-_RESET = b"\r\nx-ratelimit-reset-%b: %ds"
-_SOFT = "\r\nx-refrain-soft-budget: exceeded; used=%s; limit=%s; period=%s; unit=%s"
+_NAMES = {
+    what: (
+        f"x-ratelimit-limit-{what}",
+        f"x-ratelimit-remaining-{what}",
+        f"x-ratelimit-reset-{what}",
+    )
+    for what in ("requests", "tokens")
+}
+_SOFT = "exceeded; used=%s; limit=%s; period=%s; unit=%s"
+
+
+def limit_fields(limits: Limits, usage: Usage, now: float) -> list[tuple[str, str]]:
+    """Return what a reply's head says of the limits: names and values.
+
+    The second one is how many requests are left, if requests are limited.
+    """
+    fields: list[tuple[str, str]] = []
+    if limits.rpm is not None:
+        fields = _rate_fields("requests", limits.rpm, usage.requests, now)
+    if limits.tpm is not None:
+        fields += _rate_fields("tokens", limits.tpm, usage.tokens, now)
+    for soft in over_soft_budgets(limits, usage, now) if limits.soft_budget else ():
+        used, most = (soft.written(each) for each in (usage.spent(soft, now), soft.amount))
+        fields.append(("x-refrain-soft-budget", _SOFT % (used, most, soft.period, soft.unit)))
+    return fields
 
 
 class LimitLines(NamedTuple):
-    """What a reply's head says of limits, each line behind its line end.
+    """The same as lines of a head, each behind its line end.
 
     The number ``left`` of requests stands between ``before`` and ``after``, if ``before`` is there.
     """
@@ -254,28 +294,15 @@ class LimitLines(NamedTuple):
 
 def limit_lines(limits: Limits, usage: Usage, now: float) -> LimitLines:
     """Return what a reply's head says of the limits."""
-    before, left, after = b"", 0, b""
-    if limits.rpm is not None:
-        counter = usage.counters["requests/minute"]
-        before, left, after = _rate_lines(b"requests", limits.rpm, counter, now)
-    if limits.tpm is not None:
-        after += _rate_lines(b"tokens", limits.tpm, usage.counters["tokens/minute"], now).whole()
-    for soft in over_soft_budgets(limits, usage, now):
-        used, most = (soft.written(each) for each in (usage.spent(soft, now), soft.amount))
-        after += (_SOFT % (used, most, soft.period, soft.unit)).encode()
-    return LimitLines(before, left, after)
+    lines = [f"\r\n{name}: {value}" for name, value in limit_fields(limits, usage, now)]
+    if limits.rpm is None:
+        return LimitLines(b"", 0, "".join(lines).encode())
+    left = lines[1].rpartition(" ")[2]
+    before, after = lines[0] + lines[1].removesuffix(left), "".join(lines[2:])
+    return LimitLines(before.encode(), int(left), after.encode())
 
 
-def limit_fields(limits: Limits, usage: Usage, now: float) -> Iterator[tuple[str, str]]:
-    """Yield the same as names and values."""
-    for line in limit_lines(limits, usage, now).whole().decode().split("\r\n")[1:]:
-        name, _, value = line.partition(": ")
-        yield name, value
-
-
-def _rate_lines(what: bytes, most: int, counter: Counter, now: float) -> LimitLines:
-    number, elapsed = divmod(now, MINUTE)
-    present, before = counter.total(int(number)), counter.total(int(number) - 1)
-    left = int(most - present - before * (1 - elapsed / MINUTE) + _ALMOST)
-    reset = ceil((2 * MINUTE if present else MINUTE) - elapsed) if present or before else 0
-    return LimitLines(_LIMIT % (what, most, what), max(0, left), _RESET % (what, reset))
+def _rate_fields(what: str, most: int, counter: Counter, now: float) -> list[tuple[str, str]]:
+    limit, remaining, reset = _NAMES[what]
+    left = _left(counter, most, now)
+    return [(limit, str(most)), (remaining, str(left)), (reset, f"{_reset(counter, now)}s")]

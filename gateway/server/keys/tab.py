@@ -92,10 +92,14 @@ class LimitError(ClientError):
 class Tab:
     """What one holder of limited keys has used, and may use."""
 
-    __slots__ = ("_after", "_before", "_left", "_shared", "_window", "limits", "name", "usage")
+    __slots__ = (
+        *("_after", "_before", "_left", "_shared", "_window"),
+        *("counts_dollars", "counts_tokens", "limits", "name", "usage"),
+    )
 
     def __init__(self, name: str, limits: Limits, usage: Usage, shared: Shared) -> None:
         self.name, self.limits, self.usage, self._shared = name, limits, usage, shared
+        self.counts_tokens, self.counts_dollars = limits.counts_tokens, limits.counts_dollars
         usage.second = -1
         self._window: Window | None = None
         """Where repeated hits of this second count, if they do; ``_left`` of them go on."""
@@ -124,8 +128,8 @@ class Tab:
         usage.count_request(limits, now)
         lines = limit_lines(limits, usage, now)
         self._before, self._left, self._after = lines
-        requests = usage.counters["requests/minute"]
-        self._window = None if limits.rpm is None else requests.at(window_of("minute", now))
+        requests = usage.requests
+        self._window = None if limits.rpm is None else requests.at(requests.number(now))
         usage.second = int(now)
         return lines.whole()
 
@@ -142,7 +146,7 @@ class Tab:
 
     def check_price(self, request: CacheRequest) -> None:
         """Raise ForbiddenError if a budget in dollars needs the model's price, which is unknown."""
-        if not self.limits.counts_dollars:
+        if not self.counts_dollars:
             return
         price = self._shared.prices.find(request.model)
         writes = SPECS[request.endpoint].streaming is not None
@@ -163,11 +167,11 @@ class Tab:
         """
         now, usage, limits = self._shared.now(), self.usage, self.limits
         tokens = (used.prompt or 0) + (used.completion or 0)
-        cost = self._cost(used, model, asked) if limits.counts_dollars else 0
+        cost = self._cost(used, model, asked) if self.counts_dollars else 0
         usage.count_use(limits, tokens, cost, now)
         usage.second = -1
         self._shared.touch(self.name)
-        for soft in over_soft_budgets(limits, usage, now):
+        for soft in over_soft_budgets(limits, usage, now) if limits.soft_budget else ():
             window = window_of(soft.period, now)
             if usage.told.get(soft) != window:
                 usage.told[soft] = window
@@ -216,12 +220,12 @@ class Ticket:
 
     def label(self, fields: Fields) -> Fields:
         """Return a reply's headers with those of the limits; the upstream's are of another key."""
-        kept = (field for field in fields if not field[0].lower().startswith(_UPSTREAMS_OWN))
+        kept = [field for field in fields if not field[0].lower().startswith(_UPSTREAMS_OWN)]
         return (*kept, *self.tab.fields())
 
     def charge(self, seen: Observation) -> None:
         """Count the use of the upstream's call, once; a hit has none."""
-        if self._charged or not self.tab.limits.counts_tokens:
+        if self._charged or not self.tab.counts_tokens:
             return
         self._charged = True
         if (used := self._use(seen)) != NOTHING_SAID:
