@@ -141,7 +141,7 @@ class Seen:
             self.failed[name if reply is None else str(reply.status)] += 1
         elif reply.status == 200:
             self.answered[name] += 1
-            if "; hit" not in reply.cache_status:
+            if not {"hit", "collapsed"} & set(reply.cache_status.replace(" ", "").split(";")):
                 self.tokens[name] += orjson.loads(reply.body)["usage"]["total_tokens"]
 
 
