@@ -16,8 +16,12 @@ from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, load_setting
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
+DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
 ENGINES = ("backend", "backend-gpu")
 OURS = ("gateway", *ENGINES)
+STORES = ("redis", "qdrant")
+ALWAYS = {"gateway", *STORES}
+MONITORING = ("prometheus", "grafana", "otel-collector")
 
 
 def interpolate(text: str, **environment: str) -> str:
@@ -67,11 +71,15 @@ def test_the_schema_check_refuses_what_is_not_compose(tmp_path):
 
 def test_cpu_is_the_default_profile():
     assert default_profile() == "cpu"
-    assert active("cpu") == {"gateway", "backend"}
+    assert active("cpu") == {*ALWAYS, "backend"}
 
 
 def test_gpu_starts_the_gpu_engine_and_not_the_other():
-    assert active("gpu") == {"gateway", "backend-gpu"}
+    assert active("gpu") == {*ALWAYS, "backend-gpu"}
+
+
+def test_monitoring_is_a_profile_of_its_own():
+    assert active("monitoring") == {*ALWAYS, *MONITORING}
 
 
 def test_only_the_gpu_engine_reserves_a_gpu():
@@ -81,11 +89,13 @@ def test_only_the_gpu_engine_reserves_a_gpu():
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
 
 
-def test_the_gateway_waits_for_the_engine_of_the_chosen_profile_alone():
+def test_the_gateway_waits_for_the_stores_and_the_engine_of_the_chosen_profile():
     waits = SERVICES["gateway"]["depends_on"]
-    assert set(waits) == {*ENGINES, "redis"}
-    for condition in waits.values():
-        assert condition == {"condition": "service_healthy", "required": False}
+    assert set(waits) == {*ENGINES, *STORES}
+    for engine in ENGINES:
+        assert waits[engine] == {"condition": "service_healthy", "required": False}
+    for store in STORES:
+        assert waits[store] == {"condition": "service_healthy"}
 
 
 def test_both_engines_are_found_under_the_name_that_the_gateway_asks():
@@ -113,8 +123,16 @@ def test_every_service_is_confined(service):
     assert settings["restart"] == "unless-stopped"
 
 
-def test_redis_starts_only_where_it_is_asked_for_and_keeps_nothing():
-    assert SERVICES["redis"]["profiles"] == ["redis"]
+@pytest.mark.parametrize("service", sorted({*SERVICES} - {*OURS}))
+def test_images_of_others_are_pinned_and_checked(service):
+    settings = SERVICES[service]
+    assert re.search(r":v?\d+\.\d+[\w.-]*$", settings["image"])
+    assert settings["image"].endswith("-unprivileged") or int(settings["user"].split(":")[0]) > 0
+    # The collector's image has nothing that could ask.
+    assert ("healthcheck" in settings) == (service != "otel-collector")
+
+
+def test_redis_keeps_nothing():
     assert SERVICES["redis"]["healthcheck"]["test"] == ["CMD", "redis-cli", "ping"]
     arguments = command("redis")
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
@@ -133,18 +151,75 @@ def test_policies_are_mounted_as_a_folder_and_read_only():
 
 
 def test_data_and_models_are_in_named_volumes():
-    assert set(COMPOSE["volumes"]) == {"data", "models", "vectors"}
+    assert set(COMPOSE["volumes"]) == {"data", "models", "vectors", "metrics", "grafana"}
     assert SERVICES["qdrant"]["volumes"] == ["vectors:/qdrant/storage"]
     assert "data:/data" in SERVICES["gateway"]["volumes"]
     for engine in ENGINES:
         assert SERVICES[engine]["volumes"] == ["models:/data"]
 
 
-def test_only_the_gateway_is_published_and_on_loopback_by_default():
-    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway"}
+def test_what_is_published_is_on_loopback_by_default():
+    published = {
+        name: [interpolate(port) for port in service["ports"]]
+        for name, service in SERVICES.items()
+        if "ports" in service
+    }
+    assert published == {
+        "gateway": ["127.0.0.1:8080:8080"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+        "grafana": ["127.0.0.1:3000:3000"],
+    }
     (port,) = SERVICES["gateway"]["ports"]
-    assert interpolate(port) == "127.0.0.1:8080:8080"
     assert interpolate(port, REFRAIN_PUBLISH="0.0.0.0:80") == "0.0.0.0:80:8080"
+
+
+def test_nobody_has_a_password_that_stands_in_the_file():
+    for service in SERVICES.values():
+        for name, value in service.get("environment", {}).items():
+            assert not re.search("PASSWORD|SECRET$|KEY|TOKEN", name) or value is None
+    grafana = SERVICES["grafana"]["environment"]
+    assert grafana["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert grafana["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert grafana["GF_AUTH_BASIC_ENABLED"] == "false"
+
+
+@pytest.mark.parametrize("service", MONITORING)
+def test_files_of_monitoring_are_mounted_where_they_are_read(service):
+    settings = SERVICES[service]
+    mounts = [mount for mount in settings["volumes"] if isinstance(mount, dict)]
+    for mount in mounts:
+        assert mount["read_only"] is True
+        assert (ROOT / mount["source"]).is_dir()
+    named = [value.partition("=")[2] for value in settings.get("command", ())]
+    named += list(settings.get("environment", {}).values())
+    for path in [path for path in named if path.startswith("/etc/")]:
+        (mount,) = [mount for mount in mounts if path.startswith(mount["target"] + "/")]
+        assert (ROOT / mount["source"] / path.removeprefix(mount["target"] + "/")).is_file()
+
+
+def test_prometheus_asks_gateway_and_engine_and_grafana_asks_prometheus():
+    folder = ROOT / "deploy" / "monitoring"
+    jobs = yaml.safe_load((folder / "prometheus.yaml").read_text())["scrape_configs"]
+    gateway, engine = jobs
+    assert gateway["static_configs"] == [{"targets": ["gateway:8080"]}]
+    assert engine["dns_sd_configs"] == [{"names": ["backend"], "type": "A", "port": 8000}]
+    sources = yaml.safe_load(
+        (folder / "grafana/provisioning/datasources/prometheus.yaml").read_text()
+    )
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
+    provider = yaml.safe_load((folder / "grafana/provisioning/dashboards/refrain.yaml").read_text())
+    targets = [each["target"] for each in SERVICES["grafana"]["volumes"] if isinstance(each, dict)]
+    assert provider["providers"][0]["options"]["path"] in targets
+
+
+def test_the_collector_joins_only_what_it_declares():
+    collector = yaml.safe_load((ROOT / "deploy/monitoring/otel-collector.yaml").read_text())
+    for pipeline in collector["service"]["pipelines"].values():
+        for kind, names in pipeline.items():
+            assert set(names) <= set(collector[kind])
+    endpoint = collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
+    assert endpoint == "0.0.0.0:4318"
+    assert "`OTEL_EXPORTER_OTLP_ENDPOINT=http://otel-collector:4318`" in DEPLOY
 
 
 def test_the_gateway_accepts_its_command_line():
@@ -169,17 +244,20 @@ def test_every_setting_in_the_environment_exists():
 
 
 def test_every_variable_is_documented():
-    text = (ROOT / "compose.yaml").read_text()
-    variables = set(re.findall(r"\$\{(\w+)", text))
+    variables = set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))
     for service in SERVICES.values():
-        variables |= set(service.get("environment", ()))
-    documented = set(re.findall(r"`([A-Z_]+)`", (ROOT / "docs" / "deploy.md").read_text()))
-    assert variables <= documented
+        # Those without a value come from the shell.
+        given = service.get("environment", {}).items()
+        variables |= {name for name, value in given if value is None}
+    assert variables <= set(re.findall(r"`([A-Z_]+)`", DEPLOY))
 
 
-def test_qdrant_starts_by_its_profile_alone_and_is_found_under_its_name():
-    assert "qdrant" not in active("cpu") | active("gpu")
-    assert active("qdrant") == {"gateway", "qdrant"}
-    assert SERVICES["qdrant"]["healthcheck"]["test"][-1].endswith("/127.0.0.1/6333")
-    settings = load_settings({}, {"REFRAIN_VECTORS": "http://qdrant:6333"}, None)
+def test_entries_and_vectors_are_in_the_services_unless_the_shell_says_otherwise():
+    environment = {
+        name: interpolate(SERVICES["gateway"]["environment"][name])
+        for name in ("REFRAIN_STORE", "REFRAIN_VECTORS")
+    }
+    settings = load_settings({}, environment, None)
+    assert settings.store == "redis://redis"
     assert settings.vectors == "http://qdrant:6333"
+    assert SERVICES["qdrant"]["healthcheck"]["test"][-1].endswith("/127.0.0.1/6333")
