@@ -67,11 +67,28 @@ def _servers(servers: Any) -> Reason | None:
     return Reason.HOSTED_TOOLS if servers else None
 
 
+def _stored_files(content: Any) -> Reason | None:
+    """Refuse content that names a file which Anthropic stores, wherever it is nested."""
+    stack = [content]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, list):
+            stack += each
+        elif isinstance(each, dict):
+            source = each.get("source")
+            if each.get("type") == "container_upload" or (
+                isinstance(source, dict) and source.get("type") == "file"
+            ):
+                return Reason.CONVERSATION
+            stack += (each.get("content"), source)
+    return None
+
+
 _CONTENT = Type("one of a string or array of objects", (str, list))
 
 _PROMPT: Fields = {
     **keyed(STRING, "model"),
-    **keyed(OBJECTS, "messages"),
+    "messages": Field(OBJECTS, keyed=True, refusal=_stored_files),
     **keyed(_CONTENT, "system"),
     **keyed(OBJECT, "thinking", "tool_choice", "output_config", "context_management"),
     **keyed(None, "speed"),
@@ -120,6 +137,8 @@ def _check_blocks(where: str, blocks: Any) -> Iterator[ClientError]:
     for at, block in enumerate(blocks if isinstance(blocks, list) else ()):
         if not isinstance(block, dict):
             yield OBJECT.error(f"{where}[{at}]", block)
+        elif not isinstance(block.get("type", ""), str | None):
+            yield STRING.error(f"{where}[{at}].type", block["type"])
 
 
 def _find_question(body: Body) -> Question | Reason:
@@ -163,7 +182,14 @@ _FINISH = {
 
 def _decline(body: Body, result: Any, finish_reasons: Container[str]) -> Reason | None:
     match result:
-        case {"type": "message", "role": "assistant", "content": [*blocks], "stop_reason": stop}:
+        case {
+            "type": "message",
+            "role": "assistant",
+            "content": [*blocks],
+            "stop_reason": stop,
+        } if (
+            result.get("container") is None  # it is there only if Anthropic's tools have run
+        ):
             pass
         case _:
             return Reason.UNKNOWN_SHAPE
@@ -283,9 +309,9 @@ class StreamedMessage(StreamedAnswer):
         for block in self._blocks:
             whole = {n: "".join(v) if isinstance(v, _Pieces) else v for n, v in block.items()}
             written = whole.pop("partial_json", None)
-            if written is not None:
+            if written:
                 try:
-                    whole["input"] = exact_json.loads(written.encode() or b"{}")
+                    whole["input"] = exact_json.loads(written.encode())
                 except (orjson.JSONDecodeError, UnicodeEncodeError):
                     return Reason.INVALID_TOOL_CALL
             content.append(whole)

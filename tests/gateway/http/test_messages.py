@@ -506,3 +506,11 @@ async def test_a_repeated_request_is_answered_by_its_bytes(native, upstream):
 
 def test_the_fake_servers_say_the_same():
     assert message()["usage"]["input_tokens"] == USAGE["prompt_tokens"] - 4
+
+
+async def test_bytes_that_are_repeated_are_no_hit_for_another_version_of_the_api(native, upstream):
+    for beta in ("a", "a", "a", "b"):
+        answered = await ask(native, headers={"anthropic-beta": beta})
+        assert answered.status == 200
+    assert "fwd=miss" in answered.cache
+    assert [request.headers["anthropic-beta"] for request in upstream.requests] == ["a", "b"]

@@ -8,6 +8,7 @@ from gateway.protocol.conversation import answer_text, last_user_text, prompt_te
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.errors import ClientError
+from gateway.protocol.streaming.decode import encode_event
 from policies.decision import CLEAN_FINISH_REASONS, Endpoint
 
 MESSAGES = Endpoint.MESSAGES
@@ -286,3 +287,53 @@ def test_a_count_is_stored_unless_it_is_an_estimate(result, reason):
 def test_a_body_without_its_path_is_recognised_where_only_one_endpoint_fits():
     assert SPEC.recognises({**BODY, "system": "s"})
     assert not SPEC.recognises(BODY)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "container_upload", "file_id": "file_1"},
+        {"type": "image", "source": {"type": "file", "file_id": "file_1"}},
+        {"type": "tool_result", "content": [{"type": "document", "source": {"type": "file"}}]},
+        {
+            "type": "document",
+            "source": {
+                "type": "content",
+                "content": [
+                    {"type": "image", "source": {"type": "file"}},
+                ],
+            },
+        },
+    ],
+)
+def test_a_file_that_the_provider_stores_bars_a_lookup(block):
+    turns = [{"role": "user", "content": [text("What is it?"), block]}]
+    assert SPEC.bypass_reason({**BODY, "messages": turns}) is Reason.CONVERSATION
+    assert COUNT.bypass_reason({**BODY, "messages": turns}) is Reason.CONVERSATION
+
+
+@pytest.mark.parametrize("kind", [[], {}, 7])
+def test_a_block_with_a_type_that_is_no_text_is_only_forwarded(kind):
+    turns = [{"role": "user", "content": [{"type": kind}]}]
+    assert SPEC.validate({**BODY, "messages": turns}) is not None
+
+
+def test_an_answer_made_in_a_container_is_not_admitted():
+    result = message(text("Done."), container={"id": "c"})
+    assert SPEC.decline(BODY, result, CLEAN_FINISH_REASONS) is Reason.UNKNOWN_SHAPE
+    assert SPEC.decline(BODY, {**result, "container": None}, CLEAN_FINISH_REASONS) is None
+
+
+def test_arguments_that_came_with_the_blocks_beginning_stay():
+    answer = SPEC.streaming.follow(assemble=True, max_bytes=10**6)
+    empty = {"index": 0, "delta": {"type": "input_json_delta", "partial_json": ""}}
+    events = (
+        ("message_start", {"message": {**message(), "stop_reason": None}}),
+        ("content_block_start", {"index": 0, "content_block": CALL}),
+        ("content_block_delta", empty),
+        ("content_block_stop", {"index": 0}),
+        ("message_delta", {"delta": {"stop_reason": "tool_use"}}),
+        ("message_stop", {}),
+    )
+    answer.feed(b"".join(encode_event(kind, event) for kind, event in events))
+    assert answer.result()["content"] == [CALL]

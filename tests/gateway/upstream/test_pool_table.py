@@ -341,7 +341,7 @@ def test_who_came_first_is_let_in_first_also_where_models_share_an_upstream():
     waiting.remove(tickets[1])
     waiting.remove(tickets[1])
     assert let_in_one_by_one(waiting, pool, held) == ["y0", "y2", "x3"]
-    assert ("x", "") not in waiting.lanes
+    assert ("x", "", False) not in waiting.lanes
 
 
 def by(client, model="m"):
@@ -442,7 +442,7 @@ def test_who_left_holds_no_place_and_no_turn():
         waiting.remove(ticket)
     waiting.add(by("first"), "back")
     assert (len(waiting), let_in_one_by_one(waiting, pool, held)) == (2, ["other", "back"])
-    assert ("m", "") not in waiting.lanes
+    assert ("m", "", False) not in waiting.lanes
 
 
 def test_a_probe_is_due_when_the_pause_is_over_or_nothing_was_heard():
