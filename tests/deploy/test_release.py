@@ -1,0 +1,62 @@
+"""The release workflow: valid by GitHub's schema, true to package and Dockerfile. Not run here."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / ".github" / "workflows" / "release.yml"
+JOBS: dict[str, Any] = yaml.safe_load(FILE.read_text())["jobs"]
+
+
+def commands(job: str) -> str:
+    return "\n".join(step.get("run", "") for step in JOBS[job]["steps"])
+
+
+@pytest.mark.parametrize(
+    "schema", ["vendor.github-workflows", "custom.github-workflows-require-timeout"]
+)
+def test_the_workflow_is_valid(schema):
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, FILE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_only_the_job_that_publishes_may_ask_for_a_token_of_the_index():
+    assert [name for name, job in JOBS.items() if "id-token" in job.get("permissions", ())] == [
+        "pypi"
+    ]
+    assert JOBS["pypi"]["environment"] == "pypi"
+    # It runs no code of the checkout, nor a command of its own.
+    assert commands("pypi").strip() == ""
+    assert "PYPI" not in re.sub(r"#.*", "", FILE.read_text())
+
+
+def test_images_are_stages_of_the_dockerfile_with_an_extra_that_exists():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    images = JOBS["images"]["strategy"]["matrix"]["include"]
+    assert {(image["target"], image["extra"]) for image in images} == {
+        ("gateway", "cpu"),
+        ("backend", "cpu"),
+        ("backend", "gpu"),
+    }
+    for image in images:
+        assert image["target"] in stages
+        assert image["extra"] in project["optional-dependencies"]
+        assert image["platforms"].startswith("linux/amd64")
+
+
+def test_the_sbom_is_of_what_users_install():
+    assert 'pip install --constraint constraints.txt "$(ls dist/*.whl)[cpu]"' in commands("package")
+    (written,) = re.findall(r"--output-file (\S+)", commands("package"))
+    uploaded = [
+        step["with"]["path"] for step in JOBS["package"]["steps"] if "path" in step.get("with", ())
+    ]
+    assert uploaded == ["dist/", written]
