@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test lint bench eval soak lock clean
+.PHONY: help setup demo test lint bench eval soak manifests lock clean
 .DEFAULT_GOAL := help
 
 help: ## show this help
@@ -78,6 +78,10 @@ eval: setup ## quality of semantic hits on the evaluation data; EVAL="--only che
 
 soak: setup ## the property tests, for long
 	$(BIN)/pytest -q tests/properties --hypothesis-profile=soak
+
+manifests: setup ## write deploy/kubernetes/refrain.yaml from the Helm chart
+	$(BIN)/python deploy/helm/manifests.py > manifests.new
+	@mv manifests.new deploy/kubernetes/refrain.yaml
 
 lock: setup ## write constraints.txt anew from what is installed
 	@{ head -n 1 constraints.txt; $(BIN)/pip freeze --exclude-editable --exclude pip --exclude setuptools | sed 's/^torch==\([0-9.]*\).*/torch==\1/'; } > constraints.new
