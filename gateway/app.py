@@ -19,6 +19,7 @@ from gateway.server.admin.access import AdminAccess
 from gateway.server.admin.api import Admin
 from gateway.server.admin.operations import Operations
 from gateway.server.admin.overview import Overview
+from gateway.server.admin.policy_editor import PolicyEditor
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.auth import Access
 from gateway.server.hot_path import HotPath
@@ -160,7 +161,7 @@ def create_app(
         comparisons,
         metrics.prefixes.shares.report,
         telemetry.usage.report,
-        Overview(
+        overview=Overview(
             families=metrics.families,
             readiness=readiness,
             calls=lambda: len(pipeline.coalescer.calls),
@@ -168,6 +169,13 @@ def create_app(
             upstreams=upstreams.each,
             now=time.time,
         ),
+        policy=PolicyEditor(
+            policies=policies,
+            is_packaged=settings.policy is None,
+            decision_log=settings.decision_log,
+            data_dir=settings.data_dir,
+        ),
+        keys=access.list_keys,
         audit_log=settings.data_dir / "admin-audit.jsonl",
         access=operator,
     )

@@ -8,10 +8,8 @@ import argparse
 import hashlib
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,12 +25,13 @@ from gateway.server.keys.key_line import (
     Key,
     KeyLineError,
     attributes_of,
-    format_attributes,
+    describe_key,
     format_key,
     format_time,
     make_key,
     read_key,
 )
+from gateway.server.watched_file import replace_file
 from gateway.settings import SettingsError, load_settings
 from policies.format.values import DURATION, UnexpectedValueError
 
@@ -112,7 +111,7 @@ def list_keys(options: argparse.Namespace) -> int:
     """Print the keys, without anything that could be used as one."""
     file, now = key_file(options), time.time()
     found = [each for each in _read(file) if each.key is not None and each.digest is not None]
-    rows = [_row(each.digest, each.key, now) for each in found if each.key and each.digest]
+    rows = [describe_key(each.digest, each.key, now) for each in found if each.key and each.digest]
     if options.json:
         print(orjson.dumps(rows).decode())
         return 0
@@ -162,30 +161,11 @@ def edit_file(
             lines = _read(file, absent_is_empty=create)
             text = "".join(f"{line.text}\n" for line in edit(lines))
             _check(text.encode(), file)
-            _replace(file, text.encode())
+            replace_file(file, text.encode())
     except Timeout:
         raise FailedError(f"{file}: another command is editing it; try again") from None
     except OSError as error:
         raise FailedError(f"{file}: cannot be written: {error.strerror or error}") from None
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """Write a file whole, with the mode and the owner of the one before. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as new:
-            new.write(data)
-            if file.exists():
-                old = file.stat()
-                os.fchmod(new.fileno(), old.st_mode & 0o777)
-                with suppress(PermissionError):
-                    os.fchown(new.fileno(), old.st_uid, old.st_gid)
-            new.flush()
-            os.fsync(new.fileno())
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _read(file: Path, *, absent_is_empty: bool = False) -> list[Line]:
@@ -265,12 +245,6 @@ def _date(text: str) -> str:
         return format_time(time.time() + DURATION.read(text))
     except UnexpectedValueError:
         return text
-
-
-def _row(digest: bytes, key: Key, now: float) -> dict[str, str]:
-    state = "expired" if key.has_expired(now) else "valid"
-    # Eight digits tell the keys of a holder apart.
-    return {"name": key.name, "key": digest.hex()[:8], "state": state, **format_attributes(key)}
 
 
 def _new_secret() -> str:

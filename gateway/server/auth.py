@@ -20,7 +20,7 @@ from typing import Any
 
 from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.headers import CREDENTIALS, bearer
-from gateway.server.keys.key_line import Key, KeyLineError, read_key
+from gateway.server.keys.key_line import Key, KeyLineError, describe_key, read_key
 from gateway.server.watched_file import WatchedFile
 
 _log = logging.getLogger(__name__)
@@ -173,6 +173,17 @@ class Access:
     def holders(self) -> Mapping[str, Key]:
         """The holders of gateway keys, with one key of each."""
         return (NOBODY if self._keys is None else self._keys.active).holders
+
+    def list_keys(self) -> list[dict[str, str]]:
+        """Return the gateway keys without their secrets, sorted by holder."""
+        ring = NOBODY if self._keys is None else self._keys.active
+        now = self._now()
+        rows = [
+            describe_key(digest, key, now)
+            for near in ring.by_prefix.values()
+            for digest, key in near
+        ]
+        return sorted(rows, key=lambda row: (row["name"], row["key"]))
 
     def details(self) -> dict[str, Any]:
         """Return for /readyz the files in force and the refused edits."""

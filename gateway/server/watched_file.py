@@ -1,7 +1,10 @@
 """A file that an operator edits: read at start, watched, and replaced whole by each good edit."""
 
 import logging
+import os
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -34,6 +37,10 @@ class WatchedFile(Generic[T]):
         """The reason why the file on disk is not in force, or None."""
         return self._unreadable or self._wrong
 
+    def has_in_force(self, data: bytes) -> bool:
+        """Tell whether the value in force was read from these bytes."""
+        return self.problem is None and data == self._accepted
+
     def reload(self) -> bool:
         """Read the file again; return whether a new value took effect.
 
@@ -56,3 +63,22 @@ class WatchedFile(Generic[T]):
         if self.problem not in (None, before):
             log.error("%s: %s", self._in_force, self.problem)
         return changed
+
+
+def replace_file(file: Path, data: bytes) -> None:
+    """Write a file whole, with the mode and the owner of the one before. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as new:
+            new.write(data)
+            if file.exists():
+                old = file.stat()
+                os.fchmod(new.fileno(), old.st_mode & 0o777)
+                with suppress(PermissionError):
+                    os.fchown(new.fileno(), old.st_uid, old.st_gid)
+            new.flush()
+            os.fsync(new.fileno())
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

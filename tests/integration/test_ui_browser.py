@@ -157,11 +157,36 @@ async def test_a_pasted_request_is_explained(browser, gateway):
         assert await found.first.inner_text() == "messages[0].content"
 
 
+async def test_a_policy_is_checked_replayed_and_saved(browser, gateway):
+    async with logged_in(browser, gateway) as page:
+        await page.get_by_role("link", name="Policy").click()
+        await page.get_by_text("In force", exact=True).wait_for()
+        editor, save = (
+            page.get_by_label("Policy", exact=True),
+            page.get_by_role("button", name="Save"),
+        )
+        await editor.fill(POLICY.replace("10m", "soon"))
+        await page.get_by_role("button", name="Check").click()
+        await page.get_by_role("button", name="Line 5").click()
+        selected = "getSelection().toString()"
+        assert "freshness: soon" in await page.evaluate(selected)
+        assert await save.is_disabled()
+        await editor.fill(POLICY.replace("10m", "20m"))
+        await page.get_by_role("button", name="Replay").click()
+        await page.get_by_text("What the edit would have changed").first.wait_for()
+        await save.click()
+        await page.get_by_text("Saved, and in force.").wait_for()
+    assert "20m" in (gateway.data_dir.parent / "policy.yaml").read_text()
+
+
 VIEWS = {
     "overview": "Rules",
     "entries": "gpt-4o",
     "explain": "A request's body",
+    "policy": "In force",
+    "quality": "Latest comparisons",
     "usage": "Saved, by way",
+    "keys": "Gateway keys",
 }
 """Each view, and a text that it shows once it is there."""
 

@@ -34,6 +34,7 @@ from gateway.server.admin.operations import (
     read_hash,
 )
 from gateway.server.admin.overview import Overview
+from gateway.server.admin.policy_editor import PolicyEditor
 from gateway.server.admin.recorded_request import InvalidFieldError, read_request
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.admin.session import COOKIE
@@ -53,7 +54,7 @@ Handle = Callable[[web.Request], Awaitable[Fields]]
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 1000
 _LIST_FILTERS = SELECTION_FIELDS[:-1]
-_AUDITED = (*SELECTION_FIELDS, "entry", "dry_run", "purge")
+_AUDITED = (*SELECTION_FIELDS, "entry", "dry_run", "purge", "sha256")
 """Fields that the audit log may hold: names and hashes, no text of a prompt."""
 
 
@@ -66,8 +67,10 @@ class Admin:
         semantic: SemanticOperations,
         prefix_hits: Page,
         usage: Callable[[str, str, str | None], Awaitable[Fields]],
-        overview: Overview,
         *,
+        overview: Overview,
+        policy: PolicyEditor,
+        keys: Callable[[], list[dict[str, str]]],
         audit_log: Path,
         access: AdminAccess,
     ) -> None:
@@ -77,6 +80,8 @@ class Admin:
         self._prefix_hits = prefix_hits
         self._usage = usage
         self._overview = overview
+        self._policy = policy
+        self._keys = keys
         self._audit_log = Journal(audit_log)
         self._access = access
 
@@ -92,14 +97,23 @@ class Admin:
             "load": do.load,
             "explain": self._explain,
             "semantic/reset": self._semantic.reset,
+            "policy/check": self._policy.check,
+            "policy/replay": self._policy.replay,
+            "policy": self._policy.save,
         }
         pages: dict[str, Page] = {
             "semantic": self._semantic.report,
             "prefix-hits": self._prefix_hits,
+            "keys": lambda: {"keys": self._keys()},
         }
         shown: dict[str, Handle] = {name: partial(_show_page, page) for name, page in pages.items()}
         shown |= {"entries": self._list, "entries/{key}": self._show, "usage": self._show_usage}
-        shown["overview"] = self._show_overview
+        looks = {
+            "overview": self._overview.page,
+            "policy": self._policy.page,
+            "comparisons": self._semantic.comparisons,
+        }
+        shown |= {name: partial(_show_look, look) for name, look in looks.items()}
         for name, handle in shown.items():
             app.router.add_get(f"/admin/{name}", partial(self._answer, handle))
         for name, action in actions.items():
@@ -199,9 +213,6 @@ class Admin:
             raise InvalidFieldError("since", str(error)) from None
         return await self._usage(since, by, request.query.get("team"))
 
-    async def _show_overview(self, _request: web.Request) -> Fields:
-        return await self._overview.page()
-
     async def _explain(self, fields: Fields) -> Fields:
         try:
             recorded = read_request(fields, strict=True)
@@ -212,6 +223,10 @@ class Admin:
 
 async def _show_page(page: Page, _request: web.Request) -> Fields:
     return page()
+
+
+async def _show_look(look: Callable[[], Awaitable[Fields]], _request: web.Request) -> Fields:
+    return await look()
 
 
 async def _refuse_path(request: web.Request) -> Fields:

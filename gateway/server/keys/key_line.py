@@ -148,6 +148,13 @@ def format_attributes(key: Key) -> Mapping[str, str]:
     return {name: ATTRIBUTES[name].write(value) for name, value in attributes_of(key).items()}
 
 
+def describe_key(digest: bytes, key: Key, now: float) -> dict[str, str]:
+    """Return what operators see of a key: its holder, its state, its attributes, and no secret."""
+    state = "expired" if key.has_expired(now) else "valid"
+    # Eight digits tell the keys of a holder apart.
+    return {"name": key.name, "key": digest.hex()[:8], "state": state, **format_attributes(key)}
+
+
 def format_key(digest: bytes, key: Key) -> str:
     """Return the line of a key."""
     attributes = (f"{name}={value}" for name, value in format_attributes(key).items())

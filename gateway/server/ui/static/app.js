@@ -5,7 +5,10 @@ import { fill, h } from "./dom.js";
 import { start } from "./history.js";
 import { entries } from "./views/entries.js";
 import { explain } from "./views/explain.js";
+import { keys } from "./views/keys.js";
 import { overview } from "./views/overview.js";
+import { policy } from "./views/policy.js";
+import { quality } from "./views/quality.js";
 import { usage } from "./views/usage.js";
 
 /** A view fills the element it gets; it may return a function that ends it. */
@@ -13,7 +16,10 @@ const VIEWS = {
   overview: ["Overview", overview],
   entries: ["Entries", entries],
   explain: ["Explain", explain],
+  policy: ["Policy", policy],
+  quality: ["Quality", quality],
   usage: ["Usage", usage],
+  keys: ["Keys", keys],
 };
 
 const main = document.getElementById("main");

@@ -2,6 +2,7 @@
 
 import { get, post } from "../api.js";
 import { bytes, clock, count, dialog, facts, fill, h, hash, labelled, run, seconds, table } from "../dom.js";
+import { answerText } from "./quality.js";
 
 const FIELDS = [
   ["rule", "Rule", "A rule's name"],
@@ -112,11 +113,4 @@ function text(entry) {
   return [h("h3", {}, "Question"), h("pre", {}, entry.question ?? "Not stored: the entry is only found by the whole request."),
     h("h3", {}, "Answer"), h("pre", {}, answerText(entry.answer)),
     h("details", {}, h("summary", {}, "The answer as JSON"), h("pre", {}, JSON.stringify(entry.answer, null, 2)))];
-}
-
-function answerText(answer) {
-  const parts = answer.choices?.map((choice) => choice.message?.content ?? choice.text)
-    ?? answer.content?.map((block) => block.text)
-    ?? answer.output?.flatMap((item) => item.content ?? []).map((part) => part.text);
-  return parts?.filter((part) => typeof part === "string").join("\n\n") || "No text: see the JSON.";
 }
