@@ -40,7 +40,7 @@ from gateway.server.secrets import load_or_create_secret, secret_setting, shared
 from gateway.server.ui.page import OperatorPage
 from gateway.settings import Settings
 from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.pool.probes import UPSTREAMS
+from gateway.upstream.pool.probes import GREET
 
 POLICY_POLL_SECONDS = 0.5
 
@@ -209,7 +209,7 @@ def create_app(
     if settings.ui:
         OperatorPage(operator).add_routes(app)
     handlers.add_routes(app)
-    app[END_CALLS], app[UPSTREAMS] = pipeline.close, tuple(upstreams.each.values())
+    app[END_CALLS], app[GREET] = pipeline.close, upstreams.greet
 
     def on_policy_reload(accepted: bool) -> None:
         metrics.count_policy_reload(accepted)

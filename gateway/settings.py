@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -119,6 +120,18 @@ def _check_vectors(value: str) -> str:
     return value.rstrip("/")
 
 
+def _check_dns_server(value: str) -> str:
+    try:
+        parts = urlsplit(f"//{value}")
+        ip_address(parts.hostname or "")
+        is_place = parts.netloc == value and "@" not in value and parts.port != 0
+    except ValueError:
+        is_place = False
+    if not is_place:
+        raise ValueError("expected the IP address of a name server, such as 127.0.0.1:8600")
+    return value
+
+
 def _check_list(value: object) -> object:
     if isinstance(value, str):
         raise ValueError("expected a list of mappings, in refrain.yaml")  # noqa: TRY004 - pydantic's
@@ -165,6 +178,7 @@ class Settings(BaseModel):
     upstream_accepts: Annotated[tuple[Addition, ...] | None, BeforeValidator(_split_or_none)] = None
     upstream_cache_salt: bool = False
     upstream_warm_up: bool = False
+    dns_server: Annotated[str, AfterValidator(_check_dns_server)] | None = None
     gateway_keys: Path | None = None
     denied_keys: Path | None = None
     key_limits_fail: str = Field(default="open", pattern="^(open|closed)$")

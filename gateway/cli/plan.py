@@ -12,12 +12,13 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -34,6 +35,8 @@ from gateway.server.secrets import (
 )
 from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables
 from gateway.telemetry.prices import PricesError
+from gateway.upstream.discovery import DiscoveryError, read_addresses
+from gateway.upstream.settings import DiscoveryFile
 from policies.format.load import parse_policy
 from policies.format.yaml_document import PolicyError, policy_text
 
@@ -137,12 +140,17 @@ def _check(settings: Settings) -> None:
         raise CommandError(str(error)) from None
     warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
     log_proxies(upstreams, os.environ)
-    checks = (
+    checks: list[tuple[Path | None, Callable[[bytes, str], object]]] = [
         (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
         (settings.gateway_keys, read_key_ring),
         (settings.denied_keys, partial(read_key_ring, denied=True)),
         (settings.prices, read_price_file),
-    )
+    ]
+    checks += [
+        (one.discover.file, partial(read_addresses, port=urlsplit(one.url).port))
+        for one in upstreams
+        if isinstance(one.discover, DiscoveryFile)
+    ]
     for path, check in checks:
         if path is None:
             continue
@@ -150,7 +158,7 @@ def _check(settings: Settings) -> None:
             check(path.read_bytes(), str(path))
         except OSError as error:
             raise unreadable(path, error) from None
-        except (PolicyError, KeyRingError, PricesError) as error:
+        except (PolicyError, KeyRingError, PricesError, DiscoveryError) as error:
             raise CommandError(str(error)) from None
     for option, path in tls_files(settings.store).items():
         if not os.access(path, os.R_OK):

@@ -27,7 +27,8 @@ from gateway.server.http.http_server import Runner
 from gateway.server.http.middleware import STOPPING
 from gateway.server.secrets import SecretError, SecretSettingError
 from gateway.settings import Settings
-from gateway.upstream.pool.probes import UPSTREAMS, log_upstreams
+from gateway.upstream.discovery import DiscoveryError
+from gateway.upstream.pool.probes import GREET
 from policies.format.load import PolicyError
 
 LAST_WORDS_SECONDS = 0.5
@@ -60,10 +61,10 @@ async def serve(
         site = web.SockSite(runner, sock, backlog=2048)
         await site.start()
         tune_collector()
-        upstreams = app[UPSTREAMS] if greets else ()
-        upstreams_log = asyncio.create_task(log_upstreams(upstreams))
+        greeting = asyncio.ensure_future(app[GREET]()) if greets else None
         await stop.wait()
-        upstreams_log.cancel()
+        if greeting is not None:
+            greeting.cancel()
         app[STOPPING].set()
         await asyncio.sleep(settings.drain_delay)
         await site.stop()
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 greets=options.greet_upstreams,
             )
         )
-    except (PolicyError, KeyRingError, SecretSettingError) as error:
+    except (PolicyError, KeyRingError, SecretSettingError, DiscoveryError) as error:
         say(str(error))
         return 2
     except (OSError, SecretError) as error:

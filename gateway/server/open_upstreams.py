@@ -6,33 +6,40 @@ Law: a single upstream that is given by its URL alone is asked without a pool in
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
-from gateway.protocol.messages import ALL_ADDITIONS, Addition, read_up_to
+from gateway.protocol.messages import ALL_ADDITIONS, Addition, declared_name, read_up_to
 from gateway.server.secrets import outbound_proxy, upstream_headers, upstream_keys
+from gateway.server.watched_file import WatchedFile
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from gateway.upstream.discovery import Address, DnsSource, FileSource, Source, read_addresses
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.pool.membership import Discovered, Membership
 from gateway.upstream.pool.pass_through import PoolRequests
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
 from gateway.upstream.pool.prefix_chain import PromptChains
-from gateway.upstream.pool.probes import PATHS, Prober
+from gateway.upstream.pool.probes import PATHS, Prober, log_upstream, log_upstreams
 from gateway.upstream.pool.retry import Budget
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware
 from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.pool.warm_up import WarmUp
 from gateway.upstream.request import Accepts, Upstream
-from gateway.upstream.settings import UpstreamSettings, alias_identities
+from gateway.upstream.settings import DiscoveryFile, UpstreamSettings, alias_identities
 
 PROBE_SECONDS = 2.0
 UNREACHABLE = "engine: not reachable"
+NOT_FOUND = "upstreams: no replica is known; see discovery"
 
 Check = Callable[[], Awaitable[str | None]]
 """Returns why a part is not ready yet, or None. Bounded in time; raises nothing."""
@@ -53,7 +60,7 @@ class Upstreams:
     refuse_unknown: Callable[[str], None] | None = None
     """Raises ClientError for a model that no upstream declares."""
     pool: UpstreamPool | None = None
-    prober: Prober | None = None
+    membership: Membership | None = None
     warm_up: WarmUp | None = None
     chains: PromptChains | None = None
     """Makes the prefix chains for routing by prompt; None for other routing."""
@@ -62,14 +69,21 @@ class Upstreams:
     async def lifespan(self) -> AsyncIterator[None]:
         """Open the upstreams, and probe them until the end."""
         async with contextlib.AsyncExitStack() as stack:
-            for upstream in self.each.values():
-                await upstream.open()
-                stack.push_async_callback(upstream.close)
             if self.pool is not None:
                 stack.callback(self.pool.queue.close)
-            if self.prober is not None:
-                await stack.enter_async_context(in_background(self.prober.run()))
+            if self.membership is not None:
+                await stack.enter_async_context(self.membership.lifespan())
+            else:
+                for upstream in self.each.values():
+                    await upstream.open()
+                    stack.push_async_callback(upstream.close)
             yield
+
+    async def greet(self) -> None:
+        """Log how each upstream answers: those of now, and each replica that joins."""
+        if self.membership is not None:
+            self.membership.greet = log_upstream
+        await log_upstreams([*self.each.values()])
 
     def overloaded(self, model: str) -> bool:
         """Tell whether a request for the model could not be sent at once."""
@@ -88,7 +102,8 @@ class Upstreams:
                 "why": None if why is None else why.value,
                 "in_flight": upstream.in_flight,
             }
-        return {"upstreams": upstreams}
+        discovery = {} if self.membership is None else self.membership.details()
+        return {"upstreams": upstreams} | ({"discovery": discovery} if discovery else {})
 
 
 def open_upstreams(
@@ -109,38 +124,47 @@ def open_upstreams(
     keys = upstream_keys(given, environment, own_keys=own_keys)
     is_alone = len(given) == 1 and not settings.upstreams
     named = {identity if is_alone else one.label: one for one in given}
-    each = {
-        name: _http(
-            one,
-            settings,
-            name,
-            keys[one.label],
-            upstream_headers(one, environment, own_keys=own_keys),
-            proxy=outbound_proxy(one, environment),
+    make = {
+        name: partial(
+            _http,
+            settings=settings,
+            api_key=keys[one.label],
+            headers=upstream_headers(one, environment, own_keys=own_keys),
+            environment=environment,
             own_keys=own_keys,
         )
         for name, one in named.items()
     }
+    each = {name: make[name](one, name) for name, one in named.items() if one.discover is None}
     accepts = {
         name: _first_given(one.accepts, settings.upstream_accepts) for name, one in named.items()
     }
     counts = UpstreamMetrics(metrics.registry)
-    first = next(iter(each.values()))
-    alone = Upstreams(
-        upstream=first,
-        passing=first,
-        each=each,
-        ready=_engines_ready(each.values(), required=required),
-        accepts=accepts,
-        retry_budget=Budget(),
-    )
+    ready = _engines_ready(each, required=required)
+    retry_budget = Budget()
     if is_alone:
-        return alone
+        [first] = each.values()
+        return Upstreams(
+            upstream=first,
+            passing=first,
+            each=each,
+            ready=ready,
+            accepts=accepts,
+            retry_budget=retry_budget,
+        )
     clock = time.monotonic
     by_prefix = settings.upstream_routing == "prefix"
     routing = PrefixAware(has_siblings=settings.workers > 1) if by_prefix else LeastLoaded()
-    members = [_member(one, settings.workers) for one in given]
-    table = PoolTable(members, routing, clock(), log_change)
+    members = {
+        one.label: _member(one, settings.workers, number) for number, one in enumerate(given)
+    }
+    table = PoolTable(
+        [members[name] for name in each],
+        routing,
+        clock(),
+        log_change,
+        discovered=[member for name, member in members.items() if name not in each],
+    )
     pool = UpstreamPool(
         identity,
         each,
@@ -148,9 +172,8 @@ def open_upstreams(
         Bounds(settings.queue_size, settings.queue_timeout),
         metrics=counts,
         passes_credentials=not own_keys,
-        retry_budget=alone.retry_budget,
+        retry_budget=retry_budget,
     )
-    metrics.add(UpstreamCollector(pool))
     chains = PromptChains(shared=own_keys) if by_prefix else None
     warm_up = None
     if settings.upstream_warm_up:
@@ -160,7 +183,7 @@ def open_upstreams(
             clock,
             own_credentials=own_keys,
             chains=chains,
-            on_warm=lambda name: counts.warmed.labels(name).inc(),
+            on_warm=lambda name: counts.warmed.labels(declared_name(name)).inc(),
         )
     prober = Prober(
         each,
@@ -169,17 +192,73 @@ def open_upstreams(
         clock=clock,
         on_probe=pool.queue.admit,
         warm=None if warm_up is None else warm_up.warm,
+        # Where there is no choice, no figures are needed.
+        with_load={
+            one.label for one in given if one.load_signal and (one.discover or len(given) > 1)
+        },
     )
-    return replace(
-        alone,
+    discovered = [
+        Discovered(
+            one.label,
+            _source(one, settings.dns_server),
+            partial(_replica, one, make[one.label]),
+            partial(_replica_member, members[one.label]),
+        )
+        for one in given
+        if one.discover is not None
+    ]
+    membership = Membership(each, pool, prober.watch, discovered)
+    metrics.add(UpstreamCollector(pool, membership.details))
+    return Upstreams(
         upstream=pool,
         passing=PoolRequests(each, table, clock, pool.sticky_ids),
+        each=each,
+        ready=ready,
+        accepts=accepts,
+        retry_budget=retry_budget,
         aliases=alias_identities(given),
         refuse_unknown=table.refuse_unknown if settings.refuses_unknown_models else None,
         pool=pool,
-        prober=prober,
+        membership=membership,
         warm_up=warm_up,
         chains=chains,
+    )
+
+
+def read_discovery_file(one: UpstreamSettings, path: Path) -> WatchedFile[tuple[Address, ...]]:
+    """Return the file of an upstream's replicas. Raises DiscoveryError and OSError."""
+    port = urlsplit(one.url).port
+    in_force = f"upstream {one.label}: keeping the last good list of replicas"
+    return WatchedFile(path, partial(read_addresses, port=port), in_force)
+
+
+def _source(one: UpstreamSettings, dns_server: str | None) -> Source:
+    if isinstance(one.discover, DiscoveryFile):
+        return FileSource(read_discovery_file(one, one.discover.file))
+    server = None
+    if dns_server is not None:
+        parts = urlsplit(f"//{dns_server}")
+        server = (parts.hostname or "", parts.port or 53)
+    parts = urlsplit(one.url)
+    return DnsSource(one.label, parts.hostname or "", parts.port, server)
+
+
+def _replica(
+    one: UpstreamSettings, make: Callable[..., HttpUpstream], name: str, address: Address
+) -> HttpUpstream:
+    """Return a replica. Those by the addresses of a host name keep the name for TLS."""
+    if one.discover == "dns":
+        return make(one, name, connect_to=address.host)
+    url = urlsplit(one.url)._replace(netloc=address.text).geturl()
+    return make(one.model_copy(update={"url": url}), name)
+
+
+def _replica_member(member: Member, name: str, address: Address) -> Member:
+    return replace(
+        member,
+        name=name,
+        tier=member.tier + address.rank,
+        weight=member.weight * address.weight,
     )
 
 
@@ -189,14 +268,19 @@ def _first_given(*accepts: tuple[Addition, ...] | None) -> frozenset[Addition]:
 
 def _http(
     one: UpstreamSettings,
-    settings: Settings,
     name: str,
+    *,
+    settings: Settings,
     api_key: str | None,
     headers: Fields,
-    *,
-    proxy: str | None,
+    environment: Mapping[str, str],
     own_keys: bool,
+    connect_to: str | None = None,
 ) -> HttpUpstream:
+    proxy = outbound_proxy(one, environment)
+    if proxy is not None and connect_to is not None:  # NO_PROXY may name the address, too
+        url = urlsplit(one.url)._replace(netloc=Address(connect_to, 80).text).geturl()
+        proxy = outbound_proxy(one.model_copy(update={"url": url}), environment)
     return HttpUpstream(
         one.url,
         name=name,
@@ -207,6 +291,7 @@ def _http(
         headers=headers,
         rename=one.rename,
         proxy=proxy,
+        connect_to=connect_to,
         api=one.api,
         asks_usage=Addition.STREAM_USAGE in _first_given(one.accepts, settings.upstream_accepts),
         connect_seconds=one.connect_timeout or settings.connect_timeout,
@@ -216,7 +301,7 @@ def _http(
     )
 
 
-def _member(one: UpstreamSettings, workers: int) -> Member:
+def _member(one: UpstreamSettings, workers: int, number: int) -> Member:
     return Member(
         one.label,
         models=one.models,
@@ -226,6 +311,7 @@ def _member(one: UpstreamSettings, workers: int) -> Member:
         weight=one.weight,
         native=one.api == "anthropic",
         rename=one.rename,
+        number=number,
     )
 
 
@@ -244,7 +330,7 @@ def _probe_paths(one: UpstreamSettings) -> tuple[str, ...]:
             return (path,)
 
 
-def _engines_ready(upstreams: Collection[HttpUpstream], *, required: bool) -> Check:
+def _engines_ready(upstreams: Mapping[str, HttpUpstream], *, required: bool) -> Check:
     """Return a check of the engines' own ``/readyz``, which are asked until one was ready once.
 
     Later faults are told request by request: hits need no upstream. One that is not ours has no
@@ -256,7 +342,9 @@ def _engines_ready(upstreams: Collection[HttpUpstream], *, required: bool) -> Ch
         nonlocal was_ready
         if was_ready:
             return None
-        reasons = await asyncio.gather(*map(_ask_readiness, upstreams))
+        if not upstreams:
+            return NOT_FOUND
+        reasons = await asyncio.gather(*map(_ask_readiness, upstreams.values()))
         # Silence is not asked for again: each answer of /readyz would wait for it.
         was_ready = None in reasons or (UNREACHABLE in reasons and not required)
         return None if was_ready else reasons[0]

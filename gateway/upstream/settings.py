@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
+from ipaddress import ip_address
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -244,6 +245,12 @@ def _read_rename(value: object) -> object:
     return value
 
 
+def _is_address(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ip_address(host))
+    return False
+
+
 @cache
 def presets() -> Mapping[str, Mapping[str, Any]]:
     """Return what is known of providers and servers, by the name of their preset."""
@@ -287,12 +294,32 @@ def _with_anthropic(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return known
 
 
+class DiscoveryFile(BaseModel):
+    """A file with the addresses of an upstream's replicas."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    file: Path
+
+
+def _read_discover(value: object) -> object:
+    """Return how replicas are found. Raises ValueError."""
+    match value:
+        case None | "dns" | "srv" | DiscoveryFile() | {"file": str() | Path()} if (
+            not isinstance(value, Mapping) or len(value) == 1
+        ):
+            return value
+        case _:
+            raise ValueError("expected dns, srv or {file: replicas.txt} for discover")
+
+
 class UpstreamSettings(BaseModel):
     """One upstream. Missing times and ``accepts`` are the ones of all upstreams.
 
     A ``preset`` fills what is not given. ``url`` has no query: that is ``query``, wherever it was
     given. ``rename`` has the upstream's name of each alias that clients use. ``api`` is the form of
-    its requests and replies, ``auth`` the way in which it gets the gateway's own key.
+    its requests and replies, ``auth`` the way in which it gets the gateway's own key. ``discover``
+    is the place of its replicas' addresses: each replica is then an upstream with these settings.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -306,6 +333,8 @@ class UpstreamSettings(BaseModel):
     rename: Annotated[dict[str, str], BeforeValidator(_read_rename)] = {}
     tier: int = Field(default=1, ge=1, le=100)
     weight: float = Field(default=1.0, gt=0, le=1000)
+    discover: Annotated[str | DiscoveryFile | None, BeforeValidator(_read_discover)] = None
+    load_signal: bool = False
     auth: str = Field(default="bearer", pattern="^(bearer|api-key|x-api-key|none)$")
     api_key_file: Path | None = None
     api_key_env: Annotated[str, _VARIABLE] | None = Field(default=None, repr=False)
@@ -343,6 +372,23 @@ class UpstreamSettings(BaseModel):
             raise ValueError("expected api_key_file or api_key_env, not both")
         if has_key and self.auth == "none":
             raise ValueError("expected no key beside auth: none, which sends none")
+        return self
+
+    @model_validator(mode="after")
+    def _check_discover(self) -> Self:
+        parts = urlsplit(self.url)
+        if self.discover == "srv" and parts.port is not None:
+            raise ValueError(
+                "expected no port in the url beside discover: srv, since SRV records have the ports"
+            )
+        if self.discover == "dns" and parts.port is None:
+            raise ValueError(
+                "expected a port in the url beside discover: dns, since addresses have none"
+            )
+        if self.discover in ("dns", "srv") and _is_address(parts.hostname or ""):
+            raise ValueError(
+                f"expected a host name in the url beside discover: {self.discover}, got an address"
+            )
         return self
 
     @property

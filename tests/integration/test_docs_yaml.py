@@ -138,6 +138,10 @@ def test_settings_of_the_docs_serve(block: Block, tmp_path: Path):
         if name := upstream.get("api_key_env"):
             environment[name] = "a-key"
             complete["gateway_keys"] = str(keys)
+        if isinstance(upstream.get("discover"), dict):
+            replicas = tmp_path / "replicas.txt"
+            replicas.write_text("127.0.0.1:9\n")
+            upstream["discover"] = {"file": str(replicas)}
         for value in upstream.get("headers", {}).values():
             if isinstance(value, dict):
                 environment[value["env"]] = "a-value"

@@ -15,6 +15,7 @@ from gateway.protocol.cache_status import HitStatus, Reason
 from gateway.protocol.tokens import PromptUsage
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
 from gateway.telemetry.observation import Observation
+from gateway.upstream.pool.engine_load import EngineLoad
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool
 from gateway.upstream.pool.routing import LeastLoaded, Route
 from gateway.upstream.pool.table import Member, PoolTable
@@ -83,7 +84,9 @@ def gateway_page() -> str:
     counts.warmed.labels("a").inc()
     counts.failures.labels("a", Reason.UPSTREAM_BROKE.value).inc()
     table = PoolTable([Member("a")], LeastLoaded(), 0.0)
-    metrics.add(UpstreamCollector(UpstreamPool("pool", {}, table, Bounds())))
+    pool = UpstreamPool("pool", {}, table, Bounds())
+    table.record_load("a", EngineLoad(1, 2, 0.5), pool.clock())
+    metrics.add(UpstreamCollector(pool, lambda: {"a": {"replicas": 1, "problem": None}}))
     return metrics.page()[0].decode()
 
 

@@ -35,6 +35,8 @@ class State(StrEnum):
     RESTING = "resting"
     TRIAL = "trial"
     OPEN = "open"
+    DRAINING = "draining"
+    """It has left the pool, and finishes its calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class Health:
 def new(now: float) -> Health:
     """Return the health of an upstream without history: it counts as up."""
     return Health(Up(now - CALM_SECONDS))
+
+
+def untested(now: float) -> Health:
+    """Return the health of a replica that gets requests once a probe succeeds."""
+    return Health(Open(now, FIRST_EJECTION, Reason.UPSTREAM_UNREACHABLE))
 
 
 def record_answer(health: Health, now: float) -> Health:

@@ -84,7 +84,8 @@ class PoolRequests:
             return _response(HTTPStatus.OK, body)
         for _, reply in replies:
             return _response(*reply)
-        raise next(iter(results))  # type: ignore[misc]
+        faults = (each for each in results if isinstance(each, UpstreamError))
+        raise next(faults, _no_upstream())
 
     @asynccontextmanager
     async def request(
@@ -103,10 +104,14 @@ class PoolRequests:
         keeper = self.sticky_ids.upstream_of(sticky_id)
         path = path_qs.partition("?")[0]
         model = path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None
+        if keeper not in self.upstreams:
+            keeper = ""
         names = [keeper] if keeper else self.table.first_available(model, self.clock())
         upstreams = [self.upstreams[name] for name in names]
         async with AsyncExitStack() as stack:
             for upstream in upstreams:
+                if upstream.name not in self.upstreams:
+                    continue  # has left meanwhile
                 sending = upstream.request(
                     method, path_qs, headers, body, decode=decode, logged=logged
                 )
@@ -133,9 +138,14 @@ class PoolRequests:
                     reply.served = Served(upstream.name, tuple(tried), several=True)
                     yield reply
                     return
-        fault = fault or UpstreamError(502, "There is no upstream.", Reason.UPSTREAM_UNREACHABLE)
+        fault = fault or _no_upstream()
         fault.tried = tuple(tried)
         raise fault
+
+
+def _no_upstream() -> UpstreamError:
+    message = "No upstream is known at the moment. Please try again later."
+    return UpstreamError(503, message, Reason.UPSTREAM_UNREACHABLE, sent=False, retry_after=1.0)
 
 
 def sticky_id_in(path_qs: str) -> str:

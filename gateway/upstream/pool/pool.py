@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from math import ceil
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -23,6 +24,7 @@ from prometheus_client.registry import Collector
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
+from gateway.protocol.messages import declared_name
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.retry import (
     NOT_KEPT,
@@ -73,8 +75,10 @@ class UpstreamMetrics:
             registry=registry,
         )
 
-    def count_request(self, upstream: str, route: Route) -> None:
+    def count_request(self, name: str, route: Route) -> None:
         """Count a request that is sent."""
+        # Replicas come and go, and a series stays: so they are counted together.
+        upstream = declared_name(name)
         counter = self._of_route.get((upstream, route))
         if counter is None:
             counter = self._of_route[upstream, route] = self.requests.labels(upstream, route.value)
@@ -82,10 +86,17 @@ class UpstreamMetrics:
 
 
 class UpstreamCollector(Collector):
-    """Reads the state of a pool's upstreams for each scrape."""
+    """Reads the state of a pool's upstreams for each scrape.
 
-    def __init__(self, pool: "UpstreamPool") -> None:
-        self._pool = pool
+    ``discovery`` returns the number of replicas and the problem of each upstream that has a list.
+    """
+
+    def __init__(
+        self,
+        pool: "UpstreamPool",
+        discovery: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
+    ) -> None:
+        self._pool, self._discovery = pool, discovery
 
     def collect(self) -> Iterator[Metric]:
         """Yield calls under way, state, remaining pause, and how many wait for room."""
@@ -96,16 +107,31 @@ class UpstreamCollector(Collector):
         in_flight = GaugeMetricFamily("refrain_upstream_in_flight", text, labels=names)
         text = "Seconds for which an upstream still gets no requests."
         pauses = GaugeMetricFamily("refrain_upstream_rest_seconds", text, labels=names)
-        for upstream, state, seconds in states(self._pool.table, self._pool.clock()):
+        text = "Requests that wait at an upstream's engine, as it reports."
+        queued = GaugeMetricFamily("refrain_upstream_engine_waiting", text, labels=names)
+        text = "Share of an upstream's KV blocks in use, as it reports."
+        kv_use = GaugeMetricFamily("refrain_upstream_kv_use_ratio", text, labels=names)
+        now = self._pool.clock()
+        for upstream, state, seconds in states(self._pool.table, now):
             name = upstream.member.name
+            if upstream.signal is not None and upstream.signal.is_fresh(now):
+                queued.add_metric([name], upstream.signal.load.waiting)
+                kv_use.add_metric([name], upstream.signal.load.kv_use)
             in_flight.add_metric([name], upstream.in_flight)
             pauses.add_metric([name], seconds)
             for one in State:
                 states_of.add_metric([name, one.value], float(one is state))
+        text = "Replicas that were found for an upstream."
+        replicas = GaugeMetricFamily("refrain_upstream_replicas", text, labels=names)
+        text = "1 if the list of an upstream's replicas cannot be renewed."
+        failing = GaugeMetricFamily("refrain_upstream_discovery_failing", text, labels=names)
+        for name, found in self._discovery().items():
+            replicas.add_metric([name], found["replicas"])
+            failing.add_metric([name], float(found["problem"] is not None))
         text = "Requests that wait for room at an upstream."
         waiting = GaugeMetricFamily("refrain_upstream_waiting", text)
         waiting.add_metric([], len(self._pool.queue.waiting))
-        yield from (in_flight, states_of, pauses, waiting)
+        yield from (in_flight, states_of, pauses, queued, kv_use, replicas, failing, waiting)
 
 
 class PoolReply:
@@ -252,7 +278,7 @@ class UpstreamPool:
     def note_failure(self, call: Call, failure: Failure) -> None:
         """Count a failure."""
         if self.metrics is not None:
-            self.metrics.failures.labels(call.name, failure.reason.value).inc()
+            self.metrics.failures.labels(declared_name(call.name), failure.reason.value).inc()
         self.table.record_failure(call, failure, self.clock())
 
     def release(self, call: Call) -> None:
@@ -264,7 +290,8 @@ class UpstreamPool:
         """Return a reply after its first token. Raises UpstreamError if there is none."""
         retry = NOT_TRIED
         if outgoing.sticky_id and not outgoing.pinned:
-            outgoing = replace(outgoing, pinned=self.sticky_ids.upstream_of(outgoing.sticky_id))
+            keeper = self.sticky_ids.upstream_of(outgoing.sticky_id)
+            outgoing = replace(outgoing, pinned=keeper if keeper in self.upstreams else "")
         if (
             outgoing.target.startswith(MESSAGES)
             and self.table.is_mixed(outgoing)

@@ -5,12 +5,14 @@ Laws:
 - A probe is cheap and bounded: the readiness path if the upstream has one, else its list of models.
   Any answer but a server error is a good one, also that a key is missing.
 - At startup a wrong address is found at once, and the log says what to do.
+- What engines say of their load is asked for where it is wanted, bounded in time and bytes. Without
+  it, routing goes by the requests under way from here.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import orjson
@@ -18,14 +20,16 @@ from aiohttp import web
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import read_up_to
+from gateway.protocol.messages import declared_name, read_up_to, read_whole
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.pool.engine_load import parse_load
 from gateway.upstream.pool.health import Open
 from gateway.upstream.pool.table import PoolTable
 
 log = logging.getLogger(__name__)
 
-UPSTREAMS: web.AppKey[tuple[HttpUpstream, ...]] = web.AppKey("upstreams")
+GREET: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("greet")
+"""Logs how the upstreams answer."""
 
 STARTUP_SECONDS = 10.0
 _MAX_BYTES = 4 * 2**20
@@ -34,6 +38,8 @@ PROBE_SECONDS = 2.0
 EVERY_SECONDS = 10.0
 """The longest silence of an upstream."""
 PATHS = ("/readyz", "/health", "/v1/models")
+LOAD_SECONDS = 2.0
+"""Between two readings of an engine's load."""
 _SHORTEST_WAIT = 0.05
 _LONGEST_WAIT = 0.5
 
@@ -44,21 +50,72 @@ _NO_SUCH_PATH = frozenset({404, 405, 501})
 class Prober:
     """Probes the upstreams that are due: ``paths`` of each in turn. Without paths there is none.
 
-    ``on_probe`` is called after each probe; ``warm`` before an upstream becomes half-open.
+    Replicas have the paths of the upstream for which they were found. ``on_probe`` is called after
+    each probe; ``warm`` before an upstream becomes half-open. ``with_load`` names the declared
+    upstreams whose engines are asked for their load.
     """
 
     upstreams: Mapping[str, HttpUpstream]
-    paths: dict[str, tuple[str, ...]]
+    paths: Mapping[str, tuple[str, ...]]
     table: PoolTable
     clock: Callable[[], float]
     on_probe: Callable[[], None]
     warm: Callable[[str], Awaitable[None]] | None = None
+    with_load: Collection[str] = ()
+    _found: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False)
+    """The path that an upstream turned out to have."""
+    _no_load: dict[str, str] = field(default_factory=dict, init=False)
+    """Why an engine's load is not known."""
 
-    async def run(self) -> None:
-        """Probe until cancelled, one probe of each upstream at a time."""
-        async with asyncio.TaskGroup() as group:
-            for name in self.upstreams:
+    async def watch(self, name: str) -> None:
+        """Probe one upstream and read its load until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
                 group.create_task(self._probe_when_due(name))
+                if declared_name(name) in self.with_load:
+                    group.create_task(self._follow_load(name))
+        finally:
+            self._found.pop(name, None)
+            self._no_load.pop(name, None)
+
+    async def _follow_load(self, name: str) -> None:
+        while True:
+            try:
+                await self.read_load(name)
+            except Exception:
+                log.exception("the load of upstream %s could not be read", name)
+            await asyncio.sleep(LOAD_SECONDS)
+
+    async def read_load(self, name: str) -> None:
+        """Read what an engine says of its load; the log has a line where it begins to fail."""
+        load, why = None, "it has no figures of a known engine"
+        try:
+            async with (
+                asyncio.timeout(PROBE_SECONDS),
+                self.upstreams[name].request("GET", "/metrics", [], None) as reply,
+            ):
+                page = await read_whole(reply.read, _MAX_BYTES)
+            if reply.status != HTTPStatus.OK:
+                why = f"status {reply.status}"
+            elif page is None:
+                why = f"it has more than {_MAX_BYTES} bytes"
+            else:
+                load = parse_load(page)
+        except UpstreamError as error:
+            why = error.detail or error.message
+        except TimeoutError:
+            why = f"no answer within {PROBE_SECONDS:.0f} s"
+        self.table.record_load(name, load, self.clock())
+        if load is not None:
+            self._no_load.pop(name, None)
+        elif self._no_load.get(name) != why:
+            self._no_load[name] = why
+            log.warning(
+                "upstream %s: /metrics does not tell its load (%s); routing goes by the requests "
+                "that this gateway has there (load_signal: false asks no more)",
+                name,
+                why,
+            )
 
     async def _probe_when_due(self, name: str) -> None:
         while True:
@@ -72,22 +129,23 @@ class Prober:
 
     async def probe(self, name: str) -> None:
         """Probe one upstream, and note the outcome in the table."""
-        fault, for_sure = await self._health_fault(name) if self.paths[name] else (None, False)
+        paths = self._found.get(name) or self.paths[declared_name(name)]
+        fault, for_sure = await self._health_fault(name, paths) if paths else (None, False)
         was_open = isinstance(self.table.upstreams[name].health.breaker, Open)
         if fault is None and self.warm is not None and was_open:
             await self.warm(name)
         self.table.record_probe(name, fault, self.clock(), for_sure=for_sure)
         self.on_probe()
 
-    async def _health_fault(self, name: str) -> tuple[Reason | None, bool]:
+    async def _health_fault(self, name: str, paths: tuple[str, ...]) -> tuple[Reason | None, bool]:
         """Return the fault, if any, and whether the upstream itself reports it."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                for path in self.paths[name]:
+                for path in paths:
                     async with self.upstreams[name].request("GET", path, [], None) as reply:
                         if reply.status in _NO_SUCH_PATH:
                             continue
-                        self.paths[name] = (path,)
+                        self._found[name] = (path,)
                         if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                             return None, False
                         own_word = b'"reasons"' in await reply.read()
@@ -101,10 +159,11 @@ class Prober:
 
 async def log_upstreams(upstreams: Iterable[HttpUpstream]) -> None:
     """Request the models of all upstreams at once, and log one line for each."""
-    await asyncio.gather(*map(_log_upstream, upstreams))
+    await asyncio.gather(*map(log_upstream, upstreams))
 
 
-async def _log_upstream(upstream: HttpUpstream) -> None:
+async def log_upstream(upstream: HttpUpstream) -> None:
+    """Request the models of an upstream, and log a line."""
     text, healthy = await _models_answer(upstream)
     log.log(logging.INFO if healthy else logging.WARNING, "upstream %s %s", upstream.url, text)
 

@@ -3,7 +3,7 @@
 Laws:
 - Only what is offered is chosen, and the same inputs give the same answer. No clock, no chance.
 - Load is bounded: while another has room, no replica is chosen that has twice its share of the
-  requests under way, however much of the prompt it holds.
+  requests under way, or no KV blocks left, however much of the prompt it holds.
 - Within the bound the cheapest is chosen. Blocks to compute count most, for they cost all replicas
   together. What waits there already costs this request alone, and less at a stronger replica.
 - Gateways that know nothing of one another agree, unless load speaks against it: what no replica
@@ -43,11 +43,16 @@ class Route(StrEnum):
 
 
 class Load(NamedTuple):
-    """What a replica has to do; ``weight`` is how much it can take beside others."""
+    """What a replica has to do; ``weight`` is how much it can take beside others.
+
+    ``in_flight`` counts requests of other gateways too, as far as the replica reports them. One
+    that is ``crowded`` has no KV blocks left.
+    """
 
     name: str
     in_flight: int
     weight: float = 1.0
+    crowded: bool = False
 
 
 class Choice(NamedTuple):
@@ -79,7 +84,9 @@ class LeastLoaded:
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> Sequence[Choice]:  # noqa: ARG002
         """Return all that is offered, the best first."""
-        by_load = sorted(loads, key=lambda load: (load.in_flight / load.weight, load.name))
+        by_load = sorted(
+            loads, key=lambda load: (load.crowded, load.in_flight / load.weight, load.name)
+        )
         return [Choice(load.name, 0, Route.BALANCE) for load in by_load]
 
     def begin(self, name: str, prefix: Sequence[int]) -> Dispatch:
@@ -97,6 +104,9 @@ class LeastLoaded:
 
     def forget(self, name: str) -> None:
         """Note that the replica's cache is empty: it has restarted, or is gone."""
+
+    def remove(self, name: str) -> None:
+        """Note that the replica has left, and that none of its requests is under way."""
 
 
 DEFAULT_CAPACITY = 65_536
@@ -249,7 +259,7 @@ class PrefixAware(LeastLoaded):
 
         def rank(load: Load) -> tuple[bool, float, bool, str]:
             blocks = len(prefix) - held[load.name] - (spared if load.name == home else 0)
-            crowded = load.in_flight >= self._room(load, even)
+            crowded = load.crowded or load.in_flight >= self._room(load, even)
             return crowded, self._cost(load, blocks), load.name != home, load.name
 
         names = [load.name for load in sorted(loads, key=rank)]
@@ -295,6 +305,11 @@ class PrefixAware(LeastLoaded):
 
     def forget(self, name: str) -> None:
         self.index.forget(name)
+
+    def remove(self, name: str) -> None:
+        self.index.forget(name)
+        for known in (self._lost, self._computing, self._pending):
+            known.pop(name, None)
 
     @property
     def is_alone(self) -> bool:

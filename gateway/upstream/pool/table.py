@@ -6,6 +6,8 @@ Laws:
 - A call that was acquired is released once, and counts as under way until then.
 - If all are ejected, one call at a time still tries the next of them: the last upstream is never
   shut out.
+- An upstream that leaves gets no new request, except for what it alone stores. It is dropped once
+  no call is under way there.
 
 The table does no I/O; ``now`` is a reading of one clock that never goes back.
 """
@@ -24,6 +26,7 @@ from cachetools import LRUCache
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
 from gateway.upstream.pool import health as healths
+from gateway.upstream.pool.engine_load import CROWDED_KV, EngineLoad, LoadSignal
 from gateway.upstream.pool.health import Health, Open, State, Trial, Up
 from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Load, Route
@@ -59,6 +62,8 @@ class Member:
     native: bool = False
     """Whether it has Anthropic's API, so that requests to ``/v1/messages`` go there as they are."""
     rename: Mapping[str, str] = field(default_factory=dict, hash=False)
+    number: int = 0
+    """Its place in the declaration."""
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -104,6 +109,18 @@ class UpstreamState:
     heard_at: float = 0.0
     """When it last answered anything."""
     probed_at: float = 0.0
+    draining: bool = False
+    """Whether it has left the pool."""
+    signal: LoadSignal | None = None
+    """What its engine says of its load, if it is asked."""
+
+    def load(self, now: float) -> Load:
+        """Return what it has to do, by its own figures as long as they are fresh."""
+        member, signal = self.member, self.signal
+        if signal is None or not signal.is_fresh(now):
+            return Load(member.name, self.in_flight, member.weight)
+        is_crowded = signal.load.kv_use >= CROWDED_KV
+        return Load(member.name, self.in_flight + signal.others, member.weight, is_crowded)
 
     @property
     def is_full(self) -> bool:
@@ -149,7 +166,8 @@ def no_room(left: Sequence[UpstreamState], now: float) -> NoRoom:
     healthy = [one for one in left if isinstance(one.health.breaker, Up)]
     if not healthy:
         at = min((one.health.back_at(now) for one in left), default=now + SOON)
-        why = next((why for one in left if (why := one.health.why(now))), Reason.UPSTREAM_BUSY)
+        unknown = Reason.UPSTREAM_BUSY if left else Reason.UPSTREAM_UNREACHABLE
+        why = next((why for one in left if (why := one.health.why(now))), unknown)
         return NoRoom(503, why, max(at, now + SOON), waits=False)
     times = (max(one.health.paused_until, one.room_at(now)) for one in healthy if not one.is_full)
     return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True)
@@ -194,6 +212,11 @@ class StickyIds:
     def __init__(self, most: int = MOST_IDS) -> None:
         self._upstreams: LRUCache[str, str] = LRUCache(most)
 
+    def forget(self, upstream: str) -> None:
+        """Forget what an upstream keeps that has left."""
+        for sticky_id in [each for each, name in self._upstreams.items() if name == upstream]:
+            del self._upstreams[sticky_id]
+
     def upstream_of(self, sticky_id: str) -> str:
         """Return the upstream that keeps it, empty if that is not known."""
         return self._upstreams.get(sticky_id, "")
@@ -213,11 +236,43 @@ class PoolTable:
         routing: LeastLoaded,
         now: float,
         changed: Callable[[Change], None] = lambda _change: None,
+        discovered: Sequence[Member] = (),
     ) -> None:
+        """``discovered`` stands for upstreams whose replicas join and leave."""
         self.routing = routing
         self._changed = changed
+        self._discovered = discovered
+        self._declared = (*members, *discovered)
         self.upstreams = {member.name: _new_state(member, now) for member in members}
+        """Replaced by each change, so that a reader's mapping stays as it is."""
         self._serving: dict[str, tuple[UpstreamState, ...]] = {}
+
+    def join(self, member: Member, now: float, *, tested: bool) -> None:
+        """Take in a replica, one that drains or has another weight too.
+
+        Unless it counts as ``tested``, it gets requests once a probe has succeeded.
+        """
+        known = self.upstreams.get(member.name)
+        if known is None:
+            known = _new_state(member, now)
+            if not tested:
+                known.health = healths.untested(now)
+        known.member, known.draining = member, False
+        everyone = [*self.upstreams.values(), known]
+        ordered = sorted(everyone, key=lambda one: (one.member.number, one.member.name))
+        self.upstreams = {one.member.name: one for one in ordered}
+        self._serving.clear()
+
+    def drain(self, name: str) -> None:
+        """Send no new requests to a replica that has left."""
+        self.upstreams[name].draining = True
+        self._serving.clear()
+
+    def remove(self, name: str) -> None:
+        """Drop a replica of which no call is under way."""
+        self.upstreams = {key: one for key, one in self.upstreams.items() if key != name}
+        self._serving.clear()
+        self.routing.remove(name)
 
     def acquire(
         self, outgoing: Outgoing, now: float, excluded: AbstractSet[str] = frozenset()
@@ -228,11 +283,7 @@ class PoolTable:
             left = [one for one in left if one.member.name not in excluded]
         able = [one for one in left if one.can_accept(now)]
         if able:
-            loads = [
-                Load(one.member.name, one.in_flight, weight=one.member.weight)
-                for one in able
-                if one.member.tier == able[0].member.tier
-            ]
+            loads = [one.load(now) for one in able if one.member.tier == able[0].member.tier]
             best = self.routing.order(outgoing.prefix, loads)[0]
             return self._begin(self.upstreams[best.name], outgoing, now, best.why)
         if not any(isinstance(one.health.breaker, Up) for one in left):
@@ -244,7 +295,9 @@ class PoolTable:
 
     def retry_same(self, name: str, outgoing: Outgoing, now: float) -> Call | None:
         """Begin a call to the same upstream once more, if it is there and has room."""
-        upstream = self.upstreams[name]
+        upstream = self.upstreams.get(name)
+        if upstream is None:
+            return None
         if upstream.can_accept(now) or (not upstream.trial_under_way and upstream.has_room(now)):
             return self._begin(upstream, outgoing, now)
         return None
@@ -255,10 +308,11 @@ class PoolTable:
 
     def refuse_unknown(self, model: str) -> None:
         """Raise ClientError if no upstream declares the model; one without a name is passed."""
-        if not model or self._upstreams_for(model)[0].member.serves(model):
+        serving = self._upstreams_for(model) if model else ()
+        if not serving or serving[0].member.serves(model):
             return
-        members = [one.member for one in self.upstreams.values()]
-        names = dict.fromkeys(name for one in members for name in (*one.rename, *one.models))
+        declared = self._declared
+        names = dict.fromkeys(name for one in declared for name in (*one.rename, *one.models))
         listed = ", ".join([*names][:MOST_LISTED]) + (", …" if len(names) > MOST_LISTED else "")
         message = f"The model '{model[:LONGEST_MODEL]}' does not exist. Models here: {listed}."
         raise ClientError(404, message, param="model", code="model_not_found")
@@ -308,13 +362,24 @@ class PoolTable:
         self.routing.end(call.dispatch)
 
     def record_probe(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
-        """Note the outcome of a probe."""
-        upstream = self.upstreams[name]
+        """Note the outcome of a probe; that of a replica that has left changes nothing."""
+        upstream = self.upstreams.get(name)
+        if upstream is None:
+            return
         upstream.probed_at = now
         if fault is None:
             upstream.heard_at = now
         health = healths.record_probe(upstream.health, fault, now, for_sure=for_sure)
         self._set_health(upstream, health, now)
+
+    def record_load(self, name: str, load: EngineLoad | None, now: float) -> None:
+        """Note what an engine says of its load, None if it says nothing."""
+        upstream = self.upstreams[name]
+        if load is None:
+            upstream.signal = None
+        else:
+            others = max(0, load.running + load.waiting - upstream.in_flight)
+            upstream.signal = LoadSignal(load, others, now)
 
     def probe_at(self, name: str, every: float) -> float:
         """Return when to probe an upstream: after its pause, or after a long silence."""
@@ -351,31 +416,38 @@ class PoolTable:
         That of the declaration, healthy ones first: what an upstream keeps for its clients
         (files, batches) is found again where it was put.
         """
-        serving = self._upstreams_for(model) if model else tuple(self.upstreams.values())
+        serving = self._upstreams_for(model) if model else self._present
         ordered = sorted(serving, key=lambda one: _WORSE.index(one.health.state(now)))
         return [one.member.name for one in ordered]
 
     def _candidates_for(self, outgoing: Outgoing) -> tuple[UpstreamState, ...]:
-        if outgoing.pinned:
-            return (self.upstreams[outgoing.pinned],)
+        if (pinned := self.upstreams.get(outgoing.pinned)) is not None:
+            return (pinned,)
         serving = self._upstreams_for(outgoing.model)
         if outgoing.native:
             return tuple(one for one in serving if one.member.native)
         return serving
 
+    @property
+    def _present(self) -> tuple[UpstreamState, ...]:
+        """Those that have not left."""
+        return tuple(one for one in self.upstreams.values() if not one.draining)
+
     def _upstreams_for(self, model: str) -> tuple[UpstreamState, ...]:
         """Return the upstreams that serve the model, lower tiers first, or all if none does.
 
         So it is an upstream that refuses an unknown model, as without a gateway. An alias is for
-        the upstreams that name it: one that serves all does not know it.
+        the upstreams that name it: one that serves all does not know it. A model that is declared
+        goes to no others while none of its replicas is known.
         """
         serving = self._serving.get(model)
         if serving is None:
-            all_of_them = sorted(self.upstreams.values(), key=lambda one: one.member.tier)
+            all_of_them = sorted(self._present, key=lambda one: one.member.tier)
             some = [one for one in all_of_them if one.member.serves(model)]
-            if any(model in one.member.rename for one in some):
+            awaited = [member for member in self._discovered if member.serves(model)]
+            if any(model in one.rename for one in (*(one.member for one in some), *awaited)):
                 some = [one for one in some if one.member.names(model)]
-            serving = tuple(some or all_of_them)
+            serving = tuple(some or (() if awaited else all_of_them))
             if len(model) <= LONGEST_MODEL:
                 if len(self._serving) >= MOST_MODELS:
                     self._serving.clear()
@@ -423,4 +495,5 @@ def states(table: PoolTable, now: float) -> Iterator[tuple[UpstreamState, State,
     """Yield each upstream, its state, and for how many seconds it stays open or paused."""
     for upstream in table.upstreams.values():
         health = upstream.health
-        yield upstream, health.state(now), max(0.0, health.back_at(now) - now)
+        state = State.DRAINING if upstream.draining else health.state(now)
+        yield upstream, state, max(0.0, health.back_at(now) - now)

@@ -131,7 +131,7 @@ async def test_a_probe_is_made_when_it_is_due_and_only_once(
     monkeypatch.setattr("gateway.upstream.pool.probes._SHORTEST_WAIT", 0.0)
     patient.paths = {"/readyz": (200, {})}
     clinic.close_breaker()
-    async with in_background(clinic.prober.run()):
+    async with in_background(clinic.prober.watch("a")):
         for _ in range(100):
             await asyncio.sleep(0)
         assert patient.asked == []

@@ -1,0 +1,80 @@
+"""What an engine itself says of its load, read from its Prometheus text."""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+STALE_SECONDS = 6.0
+"""After so long without a new figure, the requests under way from here are all that is known."""
+
+CROWDED_KV = 0.95
+"""The share of KV blocks in use from which on new requests wait, or push others out."""
+
+
+class EngineLoad(NamedTuple):
+    """Requests that run and wait at an engine, and the share of its KV blocks in use."""
+
+    running: int
+    waiting: int
+    kv_use: float
+
+
+class _Names(NamedTuple):
+    running: str
+    waiting: str
+    kv_use: tuple[str, ...]
+
+
+_ENGINES: Final = (
+    _Names(
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # before its version 1
+    ),
+    _Names("sglang:num_running_reqs", "sglang:num_queue_reqs", ("sglang:token_usage",)),
+    _Names(
+        "refrain_engine_sequences_running",
+        "refrain_engine_sequences_waiting",
+        ("refrain_engine_kv_use_ratio",),
+    ),
+)
+_ALL: Final = tuple(name for one in _ENGINES for name in (one.running, one.waiting, *one.kv_use))
+
+
+def parse_load(page: bytes) -> EngineLoad | None:
+    """Return the load on a page of metrics, None if it has no figures of a known engine.
+
+    Several engines of one server add up; of their KV use the highest counts.
+    """
+    # A page has thousands of lines, of which a handful is parsed.
+    lines = page.decode(errors="replace").split("\n")
+    wanted = "\n".join(line for line in lines if line.startswith(_ALL))
+    values: dict[str, list[float]] = {}
+    try:
+        for family in text_string_to_metric_families(f"{wanted}\n"):
+            for sample in family.samples:
+                if not 0 <= sample.value < 1e9:  # NaN, too
+                    return None
+                values.setdefault(sample.name, []).append(sample.value)
+    except ValueError:
+        return None
+    for names in _ENGINES:
+        if names.running in values and names.waiting in values:
+            use = next((values[name] for name in names.kv_use if name in values), [0.0])
+            running, waiting = sum(values[names.running]), sum(values[names.waiting])
+            return EngineLoad(int(running), int(waiting), max(use))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSignal:
+    """An engine's load at a time; ``others`` are its requests that came from elsewhere."""
+
+    load: EngineLoad
+    others: int
+    at: float
+
+    def is_fresh(self, now: float) -> bool:
+        """Tell whether it still counts."""
+        return now - self.at < STALE_SECONDS
