@@ -70,6 +70,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/prefix_routing.py
 	$(BIN)/python benchmarks/upstream_pool.py
 	$(BIN)/python benchmarks/warm_up.py
+	$(BIN)/python benchmarks/load_signal.py
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/ablation.py
 
