@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class PolicyEditor:
     """Whether the policy of the package is in force, because none is set."""
     decision_log: Path | None
     data_dir: Path
+    replaying: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def page(self) -> Fields:
         """Return the text of the file, and whether it is in force and may be edited."""
@@ -108,9 +109,15 @@ class PolicyEditor:
         await self._refuse_invalid(text)
         if self.decision_log is None or not self.decision_log.is_file():
             raise InvalidFieldError("text", "a decision log to replay: set decision_log: FILE")
+        if self.replaying.locked():
+            raise InvalidFieldError("text", "one replay at a time: try again")
+        async with self.replaying:
+            return await self._run_replay(text, self.decision_log)
+
+    async def _run_replay(self, text: str, decisions: Path) -> Fields:
         child = await asyncio.create_subprocess_exec(
             *_REPLAY,
-            *("--data-dir", str(self.data_dir), "--policy", "/dev/stdin", str(self.decision_log)),
+            *("--data-dir", str(self.data_dir), "--policy", "/dev/stdin", str(decisions)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -8,12 +8,6 @@ from client_environments import NotInstallableError, node_environment, run_clien
 from messages_api import WORDS, as_anthropic, as_openai, is_tool_result
 
 TEXT = "".join(WORDS)
-# Its description of a tool has this address, for which the default policy looks nothing up.
-POLICY = """
-version: 1
-pii: {allow: [noreply@anthropic.com]}
-default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +36,7 @@ async def ask(request, claude, upstream, start_gateway, tmp_path):
 
     upstream.answer = answer
     listed = [{"url": f"{upstream.url}/v1", "api": request.param, "probe": "off"}]
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(POLICY)
-    gateway = await start_gateway(upstream=(), upstreams=listed, policy=policy)
+    gateway = await start_gateway(upstream=(), upstreams=listed)
     environment = {
         "ANTHROPIC_BASE_URL": gateway.url,
         "ANTHROPIC_AUTH_TOKEN": "anything",
@@ -66,15 +58,11 @@ async def ask(request, claude, upstream, start_gateway, tmp_path):
     return ask
 
 
-async def test_claude_code_has_its_misses_its_hits_a_stream_and_a_call(ask, upstream):
+async def test_a_task_of_claude_code_is_streamed_and_its_tool_is_called(ask, upstream):
     assert await ask("Say hello.") == (TEXT, [])
     assert [body["stream"] for body in upstream.bodies] == [True]
-    read = (TEXT, [("Read", {"file_path": str(ask.note)})])
-    assert await ask("What does note.txt say?") == read
+    text, calls = await ask("What does note.txt say?")
+    assert (text, calls) == (TEXT, [("Read", {"file_path": str(ask.note)})])
     # What the tool returned reaches the server.
     assert "Rain at noon." in json.dumps(upstream.bodies[-1]["messages"][-1])
-    assert upstream.calls == 3
-    # The same tasks again, in sessions of their own: both requests of the second are hits, too.
-    assert await ask("Say hello.") == (TEXT, [])
-    assert await ask("What does note.txt say?") == read
     assert upstream.calls == 3

@@ -140,6 +140,14 @@ async def test_a_replay_that_takes_too_long_is_ended(gateway, tmp_path, monkeypa
     assert (status, error["message"]) == (400, "text: expected a replay of at most 0 s")
 
 
+async def test_one_replay_runs_at_a_time(gateway, tmp_path):
+    (tmp_path / "decisions.jsonl").write_text("{}\n")
+    replies = await asyncio.gather(*(act(gateway, "policy/replay", text=EDITED) for _ in range(2)))
+    messages = sorted(error["message"] for _, error in replies)
+    assert "a log to replay" in messages[0]
+    assert messages[1] == "text: expected one replay at a time: try again"
+
+
 async def test_a_log_without_records_is_named(gateway, tmp_path):
     (tmp_path / "decisions.jsonl").write_text("{}\n")
     status, error = await act(gateway, "policy/replay", text=EDITED)

@@ -1,7 +1,9 @@
 """The operator's page on the running gateway: who sees it, login, headers, files."""
 
 import re
+import tomllib
 from http.cookies import SimpleCookie
+from pathlib import Path
 
 import orjson
 import pytest
@@ -194,3 +196,12 @@ async def test_every_import_of_a_script_is_a_file_of_the_page(gateway):
         for name in re.findall(r'from "([^"]+)"', script.read_text()):
             assert (script.parent / name).is_file(), (script.name, name)
     assert len(scripts) > 5
+
+
+def test_the_package_has_every_file_of_the_page():
+    root = Path(__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["gateway"]
+    packed = {file for each in patterns for file in (root / "gateway").glob(each)}
+    folder = root / "gateway" / "server" / "ui" / "static"
+    assert {file for file in folder.rglob("*") if file.is_file()} <= packed

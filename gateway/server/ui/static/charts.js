@@ -31,7 +31,7 @@ export function chart(title, lines, write, { log = false, height = 180 } = {}) {
       cursor: { drag: { x: false, y: false }, points: { size: 6 } },
       scales: { x: { time: true }, y: log ? { distr: 3 } : { range: (_, low, high) => [0, Math.max(high * 1.1, 0.1)] } },
       axes: [
-        { stroke: colour("faint"), grid: { show: false }, ticks: grid(), space: narrow ? 90 : 70, values: (_, ticks) => ticks.map(time) },
+        { stroke: colour("faint"), grid: { show: false }, ticks: grid(), size: 30, space: narrow ? 90 : 70, values: (_, ticks) => ticks.map(time) },
         { stroke: colour("faint"), grid: { ...grid(), ...filter }, ticks: { show: false }, size: 64, ...filter, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : write(tick))) },
       ],
       series: [{}, ...lines.map((line) => ({ label: line.name, stroke: colour(line.colour), width: 2, dash: line.dash, points: { show: false }, spanGaps: true }))],

@@ -10,6 +10,7 @@ const WIDE = 15; // polls of which a quantile is
 const polls = [];
 const readers = new Set();
 let timer = null;
+let looking = false;
 let leaving = false;
 
 export const latest = () => polls.at(-1) ?? null;
@@ -21,20 +22,22 @@ export function follow(reader) {
 }
 
 export async function start() {
+  if (leaving || looking) return;
   clearTimeout(timer);
-  if (leaving) return;
+  looking = true;
+  let problem = null;
   if (!document.hidden) {
-    let problem = null;
     try {
       const found = await get("overview");
       if (found.time !== latest()?.time) polls.push(found);
       if (polls.length > KEPT) polls.shift();
     } catch (error) {
       problem = error;
-      if (error.status === 401 || leaving) return;
     }
-    for (const reader of readers) reader(problem);
   }
+  looking = false;
+  if (leaving || problem?.status === 401) return;
+  for (const reader of readers) reader(problem);
   timer = setTimeout(start, EVERY);
 }
 
@@ -53,7 +56,7 @@ export function rates(read) {
   });
 }
 
-/** Grow of a sum over all polls that are kept. */
+/** Growth of a sum over all polls that are kept. */
 export function grown(read) {
   let sum = 0;
   for (let index = 1; index < polls.length; index += 1) {
