@@ -56,7 +56,7 @@ def blocks_of(name: str, page: str) -> Iterator[Block]:
     for found in _INDENTED.finditer(bare):
         text = re.sub(r"^    ", "", found[1], flags=re.MULTILINE).strip() + "\n"
         code = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
-        if _KEY.match(code):
+        if _KEY.match(code) and not _OTHER_FILE.match(text):
             yield complete(f"{name}:{bare.count(chr(10), 0, found.start()) + 1}", text)
 
 
