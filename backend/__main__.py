@@ -41,7 +41,15 @@ exit codes: 0 all kernels pass, or none was compared because no GPU is used ("pa
 1 one differs or fails, or the check could not run ("error" says why); 2 bad usage, without JSON.
 What differs here is replaced by PyTorch when the engine starts.
 """
-_CHECK_FLAGS = ("device", "dtype", "quantization", "kv_dtype", "attention", "max_model_len")
+_CHECK_FLAGS = (
+    "device",
+    "dtype",
+    "quantization",
+    "kv_dtype",
+    "attention",
+    "max_model_len",
+    "log_format",
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         settings = parse_check(argv[1:]) if checks else parse(argv)
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else 2
-    configure_logging()
+    configure_logging(settings.log_format)
     if not checks:
         return _serve(settings)
     from backend.check import run

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from backend.log_queue import log_to_stderr
-from backend.request_id import IdFormatter
+from backend.log_lines import log_to_stderr
+from backend.request_id import CURRENT
 
 T = TypeVar("T")
 
@@ -57,10 +57,10 @@ def end_with_parent(descriptor: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def configure_logging() -> None:
-    """Write log lines for people to stderr."""
-    layout = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    log_to_stderr(IdFormatter(layout, datefmt="%H:%M:%S"))
+def configure_logging(form: str) -> None:
+    """Write log lines to stderr; ``form`` is ``text``, ``json`` or ``auto``."""
+    # Errors of torch and of the device say in words what to do.
+    log_to_stderr(form, request_id=CURRENT.get, quotes_errors=True)
     # It quotes what it cannot parse: header lines, which may have keys in them. Faults of ours are
     # logged by who answers for them.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)

@@ -9,6 +9,8 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from backend.log_lines import FORMATS
+
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h)?", re.ASCII)
@@ -225,6 +227,11 @@ class EngineOptions:
     )
     kv_events: bool = _flag(
         False, "tell routers at /kv_events what the prefix cache stores and removes, by digest"
+    )
+    log_format: str = _flag(
+        "auto",
+        "of log lines on stderr; auto is text on a terminal, else JSON (default: %(default)s)",
+        choices=FORMATS,
     )
     overlap: bool | None = None
     """Launch a step before the last one's tokens are known; None: on CUDA."""

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError
-from embeddings.log_queue import log_to_stderr
+from embeddings.log_lines import FORMATS, log_to_stderr
 
 FAISS_DISTRIBUTIONS = ("faiss-cpu", "faiss-gpu-cu12")
 DEFAULT_MAX_VECTORS = 1_000_000
@@ -37,8 +37,7 @@ class FaissBuildError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Parse `argv` (without the program's name), serve, return the exit code."""
     arguments = _parser().parse_args(argv)
-    layout = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    log_to_stderr(logging.Formatter(layout, datefmt="%H:%M:%S"))
+    log_to_stderr(arguments.log_format, quotes_errors=True)
     for chatty in ("sentence_transformers", "transformers", "httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
@@ -132,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         help="trained verifier: a directory (default: the one that is shipped)",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
+    parser.add_argument("--log-format", choices=FORMATS, default="auto", help="of lines on stderr")
     parser.add_argument(
         "--max-vectors",
         type=_positive,

@@ -23,11 +23,12 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Run on the socket whose descriptor is ``argv[0]``; return after a Stop."""
-    configure_logging()
     end_with_parent(int(argv[0]))
     endpoint = SocketEndpoint(socket.socket(fileno=int(argv[0])))
     try:
-        return _serve(endpoint, endpoint.await_message(EngineOptions))
+        options = endpoint.await_message(EngineOptions)
+        configure_logging(options.log_format)
+        return _serve(endpoint, options)
     except PeerGoneError:
         return 1
 

@@ -54,6 +54,7 @@ class Plan:
     port: int
     data_dir: str
     log_level: str
+    log_format: str
     workers: int
     worker_settings: str
     """The settings of a worker as JSON."""
@@ -89,7 +90,7 @@ def _run(options: argparse.Namespace, *, is_demo: bool) -> int:
     if planned.returncode:
         return max(planned.returncode, 1)
     plan = Plan(**json.loads(planned.stdout))
-    configure_logging(plan.log_level)
+    configure_logging(plan.log_level, plan.log_format)
     with (
         _lock_data_dir(Path(plan.data_dir)),
         _listen(plan.host, plan.port) as sock,

@@ -285,6 +285,11 @@ def _add_processes(commands: Commands) -> None:
             help="entries, vectors, secret (default: .refrain)",
         )
         add("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+        add(
+            "--log-format",
+            choices=("auto", "text", "json"),
+            help="of log lines on stderr (default: auto, text on a terminal and else JSON)",
+        )
 
 
 def _add_operator(commands: Commands) -> None:

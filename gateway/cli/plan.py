@@ -63,7 +63,7 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
     if not is_demo and not settings.all_upstreams:
         hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
         raise CommandError(f"no upstream: {hint}")
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     if is_demo and importlib.util.find_spec("torch") is None:
         raise FailedError("the bundled engine needs torch: install refrain[cpu] or refrain[gpu]")
     if is_demo and (upstreams := settings.all_upstreams):
@@ -77,6 +77,7 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
         port=settings.port,
         data_dir=str(settings.data_dir),
         log_level=settings.log_level,
+        log_format=settings.log_format,
         workers=settings.workers,
         worker_settings=settings.model_dump_json(),
         worker_stop_seconds=settings.drain_delay + settings.drain_timeout + STOP_SECONDS,
@@ -126,6 +127,7 @@ def _demo_engine(settings: Settings) -> tuple[Settings, list[str]]:
     }
     argv = [*PYTHON, "-m", "backend", "--model", str(model), "--served-model-name", DEMO_MODEL]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--drain-delay", "0"]
+    argv += ["--log-format", settings.log_format]
     return settings.model_copy(update=update), argv
 
 
@@ -195,7 +197,7 @@ def _embeddings(settings: Settings) -> list[str] | None:
         log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
         return None
     argv = [*PYTHON, "-m", "embeddings", "--data-dir", str(settings.data_dir)]
-    argv += ["--device", settings.embeddings_device]
+    argv += ["--device", settings.embeddings_device, "--log-format", settings.log_format]
     if settings.embeddings_model is not None:
         argv += ["--model", settings.embeddings_model]
     return argv

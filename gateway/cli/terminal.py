@@ -9,18 +9,16 @@ import gzip
 import logging
 import sys
 import time
-import traceback
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Generic, TypeVar, cast
 
 import orjson
 
-from gateway.cli.log_queue import log_to_stderr
-from gateway.telemetry.request_id import IdFormatter
+from gateway.cli.log_lines import log_to_stderr
+from gateway.telemetry.request_id import CURRENT
 
 _log = logging.getLogger(__name__)
 
@@ -132,39 +130,10 @@ async def for_each(
         raise errors.exceptions[0] from None
 
 
-class PrivateFormatter(IdFormatter):
-    """Formats tracebacks without the exceptions' texts."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Format, whatever another handler's formatter has left in the record."""
-        left, record.exc_text = record.exc_text, None
-        try:
-            return super().format(record)
-        finally:
-            record.exc_text = left
-
-    def formatException(  # noqa: N802 - the library's name
-        self,
-        ei: tuple[type[BaseException], BaseException, TracebackType | None]
-        | tuple[None, None, None],
-    ) -> str:
-        """Return the frames and types of an exception and of its causes."""
-        parts: list[str] = []
-        error = ei[1]
-        seen: set[int] = set()
-        while error is not None and id(error) not in seen:
-            seen.add(id(error))
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            parts.append(f"{frames}{type(error).__qualname__}")
-            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        return "\nwhile handling\n".join(parts)
-
-
-def configure_logging(level: str) -> None:
-    """Write log lines for people to stderr."""
-    layout = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    formatter = PrivateFormatter(layout, datefmt="%H:%M:%S")
-    log_to_stderr(formatter, logging.getLevelNamesMapping()[level.upper()])
+def configure_logging(level: str, form: str) -> None:
+    """Write log lines to stderr; ``form`` is ``text``, ``json`` or ``auto``."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    log_to_stderr(form, number, request_id=CURRENT.get)
 
 
 def log_stray(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--greet-upstreams", action="store_true")
     options = parser.parse_args(argv)
     settings = Settings.model_validate_json(os.environ[WORKER_SETTINGS])
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     # It logs what it cannot parse, header lines with keys among them; faults of ours are logged
     # by the handlers.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)

@@ -1,6 +1,5 @@
 """The id by which client, log and upstream speak of one request: the header ``x-request-id``."""
 
-import logging
 import re
 import secrets
 from collections.abc import Mapping
@@ -38,13 +37,3 @@ def current() -> str:
 def new_id() -> str:
     """Return an id that no other request has."""
     return f"{_OURS}{next(_NUMBERS)}"
-
-
-class IdFormatter(logging.Formatter):
-    """Writes the request's id behind a line's message."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        """Return the line without a traceback."""
-        line = super().formatMessage(record)
-        current = CURRENT.get()
-        return f"{line} [{current}]" if current else line

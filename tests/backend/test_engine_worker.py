@@ -75,7 +75,7 @@ async def server(chat_model):
     async with asyncio.timeout(LIMIT):
         while line := (await process.stderr.readline()).decode():
             said.append(line)
-            if found := re.search(r"listening on (http://\S+)", line):
+            if found := re.search(r"listening on (http://[\w.:]+)", line):
                 url = found[1]
             if "is ready" in line:
                 break

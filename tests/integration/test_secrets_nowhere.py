@@ -8,6 +8,7 @@ import asyncio
 import gzip
 import io
 import logging
+import re
 import signal
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 from processes import Process
 
-from gateway.cli.terminal import PrivateFormatter, log_stray
+from gateway.cli.log_lines import JsonFormatter, TextFormatter
+from gateway.cli.terminal import log_stray
 from gateway.server.pipeline import Pipeline
 from policies.pii.scan import PiiScanner
 from running_gateway import RunningGateway, start_app
@@ -159,7 +161,8 @@ def command_lines(process):
     return b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in process.children())
 
 
-async def test_a_served_installation_tells_nothing(tmp_path, upstream, collector):
+@pytest.mark.parametrize("form", ["text", "json"])
+async def test_a_served_installation_tells_nothing(tmp_path, upstream, collector, form):
     upstream.answer = answer
     data = tmp_path / "data"
     keys, denied = tmp_path / "keys", tmp_path / "denied"
@@ -167,7 +170,7 @@ async def test_a_served_installation_tells_nothing(tmp_path, upstream, collector
     denied.write_text(f"left {sha256(KEYS['denied'].encode()).hexdigest()}\n")
     process = Process(
         *("-m", "gateway.cli", "serve", "--upstream", f"{upstream.url}/v1", "--port", "0"),
-        *("--data-dir", str(data), "--log-level", "debug"),
+        *("--data-dir", str(data), "--log-level", "debug", "--log-format", form),
         REFRAIN_GATEWAY_KEYS=str(keys),
         REFRAIN_DENIED_KEYS=str(denied),
         REFRAIN_UPSTREAM_API_KEY=KEYS["upstream"],
@@ -176,7 +179,7 @@ async def test_a_served_installation_tells_nothing(tmp_path, upstream, collector
     )
     try:
         line = await asyncio.to_thread(process.wait_for_line, "ready: base URL")
-        url = line.rpartition(" ")[2].removesuffix("/v1")
+        url = re.search(r"http://[^/]+", line)[0]
         async with ClientSession() as session:
             gateway = RunningGateway(url, session, data, None)
             told = await go_every_way(gateway, "gateway")
@@ -197,7 +200,10 @@ async def test_a_served_installation_tells_nothing(tmp_path, upstream, collector
         assert word in caches, word
     assert PROMPT in str(upstream.bodies)
     assert any("Bearer canary-upstream-key" in str(each.headers) for each in upstream.requests)
-    assert any("DEBUG" in each and "outcome=" in each for each in process.lines)
+    if form == "json":
+        logged = [orjson.loads(line) for line in process.lines]
+        assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, logged))
+    assert any("debug" in each.lower() and "outcome" in each for each in process.lines)
     assert len(collector) > 0
     seen = {
         "log": "\n".join(process.lines),
@@ -220,7 +226,7 @@ async def test_faults_of_our_own_tell_nothing_they_tripped_over(
     upstream.answer = answer
     said = io.StringIO()
     handler = logging.StreamHandler(said)
-    handler.setFormatter(PrivateFormatter())
+    handler.setFormatter(TextFormatter())
     root = logging.getLogger()
     root.addHandler(handler)
     monkeypatch.setattr(root, "level", logging.DEBUG)
@@ -264,7 +270,8 @@ def test_a_traceback_is_told_without_what_its_exceptions_say(caplog):
             raise RuntimeError(words[1]) from error
     except RuntimeError:
         logging.exception("failed")  # noqa: LOG015 - any logger
-    text = PrivateFormatter().format(caplog.records[0])
+    assert found_in(JsonFormatter().format(caplog.records[0])) == []
+    text = TextFormatter().format(caplog.records[0])
     assert "RuntimeError\nwhile handling\n" in text
     assert "ValueError" in text
     assert found_in(text) == []
@@ -279,4 +286,4 @@ def test_what_nobody_awaited_is_told_without_values(caplog):
     log_stray(None, context)
     [record] = caplog.records
     assert record.getMessage() == "event loop: Exception in"
-    assert found_in(PrivateFormatter().format(record)) == []
+    assert found_in(TextFormatter().format(record)) == []

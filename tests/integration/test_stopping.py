@@ -79,7 +79,8 @@ async def until_refused(session: ClientSession, base: str) -> None:
 
 async def test_the_engine_is_unready_first_and_a_stream_ends_whole():
     model = str(Path(__file__).parents[2] / "backend" / "demo" / "model")
-    process = Process("-m", "backend", "--model", model, "--port", "0", "--drain-delay", "3s")
+    argv = ("--model", model, "--port", "0", "--drain-delay", "3s", "--log-format", "text")
+    process = Process("-m", "backend", *argv)
     line = await asyncio.to_thread(process.wait_for_line, "listening on http://")
     await asyncio.to_thread(process.wait_for_line, "is ready after")
     base = line.rpartition(" ")[2] + "/v1"

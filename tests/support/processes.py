@@ -11,10 +11,11 @@ from pathlib import Path
 PATIENT = {
     "HF_HUB_OFFLINE": "1",
     "REFRAIN_DRAIN_DELAY": "0",
+    "REFRAIN_LOG_FORMAT": "text",
     "REFRAIN_SEMANTIC_TIMEOUT": "30",
     "REFRAIN_VERIFIER_TIMEOUT": "30",
 }
-"""On a busy machine a lookup takes its time, and would be a miss."""
+"""On a busy machine a lookup takes its time, and would be a miss. Tests read the log as text."""
 
 
 class Process:

@@ -15,6 +15,7 @@ PLAN = launch.Plan(
     port=0,
     data_dir="",
     log_level="info",
+    log_format="text",
     workers=1,
     worker_settings="{}",
     worker_stop_seconds=1.0,
