@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
 from gateway.server.admin.operations import Fields
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.pool.engine_load import parse_load
 
 SHARED_SECONDS = 1.0
 """For so long, all pages see the same look."""
@@ -44,20 +44,6 @@ _SAVED = {
     "refrain_cost_saved_dollars_total": "dollars",
     "refrain_seconds_saved_total": "seconds",
 }
-
-_ENGINE = {
-    "running": ("refrain_engine_sequences_running", "vllm:num_requests_running"),
-    "waiting": ("refrain_engine_sequences_waiting", "vllm:num_requests_waiting"),
-    "kv_use": ("refrain_engine_kv_use_ratio", "vllm:kv_cache_usage_perc"),
-    "preemptions": ("refrain_engine_preemptions_total", "vllm:num_preemptions_total"),
-    "prefix_queries": (
-        "refrain_engine_prefix_cache_queries_total",
-        "vllm:prefix_cache_queries_total",
-    ),
-    "prefix_hits": ("refrain_engine_prefix_cache_hits_total", "vllm:prefix_cache_hits_total"),
-}
-"""An engine's figures, by the metrics that have them."""
-_ENGINE_NAMES = {name: figure for figure, names in _ENGINE.items() for name in names}
 
 
 class Readiness(Protocol):
@@ -111,37 +97,20 @@ class Overview:
         """Return the figures of an upstream that is an engine."""
         if self.clock() < self._paused.get(name, 0.0):
             return None
-        figures = None
+        load = None
         try:
             async with (
                 asyncio.timeout(ENGINE_SECONDS),
                 self.upstreams[name].request("GET", "/metrics", [], None) as reply,
             ):
                 if reply.status == 200:
-                    text = await read_up_to(reply.read, _MAX_BYTES)
-                    figures = engine_figures(text.decode(errors="replace"))
+                    load = parse_load(await read_up_to(reply.read, _MAX_BYTES))
         except (UpstreamError, TimeoutError):
             pass
-        if not figures:
+        if load is None:
             self._paused[name] = self.clock() + PAUSE_SECONDS
             return None
-        return figures
-
-
-def engine_figures(text: str) -> dict[str, float]:
-    """Return the figures of an engine in its metrics: sums, but the highest use of KV memory."""
-    found: dict[str, float] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                figure = _ENGINE_NAMES.get(sample.name)
-                if figure == "kv_use":
-                    found[figure] = max(found.get(figure, 0.0), sample.value)
-                elif figure is not None:
-                    found[figure] = found.get(figure, 0.0) + sample.value
-    except ValueError:
-        return {}
-    return found
+        return load._asdict()
 
 
 def summarize(families: Iterable[Metric]) -> Fields:

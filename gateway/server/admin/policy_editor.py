@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,19 +113,24 @@ class PolicyEditor:
         if self.replaying.locked():
             raise InvalidFieldError("text", "one replay at a time: try again")
         async with self.replaying:
-            return await self._run_replay(text, self.decision_log)
+            # No pipe: what uvloop gives a child as stdin cannot be opened by its name.
+            edited = await asyncio.to_thread(_write_temporary, text)
+            try:
+                return await self._run_replay(edited, self.decision_log)
+            finally:
+                edited.unlink(missing_ok=True)
 
-    async def _run_replay(self, text: str, decisions: Path) -> Fields:
+    async def _run_replay(self, edited: Path, decisions: Path) -> Fields:
         child = await asyncio.create_subprocess_exec(
             *_REPLAY,
-            *("--data-dir", str(self.data_dir), "--policy", "/dev/stdin", str(decisions)),
-            stdin=asyncio.subprocess.PIPE,
+            *("--data-dir", str(self.data_dir), "--policy", str(edited), str(decisions)),
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         try:
             async with asyncio.timeout(REPLAY_SECONDS):
-                found, said = await child.communicate(text.encode())
+                found, said = await child.communicate()
         except TimeoutError:
             raise InvalidFieldError("text", f"a replay of at most {REPLAY_SECONDS:g} s") from None
         finally:
@@ -177,3 +183,10 @@ def _text(fields: Fields) -> str:
     if not isinstance(text, str) or len(text) > MAX_CHARACTERS:
         raise InvalidFieldError("text", f"the text of a policy, up to {MAX_CHARACTERS} characters")
     return text
+
+
+def _write_temporary(text: str) -> Path:
+    descriptor, name = tempfile.mkstemp(prefix="refrain-policy-", suffix=".yaml")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text.encode())
+    return Path(name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import tempfile
 
 import orjson
 import pytest
@@ -119,7 +120,10 @@ async def test_the_packaged_policy_is_read_only(start_gateway):
     assert "No policy file is set" in error["message"]
 
 
-async def test_a_replay_tells_what_an_edit_would_have_changed(start_gateway, policy, tmp_path):
+async def test_a_replay_tells_what_an_edit_would_have_changed(
+    start_gateway, policy, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings = {"policy": policy, "decision_log": tmp_path / "decisions.jsonl"}
     recorded = await start_gateway(**settings)
     for _ in range(3):
@@ -129,6 +133,7 @@ async def test_a_replay_tells_what_an_edit_would_have_changed(start_gateway, pol
     report = await act(gateway, "policy/replay", text=EDITED)
     assert (report["requests"], report["before"]["hits"], report["after"]["hits"]) == (3, 2, 0)
     assert report["rules"]["prices"]["requests"] == 3
+    assert not list(tmp_path.glob("refrain-policy-*"))
     status, error = await act(gateway, "policy/replay", text=WRONG)
     assert (status, error["param"]) == (400, "text")
 

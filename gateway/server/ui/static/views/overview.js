@@ -63,7 +63,7 @@ export function overview(place) {
 }
 
 function engineSum(poll, figure) {
-  const found = Object.values(poll.engines).map((engine) => engine[figure]).filter((value) => value !== undefined);
+  const found = Object.values(poll.engines).map((engine) => engine[figure]);
   return found.length ? found.reduce((total, value) => total + value, 0) : null;
 }
 
@@ -140,14 +140,11 @@ const badge = (text, good) => h("span", { class: `badge small ${good ? "good" : 
 function engines(now) {
   const rows = Object.entries(now.engines);
   if (!rows.length) return null;
-  const figure = (name, write) => ([, engine]) => (engine[name] === undefined ? "–" : write(engine[name]));
   return table("Engines", [
     { name: "Upstream", cell: ([name]) => name },
-    { name: "Running", number: true, cell: figure("running", count) },
-    { name: "Waiting", number: true, cell: figure("waiting", count) },
-    { name: "KV in use", number: true, cell: figure("kv_use", share) },
-    { name: "Prefix cache hits", number: true, cell: ([, one]) => (one.prefix_queries ? share(one.prefix_hits / one.prefix_queries) : "–") },
-    { name: "Preemptions", number: true, cell: figure("preemptions", count) },
+    { name: "Running", number: true, cell: ([, engine]) => count(engine.running) },
+    { name: "Waiting", number: true, cell: ([, engine]) => count(engine.waiting) },
+    { name: "KV in use", number: true, cell: ([, engine]) => share(engine.kv_use) },
   ], rows);
 }
 
