@@ -11,7 +11,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
  * Make a chart. A line is {name, colour, dash?}; `write` makes text of a value. Returns the figure,
  * `draw(times, ...lines)`, and `close`.
  */
-export function chart(title, lines, write, { log = false, height = 180 } = {}) {
+export function chart(title, lines, write, { log = false, whole = false, height = 180 } = {}) {
   const place = h("div", { class: "plot", role: "img" });
   const legend = h("ul", { class: "legend" });
   const figure = h("figure", { class: "card" }, h("figcaption", {}, title), place, legend);
@@ -32,7 +32,7 @@ export function chart(title, lines, write, { log = false, height = 180 } = {}) {
       scales: { x: { time: true }, y: log ? { distr: 3 } : { range: (_, low, high) => [0, Math.max(high * 1.1, 0.1)] } },
       axes: [
         { stroke: colour("faint"), grid: { show: false }, ticks: grid(), size: 30, space: narrow ? 90 : 70, values: (_, ticks) => ticks.map(time) },
-        { stroke: colour("faint"), grid: { ...grid(), ...filter }, ticks: { show: false }, size: 64, ...filter, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : write(tick))) },
+        { stroke: colour("faint"), grid: { ...grid(), ...filter }, ticks: { show: false }, size: 64, ...filter, values: (_, ticks) => ticks.map((tick) => (tick === null || (whole && !Number.isInteger(tick)) ? "" : write(tick))) },
       ],
       series: [{}, ...lines.map((line) => ({ label: line.name, stroke: colour(line.colour), width: 2, dash: line.dash, points: { show: false }, spanGaps: true }))],
     }, data, place);

@@ -39,7 +39,7 @@ export function overview(place) {
       { name: "under way", colour: "miss" },
       { name: "waiting for room", colour: "stale" },
       { name: "waiting in engines", colour: "error", dash: [5, 4] },
-    ], count), () => [values((poll) => poll.calls), values((poll) => poll.waiting), values((poll) => engineSum(poll, "waiting"))]],
+    ], count, { whole: true }), () => [values((poll) => poll.calls), values((poll) => poll.waiting), values((poll) => engineSum(poll, "waiting"))]],
   ];
   fill(place, state, tiles, h("div", { class: "charts" }, charts.map(([each]) => each.figure)), tables);
 
@@ -110,7 +110,7 @@ function figures(now) {
   return [
     tile("Hit ratio", total ? share(found / total) : "–", over),
     tile("Requests per second", rate(rates((poll) => sum(poll.requests, Object.keys(poll.requests))).at(-1)), `${brief(every)} since the start`),
-    tile("Money saved", dollars(all("dollars")), "since the start"),
+    tile("Money saved", all("tokens") && !all("dollars") ? "–" : dollars(all("dollars")), all("tokens") && !all("dollars") ? "no known price" : "since the start"),
     tile("Tokens saved", brief(all("tokens", ["prefix"])), saved.prefix?.tokens ? `${brief(saved.prefix.tokens)} more were cheaper` : "since the start"),
     tile("Waiting saved", seconds(all("seconds")), "since the start"),
     tile("Entries", brief(store.entries ?? 0), bytes(store.entry_bytes ?? 0)),
