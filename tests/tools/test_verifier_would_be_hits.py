@@ -31,6 +31,17 @@ def test_each_question_asked_has_the_candidates_that_a_gateway_would_verify(veri
     assert plain[0].cosine > 0.95
 
 
+def test_a_near_miss_that_is_a_question_of_another_group_is_asked_once_and_no_wrong_hit(verifier):
+    boil = "how long do I boil an egg"
+    groups = [
+        Group(("How do I peel an egg?", "how can I peel an egg"), (boil,)),
+        Group(("How long do I boil an egg?", boil), ()),
+    ]
+    peel, other = candidates(groups, verifier)
+    assert [each.wrong for each in peel] == [False]
+    assert [each.wrong for each in other] == [False]
+
+
 def test_the_surest_candidate_is_the_would_be_hit():
     sure, near = Candidate(0.8, 0.8, wrong=True), Candidate(0.7, 0.95, wrong=False)
     assert list(hits([[sure, near], []], 0.0)) == [(pytest.approx(0.8), True)]

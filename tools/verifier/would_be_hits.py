@@ -35,10 +35,13 @@ class Candidate:
 def candidates(groups: Sequence[Group], verifier: Verifier) -> Iterator[list[Candidate]]:
     """Yield those of each question asked."""
     stored = [group.same[0] for group in groups]
-    asked = [(text, number) for number, group in enumerate(groups) for text in group.same[1:]]
-    asked += [(text, -1) for group in groups for text in group.misses]
-    index, wanted = sentence_vectors(stored), sentence_vectors([text for text, _ in asked])
-    for place, (text, owner) in enumerate(asked):
+    # A group's near miss may be another group's question: such a line stands in both, and is asked
+    # once.
+    lines = [text for group in groups for text in group.same[1:]]
+    lines += [text for group in groups for text in group.misses]
+    asked = list(dict.fromkeys(lines))
+    index, wanted = sentence_vectors(stored), sentence_vectors(asked)
+    for place, text in enumerate(asked):
         cosine = index @ wanted[place]
         found = []
         for other in np.argsort(-cosine)[:NEAREST]:
@@ -46,7 +49,8 @@ def candidates(groups: Sequence[Group], verifier: Verifier) -> Iterator[list[Can
                 continue
             score = _score(verifier, text, stored[other])
             if score is not None:
-                found.append(Candidate(score, float(cosine[other]), int(other) != owner))
+                wrong = text not in groups[other].same
+                found.append(Candidate(score, float(cosine[other]), wrong))
         yield found
 
 
