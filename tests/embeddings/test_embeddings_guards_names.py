@@ -52,6 +52,8 @@ FRAMES = (
         ("What is the capital of Korea?", "What is the capital of South Korea?", "name"),
         ("Hi Anna, who is Barack Obama?", "Hi Anna, who is Michelle Obama?", "name"),
         ("Is Sweden safe?", "Is Switzerland safe?", "name"),
+        ("Is Niger safe?", "Is Nigeria safe?", "name"),
+        ("Who is Paul Smith?", "Who is Paula Smith?", "name"),
         ("As Iraq is hot, what do I pack?", "As Iran is hot, what do I pack?", "name"),
         ("Is gpt-4o better?", "Is gpt-4 better?", "name"),
         ("Where is flat 12b?", "Where is flat 12c?", "name"),

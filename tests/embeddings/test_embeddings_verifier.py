@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tiny_verifier import CONFIG, random_weights, write_tiny_verifier
 
-from embeddings.encoder.model_files import DEFAULT_MODEL, ModelError, locate
+from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
 from embeddings.messages import Reason
+from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.files import read_verifier
+from embeddings.verify.guards import guard
 from embeddings.verify.recipe import weighed
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.export import save_verifier
@@ -42,6 +44,26 @@ def test_a_score_does_not_depend_on_order_or_company(verifier):
     long = "Where can I find the invoices of all the orders that I made before last December?"
     (alone,) = verifier.score([(RESET, PHONE)])
     assert verifier.score([(long, RESET), (PHONE, RESET), (long, long)])[1] == alone
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ("How many seconds are in a day?", "How many minutes are in a day?"),
+        ("How much is 2 miles in km?", "How much is 2 miles in cm?"),
+        ("What does it cost for a week?", "What does it cost for one month?"),
+        ("How do I reset my password?", "How do I change my password?"),
+        ("How do I cancel my plan?", "How do I pause my plan?"),
+    ],
+)
+def test_the_shipped_network_refuses_what_no_guard_tells_apart(asked, stored):
+    shipped = load_verifier(VERIFIER_DIRECTORY, threads=1)
+    data = (VERIFIER_DIRECTORY / "calibration.json").read_bytes()
+    threshold = parse_calibration(data, "shipped", verifier=shipped.digest).threshold(0.01)
+    (score,) = shipped.score([(asked, stored)])
+    assert guard(asked, stored) is None
+    assert threshold is not None
+    assert weighed(score, cosine=1.0) < threshold
 
 
 @given(st.text(max_size=40), st.text(max_size=40))

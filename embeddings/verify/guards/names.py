@@ -57,7 +57,9 @@ _ALIASES: Final = {
     postgres postgresql; tv television; war wwi wwii ww1 ww2; norway norwegian; mum mom;
     scotland scottish; czechia czech; py python; facebook fb; whatsapp wa; instagram ig insta;
     youtube yt; mount mt; saint st; windows win; google gmail; thailand thai; iceland
-    icelandic; finland finn finnish; mongodb mongo
+    icelandic; finland finn finnish; mongodb mongo; niger nigerien; nigeria nigerian; alexandra;
+    andrea; carla; daniela; danielle; erica; gabriela; georgia; julia; louisa; michelle; nicola;
+    paula; roberta; simona; victoria
     """.split(";")  # noqa: SIM905
     for name in entry.split()
 }

@@ -29,11 +29,8 @@ class Quantity(NamedTuple):
     counts: str = ""
 
 
-class Numbers(NamedTuple):
-    """The numbers of a text. `asked`: units without a number, or with one of them."""
-
-    all: tuple[Quantity, ...]
-    asked: frozenset[str]
+Numbers = tuple[Quantity, ...]
+"""The numbers of a text."""
 
 
 def _counted(first: int, step: int, listed: str) -> dict[str, int]:
@@ -100,7 +97,6 @@ _WORTH: Final = {name: (base, float(worth)) for name, base, worth, *_ in _ENTRIE
 # "60 mph" is "60 miles per hour", 20 degrees may be Celsius, a pound is a weight or money.
 _ALIKE: Final = {"mph": {"mile"}, "kmh": {"kilometre"}, "degree": {""}, "pound": {"lb", "sterling"}}
 _DURATIONS: Final = {name for name, (base, _) in _WORTH.items() if base == "second"}
-_ASKING: Final = _words("a an many in to into per")
 _PLAIN: Final = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,9})?")
 _FRACTION: Final = re.compile(r"(\d{1,3})/([1-9]\d?)")
 _ORDINAL: Final = re.compile(r"(\d+)(?:st|nd|rd|th)", re.IGNORECASE)
@@ -114,7 +110,6 @@ _LONGEST_SPELLED: Final = 12
 # Texts of fewer words together are short: a longer one has numbers worked out, or by the way.
 _SHORT: Final = 50
 _FEW: Final = 3
-_CLOSE: Final = 0.5
 _NEAR: Final = 0.7
 _ALMOST: Final = 0.9
 
@@ -123,14 +118,10 @@ def find_numbers(text: Reading) -> Numbers:
     """Return the numbers of a text."""
     tokens = text.tokens
     found: list[Quantity] = []
-    asked: set[str] = set()
     place = 0
     while place < len(tokens):
-        token = tokens[place]
         read = _quantity(tokens, place)
         if read is None:
-            if token.text in UNITS and token.text != "second" and _at(tokens, place - 1) in _ASKING:
-                asked.add(UNITS[token.text])
             place += 1
             continue
         quantity, taken = read
@@ -138,10 +129,8 @@ def find_numbers(text: Reading) -> Numbers:
         after = tokens[place] if place < len(tokens) else None
         if after and not after.apart and after.text not in FUNCTION:
             quantity = quantity._replace(counts=stem(after.text[:LONGEST]))
-        if quantity.unit and quantity.value in _ONE:
-            asked.add(quantity.unit)
         found.append(quantity)
-    return Numbers(tuple(found), frozenset(asked))
+    return tuple(found)
 
 
 def differ_in_numbers(a: Reading, b: Reading, x: Numbers, y: Numbers, close: float) -> str | None:
@@ -158,18 +147,16 @@ def differ_in_numbers(a: Reading, b: Reading, x: Numbers, y: Numbers, close: flo
         return "number" if close >= least else None
     if _exchanged(a, b, x, y, close):
         return "number"
-    if (short or close >= _NEAR) and _otherwise_measured(x, y):
-        return "unit"
-    return "unit" if close >= _CLOSE and _otherwise_asked(x, y) else None
+    return "unit" if (short or close >= _NEAR) and _otherwise_measured(x, y) else None
 
 
 def _unaccounted(mine: Numbers, theirs: Numbers) -> list[Quantity]:
     """Return the numbers of one text that are not in the other."""
-    values = {part for x in theirs.all for part in _split(x.value)}
-    measures = {x.measure for x in theirs.all}
+    values = {part for x in theirs for part in _split(x.value)}
+    measures = {x.measure for x in theirs}
     return [
         x
-        for x in mine.all
+        for x in mine
         if not x.weak
         and not values.issuperset(_split(x.value))
         and not (x.measure and x.measure in measures)
@@ -185,15 +172,15 @@ def _split(value: str) -> Sequence[str]:
 
 def _lasting(numbers: Numbers) -> float:
     """Return how many seconds all durations last together."""
-    return sum(x.measure[1] for x in numbers.all if x.measure and x.measure[0] == "second")
+    return sum(x.measure[1] for x in numbers if x.measure and x.measure[0] == "second")
 
 
 def _exchanged(a: Reading, b: Reading, x: Numbers, y: Numbers, close: float) -> bool:
     """Tell whether the same numbers stand in another order in a sum, or count other things."""
-    ratios = [{q.value.removeprefix("0") for q in z.all if ":" in q.value} for z in (x, y)]
+    ratios = [{q.value.removeprefix("0") for q in z if ":" in q.value} for z in (x, y)]
     if ratios[0] and ratios[1] and ratios[0] != ratios[1]:
         return True
-    left, right = ([q.value for q in z.all] for z in (x, y))
+    left, right = ([q.value for q in z] for z in (x, y))
     if close >= _ALMOST and len(left) == len(right) and set(left) == set(right):
         if sorted(left) != sorted(right):
             return True
@@ -207,8 +194,8 @@ def _exchanged(a: Reading, b: Reading, x: Numbers, y: Numbers, close: float) -> 
 
 def _counted_by(numbers: Numbers) -> dict[str, str]:
     """Return the number of each thing that has one only."""
-    several = Counter(x.counts for x in numbers.all)
-    return {x.counts: x.value for x in numbers.all if x.counts and several[x.counts] == 1}
+    several = Counter(x.counts for x in numbers)
+    return {x.counts: x.value for x in numbers if x.counts and several[x.counts] == 1}
 
 
 def _otherwise_measured(x: Numbers, y: Numbers) -> bool:
@@ -222,20 +209,10 @@ def _otherwise_measured(x: Numbers, y: Numbers) -> bool:
 
 def _units(numbers: Numbers) -> dict[str, set[str]]:
     units: dict[str, set[str]] = {}
-    for x in numbers.all:
+    for x in numbers:
         if x.value not in _ONE:
             units.setdefault(x.value, set()).update(_ALIKE.get(x.unit, {x.unit}))
     return units
-
-
-def _otherwise_asked(x: Numbers, y: Numbers) -> bool:
-    """Tell whether each asks for a unit of one kind that the other lacks: "in km", "in miles"."""
-    used = {q.unit for z in (x, y) for q in z.all if q.value not in _ONE}
-    left, right = (
-        {_WORTH[unit][0].replace("month", "second") for unit in units - used}
-        for units in (x.asked - y.asked, y.asked - x.asked)
-    )
-    return not left.isdisjoint(right)
 
 
 def _at(tokens: Sequence[Token], place: int) -> str:
