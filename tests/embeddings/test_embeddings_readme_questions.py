@@ -24,8 +24,12 @@ FOUR = [
 ]
 README = re.findall(r'^    "(.*)",$', read("README.md"), re.MULTILINE)
 OPENING = re.findall(r'"(.*?)"', read("docs/semantic.md").partition("\n## ")[0].replace("\n", " "))
-LEAST_HIT = 0.4
-"""The share of rewordings that get their answer, where only the four first wordings are stored."""
+LEAST_HIT = 0.65
+"""The share of rewordings that get their answer, where only the four first wordings are stored.
+
+It is 28 of 40. Two scores are so near the threshold that another processor's rounding may lose
+them.
+"""
 
 
 @pytest.fixture(scope="module")
