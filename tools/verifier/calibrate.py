@@ -49,10 +49,10 @@ def run(directory: Path, log: Path) -> None:
     pools = [read_groups(folder) for folder in sorted(log.iterdir())]
     groups = [group for pool in pools for group in pool]
     verifier = load_verifier(directory, threads=os.cpu_count() or 1)
-    asks = sum(len(group.same) - 1 + len(group.misses) for group in groups)
-    points = [point for pool in pools for point in hits(list(candidates(pool, verifier)))]
+    found = [some for pool in pools for some in candidates(pool, verifier)]
+    points = list(hits(found))
     provenance = (
-        f"{asks:,} questions asked of {len(groups):,} stored, written for this and held out"
+        f"{len(found):,} questions asked of {len(groups):,} stored, written for this and held out"
     )
     calibration = calibrated(points, verifier=verifier.digest, provenance=provenance)
     (directory / "calibration.json").write_bytes(written_calibration(calibration))
