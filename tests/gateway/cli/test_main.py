@@ -61,6 +61,8 @@ def refrain(
         ["demo", "--help"],
         ["backend", "--help"],
         ["policy", "--help"],
+        ["warm", "--help"],
+        ["keys", "rotate", "--help"],
     ],
 )
 def test_every_command_helps_itself(refrain: Refrain, argv: list[str]):
@@ -95,6 +97,26 @@ def test_no_command_is_bad_usage(refrain: Refrain):
 
 def test_unknown_flag_is_bad_usage(refrain: Refrain):
     fails(refrain("serve", "--nothing"), 2, "unrecognized arguments: --nothing")
+
+
+@pytest.mark.parametrize(
+    ("argv", "near"),
+    [(["sevre"], "serve"), (["keys", "rotat"], "rotate"), (["usage", "--by", "modle"], "model")],
+)
+def test_a_typo_is_told_with_the_nearest_word(
+    argv: list[str], near: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    assert f"; did you mean {near}?" in capsys.readouterr().err
+
+
+def test_a_word_that_is_near_nothing_gets_no_proposal(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main(["xyzzy"])
+    err = capsys.readouterr().err
+    assert "invalid choice: 'xyzzy'" in err
+    assert "did you mean" not in err
 
 
 def test_no_upstream_is_bad_usage(refrain: Refrain):
@@ -158,8 +180,8 @@ def test_a_wrong_secret_is_exit_2_with_its_variable_and_without_its_value(
 @pytest.mark.parametrize(
     "argv",
     [
-        ["audit", "--url", "foo"],
-        ["warm", "faq.jsonl", "--url", "ftp://a"],
+        ["audit", "--gateway", "foo"],
+        ["warm", "faq.jsonl", "--gateway", "ftp://a"],
         ["policy", "explain", "--gateway", "http://a:b", "request.json"],
     ],
 )

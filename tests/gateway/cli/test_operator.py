@@ -50,7 +50,7 @@ async def test_answers_are_loaded_or_generated(gateway, upstream, command, quest
         b"",
         {"request": {"model": "m", "messages": [{"role": "user", "content": "Hi?"}], "seed": 1}},
     )
-    code, out, err = await command("warm", file, "--model", "m", "--url", gateway.url)
+    code, out, err = await command("warm", file, "--model", "m", "--gateway", gateway.url)
     assert (code, err) == (0, "")
     assert out == f"{file}: 3 questions: 2 generated, 1 loaded\n"
     assert upstream.calls == 2
@@ -61,14 +61,14 @@ async def test_answers_are_loaded_or_generated(gateway, upstream, command, quest
     assert "hit" in (await gateway.ask("Which plans are there?")).cache
     assert "hit" in (await gateway.ask("Hi?", seed=1)).cache
     assert upstream.calls == 2
-    code, out, _ = await command("warm", file, "--model", "m", "--url", gateway.url)
+    code, out, _ = await command("warm", file, "--model", "m", "--gateway", gateway.url)
     assert (code, out) == (0, f"{file}: 3 questions: 1 loaded, 2 there already\n")
 
 
 async def test_a_loaded_answer_takes_the_place_of_the_one_before(gateway, command, questions):
     for answer in ("By card.", "By invoice."):
         file = questions({"question": "How do I pay?", "answer": answer})
-        assert (await command("warm", file, "--model", "m", "--url", gateway.url))[0] == 0
+        assert (await command("warm", file, "--model", "m", "--gateway", gateway.url))[0] == 0
     assert (await gateway.ask("How do I pay?")).text == "By invoice."
 
 
@@ -77,7 +77,7 @@ async def test_what_is_loaded_belongs_to_the_tenant_of_the_key(
 ):
     monkeypatch.setenv("OPENAI_API_KEY", "anna")
     file = questions({"question": "How do I pay?", "answer": "By card."})
-    await command("warm", file, "--model", "m", "--url", gateway.url)
+    await command("warm", file, "--model", "m", "--gateway", gateway.url)
     assert "fwd=miss" in (await gateway.ask("How do I pay?")).cache
     annas = await gateway.ask("How do I pay?", headers={"Authorization": "Bearer anna"})
     assert "hit" in annas.cache
@@ -94,7 +94,7 @@ async def test_what_policy_or_admission_declines_is_told_with_its_line(gateway, 
         {"request": {"model": "m"}, "answer": result},
     )
     code, out, err = await command(
-        "warm", file, "--model", "m", "--url", gateway.url, "--concurrency", "1"
+        "warm", file, "--model", "m", "--gateway", gateway.url, "--concurrency", "1"
     )
     assert code == 1
     assert out == f"{file}: 5 questions: 5 failed\n"
@@ -124,7 +124,7 @@ async def test_what_policy_or_admission_declines_is_told_with_its_line(gateway, 
 )
 async def test_a_wrong_line_is_told_and_nothing_is_sent(command, questions, line, told):
     file = questions({"question": "fine"}, line)
-    code, out, err = await command("warm", file, "--model", "m", "--url", "http://127.0.0.1:1")
+    code, out, err = await command("warm", file, "--model", "m", "--gateway", "http://127.0.0.1:1")
     assert (code, out) == (2, "")
     assert f"refrain: {file}:2: {told}" in err
     assert "cannot be asked" not in err
@@ -132,7 +132,7 @@ async def test_a_wrong_line_is_told_and_nothing_is_sent(command, questions, line
 
 async def test_the_number_of_wrong_lines_is_told_where_not_all_are_named(command, questions):
     file = questions(*[b"{"] * 31)
-    code, _, err = await command("warm", file, "--model", "m", "--url", "http://127.0.0.1:1")
+    code, _, err = await command("warm", file, "--model", "m", "--gateway", "http://127.0.0.1:1")
     assert (code, err.count("expected JSON")) == (2, 10)
     assert err.endswith(f"refrain: {file}: 21 more lines cannot be used\n")
 
@@ -147,11 +147,11 @@ async def test_files_and_gateways_that_are_not_there(command, tmp_path, question
     code, _, err = await command("warm", tmp_path / "none.jsonl")
     assert (code, "cannot be read" in err) == (2, True)
     file = questions({"question": "How?"})
-    code, out, err = await command("warm", file, "--model", "m", "--url", "http://127.0.0.1:1")
+    code, out, err = await command("warm", file, "--model", "m", "--gateway", "http://127.0.0.1:1")
     assert (code, out) == (1, f"{file}: 1 questions: 1 failed\n")
     refused = "http://127.0.0.1:1 cannot be asked: Connection refused; is the gateway running?"
     assert f":1: {refused}\n" in err
-    assert (await command("audit", "--url", "http://127.0.0.1:1"))[0] == 1
+    assert (await command("audit", "--gateway", "http://127.0.0.1:1"))[0] == 1
 
 
 @pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (200, b"[]"), (404, b"404")])
@@ -162,7 +162,7 @@ async def test_what_is_no_gateway_is_told(command, status, body):
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", page)
     async with TestServer(app) as server:
-        code, _, err = await command("audit", "--url", str(server.make_url("")))
+        code, _, err = await command("audit", "--gateway", str(server.make_url("")))
     assert code == 1
     assert f"answers {status} and not as a gateway does: is it one?" in err
 
@@ -171,7 +171,7 @@ async def test_the_token_comes_from_the_environment(start_gateway, command, ques
     monkeypatch.setenv("REFRAIN_ADMIN_TOKEN", "operators-token")
     gateway = await start_gateway()
     file = questions({"question": "How?", "answer": "So."})
-    arguments = ("warm", file, "--model", "m", "--url", f"{gateway.url}/v1")
+    arguments = ("warm", file, "--model", "m", "--gateway", f"{gateway.url}/v1")
     assert (await command(*arguments))[0] == 0
     monkeypatch.setenv("REFRAIN_ADMIN_TOKEN", "another")
     code, _, err = await command(*arguments)
@@ -184,13 +184,13 @@ async def test_an_audit_tells_by_exit_code_and_purges_when_told(start_gateway, t
     gateway = await start_gateway(policy=policy)
     await gateway.ask("Mail to anna@example.org please", model="open-1")
     await gateway.ask("Nothing in here")
-    code, out, _ = await command("audit", "--url", gateway.url)
+    code, out, _ = await command("audit", "--gateway", gateway.url)
     assert (code, out) == (0, "1 entries scanned, 0 purged\n")
 
     await gateway.stop()
     policy.write_text(POLICY.replace("pii: allow", "pii: bypass"))
     gateway = await start_gateway(policy=policy)
-    code, out, _ = await command("audit", "--url", gateway.url)
+    code, out, _ = await command("audit", "--gateway", gateway.url)
     assert (code, out.splitlines()) == (
         1,
         [
@@ -200,6 +200,6 @@ async def test_an_audit_tells_by_exit_code_and_purges_when_told(start_gateway, t
             "Remove them with: refrain audit --purge",
         ],
     )
-    code, out, _ = await command("audit", "--purge", "--json", "--url", gateway.url)
+    code, out, _ = await command("audit", "--purge", "--json", "--gateway", gateway.url)
     assert (code, orjson.loads(out)["purged"]) == (0, 1)
-    assert (await command("audit", "--url", gateway.url))[0] == 0
+    assert (await command("audit", "--gateway", gateway.url))[0] == 0
