@@ -52,7 +52,7 @@ def _read_size(value: object) -> object:
     return int(float(match[1]) * (1000 if decimal else 1024) ** _POWERS[match[2].lower()])
 
 
-Size = Annotated[int, BeforeValidator(_read_size)]
+Size = Annotated[int, BeforeValidator(_read_size, json_schema_input_type=int | str)]
 
 _SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 
@@ -167,7 +167,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    upstream: Annotated[tuple[UrlWithQuery, ...], BeforeValidator(_split)] = ()
+    upstream: Annotated[
+        tuple[UrlWithQuery, ...],
+        BeforeValidator(_split, json_schema_input_type=str | tuple[str, ...]),
+    ] = ()
     upstreams: Annotated[
         tuple[UpstreamSettings, ...], BeforeValidator(_check_list), AfterValidator(_check_names)
     ] = ()
@@ -175,7 +178,10 @@ class Settings(BaseModel):
     default_model: str | None = Field(default=None, min_length=1, max_length=256)
     unknown_models: str | None = Field(default=None, pattern="^(refuse|pass)$")
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
-    upstream_accepts: Annotated[tuple[Addition, ...] | None, BeforeValidator(_split_or_none)] = None
+    upstream_accepts: Annotated[
+        tuple[Addition, ...] | None,
+        BeforeValidator(_split_or_none, json_schema_input_type=str | tuple[Addition, ...] | None),
+    ] = None
     upstream_cache_salt: bool = False
     upstream_warm_up: bool = False
     dns_server: Annotated[str, AfterValidator(_check_dns_server)] | None = None
@@ -281,6 +287,21 @@ def load_settings(
         raise SettingsError(
             "\n".join(_message(problem, document, in_environment, flags) for problem in problems)
         ) from None
+
+
+def origins(
+    flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None
+) -> dict[str, str]:
+    """Return where each setting comes from that has no default: flag, variable, or file and line.
+
+    The arguments are those of ``load_settings``, which took them. Raises SettingsError.
+    """
+    found = {}
+    if file is not None:
+        document = _read(file)
+        found = {name: f"{file}:{_line((name,), document)}" for name in document.data or {}}
+    variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in _from_environment(environment)}
+    return found | variables | {name: f"--{name.replace('_', '-')}" for name in flags}
 
 
 def _read(file: Path) -> Document:

@@ -28,6 +28,7 @@ def add_commands(commands: Commands) -> None:
     _add_usage(commands)
     commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
     groups = (
+        ("config", "check and show settings", _add_config),
         ("policy", "check a policy, explain a request, replay a log", _add_policy),
         ("semantic", "calibrate and watch answers by meaning", _add_semantic),
         ("keys", "make, list, revoke and rotate gateway keys", _add_keys),
@@ -56,32 +57,34 @@ def _add(commands: Commands, name: str, run: str, text: str) -> argparse.Argumen
 
 def _add_processes(commands: Commands) -> None:
     serve = _add(commands, "serve", "launch:run_gateway", help_texts.SERVE)
-    serve.add_argument(
-        "--upstream",
-        action="append",
-        metavar="URL",
-        help="OpenAI-style base URL, mostly ending in /v1; repeated: replicas",
-    )
-    serve.add_argument("--workers", type=int, metavar="N", help="gateway processes (default: 1)")
     demo = _add(commands, "demo", "launch:run_demo", help_texts.DEMO)
-    for parser in (serve, demo):
-        add = parser.add_argument
-        add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
-        add("--config", type=Path, metavar="FILE", help="settings (default: refrain.yaml if there)")
-        add("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
-        add("--port", type=int, metavar="P", help="port to listen on (default: 8080)")
-        add(
-            "--data-dir",
-            type=Path,
-            metavar="D",
-            help="entries, vectors, secret (default: .refrain)",
-        )
-        add("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
-        add(
-            "--log-format",
-            choices=("auto", "text", "json"),
-            help="of log lines on stderr (default: auto, text on a terminal and else JSON)",
-        )
+    _add_settings(serve)
+    _add_settings(demo, with_upstream=False)
+
+
+def _add_settings(parser: argparse.ArgumentParser, *, with_upstream: bool = True) -> None:
+    """Add the settings that have a flag."""
+    add = parser.add_argument
+    if with_upstream:
+        upstream = "OpenAI-style base URL, mostly ending in /v1; repeated: replicas"
+        add("--upstream", action="append", metavar="URL", help=upstream)
+        add("--workers", type=int, metavar="N", help="gateway processes (default: 1)")
+    add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
+    add("--config", type=Path, metavar="FILE", help="settings (default: refrain.yaml if there)")
+    add("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, metavar="P", help="port to listen on (default: 8080)")
+    add(
+        "--data-dir",
+        type=Path,
+        metavar="D",
+        help="entries, vectors, secret (default: .refrain)",
+    )
+    add("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+    add(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        help="of log lines on stderr (default: auto, text on a terminal and else JSON)",
+    )
 
 
 def _add_operator(commands: Commands) -> None:
@@ -129,6 +132,15 @@ def _add_usage(commands: Commands) -> None:
     form.add_argument("--csv", action="store_true", help="print CSV")
     form.add_argument("--json", action="store_true", help="print JSON")
     _add_source(usage)
+
+
+def _add_config(commands: Commands) -> None:
+    check = _add(commands, "check", "config:check", help_texts.CONFIG_CHECK)
+    show = _add(commands, "show", "config:show", help_texts.CONFIG_SHOW)
+    _add(commands, "schema", "config:schema", help_texts.CONFIG_SCHEMA)
+    for parser in (check, show):
+        _add_settings(parser)
+    show.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_policy(commands: Commands) -> None:

@@ -155,3 +155,22 @@ examples:
 
 exit codes: 0 done, 1 failed, 2 bad usage, invalid file or no request in the log
 """
+CONFIG_CHECK = """\
+tell whether refrain serve would take the settings
+
+Check the settings of file, environment and flags, and the files that they name: policy, keys,
+prices, TLS. Nothing is started. Each fault is one line with file and key.
+
+examples:
+  refrain config check
+  refrain config check --config refrain.yaml --policy policy.yaml
+
+exit codes: 0 valid, 2 not valid
+"""
+CONFIG_SHOW = """\
+print the settings in force, and where each comes from
+
+Print every setting, its value, and where it comes from: a flag, a variable, a line of the file or
+the default. Secrets are masked.
+"""
+CONFIG_SCHEMA = "print the JSON schema of refrain.yaml, for editors"

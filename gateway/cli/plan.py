@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
@@ -59,16 +59,18 @@ def main() -> int:
 
 def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
     """Return what is to run. ``flags`` are those of the command line. Raises CommandError."""
-    settings = _settings(flags)
-    if not is_demo and not settings.all_upstreams:
-        hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
-        raise CommandError(f"no upstream: {hint}")
+    settings = read_settings(flags)
     configure_logging(settings.log_level, settings.log_format)
+    if faults := find_faults(settings, needs_upstream=not is_demo):
+        raise CommandError("\n".join(faults))
     if is_demo and importlib.util.find_spec("torch") is None:
         raise FailedError("the bundled engine needs torch: install refrain[cpu] or refrain[gpu]")
-    if is_demo and (upstreams := settings.all_upstreams):
+    upstreams, own_keys = settings.all_upstreams, settings.gateway_keys is not None
+    if is_demo and upstreams:
         log.warning("the demo serves its own engine: upstream %s is not used", upstreams[0].url)
-    _check(settings)
+    warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
+    log_proxies(upstreams, os.environ)
+    _make(settings.data_dir)
     engine = None
     if is_demo:
         settings, engine = _demo_engine(settings)
@@ -93,17 +95,31 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
     )
 
 
-def _settings(given: Mapping[str, Any]) -> Settings:
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Return the settings in force; ``given`` may have other flags, too. Raises CommandError."""
+    for problem in unknown_variables(os.environ):
+        say(f"warning: {problem}")
+    try:
+        return load_settings(setting_flags(given), os.environ, settings_file(given))
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
+def setting_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that are settings."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name in Settings.model_fields and value is not None
+    }
+
+
+def settings_file(given: Mapping[str, Any]) -> Path | None:
+    """Return the file of settings: that of ``--config``, or refrain.yaml if it is there."""
     config = given.get("config")
     if config is None and Path("refrain.yaml").is_file():
         config = "refrain.yaml"
-    for problem in unknown_variables(os.environ):
-        say(f"warning: {problem}")
-    flags = {name: value for name, value in given.items() if name in Settings.model_fields}
-    try:
-        return load_settings(flags, os.environ, None if config is None else Path(config))
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
+    return None if config is None else Path(config)
 
 
 def _demo_engine(settings: Settings) -> tuple[Settings, list[str]]:
@@ -131,62 +147,73 @@ def _demo_engine(settings: Settings) -> tuple[Settings, list[str]]:
     return settings.model_copy(update=update), argv
 
 
-def _check(settings: Settings) -> None:
-    """Check once, before any process starts, for faults that would stop every worker."""
-    _make(settings.data_dir)
-    own_keys = settings.gateway_keys is not None
+def find_faults(settings: Settings, *, needs_upstream: bool = True) -> list[str]:
+    """Return what would stop every worker: of the files that settings name, and of the secrets."""
+    faults = []
     upstreams = settings.all_upstreams
+    if needs_upstream and not upstreams:
+        hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
+        faults.append(f"no upstream: {hint}")
+    if settings.data_dir.exists() and not settings.data_dir.is_dir():
+        what = f"the data directory {settings.data_dir}"
+        faults.append(f"{what} is a file; give a folder with --data-dir")
     try:
-        check_secrets(upstreams, os.environ, own_keys=own_keys)
+        check_secrets(upstreams, os.environ, own_keys=settings.gateway_keys is not None)
     except SecretSettingError as error:
-        raise CommandError(str(error)) from None
-    warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
-    log_proxies(upstreams, os.environ)
-    checks: list[tuple[Path | None, Callable[[bytes, str], object]]] = [
-        (settings.policy, lambda data, source: parse_policy(policy_text(data, source), source)),
-        (settings.gateway_keys, read_key_ring),
-        (settings.denied_keys, partial(read_key_ring, denied=True)),
-        (settings.prices, read_price_file),
-    ]
-    checks += [
-        (one.discover.file, partial(read_addresses, port=urlsplit(one.url).port))
-        for one in upstreams
-        if isinstance(one.discover, DiscoveryFile)
-    ]
-    for path, check in checks:
-        if path is None:
-            continue
+        faults.append(str(error))
+    for key, path, check in _named_files(settings):
         try:
             check(path.read_bytes(), str(path))
         except OSError as error:
-            raise unreadable(path, error) from None
+            faults.append(f"{key}: {unreadable(path, error)}")
         except (PolicyError, KeyRingError, PricesError, DiscoveryError) as error:
-            raise CommandError(str(error)) from None
+            faults += str(error).splitlines()
     for option, path in tls_files(settings.store).items():
         if not os.access(path, os.R_OK):
-            raise CommandError(f"store: {option}: {path} cannot be read")
+            faults.append(f"store: {option}: {path} cannot be read")
     if settings.decision_log is not None:
-        _check_writable(settings.decision_log)
+        faults += _check_writable(settings.decision_log)
+    return faults
 
 
-def _check_writable(log: Path) -> None:
+def _named_files(settings: Settings) -> Iterator[tuple[str, Path, Callable[[bytes, str], object]]]:
+    """Yield the key of each file that settings name, the file and what reads it."""
+    checks: tuple[tuple[str, Path | None, Callable[[bytes, str], object]], ...] = (
+        (
+            "policy",
+            settings.policy,
+            lambda data, source: parse_policy(policy_text(data, source), source),
+        ),
+        ("gateway_keys", settings.gateway_keys, read_key_ring),
+        ("denied_keys", settings.denied_keys, partial(read_key_ring, denied=True)),
+        ("prices", settings.prices, read_price_file),
+    )
+    for key, path, check in checks:
+        if path is not None:
+            yield key, path, check
+    for one in settings.all_upstreams:
+        if isinstance(one.discover, DiscoveryFile):
+            port = urlsplit(one.url).port
+            key = f"upstream {one.label}: discover"
+            yield key, one.discover.file, partial(read_addresses, port=port)
+
+
+def _check_writable(log: Path) -> Iterator[str]:
     if log.is_dir():
-        raise CommandError(f"decision_log: {log} is a folder; give a file")
-    if not log.parent.is_dir():
-        raise CommandError(f"decision_log: {log.parent} is no folder; make it, or name another")
-    if not os.access(log if log.exists() else log.parent, os.W_OK):
-        raise CommandError(f"decision_log: {log} cannot be written")
+        yield f"decision_log: {log} is a folder; give a file"
+    elif not log.parent.is_dir():
+        yield f"decision_log: {log.parent} is no folder; make it, or name another"
+    elif not os.access(log if log.exists() else log.parent, os.W_OK):
+        yield f"decision_log: {log} cannot be written"
 
 
 def _make(data_dir: Path) -> None:
-    what = f"the data directory {data_dir}"
-    if data_dir.exists() and not data_dir.is_dir():
-        raise CommandError(f"{what} is a file; give a folder with --data-dir")
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        why = error.strerror or error
         raise FailedError(
-            f"{what} cannot be made: {error.strerror or error}; give another with --data-dir"
+            f"the data directory {data_dir} cannot be made: {why}; give another with --data-dir"
         ) from None
 
 

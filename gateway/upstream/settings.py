@@ -48,7 +48,7 @@ def _read_seconds(value: object) -> object:
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
-Seconds = Annotated[float, BeforeValidator(_read_seconds)]
+Seconds = Annotated[float, BeforeValidator(_read_seconds, json_schema_input_type=float | str)]
 
 _PATH: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~!$&'()*+,=:@%-]+)+")
 _ADDED_PATHS: Final = ("/chat/completions", "/completions", "/embeddings", "/responses")
@@ -322,10 +322,20 @@ class UpstreamSettings(BaseModel):
     is the place of its replicas' addresses: each replica is then an upstream with these settings.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        # Most presets have an address.
+        json_schema_extra={
+            "required": [],
+            "anyOf": [{"required": ["url"]}, {"required": ["preset"]}],
+        },
+    )
 
     url: Annotated[str, AfterValidator(_base_url)]
-    query: Annotated[dict[str, str], BeforeValidator(_check_query)] = Field(default={}, repr=False)
+    query: Annotated[
+        dict[str, str], BeforeValidator(_check_query, json_schema_input_type=dict[str, str | int])
+    ] = Field(default={}, repr=False)
     name: Annotated[str, _NAME] | None = None
     preset: str | None = None
     api: str = Field(default="openai", pattern="^(openai|anthropic)$")
@@ -338,9 +348,10 @@ class UpstreamSettings(BaseModel):
     auth: str = Field(default="bearer", pattern="^(bearer|api-key|x-api-key|none)$")
     api_key_file: Path | None = None
     api_key_env: Annotated[str, _VARIABLE] | None = Field(default=None, repr=False)
-    headers: Annotated[dict[str, HeaderValue], BeforeValidator(_read_headers)] = Field(
-        default={}, repr=False
-    )
+    headers: Annotated[
+        dict[str, HeaderValue],
+        BeforeValidator(_read_headers, json_schema_input_type=dict[str, str | HeaderValue]),
+    ] = Field(default={}, repr=False)
     max_concurrency: int | None = Field(default=None, ge=1)
     requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
     connect_timeout: Seconds | None = Field(default=None, gt=0)

@@ -61,6 +61,8 @@ def refrain(
         ["demo", "--help"],
         ["backend", "--help"],
         ["policy", "--help"],
+        ["config", "--help"],
+        ["config", "check", "--help"],
         ["warm", "--help"],
         ["keys", "rotate", "--help"],
     ],
@@ -82,7 +84,7 @@ def test_a_process_ends_with_one_line_and_the_exit_code(tmp_path: Path):
     command += ["--policy", "none.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "refrain: none.yaml: cannot be read: No such file or directory\n"
+    assert done.stderr == "refrain: policy: none.yaml: cannot be read: No such file or directory\n"
 
 
 def fails(done: Done, code: int, *told: str) -> None:
@@ -155,7 +157,7 @@ def test_a_wrong_file_of_prices_is_exit_2_with_file_line_and_column(
     fails(done, 2, "refrain: prices.csv:2: input: expected dollars for a million tokens")
     (tmp_path / "prices.csv").unlink()
     done = refrain("serve", "--upstream", URL, "--port", "0")
-    fails(done, 2, "refrain: prices.csv: cannot be read: No such file or directory")
+    fails(done, 2, "refrain: prices: prices.csv: cannot be read: No such file or directory")
 
 
 def test_a_wrong_file_of_keys_is_exit_2_with_file_and_line_and_without_the_key(
