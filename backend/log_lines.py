@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import queue
+import re
 import select
 import threading
 import time
@@ -30,6 +31,9 @@ LAST_SECONDS = 1.0
 
 STDERR = 2
 
+
+_PLAIN = re.compile(r"[!#-<>-~]+")
+"""Printable ASCII without space, quote and equals sign."""
 
 ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -66,7 +70,7 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """Return the line without a traceback."""
         parts = [super().formatMessage(record)]
-        parts += [f"{name}={value}" for name, value in _fields(record).items()]
+        parts += [f"{name}={_word(value)}" for name, value in _fields(record).items()]
         if request_id := self._request_id():
             parts.append(f"[{request_id}]")
         return " ".join(parts)
@@ -103,6 +107,12 @@ class JsonFormatter(TextFormatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def _word(value: object) -> str:
+    """Return a value as one word; a text that could be taken for more is quoted."""
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:

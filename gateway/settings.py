@@ -197,6 +197,7 @@ class Settings(BaseModel):
     workers: int = Field(default=1, ge=1, le=64)
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
     log_format: str = Field(default="auto", pattern="^(auto|text|json)$")
+    access_log: bool = False
     max_body_bytes: Size = Field(default=32 * 2**20, ge=1024)
     max_answer_bytes: Size = Field(default=8 * 2**20, ge=1024)
     store: Annotated[str, AfterValidator(_check_store)] = Field(default="disk", repr=False)

@@ -18,6 +18,7 @@ from gateway.telemetry.observation import Observation, Sink
 from gateway.telemetry.usage import UsageLedger
 
 _log = logging.getLogger(__name__)
+_access = logging.getLogger("gateway.access")
 
 FLUSH_SECONDS = 1.0
 """Between two flushes of the metrics: another worker may show them."""
@@ -25,23 +26,44 @@ FLUSH_SECONDS = 1.0
 _TRACES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-def _log_request(seen: Observation) -> None:
-    """Write one line a request; figures and reasons, never text."""
-    if seen.ended is not None:
-        _log.debug(
-            "%s model=%r rule=%s outcome=%s reason=%s declined=%s rewrites=%s compress=%s "
-            "status=%d ms=%.1f",
-            seen.endpoint,
-            seen.model[:128],
-            seen.rule,
-            seen.outcome,
-            seen.reason,
-            seen.declined,
-            format_rewrites(seen.rewrites, seen.not_rewritten),
-            seen.compression,
-            seen.status,
-            (seen.ended - seen.started) * 1000,
-        )
+_MAX_MODEL = 128
+"""Characters of a model's name in a line: it is the client's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLog:
+    """A sink that writes one line a request: figures and reasons, no prompt, key or query.
+
+    A path that is passed through is the client's text: its line has ``/v1/*``.
+    """
+
+    level: int
+    upstream: str
+    """The name of the upstream, if there is one alone."""
+
+    def observe(self, seen: Observation) -> None:
+        """Write the line of a request that has ended."""
+        if seen.ended is None:
+            return
+        forwarded = seen.forward is not None or seen.upstream_started is not None
+        failed = seen.tried[-1][0] if seen.tried else ""
+        rewrites = (seen.rewrites, seen.not_rewritten)
+        fields = {
+            "method": seen.method,
+            "path": seen.endpoint,
+            "status": seen.status or None,
+            "ms": round((seen.ended - seen.started) * 1000, 1),
+            "outcome": seen.outcome,
+            "reason": seen.reason,
+            "upstream": (seen.upstream or self.upstream or failed) if forwarded else "",
+            "model": seen.model[:_MAX_MODEL],
+            "rule": seen.rule,
+            "declined": seen.declined,
+            "rewrites": format_rewrites(*rewrites) if any(rewrites) else None,
+            "compress": None if seen.compression is None else str(seen.compression),
+        }
+        known = {name: value for name, value in fields.items() if value not in (None, "")}
+        _access.log(self.level, "request", extra={"fields": known})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +124,22 @@ def open_telemetry(
     """
     metrics, recorder, trace = Metrics(store_stats), None, None
     upstreams = settings.all_upstreams
+    alone = upstreams[0].label if len(upstreams) == 1 else ""
     usage = UsageLedger(
         usage_store,
         load_prices(settings.prices),
         metrics.count,
         now=time.time,
-        upstream=upstreams[0].label if len(upstreams) == 1 else "",
+        upstream=alone,
     )
     metrics.collect = usage.collect
     sinks: list[Sink] = [metrics.observe, usage.observe]
     close: list[Callable[[], None]] = []
-    if _log.isEnabledFor(logging.DEBUG):
-        sinks.append(_log_request)
+    # An access log that was asked for is written at each log_level.
+    _access.setLevel(logging.INFO if settings.access_log else logging.NOTSET)
+    if settings.access_log or _access.isEnabledFor(logging.DEBUG):
+        level = logging.INFO if settings.access_log else logging.DEBUG
+        sinks.append(AccessLog(level, alone).observe)
     if settings.decision_log is not None:
         decision_log = DecisionLog(
             settings.decision_log, max_bytes=settings.decision_log_bytes, clock=time.time

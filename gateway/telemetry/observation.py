@@ -87,6 +87,8 @@ class Observation:
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
     span: "Sink | None" = None
     """A sink for this request alone."""
+    method: str = "POST"
+    """The method of the client's request, empty for a call of ours."""
 
     def note_request(self, request: CacheRequest, rule: str) -> None:
         """Note the request's model and the rule that decides."""
@@ -126,6 +128,7 @@ class Observation:
             team=self.team,
             streamed=self.streamed,
             outcome=outcome,
+            method="",
         )
 
     def finish(self) -> None:

@@ -33,6 +33,7 @@ def test_several_upstreams_from_the_environment():
         ("port: many\n", ":1: port: expected a whole number, got 'many'"),
         ("port: 70000\n", "port: expected a number less than or equal to 65535, got 70000"),
         ("log_level: loud\n", "expected one of debug, info, warning, error, got 'loud'"),
+        ("access_log: loud\n", "expected true or false"),
         ("log_format: xml\n", "expected one of auto, text, json, got 'xml'"),
         ("upstream: [ftp://a/v1]\n", "expected a URL such as"),
         ("upstream: [http://a]\n", "expected a base path, as in http://a/v1"),

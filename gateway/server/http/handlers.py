@@ -131,6 +131,7 @@ class Handlers:
 
         async def handler(request: web.Request) -> web.StreamResponse:
             seen = self._begin(endpoint, request.headers)
+            seen.method = request.method
             ticket: Ticket | None = None
             try:
                 if self.access.restricted:
@@ -257,7 +258,10 @@ class Handlers:
                 parsed = _with_model(parsed, model)
             reply = await self._answer(parsed, key, request.get(TICKET), seen)
             if isinstance(reply.body, bytes):
-                return _response(reply)
+                response: web.StreamResponse = _response(reply)
+                if request_id.HEADER not in request.headers:
+                    request_id.adopt(response.headers)  # now, since the access line follows
+                return response
             try:
                 response = web.StreamResponse(
                     status=reply.status, headers=CIMultiDict(reply.headers)

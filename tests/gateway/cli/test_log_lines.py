@@ -91,6 +91,12 @@ def test_a_line_for_people_has_date_zone_level_fields_and_request():
     assert log_lines.TextFormatter().format(record_of("it left")).endswith(": it left")
 
 
+@pytest.mark.parametrize("value", ["a b", "a\nb", 'a"b', "a=b", "", "\u00e4"])
+def test_a_text_that_is_no_word_is_quoted(value):
+    line = log_lines.TextFormatter().format(record_of("request", fields={"model": value}))
+    assert line.endswith(f": request model={json.dumps(value)}")
+
+
 def test_a_line_for_programs_is_one_object():
     formatter = log_lines.JsonFormatter(lambda: "mine-1")
     line = formatter.format(record_of('it "left"\n\udc80', fields={"status": 502}))
