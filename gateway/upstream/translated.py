@@ -109,7 +109,7 @@ def translate(outgoing: Outgoing, *, model: str | None, asks_usage: bool) -> Tra
     fields = _chat_fields(outgoing.fields)
     if outgoing.target.partition("?")[0] != MESSAGES:
         return Translated(_TOKENIZE, fields, sent, body)
-    if not (asks_usage and outgoing.streamed) or "stream_options" in chat:
+    if not (asks_usage and outgoing.streamed):
         return Translated(Endpoint.CHAT.value, fields, sent, body)
     return Translated(Endpoint.CHAT.value, fields, sent[:-1] + _ASK_USAGE, body, sent)
 

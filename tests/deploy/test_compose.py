@@ -132,11 +132,17 @@ def test_images_of_others_are_pinned_and_checked(service):
     assert ("healthcheck" in settings) == (service != "otel-collector")
 
 
-def test_redis_keeps_nothing():
+def test_redis_keeps_what_it_holds_over_a_restart():
     assert SERVICES["redis"]["healthcheck"]["test"] == ["CMD", "redis-cli", "ping"]
     arguments = command("redis")
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    assert options == {"--save": "", "--maxmemory": "2gb", "--maxmemory-policy": "allkeys-lru"}
+    assert options == {
+        "--save": "",
+        "--appendonly": "yes",
+        "--maxmemory": "2gb",
+        "--maxmemory-policy": "allkeys-lru",
+    }
+    assert SERVICES["redis"]["volumes"] == ["redis:/data"]
 
 
 def test_policies_are_mounted_as_a_folder_and_read_only():
@@ -151,7 +157,8 @@ def test_policies_are_mounted_as_a_folder_and_read_only():
 
 
 def test_data_and_models_are_in_named_volumes():
-    assert set(COMPOSE["volumes"]) == {"data", "models", "vectors", "metrics", "grafana"}
+    kept = {"data", "models", "vectors", "metrics", "grafana", "redis"}
+    assert set(COMPOSE["volumes"]) == kept
     assert SERVICES["qdrant"]["volumes"] == ["vectors:/qdrant/storage"]
     assert "data:/data" in SERVICES["gateway"]["volumes"]
     for engine in ENGINES:

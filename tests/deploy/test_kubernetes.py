@@ -224,6 +224,7 @@ def test_helm_lint_finds_nothing():
         ({"gateway": {"settings": {"drain_delay": 3}}}, "drain_delay"),
         ({"redis": {"url": "redis://:password@redis"}}, "redis"),
         ({"engine": {"autoscaling": {"kvUse": 80}}}, "kvUse"),
+        ({"engine": {"autoscaling": {"enabled": True}}}, "networkPolicy.metricsFrom"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values, said):

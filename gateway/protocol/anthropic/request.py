@@ -22,8 +22,11 @@ _LEFT_OUT = frozenset(
     {"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config"}
     | {"thinking", "metadata", "service_tier", "cache_control", "context_management"}
     | {"diagnostics", "inference_geo", "speed", "anthropic_version", "anthropic_beta"}
+    # Messages has neither. Usage that is not sent, and answers that are not read, would cost a
+    # holder of a budget nothing.
+    | {"stream_options", "n", "best_of"}
 )
-"""Fields that are translated one by one, or that chat completions do not have."""
+"""Fields that are translated one by one, or that one of the two APIs does not have."""
 
 _ONLY_ANTHROPICS = ("container", "mcp_servers", "thread")
 """Fields for what runs on Anthropic's servers."""

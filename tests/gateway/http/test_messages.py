@@ -172,6 +172,15 @@ async def test_what_is_translated_holds_nothing_of_anthropic(translating, upstre
     ]
 
 
+@pytest.mark.parametrize("options", [None, {"include_usage": False}])
+async def test_no_client_hides_what_a_request_uses(translating, upstream, options):
+    reply = await ask(translating, stream=True, n=50, best_of=50, stream_options=options)
+    assert reply.status == 200
+    [body] = upstream.bodies
+    assert body["stream_options"] == {"include_usage": True}
+    assert body.keys().isdisjoint({"n", "best_of"})
+
+
 async def test_a_server_that_takes_no_stream_options_gets_none(upstream, start_gateway):
     upstream.answer = as_openai
     gateway = await start_gateway(upstream_accepts=())
