@@ -167,6 +167,7 @@ def create_app(
             calls=lambda: len(pipeline.coalescer.calls),
             rules=comparisons.report,
             upstreams=upstreams.each,
+            load=upstreams.engine_load,
             now=time.time,
         ),
         policy=PolicyEditor(

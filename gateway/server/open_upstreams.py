@@ -24,6 +24,7 @@ from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.discovery import Address, DnsSource, FileSource, Source, read_addresses
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.pool.engine_load import EngineLoad
 from gateway.upstream.pool.membership import Discovered, Membership
 from gateway.upstream.pool.pass_through import PoolRequests
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
@@ -84,6 +85,12 @@ class Upstreams:
         if self.membership is not None:
             self.membership.greet = log_upstream
         await log_upstreams([*self.each.values()])
+
+    def engine_load(self, name: str) -> EngineLoad | None:
+        """Return what an engine said of its load a moment ago, if it is asked for routing."""
+        state = None if self.pool is None else self.pool.table.upstreams.get(name)
+        signal = None if state is None else state.signal
+        return signal.load if signal is not None and signal.is_fresh(time.monotonic()) else None
 
     def overloaded(self, model: str) -> bool:
         """Tell whether a request for the model could not be sent at once."""

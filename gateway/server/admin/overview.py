@@ -18,7 +18,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
 from gateway.server.admin.operations import Fields
 from gateway.upstream.http_client import HttpUpstream
-from gateway.upstream.pool.engine_load import parse_load
+from gateway.upstream.pool.engine_load import EngineLoad, parse_load
 
 SHARED_SECONDS = 1.0
 """For so long, all pages see the same look."""
@@ -64,6 +64,8 @@ class Overview:
     rules: Callable[[], Fields]
     """Returns the figures of comparisons, by rule."""
     upstreams: Mapping[str, HttpUpstream]
+    load: Callable[[str], EngineLoad | None]
+    """Returns the load of an engine as routing knows it."""
     now: Callable[[], float]
     clock: Callable[[], float] = time.monotonic
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -95,9 +97,10 @@ class Overview:
 
     async def _engine(self, name: str) -> dict[str, float] | None:
         """Return the figures of an upstream that is an engine."""
+        if (load := self.load(name)) is not None:
+            return load._asdict()
         if self.clock() < self._paused.get(name, 0.0):
             return None
-        load = None
         try:
             async with (
                 asyncio.timeout(ENGINE_SECONDS),

@@ -39,7 +39,9 @@ _ENGINES: Final = (
         ("refrain_engine_kv_use_ratio",),
     ),
 )
-_ALL: Final = tuple(name for one in _ENGINES for name in (one.running, one.waiting, *one.kv_use))
+_ALL: Final = tuple(
+    name.encode() for one in _ENGINES for name in (one.running, one.waiting, *one.kv_use)
+)
 
 
 def parse_load(page: bytes) -> EngineLoad | None:
@@ -48,11 +50,10 @@ def parse_load(page: bytes) -> EngineLoad | None:
     Several engines of one server add up; of their KV use the highest counts.
     """
     # A page has thousands of lines, of which a handful is parsed.
-    lines = page.decode(errors="replace").split("\n")
-    wanted = "\n".join(line for line in lines if line.startswith(_ALL))
+    wanted = b"\n".join(line for line in page.split(b"\n") if line.startswith(_ALL))
     values: dict[str, list[float]] = {}
     try:
-        for family in text_string_to_metric_families(f"{wanted}\n"):
+        for family in text_string_to_metric_families(f"{wanted.decode(errors='replace')}\n"):
             for sample in family.samples:
                 if not 0 <= sample.value < 1e9:  # NaN, too
                     return None

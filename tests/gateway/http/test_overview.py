@@ -1,5 +1,7 @@
 """The overview that the operator's page polls."""
 
+import asyncio
+
 import pytest
 from aiohttp import web
 
@@ -64,6 +66,30 @@ async def test_an_engine_s_queue_and_memory_are_in_it(start_gateway):
     gateway = await start_gateway(upstream=(f"{url}/v1",))
     [figures] = (await overview(gateway))["engines"].values()
     assert figures == {"running": 5, "waiting": 4, "kv_use": 0.75}
+    await runner.cleanup()
+
+
+async def test_figures_that_routing_has_are_not_asked_for_again(start_gateway, monkeypatch):
+    monkeypatch.setattr("gateway.upstream.pool.probes.LOAD_SECONDS", 3600.0)
+    monkeypatch.setattr("gateway.upstream.pool.engine_load.STALE_SECONDS", 3600.0)
+    app, reads = web.Application(), []
+
+    async def metrics(request):
+        reads.append(request.path)
+        return web.Response(text=VLLM)
+
+    app.router.add_get("/{name}/metrics", metrics)
+    runner, url = await start_app(app)
+    upstreams = [{"name": name, "url": f"{url}/{name}", "load_signal": True} for name in "ab"]
+    gateway = await start_gateway(upstream=(), upstreams=upstreams)
+    async with asyncio.timeout(30):
+        for name in "ab":
+            sample = f'refrain_upstream_kv_use_ratio{{upstream="{name}"}}'
+            while sample not in (await gateway.get("/metrics")).raw.decode():
+                pass
+    figures = {"running": 5, "waiting": 4, "kv_use": 0.75}
+    assert (await overview(gateway))["engines"] == {"a": figures, "b": figures}
+    assert sorted(reads) == ["/a/metrics", "/b/metrics"]
     await runner.cleanup()
 
 
