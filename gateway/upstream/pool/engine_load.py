@@ -1,12 +1,13 @@
 """What an engine itself says of its load, read from its Prometheus text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 STALE_SECONDS = 6.0
-"""After so long without a new figure, the requests under way from here are all that is known."""
+"""After so long without a new figure, an engine counts like the busiest of those beside it."""
 
 CROWDED_KV = 0.95
 """The share of KV blocks in use from which on new requests wait, or push others out."""
@@ -79,3 +80,24 @@ class LoadSignal:
     def is_fresh(self, now: float) -> bool:
         """Tell whether it still counts."""
         return now - self.at < STALE_SECONDS
+
+    @property
+    def is_crowded(self) -> bool:
+        """Tell whether the engine has no KV blocks left."""
+        return self.load.kv_use >= CROWDED_KV
+
+
+def elsewhere(signals: Sequence[LoadSignal | None], now: float) -> list[tuple[int, bool]]:
+    """Return each engine's requests from elsewhere, and whether it is crowded.
+
+    An engine whose figures are stale may be too busy to answer. It counts like the busiest of the
+    others, so that its silence attracts no requests. One that never had figures has no load here.
+    """
+    fresh = [one for one in signals if one is not None and one.is_fresh(now)]
+    if not fresh:
+        return [(0, False)] * len(signals)
+    silent = max(one.others for one in fresh), all(one.is_crowded for one in fresh)
+    return [
+        (0, False) if one is None else (one.others, one.is_crowded) if one.is_fresh(now) else silent
+        for one in signals
+    ]

@@ -5,8 +5,8 @@ Laws:
 - A probe is cheap and bounded: the readiness path if the upstream has one, else its list of models.
   Any answer but a server error is a good one, also that a key is missing.
 - At startup a wrong address is found at once, and the log says what to do.
-- What engines say of their load is asked for where it is wanted, bounded in time and bytes. Without
-  it, routing goes by the requests under way from here.
+- What engines say of their load is asked for where it is wanted, bounded in time and bytes. An
+  engine that does not answer keeps its last figures until they are stale.
 """
 
 import asyncio
@@ -111,8 +111,8 @@ class Prober:
         elif self._no_load.get(name) != why:
             self._no_load[name] = why
             log.warning(
-                "upstream %s: /metrics does not tell its load (%s); routing goes by the requests "
-                "that this gateway has there (load_signal: false asks no more)",
+                "upstream %s: /metrics does not tell its load (%s); routing goes by its last "
+                "figures, then by those of the others (load_signal: false asks no more)",
                 name,
                 why,
             )

@@ -26,7 +26,7 @@ from cachetools import LRUCache
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
 from gateway.upstream.pool import health as healths
-from gateway.upstream.pool.engine_load import CROWDED_KV, EngineLoad, LoadSignal
+from gateway.upstream.pool.engine_load import EngineLoad, LoadSignal, elsewhere
 from gateway.upstream.pool.health import Health, Open, State, Trial, Up
 from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Load, Route
@@ -113,14 +113,6 @@ class UpstreamState:
     """Whether it has left the pool."""
     signal: LoadSignal | None = None
     """What its engine says of its load, if it is asked."""
-
-    def load(self, now: float) -> Load:
-        """Return what it has to do, by its own figures as long as they are fresh."""
-        member, signal = self.member, self.signal
-        if signal is None or not signal.is_fresh(now):
-            return Load(member.name, self.in_flight, member.weight)
-        is_crowded = signal.load.kv_use >= CROWDED_KV
-        return Load(member.name, self.in_flight + signal.others, member.weight, is_crowded)
 
     @property
     def is_full(self) -> bool:
@@ -283,8 +275,8 @@ class PoolTable:
             left = [one for one in left if one.member.name not in excluded]
         able = [one for one in left if one.can_accept(now)]
         if able:
-            loads = [one.load(now) for one in able if one.member.tier == able[0].member.tier]
-            best = self.routing.order(outgoing.prefix, loads)[0]
+            tier = [one for one in able if one.member.tier == able[0].member.tier]
+            best = self.routing.order(outgoing.prefix, loads(tier, now))[0]
             return self._begin(self.upstreams[best.name], outgoing, now, best.why)
         if not any(isinstance(one.health.breaker, Up) for one in left):
             free = [one for one in left if not one.trial_under_way and one.has_room(now)]
@@ -373,11 +365,9 @@ class PoolTable:
         self._set_health(upstream, health, now)
 
     def record_load(self, name: str, load: EngineLoad | None, now: float) -> None:
-        """Note what an engine says of its load, None if it says nothing."""
+        """Note what an engine says of its load; None, if it says nothing, changes nothing."""
         upstream = self.upstreams[name]
-        if load is None:
-            upstream.signal = None
-        else:
+        if load is not None:
             others = max(0, load.running + load.waiting - upstream.in_flight)
             upstream.signal = LoadSignal(load, others, now)
 
@@ -489,6 +479,15 @@ def _new_state(member: Member, now: float) -> UpstreamState:
     most = member.requests_per_minute
     rate = None if most is None else Rate(most)
     return UpstreamState(member, healths.new(now), rate, heard_at=now)
+
+
+def loads(upstreams: Sequence[UpstreamState], now: float) -> list[Load]:
+    """Return what each has to do, by what its engine says too."""
+    known = elsewhere([one.signal for one in upstreams], now)
+    return [
+        Load(one.member.name, one.in_flight + others, one.member.weight, is_crowded)
+        for one, (others, is_crowded) in zip(upstreams, known, strict=True)
+    ]
 
 
 def states(table: PoolTable, now: float) -> Iterator[tuple[UpstreamState, State, float]]:

@@ -6,7 +6,7 @@ from backend.scheduler.stats import EngineStats
 from backend.server.metrics import Metrics
 from gateway.upstream.pool.engine_load import STALE_SECONDS, EngineLoad, parse_load
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware, Route
-from gateway.upstream.pool.table import Call, Member, PoolTable
+from gateway.upstream.pool.table import Call, Member, PoolTable, loads
 from gateway.upstream.request import Outgoing
 
 VLLM = """# HELP vllm:num_requests_running Number of requests.
@@ -75,9 +75,29 @@ def test_a_replica_with_more_to_do_comes_second_while_its_figures_are_fresh(load
     table.record_load("b", EngineLoad(0, 0, 0.1), 1.0)
     assert chosen(table, 1.0) == "b"
     assert chosen(table, 1.0 + STALE_SECONDS) == "a"
-    table.record_load("a", load, 10.0)
-    table.record_load("a", None, 10.0)
-    assert chosen(table, 10.0) == "a"
+
+
+@pytest.mark.parametrize("routing", [LeastLoaded, PrefixAware])
+@pytest.mark.parametrize("kv_use", [0.5, 1.0])
+def test_a_replica_that_is_too_busy_to_tell_its_load_does_not_look_idle(
+    routing: type[LeastLoaded], kv_use: float
+):
+    table = PoolTable([Member("a"), Member("b"), Member("c")], routing(), 0.0)
+    for name, running in (("a", 8), ("b", 200)):
+        table.record_load(name, EngineLoad(running, 0, kv_use), 1.0)
+    table.record_load("b", None, 3.0)
+    stale = 1.0 + STALE_SECONDS
+    everyone = list(table.upstreams.values())
+    assert [one.in_flight for one in loads(everyone, stale - 0.1)] == [8, 200, 0]
+    table.record_load("a", EngineLoad(9, 0, kv_use), stale)
+    table.record_load("b", None, stale)
+    told, silent, _ = loads(everyone, stale)
+    assert (told.in_flight, silent.in_flight) == (9, 9)
+    assert told.crowded is silent.crowded is (kv_use == 1.0)
+    table.drain("c")
+    outgoing = Outgoing("/v1/chat/completions", (), b"{}", "m")
+    calls = [table.acquire(outgoing, stale) for _ in range(8)]
+    assert sorted(one.name for one in calls if isinstance(one, Call)) == ["a"] * 4 + ["b"] * 4
 
 
 def test_requests_from_here_do_not_count_twice():
@@ -86,9 +106,9 @@ def test_requests_from_here_do_not_count_twice():
     calls = [table.acquire(outgoing, 0.0) for _ in range(2)]
     table.record_load("a", EngineLoad(1, 0, 0.1), 0.0)
     table.record_load("b", EngineLoad(1, 0, 0.1), 0.0)
-    assert [one.load(0.0).in_flight for one in table.upstreams.values()] == [1, 1]
+    assert [one.in_flight for one in loads([*table.upstreams.values()], 0.0)] == [1, 1]
     table.release(calls[0])
-    assert [one.load(0.0).in_flight for one in table.upstreams.values()] == [0, 1]
+    assert [one.in_flight for one in loads([*table.upstreams.values()], 0.0)] == [0, 1]
 
 
 def test_a_replica_without_kv_blocks_loses_the_prompts_that_it_holds():
