@@ -45,6 +45,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/misses.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/gateway_keys.py
+	$(BIN)/python benchmarks/translation.py
 	$(BIN)/python benchmarks/coalescing.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/vector_index.py
