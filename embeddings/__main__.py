@@ -37,7 +37,7 @@ class FaissBuildError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Parse `argv` (without the program's name), serve, return the exit code."""
     arguments = _parser().parse_args(argv)
-    log_to_stderr(arguments.log_format, quotes_errors=True)
+    log_to_stderr(arguments.log_format)
     for chatty in ("sentence_transformers", "transformers", "httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:

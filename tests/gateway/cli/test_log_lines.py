@@ -136,7 +136,7 @@ def test_what_exceptions_say_is_not_written(pipe, form):
 
 
 @pytest.mark.parametrize("form", [log_lines.TextFormatter, log_lines.JsonFormatter])
-def test_engine_and_encoder_quote_their_errors(form):
+def test_the_engine_quotes_its_errors(form):
     error = ValueError("no memory on the device")
     line = form(quotes_errors=True).format(
         record_of("it failed", exc_info=(ValueError, error, None))
