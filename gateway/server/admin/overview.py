@@ -81,21 +81,23 @@ class Overview:
             return self._latest[1]
 
     async def _look(self) -> Fields:
+        upstreams = dict(self.upstreams)  # replicas come and go during a look
+        self._paused = {name: until for name, until in self._paused.items() if name in upstreams}
         ready, *engines = await asyncio.gather(
-            self.readiness.report(), *map(self._engine, self.upstreams)
+            self.readiness.report(), *(self._engine(*one) for one in upstreams.items())
         )
-        found = zip(self.upstreams, engines, strict=True)
+        found = zip(upstreams, engines, strict=True)
         return {
             "time": self.now(),
             **summarize(self.families()),
             "ready": ready,
             "calls": self.calls(),
-            "upstreams": list(self.upstreams),
+            "upstreams": list(upstreams),
             "engines": {name: figures for name, figures in found if figures is not None},
             "budgets": self.rules(),
         }
 
-    async def _engine(self, name: str) -> dict[str, float] | None:
+    async def _engine(self, name: str, upstream: HttpUpstream) -> dict[str, float] | None:
         """Return the figures of an upstream that is an engine."""
         if (load := self.load(name)) is not None:
             return load._asdict()
@@ -104,7 +106,7 @@ class Overview:
         try:
             async with (
                 asyncio.timeout(ENGINE_SECONDS),
-                self.upstreams[name].request("GET", "/metrics", [], None) as reply,
+                upstream.request("GET", "/metrics", [], None) as reply,
             ):
                 if reply.status == 200:
                     load = parse_load(await read_up_to(reply.read, _MAX_BYTES))

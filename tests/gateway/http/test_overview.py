@@ -1,11 +1,14 @@
 """The overview that the operator's page polls."""
 
 import asyncio
+import contextlib
+import itertools
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 
-from gateway.server.admin.overview import kind_of
+from gateway.server.admin.overview import Overview, kind_of
 from running_gateway import start_app
 
 VLLM = """
@@ -98,6 +101,70 @@ async def test_an_upstream_without_such_figures_is_left_alone(gateway, upstream,
     for _ in range(3):
         assert (await overview(gateway))["engines"] == {}
     assert [each.path for each in upstream.requests].count("/metrics") == 1
+
+
+class Engine:
+    """An upstream whose page of metrics is read while ``on_read`` runs."""
+
+    def __init__(self, running, on_read=lambda: None):
+        self.page = f"vllm:num_requests_running {running}\nvllm:num_requests_waiting 0\n"
+        self.on_read = on_read
+
+    @contextlib.asynccontextmanager
+    async def request(self, *_):
+        parts = [self.page.encode(), b""]
+
+        async def read():
+            self.on_read()
+            return parts.pop(0)
+
+        yield SimpleNamespace(status=200, read=read)
+
+
+class Ready:
+    async def report(self):
+        return {}
+
+
+def look_at(upstreams, clock=lambda: 0.0):
+    return Overview(
+        families=list,
+        readiness=Ready(),
+        calls=int,
+        rules=dict,
+        upstreams=upstreams,
+        load=lambda _name: None,
+        now=float,
+        clock=clock,
+    )
+
+
+@pytest.mark.parametrize("leaving", [(), ("a",), ("b",), ("a", "b")])
+async def test_replicas_come_and_go_during_a_look(leaving):
+    def change():
+        upstreams["c"] = Engine(3)
+        for name in leaving:
+            upstreams.pop(name, None)
+
+    upstreams = {"a": Engine(1, change), "b": Engine(2)}
+    page = await look_at(upstreams).page()
+    assert {name: each["running"] for name, each in page["engines"].items()} == {"a": 1, "b": 2}
+    assert page["upstreams"] == ["a", "b"]
+
+
+async def test_the_pause_of_a_replica_that_left_is_forgotten():
+    reads, times = [], itertools.count(step=2.0)
+    silent = Engine("no number", lambda: reads.append(1))
+    upstreams = {"a": silent}
+    overview = look_at(upstreams, lambda: next(times))
+    for _ in range(2):
+        assert (await overview.page())["engines"] == {}
+    once = len(reads)
+    del upstreams["a"]
+    await overview.page()
+    upstreams["a"] = silent
+    await overview.page()
+    assert len(reads) == 2 * once
 
 
 @pytest.mark.parametrize(
