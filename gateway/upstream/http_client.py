@@ -192,7 +192,7 @@ class HttpUpstream:
         def post(raw: bytes) -> HttpReply:
             return self._post(sent.target, sent.fields, raw, streamed=streamed)
 
-        return TranslatedReply(post, sent, self.failures.note_refused_usage)
+        return TranslatedReply(post, sent, self.failures.note_refused_fields)
 
     def _post(self, target: str, fields: Fields, raw: bytes, *, streamed: bool) -> HttpReply:
         request = self._head("POST", target, fields, f"Content-Length: {len(raw)}") + raw
@@ -334,10 +334,12 @@ class FailureLog:
             text = "it answered with a web page; is its URL that of an API?"
             self._warn(Reason.UPSTREAM_STATUS, text)
 
-    def note_refused_usage(self) -> None:
-        """Log that a translated stream was sent twice: the first had a request for its usage."""
-        text = "it refuses stream_options, so such requests are sent twice"
-        self._warn(Reason.UPSTREAM_STATUS, f"{text}; leave stream-usage out of its accepts")
+    def note_refused_fields(self, names: Sequence[str]) -> None:
+        """Log that a translated request was sent twice: the first had these fields."""
+        text = f"it refuses a request with {' or '.join(names)}, so such requests are sent twice"
+        if "stream_options" in names:
+            text += "; if it does not know stream_options, leave stream-usage out of its accepts"
+        self._warn(Reason.UPSTREAM_STATUS, text)
 
     def _warn(self, reason: Reason, what: str) -> None:
         now = self._clock()

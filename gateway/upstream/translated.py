@@ -3,8 +3,8 @@
 Laws:
 - Above this module every request and reply of the endpoint has Anthropic's form. What a server
   speaks is known here alone, so no key and no entry depends on it.
-- What the gateway adds fails no request: if a server refuses a stream whose usage was requested,
-  it gets the request once more without that.
+- What not every server takes fails no request: if a server refuses a request for the usage of its
+  stream, an effort or a beginning of the answer, it gets the request once more without these.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ import orjson
 
 from gateway.protocol import exact_json
 from gateway.protocol.anthropic.reply import UnreadableReplyError, to_error, to_message
-from gateway.protocol.anthropic.request import UntranslatableError, to_chat
+from gateway.protocol.anthropic.request import MAY_REFUSE, UntranslatableError, to_chat
 from gateway.protocol.anthropic.stream import MessageEvents
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError, anthropic_error
@@ -37,7 +37,6 @@ MESSAGES = Endpoint.MESSAGES.value
 _ANTHROPICS = ("anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
-_ASK_USAGE = b',"stream_options":{"include_usage":true}}'
 _TOKENIZE = "/tokenize"
 """Where vLLM, SGLang and the bundled engine count the tokens of a conversation."""
 
@@ -55,8 +54,10 @@ class Translated(NamedTuple):
     fields: Fields
     raw: bytes
     body: dict[str, Any]
-    without_usage: bytes | None = None
-    """The same without the request for the usage of its stream, if it has one."""
+    plainer: bytes | None = None
+    """The same without the fields that not every server takes, if it has any."""
+    optional: tuple[str, ...] = ()
+    """These fields."""
 
     @property
     def counts(self) -> bool:
@@ -94,24 +95,27 @@ def translate(outgoing: Outgoing, *, model: str | None, asks_usage: bool) -> Tra
     ``model`` is the server's name of the model, if it has another one. ``asks_usage`` tells whether
     the usage of streams is to be requested.
     """
+    counts = outgoing.target.partition("?")[0] != MESSAGES
     try:
         body = _body(outgoing)
         chat = to_chat(body if model is None else {**body, "model": model})
         if outgoing.salt:
             chat[SALT] = outgoing.salt
-        if outgoing.target.partition("?")[0] != MESSAGES:
+        if counts:
             chat = {name: chat[name] for name in ("model", "messages", "tools") if name in chat}
-        sent = exact_json.dumps(chat)
+        optional = [name for name in MAY_REFUSE if name in chat and name not in body]
+        if asks_usage and outgoing.streamed and not counts:
+            chat["stream_options"] = {"include_usage": True}
+            optional.append("stream_options")
+        sent, plainer = exact_json.dumps(chat), None
+        if optional:
+            plainer = exact_json.dumps({n: v for n, v in chat.items() if n not in optional})
     except UntranslatableError as error:
         return _error(str(error))
     except (BodyError, TypeError):
         return _error("The JSON body of your request cannot be sent to this model's server.")
-    fields = _chat_fields(outgoing.fields)
-    if outgoing.target.partition("?")[0] != MESSAGES:
-        return Translated(_TOKENIZE, fields, sent, body)
-    if not (asks_usage and outgoing.streamed):
-        return Translated(Endpoint.CHAT.value, fields, sent, body)
-    return Translated(Endpoint.CHAT.value, fields, sent[:-1] + _ASK_USAGE, body, sent)
+    target = _TOKENIZE if counts else Endpoint.CHAT.value
+    return Translated(target, _chat_fields(outgoing.fields), sent, body, plainer, tuple(optional))
 
 
 def _body(outgoing: Outgoing) -> dict[str, Any]:
@@ -162,9 +166,9 @@ class TranslatedReply:
         self,
         post: Callable[[bytes], AbstractAsyncContextManager[UpstreamReply]],
         request: Translated,
-        on_refused_usage: Callable[[], None],
+        on_refused: Callable[[Sequence[str]], None],
     ) -> None:
-        self._post, self._request, self._on_refused_usage = post, request, on_refused_usage
+        self._post, self._request, self._on_refused = post, request, on_refused
         self._context = post(request.raw)
         self._reply: UpstreamReply
         self._events: MessageEvents | None = None
@@ -174,13 +178,13 @@ class TranslatedReply:
     async def __aenter__(self) -> Self:
         """Wait for the head. Raises UpstreamError."""
         reply = await self._context.__aenter__()
-        without_usage = self._request.without_usage
-        if without_usage is not None and reply.status in _MAY_REFUSE:
+        plainer = self._request.plainer
+        if plainer is not None and reply.status in _MAY_REFUSE:
             await self._context.__aexit__(None, None, None)
-            self._context = self._post(without_usage)
+            self._context = self._post(plainer)
             reply = await self._context.__aenter__()
             if reply.status < HTTPStatus.BAD_REQUEST:
-                self._on_refused_usage()
+                self._on_refused(self._request.optional)
         self._reply = reply
         self.served, self._sent_status = reply.served, reply.status
         self.status = _counted(reply.status) if self._request.counts else reply.status

@@ -6,6 +6,7 @@ Laws:
   usage has ``"estimated": true``. All other figures are the server's.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,15 @@ _STOPS = {
 }
 
 
+_TOO_LONG = "prompt is too long"
+_PROMPT_FAULTS = (400, 422)
+_CONTEXT = re.compile(r"context (?:length|window|size)|longer than the model", re.IGNORECASE)
+"""How servers without a code for it say that the prompt is too long."""
+
+_ANSWER_TOO_LARGE = re.compile(r"max_(?:completion_)?tokens\W* (?:is|are) too large")
+"""A shorter prompt would not help."""
+
+
 class UnreadableReplyError(ValueError):
     """A reply of the server cannot be a message; the text says why."""
 
@@ -36,7 +46,24 @@ def to_error(status: int, body: bytes) -> dict[str, Any]:
         given = orjson.loads(body)
     except orjson.JSONDecodeError:
         given = None
-    return anthropic_error(status, message_of(given) or f"The model's server answered {status}.")
+    message = message_of(given) or f"The model's server answered {status}."
+    return anthropic_error(status, as_client_reads(status, message, given))
+
+
+def as_client_reads(status: int, message: str, error: Any) -> str:
+    """Return the message of an error; a prompt that is too long gets Anthropic's words.
+
+    By them Claude Code knows that it has to shorten the conversation.
+    """
+    if status not in _PROMPT_FAULTS or _TOO_LONG in message.lower():
+        return message
+    inner = error.get("error") if isinstance(error, dict) else None
+    code = inner.get("code") if isinstance(inner, dict) else None
+    if code == "context_length_exceeded" or (
+        _CONTEXT.search(message) and not _ANSWER_TOO_LARGE.search(message)
+    ):
+        return f"{_TOO_LONG}: {message}"
+    return message
 
 
 def message_of(error: Any) -> str:

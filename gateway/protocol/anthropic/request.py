@@ -37,6 +37,13 @@ _COMPLETION_TOKENS = re.compile(r"(?:^|/)(?:o[1-9]|gpt-[5-9])")
 _BILLING = "x-anthropic-billing-header"
 """How a block of Claude Code begins that differs for each request, and is not for the model."""
 
+MAY_REFUSE = ("reasoning_effort", "add_generation_prompt", "continue_final_message")
+"""Fields of a translation that not every server takes."""
+
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+_BUDGETS = ((4_096, "low"), (16_384, "medium"))
+"""Below so many tokens of thinking, the effort."""
+
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -62,13 +69,18 @@ def to_chat(body: Body) -> Body:
     chat = {name: body[name] for name in _SAME if body.get(name) is not None}
     if _COMPLETION_TOKENS.search(str(chat.get("model", ""))) and "max_tokens" in chat:
         chat["max_completion_tokens"] = chat.pop("max_tokens")
-    chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
+    chat["messages"] = _folded(_system(body.get("system")), _messages(body.get("messages")))
+    if is_prefill(chat["messages"]):
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
     if body.get("tools"):
         chat["tools"] = [_tool(f"tools[{at}]", each) for at, each in _items("tools", body)]
         chat |= _tool_choice(body.get("tool_choice"))
     chat |= _output_form(body.get("output_config"))
+    if (effort := _effort(body)) is not None:
+        chat["reasoning_effort"] = effort
+    chat |= {name: body[name] for name in MAY_REFUSE if name in body}  # the client's own word
     others = body.keys() - _LEFT_OUT - chat.keys() - {"max_tokens", *_ONLY_ANTHROPICS}
     chat |= {name: body[name] for name in body if name in others}
     return chat
@@ -85,12 +97,70 @@ def _items(name: str, body: Body) -> Iterator[tuple[int, Body]]:
         yield at, value
 
 
-def _system(system: Any) -> Iterator[Body]:
-    if system is None:
-        return
-    texts = [text for text in _texts("system", system) if not text.startswith(_BILLING)]
-    if texts:
-        yield {"role": "system", "content": "\n\n".join(texts)}
+def is_prefill(messages: list[Body]) -> bool:
+    """Tell whether the last turn is the beginning of the answer, which the model is to continue."""
+    match messages[-1:]:
+        case [{"role": "assistant", "content": str(text), **rest}]:
+            return bool(text) and "tool_calls" not in rest
+        case _:
+            return False
+
+
+def _effort(body: Body) -> str | None:
+    """Return how much the model is to think, if the request says so."""
+    match body:
+        case {"output_config": {"effort": str(effort)}}:
+            return _EFFORTS.get(effort)
+        case {"thinking": {"type": "enabled", "budget_tokens": int(budget)}}:
+            return next((effort for below, effort in _BUDGETS if budget < below), "high")
+        case _:
+            return None
+
+
+def _system(system: Any) -> list[str]:
+    texts = [] if system is None else _texts("system", system)
+    return [text for text in texts if not text.startswith(_BILLING)]
+
+
+def _folded(system: list[str], turns: Iterator[Body]) -> list[Body]:
+    """Return all messages, with one system message at most, and that the first.
+
+    Many templates refuse another. The text of a later system turn goes to the end of the user's
+    turn before it, else to the beginning of the one after it.
+    """
+    messages: list[Body] = []
+    waiting: list[str] = []
+    for turn in turns:
+        role = turn["role"]
+        if role == "system":
+            if not messages:
+                system.append(turn["content"])
+            elif messages[-1]["role"] == "user" and not waiting:
+                messages[-1]["content"] = _joined(messages[-1]["content"], turn["content"])
+            else:
+                waiting.append(turn["content"])
+            continue
+        if waiting and role != "tool":  # results of tools follow their calls at once
+            text = "\n\n".join(waiting)
+            waiting.clear()
+            if role == "user":
+                turn["content"] = _joined(text, turn["content"])
+            else:
+                messages.append({"role": "user", "content": text})
+        messages.append(turn)
+    if waiting:
+        messages.append({"role": "user", "content": "\n\n".join(waiting)})
+    if system:
+        messages.insert(0, {"role": "system", "content": "\n\n".join(system)})
+    return messages
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Return the content of two turns as that of one."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    parts = ([{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second))
+    return [part for of in parts for part in of]
 
 
 def _texts(where: str, content: Any) -> Iterator[str]:
@@ -230,22 +300,19 @@ def _assistant(where: str, content: Any) -> Body:
 
 
 def _tool(where: str, tool: Body) -> Body:
-    match tool:
-        case {"name": str(name), "input_schema": schema, **rest} if rest.get("type") in (
-            None,
-            "custom",
-        ):
-            function = {"name": name}
-            if rest.get("description") is not None:
-                function["description"] = rest["description"]
-            function["parameters"] = schema
-            if rest.get("strict") is not None:
-                function["strict"] = rest["strict"]
-            return {"type": "function", "function": function}
-        case {"type": str(kind)}:
-            raise UntranslatableError(f"a tool of type {kind[:64]!r}", where)
-        case _:
-            raise UntranslatableError("a tool without name or input_schema", where)
+    kind, name = tool.get("type"), tool.get("name")
+    if kind not in (None, "custom"):
+        what = f"a tool of type {kind[:64]!r}" if isinstance(kind, str) else "a tool without a type"
+        raise UntranslatableError(what, where)
+    if not isinstance(name, str) or "input_schema" not in tool:
+        raise UntranslatableError("a tool without name or input_schema", where)
+    function: Body = {"name": name}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    function["parameters"] = tool["input_schema"]
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: Any) -> Body:

@@ -15,6 +15,7 @@ import orjson
 
 from gateway.protocol import exact_json
 from gateway.protocol.anthropic.reply import (
+    as_client_reads,
     message_id,
     message_of,
     size_of,
@@ -23,10 +24,15 @@ from gateway.protocol.anthropic.reply import (
     usage_of,
 )
 from gateway.protocol.errors import anthropic_error
-from gateway.protocol.streaming.decode import DONE, Decoder, Event, encode_event
+from gateway.protocol.streaming.assemble import MOST_PATTERNS, content_pattern, is_content
+from gateway.protocol.streaming.decode import DONE, Decoder, Event, Pattern, encode_event
 
 _CODES = {429: 429, "rate_limit_exceeded": 429, "insufficient_quota": 429}
 """Codes of errors in streams that say more than that the server failed."""
+
+_OUT_OF_ORDER = "The model's server sent pieces of tool calls out of order."
+_BEHIND = b'"}}\n\n'
+"""How an event ends that brings text."""
 
 
 @dataclass(slots=True)
@@ -43,8 +49,13 @@ class MessageEvents:
     """Of the block that is open, or was last."""
     _open: tuple[str, Any] | None = None
     """Type of the open block, and which tool call it is."""
-    _calls: set[Any] = field(default_factory=set)
-    """Tool calls that have begun."""
+    _calls: dict[Any, str] = field(default_factory=dict)
+    """The id of the tool call that last began at an index."""
+    _pattern: Pattern | None = None
+    """What the last event was like, if the next may bring more text of the same block."""
+    _patterns_sought: int = 0
+    _before: bytes = b""
+    """How an event begins that brings text of the open block."""
     _refused: bool = False
     _finish: dict[str, Any] | None = None
     """The choice that said why the message ends."""
@@ -74,6 +85,14 @@ class MessageEvents:
         if data == DONE:
             yield from self._close_message()
             return
+        if self._pattern is not None:
+            text = self._pattern.text_of(event)
+            if text is not None:
+                self._size += size_of(text)
+                # What needs no escape in one JSON string needs none in the other.
+                yield self._before + text.encode() + _BEHIND if text else b""
+                return
+            self._pattern = None
         try:
             chunk = exact_json.loads(data)
         except orjson.JSONDecodeError:
@@ -87,15 +106,26 @@ class MessageEvents:
             yield self._fail(message_of(chunk) or "The model's server failed.", status, error)
         else:
             yield from self._translate(chunk)
+            self._seek_pattern(chunk, data)
+
+    def _seek_pattern(self, chunk: dict[str, Any], data: bytes) -> None:
+        if self._open != ("text", None) or self._patterns_sought >= MOST_PATTERNS:
+            return
+        if is_content(chunk) and chunk["choices"][0]["index"] == 0:
+            self._patterns_sought += 1
+            self._pattern = content_pattern(chunk, data, [])
+            self._before = encode_delta(self._index, "text_delta", "text", "")[: -len(_BEHIND)]
 
     def _fail(self, message: str, status: int = 500, error: Any = None) -> bytes:
         self._over = True
-        body = anthropic_error(status, message)
         match error:
             case {"code": int(code)} if 400 <= code < 500 and code not in _CODES:
-                body = anthropic_error(code, message)
+                status = code
             case {"type": str(kind)} if "invalid_request" in kind or "BadRequest" in kind:
-                body = anthropic_error(400, message)
+                status = 400
+            case {"code": "context_length_exceeded"}:
+                status = 400
+        body = anthropic_error(status, as_client_reads(status, message, {"error": error}))
         return encode_event("error", {"error": body["error"]})
 
     def _translate(self, chunk: dict[str, Any]) -> Iterator[bytes]:
@@ -140,17 +170,22 @@ class MessageEvents:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or self._over:
             return
-        which, text = call.get("index", call.get("id")), function.get("arguments")
-        if self._open != ("tool_use", which):
-            name, given_id = function.get("name"), call.get("id")
-            if which in self._calls and not text:
+        index, text = call.get("index", call.get("id")), function.get("arguments")
+        name, given = function.get("name"), call.get("id")
+        whole = isinstance(name, str) and bool(name) and isinstance(given, str)
+        known = self._calls.get(index)
+        # Some servers give all calls one index: another id with a name is another call.
+        if known is None or (whole and given and given != known):
+            if not whole:
+                yield self._fail(_OUT_OF_ORDER)
                 return
-            if which in self._calls or not isinstance(name, str) or not isinstance(given_id, str):
-                yield self._fail("The model's server sent pieces of tool calls out of order.")
-                return
-            self._calls.add(which)
-            block = {"id": given_id, "name": name, "input": {}}
-            yield from self._open_block("tool_use", block, which)
+            self._calls[index] = known = given
+            block = {"id": given, "name": name, "input": {}}
+            yield from self._open_block("tool_use", block, (index, given))
+        elif self._open != ("tool_use", (index, known)):
+            if text:
+                yield self._fail(_OUT_OF_ORDER)
+            return
         if isinstance(text, str) and text:
             yield self._delta("input_json_delta", "partial_json", text)
 
@@ -166,9 +201,7 @@ class MessageEvents:
 
     def _delta(self, kind: str, name: str, text: str) -> bytes:
         self._size += size_of(text)
-        return encode_event(
-            "content_block_delta", {"index": self._index, "delta": {"type": kind, name: text}}
-        )
+        return encode_delta(self._index, kind, name, text)
 
     def _close_block(self) -> Iterator[bytes]:
         if self._open is not None:
@@ -185,3 +218,9 @@ class MessageEvents:
         usage = usage_of(self._usage, self.prompt, lambda: self._size)
         yield encode_event("message_delta", {"delta": delta, "usage": usage})
         yield encode_event("message_stop", {})
+
+
+def encode_delta(index: int, kind: str, name: str, text: str) -> bytes:
+    """Return the event that brings a piece of a block."""
+    given = {"index": index, "delta": {"type": kind, name: text}}
+    return encode_event("content_block_delta", given)

@@ -42,7 +42,13 @@ from gateway.protocol.endpoints.spec import (
     require,
 )
 from gateway.protocol.errors import ClientError
-from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError, encode_event
+from gateway.protocol.streaming.decode import (
+    Pattern,
+    StreamedAnswer,
+    UnknownShapeError,
+    encode_event,
+    pattern_of,
+)
 
 VERSION_HEADERS = ("anthropic-version", "anthropic-beta")
 """Headers that choose a version of the API."""
@@ -240,6 +246,11 @@ _PIECES = {
 """Deltas that bring a piece of text, and the field that has it."""
 
 
+_DELTA = "content_block_delta"
+_OF_DELTA = 3
+"""Fields of such an event: its type, the index and the delta."""
+
+
 class _Pieces(list[str]):
     """Text that is still arriving: joined once."""
 
@@ -257,7 +268,7 @@ class StreamedMessage(StreamedAnswer):
     _stopped: bool = False
     """Whether the message has its stop reason."""
 
-    def _read(self, chunk: dict[str, Any], _data: bytes, *, merges: bool) -> None:
+    def _read(self, chunk: dict[str, Any], data: bytes, *, merges: bool) -> None:
         kind = chunk.get("type")
         if kind == "message_stop":
             self.over = self.done = self.ended = True
@@ -269,6 +280,17 @@ class StreamedMessage(StreamedAnswer):
                 self.usage = known | {name: n for name, n in given.items() if n is not None}
         if merges:
             self._merge(chunk)
+            self._pattern = self._find_pattern(chunk, data)
+
+    def _find_pattern(self, chunk: dict[str, Any], data: bytes) -> Pattern | None:
+        """Return what the next event may be like, if it may only add to the text of one block."""
+        match chunk:
+            case {"index": int(at), "delta": {"type": "text_delta", "text": str(text), **rest}} if (
+                text and not rest and len(chunk) == _OF_DELTA and chunk["type"] == _DELTA
+            ):
+                if b"\\" not in data and data.count(b'"text":') == 1:
+                    return pattern_of(b"text", text, data, self._blocks[at]["text"])
+        return None
 
     def _merge(self, chunk: dict[str, Any]) -> None:
         match chunk:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.streaming.decode import Pattern, StreamedAnswer, UnknownShapeError
+from gateway.protocol.streaming.decode import (
+    Pattern,
+    StreamedAnswer,
+    UnknownShapeError,
+    pattern_of,
+)
 from gateway.protocol.streaming.render import ChoiceForm
 
 _CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})
@@ -109,36 +114,12 @@ class StreamedChoices(StreamedAnswer):
 
         Merging a second event that differs in the content alone changes nothing else.
         """
-        if self._patterns_sought >= MOST_PATTERNS:
+        if self._patterns_sought >= MOST_PATTERNS or not is_content(chunk):
             return None
-        match chunk:
-            case {
-                "choices": [{"index": int(index), "delta": {"content": str(text), **more}, **rest}]
-            } if text and chunk.get("usage") is None:
-                pass
-            case _:
-                return None
         self._patterns_sought += 1
-        message = self._choices.get(index, {}).get("message", {})
+        message = self._choices.get(chunk["choices"][0]["index"], {}).get("message", {})
         texts = message.get("content") if isinstance(message, dict) else None
-        others = [value for name, value in more.items() if name != "role"]
-        role = more.get("role")
-        if (
-            b"\\" in data
-            or data.count(b'"content"') != 1
-            or any(value is not None for value in rest.values())
-            or any(value not in _NOTHING for value in others)
-            or not isinstance(role, str | None)
-            or any(isinstance(chunk[name], dict | list) for name in chunk if name != "choices")
-            or not isinstance(texts, _Pieces)
-        ):
-            return None
-        encoded = text.encode("utf-8", "surrogatepass")
-        for name in (b'"content":"', b'"content": "'):
-            before, found, behind = data.partition(name + encoded + b'"')
-            if found:
-                return Pattern(before + name, b'"' + behind, texts, "usage" in chunk)
-        return None
+        return content_pattern(chunk, data, texts) if isinstance(texts, _Pieces) else None
 
     def result(self) -> dict[str, Any] | Reason:
         """Return the reply in its plain form, or the reason why there is none."""
@@ -156,6 +137,33 @@ class StreamedChoices(StreamedAnswer):
         if self.usage is not None:
             result["usage"] = self.usage
         return result
+
+
+def is_content(chunk: dict[str, Any]) -> bool:
+    """Tell whether a chunk brings a piece of one choice's content, and no usage."""
+    match chunk:
+        case {"choices": [{"index": int(), "delta": {"content": str(text)}}]}:
+            return bool(text) and chunk.get("usage") is None
+        case _:
+            return False
+
+
+def content_pattern(chunk: dict[str, Any], data: bytes, texts: list[str]) -> Pattern | None:
+    """Return the pattern of a chunk that ``is_content``, if it brings nothing else."""
+    [choice] = chunk["choices"]
+    delta = choice["delta"]
+    rest = [value for name, value in choice.items() if name not in ("index", "delta")]
+    others = [value for name, value in delta.items() if name not in ("role", "content")]
+    if (
+        b"\\" in data
+        or data.count(b'"content"') != 1
+        or any(value is not None for value in rest)
+        or any(value not in _NOTHING for value in others)
+        or not isinstance(delta.get("role"), str | None)
+        or any(isinstance(chunk[name], dict | list) for name in chunk if name != "choices")
+    ):
+        return None
+    return pattern_of(b"content", delta["content"], data, texts, null_usage="usage" in chunk)
 
 
 def _complete(choice: dict[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -77,6 +77,21 @@ class Pattern(NamedTuple):
             return None
 
 
+def pattern_of(
+    name: bytes, text: str, data: bytes, texts: list[str], *, null_usage: bool = False
+) -> Pattern | None:
+    """Return the pattern of an event whose field has this text; no other field may have the name.
+
+    ``data`` is the event's JSON, without escapes.
+    """
+    encoded = text.encode("utf-8", "surrogatepass")
+    for start in (b'"' + name + b'":"', b'"' + name + b'": "'):
+        before, found, behind = data.partition(start + encoded + b'"')
+        if found:
+            return Pattern(before + start, b'"' + behind, texts, null_usage)
+    return None
+
+
 Piece = tuple[bytes, bytes]
 """The bytes for clients: with usage, and without. Both are one object if they are equal."""
 
@@ -117,6 +132,14 @@ class Decoder:
             # Nearly every event is one line of data.
             if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
                 events.append(Event(raw[6:-2] or None, raw))
+            # Or it has a type before that line.
+            elif (
+                raw.startswith(b"event: ")
+                and raw.startswith(b"data: ", line := raw.find(b"\n") + 1)
+                and raw.find(b"\n", line) == len(raw) - 2
+                and b"\r" not in raw
+            ):
+                events.append(Event(raw[line + 6 : -2] or None, raw))
             else:
                 events.append(_event(raw))
             start = search = end

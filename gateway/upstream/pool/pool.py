@@ -41,7 +41,7 @@ from gateway.upstream.pool.routing import Route
 from gateway.upstream.pool.table import Call, Change, PoolTable, StickyIds, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
-from gateway.upstream.translated import MESSAGES, is_translatable
+from gateway.upstream.translated import MESSAGES, RefusedReply, is_translatable
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +149,8 @@ class PoolReply:
     """The failure, if there is no reply, or one that broke before its first token."""
     refused = False
     """Whether the answer is that the request is at fault."""
+    sent = True
+    """Whether the upstream has got the request: if not, nothing of it is known."""
     _context: AbstractAsyncContextManager[UpstreamReply] | None = None
     _reply: UpstreamReply | None = None
 
@@ -166,6 +168,7 @@ class PoolReply:
         context = pool.upstreams[self._call.name].send(outgoing)
         self._reply = reply = await context.__aenter__()
         self._context = context
+        self.sent = not isinstance(reply, RefusedReply)
         self.status, self.headers = reply.status, reply.headers
         self.content_type = reply.content_type
         if self.status != HTTPStatus.OK:
@@ -357,6 +360,8 @@ class UpstreamPool:
         except BaseException:
             await reply.close()
             raise
+        if not reply.sent:
+            return reply
         if reply.failure is None and outgoing.sticky_id:
             if reply.status < HTTPStatus.BAD_REQUEST:
                 self.sticky_ids.note(outgoing.sticky_id, call.name)

@@ -205,6 +205,25 @@ async def test_a_server_that_refuses_stream_options_gets_the_request_without_the
     assert "leave stream-usage out of its accepts" in caplog.text
 
 
+async def test_a_server_that_refuses_an_effort_and_a_prefill_gets_the_request_without_them(
+    translating, upstream, caplog
+):
+    async def strict(request, body):
+        if "reasoning_effort" in body or "continue_final_message" in body:
+            return web.json_response({"error": {"message": "unknown field"}}, status=400)
+        return await as_openai(request, body)
+
+    upstream.answer = strict
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
+    answered = await ask(translating, messages=turns, output_config={"effort": "low"})
+    assert answered.status == 200
+    first, second = upstream.bodies
+    assert (first["reasoning_effort"], first["continue_final_message"]) == ("low", True)
+    assert second["messages"] == turns
+    assert not {"reasoning_effort", "continue_final_message", "add_generation_prompt"} & set(second)
+    assert "reasoning_effort or add_generation_prompt" in caplog.text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_upstream_without_usage_uses_up_a_budget_of_tokens(
     upstream, start_gateway, tmp_path, stream

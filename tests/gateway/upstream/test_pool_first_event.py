@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,12 +15,14 @@ from prometheus_client import CollectorRegistry
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
+from gateway.upstream.pool.health import Trial
 from gateway.upstream.pool.pool import UpstreamMetrics, UpstreamPool
 from gateway.upstream.pool.retry import HELD_BYTES, HELD_SECONDS
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds
-from gateway.upstream.request import Outgoing
+from gateway.upstream.request import Outgoing, Served
+from gateway.upstream.translated import RefusedReply
 from running_gateway import StartGateway
 from scripted_upstream import DONE, chunk, usage_event
 
@@ -188,3 +191,26 @@ async def test_a_stream_that_is_an_error_counts_once_or_not_at_all(
         if sample.name == "refrain_upstream_failures_total"
     }
     assert failures == {reason.value: 1.0 for reason in counted}
+
+
+class Unsent:
+    """An upstream that the request cannot be translated for."""
+
+    def send(self, outgoing: Outgoing) -> RefusedReply:
+        del outgoing
+        return RefusedReply(Served("a"), b"{}")
+
+
+async def test_a_request_that_was_not_sent_says_nothing_of_the_upstream():
+    table = PoolTable([Member("a")], LeastLoaded(), 0.0)
+    upstream = table.upstreams["a"]
+    trial = Trial(1.0, Reason.UPSTREAM_BROKE)
+    upstream.health = replace(upstream.health, breaker=trial)
+    upstreams = UpstreamPool("pool", {"a": Unsent()}, table, Bounds(), clock=lambda: 1.0)
+    for _ in range(2):
+        async with upstreams.send(Outgoing("/v1/messages", (), b"{}", "m")) as reply:
+            assert reply.status == 400
+            assert await read_up_to(reply.read, 10) == b"{}"
+    assert upstream.health.breaker == trial
+    assert not upstream.trial_under_way
+    assert upstream.in_flight == 0

@@ -1,5 +1,6 @@
 """Chat completions, and errors, in Anthropic's form."""
 
+import orjson
 import pytest
 
 from gateway.protocol.anthropic import reply
@@ -109,6 +110,32 @@ def test_errors(status, body, kind, message):
         "type": "error",
         "error": {"type": kind, "message": message},
     }
+
+
+VLLM = "This model's maximum context length is 40960 tokens, and your prompt has 51000."
+LLAMA = "the request exceeds the available context size (8192 tokens), try increasing it"
+LARGE = "max_tokens is too large: 9000. This model's maximum context length is 4096 tokens."
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "message"),
+    [
+        (400, {"message": VLLM}, f"prompt is too long: {VLLM}"),
+        (400, {"message": LLAMA}, f"prompt is too long: {LLAMA}"),
+        (
+            400,
+            {"message": "Too much.", "code": "context_length_exceeded"},
+            "prompt is too long: Too much.",
+        ),
+        (400, {"message": "Your prompt is too long."}, "Your prompt is too long."),
+        (400, {"message": LARGE}, LARGE),
+        (500, {"message": VLLM}, VLLM),
+    ],
+)
+def test_a_prompt_beyond_the_context_gets_the_words_that_clients_know(status, error, message):
+    told = to_error(status, orjson.dumps({"error": error}))["error"]
+    kind = "invalid_request_error" if status == 400 else "api_error"
+    assert told == {"type": kind, "message": message}
 
 
 @pytest.mark.parametrize(

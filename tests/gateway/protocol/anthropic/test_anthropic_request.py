@@ -58,9 +58,99 @@ def test_the_system_prompt_is_the_first_message(system, sent):
     ]
 
 
-def test_a_system_turn_stays_in_its_place():
-    turns = chat(user(text("Hi")), {"role": "system", "content": "Be kind."})["messages"]
-    assert turns[1] == {"role": "system", "content": "Be kind."}
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "a dog"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "sent"),
+    [
+        ([turn("system", "S"), user(text("U"))], [("system", "P\n\nS"), ("user", "U")]),
+        ([user(text("U")), turn("system", "S")], [("system", "P"), ("user", "U\n\nS")]),
+        (
+            [user(text("U")), assistant(text("A")), turn("system", "S"), user(text("V"))],
+            [("system", "P"), ("user", "U"), ("assistant", "A"), ("user", "S\n\nV")],
+        ),
+        (
+            [assistant(CALL), turn("system", "S"), user(RESULT, text("V"))],
+            [("system", "P"), ("assistant", None), ("tool", "a dog"), ("user", "S\n\nV")],
+        ),
+        (
+            [assistant(CALL), user(RESULT), turn("system", "S"), turn("system", "T")],
+            [("system", "P"), ("assistant", None), ("tool", "a dog"), ("user", "S\n\nT")],
+        ),
+        (
+            [assistant(text("A")), turn("system", "S"), assistant(text("B")), user(text("U"))],
+            [
+                *(("system", "P"), ("assistant", "A"), ("user", "S")),
+                *(("assistant", "B"), ("user", "U")),
+            ],
+        ),
+        (
+            [user(text("U"), IMAGE), turn("system", "S")],
+            [
+                ("system", "P"),
+                (
+                    "user",
+                    [
+                        {"type": "text", "text": "U"},
+                        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+                        {"type": "text", "text": "S"},
+                    ],
+                ),
+            ],
+        ),
+    ],
+)
+def test_a_system_turn_in_mid_conversation_is_folded_into_a_neighbour(turns, sent):
+    messages = chat(*turns, system="P")["messages"]
+    assert [(each["role"], each["content"]) for each in messages] == sent
+
+
+def test_a_system_turn_alone_is_the_system_message():
+    messages = chat(turn("system", "S"), user(text("U")))["messages"]
+    assert messages == [turn("system", "S"), turn("user", "U")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({"output_config": {"effort": "low"}}, "low"),
+        ({"output_config": {"effort": "max"}}, "high"),
+        ({"output_config": {"effort": "odd"}}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1_024}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 8_000}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 31_999}}, "high"),
+        (
+            {
+                "thinking": {"type": "enabled", "budget_tokens": 31_999},
+                "output_config": {"effort": "medium"},
+            },
+            "medium",
+        ),
+        ({"thinking": {"type": "disabled"}}, None),
+        ({"output_config": {"effort": "low"}, "reasoning_effort": "minimal"}, "minimal"),
+    ],
+)
+def test_effort_and_a_budget_of_thinking_are_a_reasoning_effort(fields, effort):
+    assert chat(user(text("Hi")), **fields).get("reasoning_effort") == effort
+
+
+def test_a_last_turn_of_the_assistant_is_continued():
+    sent = chat(user(text("Hi")), assistant(text("{")))
+    assert sent["messages"][-1] == turn("assistant", "{")
+    assert sent["continue_final_message"] is True
+    assert sent["add_generation_prompt"] is False
+
+
+@pytest.mark.parametrize("last", [assistant(CALL), user(text("Hi")), user(RESULT)])
+def test_no_other_last_turn_is_continued(last):
+    assert "continue_final_message" not in chat(user(text("Hi")), last)
 
 
 @pytest.mark.parametrize(

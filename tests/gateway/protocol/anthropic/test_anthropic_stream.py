@@ -160,3 +160,60 @@ def test_a_stream_without_usage_has_an_estimate_as_the_plain_reply_has():
     usage = assembled(stream).usage
     assert usage == {"input_tokens": 77, "output_tokens": 5, "estimated": True}
     assert prompt_usage(usage) is NOTHING_SAID
+
+
+def test_two_calls_that_share_an_index_are_two_blocks():
+    stream = translated(
+        chunk(call(0, "a")),
+        chunk(piece(0, '{"x":1}')),
+        chunk(call(0, "b")),
+        chunk(piece(0, '{"x":2}', name=None)),
+        chunk({}, "tool_calls"),
+        DONE,
+    )
+    blocks = assembled(stream).result()["content"]
+    assert [(block["id"], block["input"]) for block in blocks] == [("a", {"x": 1}), ("b", {"x": 2})]
+
+
+def test_a_call_that_repeats_its_id_is_one_block():
+    again = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"x":1}'}}
+    stream = translated(
+        chunk(call(0, "a")), chunk({"tool_calls": [again]}), chunk({}, "tool_calls"), DONE
+    )
+    [block] = assembled(stream).result()["content"]
+    assert block["input"] == {"x": 1}
+
+
+@pytest.mark.parametrize("error", [{"code": 400}, {"code": "context_length_exceeded"}])
+def test_a_prompt_beyond_the_context_gets_the_words_that_clients_know(error):
+    message = "The maximum context length is 9 tokens."
+    data = orjson.dumps({"error": {**error, "message": message}})
+    stream = translated(b"data: " + data + b"\n\n")
+    told = orjson.loads(stream.strip().rpartition(b"data: ")[2])["error"]
+    assert told == {"type": "invalid_request_error", "message": f"prompt is too long: {message}"}
+
+
+WORDS = ["Hi", " there", ' "you"', "", " é", "\n", " \\", ' "text":"', ' "content":"', " end", "."]
+
+
+def test_each_piece_of_text_arrives_whatever_it_holds():
+    pieces = [chunk({"content": word}) for word in WORDS]
+    stream = translated(*pieces, chunk({}, "stop"), DONE)
+    deltas = [
+        orjson.loads(line.removeprefix(b"data: "))["delta"]
+        for line in stream.splitlines()
+        if b'"content_block_delta"' in line and line.startswith(b"data: ")
+    ]
+    assert deltas == [{"type": "text_delta", "text": word} for word in WORDS if word]
+    assert assembled(stream).result()["content"] == [{"type": "text", "text": "".join(WORDS)}]
+
+
+def test_text_beside_anything_else_is_not_taken_for_text_alone():
+    said = [{"content": "a"}, {"content": "b", "reasoning_content": "Hm"}, {"content": "c"}]
+    stream = translated(
+        *map(chunk, said), chunk({"content": "d"}, "length"), chunk({"content": "e"}), DONE
+    )
+    answer = assembled(stream).result()
+    texts = [block.get("text", block.get("thinking")) for block in answer["content"]]
+    assert texts == ["a", "Hm", "bcde"]
+    assert answer["stop_reason"] == "max_tokens"
