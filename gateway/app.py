@@ -169,6 +169,7 @@ def create_app(
             upstreams=upstreams.each,
             load=upstreams.engine_load,
             now=time.time,
+            started=time.time(),
         ),
         policy=PolicyEditor(
             policies=policies,

@@ -23,6 +23,7 @@ Commands = Any
 def add_commands(commands: Commands) -> None:
     """Add every command with its arguments."""
     _add_processes(commands)
+    _add_status(commands)
     _add_operator(commands)
     _add_estimate(commands)
     _add_usage(commands)
@@ -100,6 +101,12 @@ def _add_operator(commands: Commands) -> None:
     audit.add_argument("--json", action="store_true", help="print JSON")
     for parser in (warm, audit):
         _add_gateway(parser)
+
+
+def _add_status(commands: Commands) -> None:
+    status = _add(commands, "status", "status:status", help_texts.STATUS)
+    _add_gateway(status)
+    status.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_estimate(commands: Commands) -> None:

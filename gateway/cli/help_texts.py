@@ -174,3 +174,13 @@ Print every setting, its value, and where it comes from: a flag, a variable, a l
 the default. Secrets are masked.
 """
 CONFIG_SCHEMA = "print the JSON schema of refrain.yaml, for editors"
+STATUS = """\
+show whether a running gateway is ready, and what it does
+
+Show on one screen: ready or why not, version, uptime, requests by kind, upstreams, store, policy,
+semantic lookup. The exit code is 1 if the gateway is not ready or does not answer.
+
+examples:
+  refrain status
+  refrain status --gateway http://127.0.0.1:8080 --json
+"""

@@ -99,7 +99,7 @@ def _chat_result(text: str, request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _call(
+async def fetch(
     session: ClientSession, url: str, path: str, fields: Mapping[str, Any] | None, key: str | None
 ) -> tuple[str, dict[str, Any]]:
     """Post the fields, or get a page where there are none, with a key as bearer token.
@@ -113,12 +113,7 @@ async def _call(
         async with session.request(method, url + path, data=raw, headers=headers) as reply:
             body = await reply.read()
     except (ClientError, TimeoutError, OSError) as error:
-        match error:
-            case ClientConnectorError(os_error=OSError(errno=int(number))) if number > 0:
-                reason = f"{os.strerror(number)}; is the gateway running?"
-            case _:
-                reason = str(error) or type(error).__name__
-        raise FailedError(f"{url} cannot be asked: {reason}") from None
+        raise cannot_ask(url, error) from None
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -129,6 +124,18 @@ async def _call(
         case status, {"error": {"message": str(message)}}:
             raise FailedError(f"{status}: {message}")
     raise FailedError(f"{url} answers {reply.status} and not as a gateway does: is it one?")
+
+
+def cannot_ask(url: str, error: Exception) -> FailedError:
+    """Return the error of a command whose gateway does not answer."""
+    match error:
+        case ClientConnectorError(os_error=OSError(errno=int(number))) if number > 0:
+            reason = f"{os.strerror(number)}; is the gateway running?"
+        case TimeoutError():
+            reason = "no answer in time"
+        case _:
+            reason = str(error) or type(error).__name__
+    return FailedError(f"{url} cannot be asked: {reason}")
 
 
 def _bearer(key: str | None) -> dict[str, str]:
@@ -151,7 +158,7 @@ def ask_gateway(
     async def ask() -> dict[str, Any]:
         key = os.environ.get("REFRAIN_ADMIN_TOKEN") if token is None else token
         async with ClientSession(timeout=ClientTimeout(total=seconds)) as session:
-            _, reply = await _call(session, url, f"/admin/{path}", fields, key)
+            _, reply = await fetch(session, url, f"/admin/{path}", fields, key)
             return reply
 
     return asyncio.run(ask())
@@ -190,7 +197,7 @@ async def _warm(questions: list[tuple[str, KnownQuestion]], options: argparse.Na
 async def _warm_one(session: ClientSession, url: str, known: KnownQuestion) -> str:
     tenant_key = os.environ.get("OPENAI_API_KEY")
     if known.answer is None:
-        cache_status, _ = await _call(session, url, known.endpoint, known.request, tenant_key)
+        cache_status, _ = await fetch(session, url, known.endpoint, known.request, tenant_key)
         if "; hit" in cache_status:
             return "there already"
         if "; stored" in cache_status:
@@ -203,7 +210,7 @@ async def _warm_one(session: ClientSession, url: str, known: KnownQuestion) -> s
         "answer": known.answer,
     }
     token = os.environ.get("REFRAIN_ADMIN_TOKEN")
-    _, reply = await _call(session, url, "/admin/load", fields, token)
+    _, reply = await fetch(session, url, "/admin/load", fields, token)
     if reply["stored"]:
         return "loaded"
     raise FailedError(f"not stored: {reply['reason']}")

@@ -5,6 +5,7 @@ nothing. Several pages share one look. An engine that does not answer is left al
 """
 
 import asyncio
+import importlib.metadata
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -68,6 +69,9 @@ class Overview:
     """Returns the load of an engine as routing knows it."""
     now: Callable[[], float]
     clock: Callable[[], float] = time.monotonic
+    started: float = 0.0
+    """When the process that answers was started."""
+    _version: str = ""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _latest: tuple[float, Fields] | None = None
     _paused: dict[str, float] = field(default_factory=dict)
@@ -81,6 +85,10 @@ class Overview:
             return self._latest[1]
 
     async def _look(self) -> Fields:
+        # Reading it takes as long as starting, so it is read when somebody looks.
+        self._version = self._version or await asyncio.to_thread(
+            importlib.metadata.version, "refrain"
+        )
         upstreams = dict(self.upstreams)  # replicas come and go during a look
         self._paused = {name: until for name, until in self._paused.items() if name in upstreams}
         ready, *engines = await asyncio.gather(
@@ -89,6 +97,8 @@ class Overview:
         found = zip(upstreams, engines, strict=True)
         return {
             "time": self.now(),
+            "started": self.started,
+            "version": self._version,
             **summarize(self.families()),
             "ready": ready,
             "calls": self.calls(),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.metadata
 import itertools
 from types import SimpleNamespace
 
@@ -49,6 +50,8 @@ async def test_requests_are_counted_by_kind_and_rule(gateway):
         assert list(counts) == sorted(counts)
     assert found["ready"]["status"] == "ready"
     assert found["calls"] == 0
+    assert found["version"] == importlib.metadata.version("refrain")
+    assert 0 < found["started"] <= found["time"]
 
 
 async def test_all_pages_share_one_look(gateway, monkeypatch):
