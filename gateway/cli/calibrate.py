@@ -253,8 +253,8 @@ def _write(file: Path, data: bytes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def scoring_service(socket: Path | None) -> AsyncIterator[EmbeddingsClient]:
-    """Open the service at ``socket``, or start one. Raises FailedError."""
+async def scoring_service(socket: Path | None, *arguments: str) -> AsyncIterator[EmbeddingsClient]:
+    """Open the service at ``socket``, or start one with these arguments. Raises FailedError."""
     async with contextlib.AsyncExitStack() as stack:
         process = None
         if socket is None:
@@ -262,7 +262,7 @@ async def scoring_service(socket: Path | None) -> AsyncIterator[EmbeddingsClient
                 raise FailedError("nothing can be scored: install refrain[cpu] or refrain[gpu]")
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refrain-")))
             socket = folder / "embeddings.sock"
-            process = await stack.enter_async_context(_start_service(socket, folder))
+            process = await stack.enter_async_context(_start_service(socket, folder, *arguments))
         service = EmbeddingsClient(socket, timeout=_CALL_SECONDS)
         stack.push_async_callback(service.close)
         await _wait_until_ready(service, socket, process)
@@ -270,9 +270,12 @@ async def scoring_service(socket: Path | None) -> AsyncIterator[EmbeddingsClient
 
 
 @contextlib.asynccontextmanager
-async def _start_service(socket: Path, folder: Path) -> AsyncIterator[asyncio.Task[int]]:
+async def _start_service(
+    socket: Path, folder: Path, *arguments: str
+) -> AsyncIterator[asyncio.Task[int]]:
     argv = [*PYTHON, "-m", "embeddings", "--socket", str(socket), "--data-dir", str(folder)]
-    if model := os.environ.get("REFRAIN_EMBEDDINGS_MODEL"):
+    argv += arguments
+    if not arguments and (model := os.environ.get("REFRAIN_EMBEDDINGS_MODEL")):
         argv += ["--model", model]
     child = Child("embeddings", argv, {"REFRAIN_VECTORS": "faiss"}, stop_seconds=5.0)
     stop = asyncio.Event()

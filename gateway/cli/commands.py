@@ -106,7 +106,10 @@ def _add_operator(commands: Commands) -> None:
 def _add_status(commands: Commands) -> None:
     status = _add(commands, "status", "status:status", help_texts.STATUS)
     _add_gateway(status)
-    status.add_argument("--json", action="store_true", help="print JSON")
+    doctor = _add(commands, "doctor", "doctor:doctor", help_texts.DOCTOR)
+    _add_settings(doctor)
+    for parser in (status, doctor):
+        parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_estimate(commands: Commands) -> None:

@@ -184,3 +184,16 @@ examples:
   refrain status
   refrain status --gateway http://127.0.0.1:8080 --json
 """
+DOCTOR = """\
+try what refrain serve would use, and say what to do
+
+Check the settings, then try what they name: data directory, disk, port, store, vectors, upstreams,
+proxies, clock, encoder and verifier, GPU. Each line is ok, a warning or a fault with what to do.
+Nothing is changed, and every wait has a bound.
+
+examples:
+  refrain doctor
+  refrain doctor --upstream http://127.0.0.1:8000/v1 --json
+
+exit codes: 0 no fault, 1 a fault
+"""

@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace, *, is_demo: bool) -> int:
     configure_logging(plan.log_level, plan.log_format)
     with (
         _lock_data_dir(Path(plan.data_dir)),
-        _listen(plan.host, plan.port) as sock,
+        listen(plan.host, plan.port) as sock,
         # Not in the data directory: a unix socket's path may be no longer than 107 bytes.
         tempfile.TemporaryDirectory(prefix="refrain-", ignore_cleanup_errors=True) as folder,
     ):
@@ -154,7 +154,7 @@ def _lock_data_dir(data_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            pid = _last_holder(descriptor)
             raise FailedError(
                 f"the data directory {data_dir} is in use by another gateway (pid {pid}); "
                 "stop it, or give another with --data-dir"
@@ -166,7 +166,27 @@ def _lock_data_dir(data_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def lock_holder(data_dir: Path) -> str | None:
+    """Return the pid of the gateway that has the data directory, None if none has it."""
+    try:
+        descriptor = os.open(data_dir / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _last_holder(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _last_holder(descriptor: int) -> str:
+    return os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises FailedError."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with contextlib.ExitStack() as opened:

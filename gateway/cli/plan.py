@@ -217,10 +217,14 @@ def _make(data_dir: Path) -> None:
         ) from None
 
 
-def _embeddings(settings: Settings) -> list[str] | None:
+def missing_libraries() -> list[str]:
+    """Return the libraries that semantic lookup needs and that are not installed."""
     needed = ("faiss", "onnx", "onnxruntime", "tokenizers")
-    missing = [name for name in needed if not importlib.util.find_spec(name)]
-    if missing:
+    return [name for name in needed if not importlib.util.find_spec(name)]
+
+
+def _embeddings(settings: Settings) -> list[str] | None:
+    if missing := missing_libraries():
         log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
         return None
     argv = [*PYTHON, "-m", "embeddings", "--data-dir", str(settings.data_dir)]

@@ -133,7 +133,7 @@ def open_upstreams(
     named = {identity if is_alone else one.label: one for one in given}
     make = {
         name: partial(
-            _http,
+            make_upstream,
             settings=settings,
             api_key=keys[one.label],
             headers=upstream_headers(one, environment, own_keys=own_keys),
@@ -273,7 +273,7 @@ def _first_given(*accepts: tuple[Addition, ...] | None) -> frozenset[Addition]:
     return frozenset(next((one for one in accepts if one is not None), ALL_ADDITIONS))
 
 
-def _http(
+def make_upstream(
     one: UpstreamSettings,
     name: str,
     *,
@@ -284,6 +284,7 @@ def _http(
     own_keys: bool,
     connect_to: str | None = None,
 ) -> HttpUpstream:
+    """Return the client of one upstream. Raises SecretSettingError."""
     proxy = outbound_proxy(one, environment)
     if proxy is not None and connect_to is not None:  # NO_PROXY may name the address, too
         url = urlsplit(one.url)._replace(netloc=Address(connect_to, 80).text).geturl()

@@ -243,14 +243,21 @@ def outbound_proxy(one: UpstreamSettings, environment: Mapping[str, str]) -> str
     return proxy
 
 
-def log_proxies(upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str]) -> None:
-    """Log which upstreams are reached through a proxy, without its user and password."""
+def outbound_proxies(
+    upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return the upstreams behind each proxy, which has no user and password here."""
     through: dict[str, list[str]] = {}
     for one in upstreams:
         if (proxy := outbound_proxy(one, environment)) is not None:
             place = urlsplit(proxy).netloc.rpartition("@")[2]
             through.setdefault(place, []).append(one.label)
-    for place, names in through.items():
+    return through
+
+
+def log_proxies(upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str]) -> None:
+    """Log which upstreams are reached through a proxy, without its user and password."""
+    for place, names in outbound_proxies(upstreams, environment).items():
         _log.info(
             "reached through the proxy %s of the environment: %s; NO_PROXY names the hosts "
             "that are reached without it",

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import NamedTuple
 
 import orjson
 from aiohttp import web
@@ -164,25 +165,37 @@ async def log_upstreams(upstreams: Iterable[HttpUpstream]) -> None:
 
 async def log_upstream(upstream: HttpUpstream) -> None:
     """Request the models of an upstream, and log a line."""
-    text, healthy = await _models_answer(upstream)
-    log.log(logging.INFO if healthy else logging.WARNING, "upstream %s %s", upstream.url, text)
+    answer = await models_answer(upstream)
+    level = logging.INFO if answer.is_healthy else logging.WARNING
+    log.log(level, "upstream %s %s", upstream.url, answer.text)
 
 
-async def _models_answer(upstream: HttpUpstream) -> tuple[str, bool]:
-    """Return the line of an upstream, and whether it is healthy."""
+class ModelsAnswer(NamedTuple):
+    """How an upstream answers the request for its models."""
+
+    text: str
+    is_healthy: bool
+    date: str | None = None
+    """The upstream's clock, as it stands in the header."""
+
+
+async def models_answer(upstream: HttpUpstream) -> ModelsAnswer:
+    """Request the models of an upstream."""
     try:
         async with (
             asyncio.timeout(STARTUP_SECONDS),
             upstream.request("GET", "/v1/models", (), None) as reply,
         ):
             body = await read_up_to(reply.read, _MAX_BYTES)
-            return _models_verdict(
+            verdict = _models_verdict(
                 reply.status, reply.content_type, body, own_credential=upstream.own_credential
             )
+            date = next((text for name, text in reply.headers if name.lower() == "date"), None)
+            return ModelsAnswer(*verdict, date)
     except UpstreamError as error:
-        return f"does not answer: {error.detail or error.message}", False
+        return ModelsAnswer(f"does not answer: {error.detail or error.message}", False)
     except TimeoutError:
-        return f"has not answered within {STARTUP_SECONDS:.0f} s", False
+        return ModelsAnswer(f"has not answered within {STARTUP_SECONDS:.0f} s", False)
 
 
 def _models_verdict(
