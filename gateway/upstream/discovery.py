@@ -186,6 +186,11 @@ class DnsSource:
             for record in answer or ()
             if record.port and record.target.to_text() != "."  # which says: no such service
         ]
+        source = f"the SRV records of {self.host}"
+        for host, _ in records:
+            if not _HOST.fullmatch(host):
+                expected = "expected a host name such as gpu-1.internal"
+                raise DiscoveryError(f"{source}: the target {host[:80]!r} is none; {expected}")
         ranks = sorted({record.priority for _, record in records})
         total = sum(record.weight for _, record in records)
         mean = total / max(1, len(records))
@@ -199,7 +204,7 @@ class DnsSource:
             )
             for host, record in records
         ]
-        return _checked(found, f"the SRV records of {self.host}"), _ttl(answer)
+        return _checked(found, source), _ttl(answer)
 
     async def _query(self, kind: str) -> Any:
         """Return an answer, None if the name has no such record. Raises DiscoveryError."""

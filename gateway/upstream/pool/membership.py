@@ -3,6 +3,7 @@
 Laws:
 - A list changes nothing for calls under way. A replica that has left gets no new requests, and is
   dropped once nothing is under way there.
+- A list counts as a whole: if one of its replicas cannot be made, nothing changes.
 - A replica that joins gets requests once a probe has succeeded and it is warm. If no other one of
   its upstream is up, it gets them at once, as a declared upstream does at start.
 - An upstream is open from here on until it is dropped, and nobody else opens or closes it.
@@ -103,12 +104,16 @@ class Membership:
             for name in before
             if name in listed
         )
-        for name, address in listed.items():
-            member = one.member(name, address)
-            if name not in self.upstreams:
-                upstream = one.make(name, address)
-                await upstream.open()
-                self.upstreams[name] = upstream
+        members = {name: one.member(name, address) for name, address in listed.items()}
+        made = {
+            name: one.make(name, address)
+            for name, address in listed.items()
+            if name not in self.upstreams
+        }
+        for upstream in made.values():
+            await upstream.open()
+        self.upstreams.update(made)
+        for name, member in members.items():
             if name not in before or table.upstreams[name].member != member:
                 table.join(member, self.pool.clock(), tested=not is_up)
             if name not in self._watchers:

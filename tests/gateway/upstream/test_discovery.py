@@ -153,6 +153,20 @@ async def test_srv_records_have_ports_ranks_and_weights(dns: DnsServer):
     assert (await source(dns, None).look())[0] == (Address("a.test", 8000),)
 
 
+@pytest.mark.parametrize("target", ["a\\@x.test.", "a\\ b.test.", "-a.test.", "a\\/b.test."])
+async def test_an_srv_target_that_is_no_host_name_is_told(dns: DnsServer, target: str):
+    listed, good = source(dns, None), "0 1 8000 a.test."
+    dns.set(HOST, "SRV", good)
+    found, _ = await listed.look()
+    dns.set(HOST, "SRV", "0 1 8000 b.test.", f"0 1 8000 {target}")
+    assert await listed.look() == (found, RETRY_SECONDS)
+    assert "the SRV records of llm.test: the target " in (listed.problem or "")
+    assert "expected a host name" in (listed.problem or "")
+    dns.set(HOST, "SRV", good)
+    assert (await listed.look())[0] == found
+    assert listed.problem is None
+
+
 async def test_a_name_that_answers_nothing_keeps_the_last_list(
     dns: DnsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.server.open_upstreams import open_upstreams
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream import discovery
+from gateway.upstream.discovery import Address
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.probes import log_upstream
 from running_gateway import RunningGateway, StartGateway
@@ -246,6 +248,40 @@ async def test_no_request_is_lost_while_the_list_changes_again_and_again(
     await asyncio.gather(*clients)
     assert set(statuses) == {200}
     assert len(statuses) > 50
+
+
+async def test_a_list_with_a_replica_that_cannot_be_made_changes_nothing(
+    start_replica: Start, file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    replicas = [await start_replica() for _ in range(3)]
+    write(file, replicas[0])
+    upstreams = open_upstreams(
+        Settings(**by_file(file)),
+        {},
+        own_keys=False,
+        required=False,
+        metrics=Metrics(lambda: StoreStats(0, 0, 0)),
+    )
+    async with upstreams.lifespan():
+        membership = upstreams.membership
+        assert membership is not None
+        [found] = membership.discovered
+        names = [f"gpu#127.0.0.1:{one.port}" for one in replicas]
+        addresses = [Address(one.host, one.port) for one in replicas]
+
+        def make(name: str, address: Address) -> HttpUpstream:
+            if name == names[2]:
+                raise ValueError("no such host")
+            return found.make(name, address)
+
+        table = membership.pool.table
+        with pytest.raises(ValueError, match="no such host"):
+            await membership.apply(replace(found, make=make), addresses[1:])
+        assert [*membership.upstreams] == [*table.upstreams] == names[:1]
+        assert not table.upstreams[names[0]].draining
+        await membership.apply(found, addresses[1:])
+        assert {*table.upstreams} == {*names}
+        assert table.upstreams[names[0]].draining
 
 
 async def test_a_replica_that_appears_and_leaves_at_once_leaves_nothing_behind(
