@@ -5,8 +5,8 @@ Laws:
   found there again. Another one gets them only if nothing was sent. If a path has an id, each of
   them is tried, since it may have been made while the first was not healthy.
 - ``GET /v1/models`` names what a request may name. Each upstream's list counts as far as its
-  declared models go. One that does not answer in time is left out, and an error passes only if
-  no other answers.
+  declared models go. One replica answers for all of its upstream, the next one if it fails. An
+  upstream that does not answer in time is left out, and an error passes only if no other answers.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from aiohttp import web
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
-from gateway.protocol.messages import read_whole
+from gateway.protocol.messages import declared_name, read_whole
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import Up
@@ -31,6 +31,8 @@ from gateway.upstream.pool.table import Member, PoolTable, StickyIds
 from gateway.upstream.request import Served
 
 SECONDS = 5.0
+_MOST_TRIES = 3
+"""Replicas of one upstream that are asked for its list of models."""
 _MOST_BYTES = 4 * 2**20
 _JSON = "application/json"
 
@@ -58,7 +60,7 @@ class PoolRequests:
     sticky_ids: StickyIds
 
     async def list_models(self, path_qs: str, fields: Fields) -> web.Response:
-        """Return the models of all healthy upstreams, or of all if none is healthy.
+        """Return the models of all upstreams, by their healthy replicas if any is healthy.
 
         They are those that ``fields`` may see. Raises UpstreamError.
         """
@@ -66,12 +68,15 @@ class PoolRequests:
         states = self.table.upstreams
         names = self.table.first_available(None, self.clock())
         names = [name for name in names if isinstance(states[name].health.breaker, Up)] or names
+        replicas: dict[str, list[HttpUpstream]] = {}
+        for name in names:
+            replicas.setdefault(declared_name(name), []).append(self.upstreams[name])
         results = await asyncio.gather(
-            *(_list_of(self.upstreams[name], path_qs, fields) for name in names)
+            *(self._list_of_one(each, path_qs, fields) for each in replicas.values())
         )
         replies = [
-            (states[name].member, reply)
-            for name, reply in zip(names, results, strict=True)
+            (states[each[0].name].member, reply)
+            for each, reply in zip(replicas.values(), results, strict=True)
             if not isinstance(reply, UpstreamError)
         ]
         lists = [
@@ -86,6 +91,22 @@ class PoolRequests:
             return _response(*reply)
         faults = (each for each in results if isinstance(each, UpstreamError))
         raise next(faults, _no_upstream())
+
+    async def _list_of_one(
+        self, replicas: Sequence[HttpUpstream], path_qs: str, fields: Fields
+    ) -> Reply | UpstreamError:
+        """Return the list of the first of an upstream's replicas that answers well."""
+        result: Reply | UpstreamError = _no_upstream()
+        for upstream in replicas[:_MOST_TRIES]:
+            if upstream.name not in self.upstreams:
+                continue  # has left meanwhile
+            result = await _list_of(upstream, path_qs, fields)
+            if (
+                not isinstance(result, UpstreamError)
+                and result[0] < HTTPStatus.INTERNAL_SERVER_ERROR
+            ):
+                break
+        return result
 
     @asynccontextmanager
     async def request(

@@ -1,6 +1,7 @@
 """What passes through a pool: one list of models, and paths of which the gateway knows nothing."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,41 @@ async def test_an_upstream_that_lists_nothing_is_left_out(
         start_gateway, {"url": CLOSED}, await listing("b", status=500), await listing("c", "m")
     )
     assert [model["id"] for model in (await gateway.get("/v1/models")).json["data"]] == ["m"]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2, 3])
+async def test_one_replica_lists_the_models_of_its_upstream_the_next_if_it_fails(
+    start_gateway: StartGateway, tmp_path: Path, failing: int
+):
+    asked = dict[str, None]()
+
+    async def listed(request: web.Request) -> web.Response:
+        asked[request.host] = None  # a GET that breaks off is sent there once more
+        failed = len(asked) <= failing
+        if failed and len(asked) == 2 and request.transport is not None:
+            request.transport.abort()
+        data = {"object": "list", "data": [{"id": "m"}]}
+        return web.json_response(data, status=500 if failed else 200)
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async with AsyncExitStack() as stack:
+        addresses = []
+        for _ in range(5):
+            app = web.Application()
+            app.router.add_get("/v1/models", listed)
+            app.router.add_get("/readyz", ready)
+            runner, url = await start_app(app)
+            stack.push_async_callback(runner.cleanup)
+            addresses.append(url.removeprefix("http://"))
+        file = tmp_path / "replicas.txt"
+        file.write_text("\n".join(addresses))
+        one = {"name": "gpu", "url": "http://gpu/v1", "discover": {"file": file}}
+        gateway = await start_gateway(upstream=(), upstreams=(one,))
+        reply = await gateway.get("/v1/models")
+    assert len(asked) == min(failing + 1, 3)
+    assert reply.status == (200 if failing < 3 else 500)
 
 
 async def test_where_nobody_lists_the_first_error_passes(
