@@ -6,15 +6,17 @@ A browser on the host is not enough: a foreign page may send requests to loopbac
 of Origin). It may also use its own name for this address (hence the check of Host). A proxy on the
 host forwards requests of any client (hence no forwarded requests).
 
-A browser sends its cookie by itself, so a session changes nothing without its CSRF token.
+A browser sends its cookie by itself, so a session changes nothing without its CSRF token. Wrong
+tokens from an address count together, whether they come by login or by the API.
 """
 
 import hmac
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
+from math import ceil
 from urllib.parse import urlsplit
 
-from gateway.server.admin.session import CSRF_HEADER, Sessions
+from gateway.server.admin.session import CSRF_HEADER, Failures, Sessions
 
 Refusal = tuple[int, str]
 """The status, and what to tell."""
@@ -32,10 +34,26 @@ class AdminAccess:
         self.now = now
         self.sessions = Sessions(token) if ui and token is not None else None
         """The sessions of the page, None where there is none or nobody has to log in."""
+        self._failures = Failures()
 
-    def is_token(self, given: str) -> bool:
-        """Tell whether this is the operator's token."""
-        return self.token is not None and _equal(given, self.token)
+    def retry_after(self, peer: str | None) -> int:
+        """Return the seconds after which an address may try a token again, 0 if at once."""
+        return ceil(self._failures.wait(peer, self.now()))
+
+    def too_many(self, peer: str | None) -> Refusal | None:
+        """Return the refusal of an address from which too many wrong tokens came."""
+        if (wait := self.retry_after(peer)) == 0:
+            return None
+        return 429, f"Too many failed logins. Try again in {ceil(wait / 60)} minutes."
+
+    def login_refusal(self, given: str, peer: str | None) -> Refusal | None:
+        """Return None when this is the operator's token; a wrong token is noted."""
+        if (refused := self.too_many(peer)) is not None:
+            return refused
+        if self.token is not None and _equal(given, self.token):
+            return None
+        self._failures.note(peer, self.now())
+        return 401, "This is not the operator's token."
 
     def has_session(self, cookie: str | None) -> bool:
         """Tell whether a browser is logged in."""
@@ -51,7 +69,7 @@ class AdminAccess:
         """
         sessions = self.sessions
         if sessions is None or cookie is None or "authorization" in headers:
-            return admin_refusal(self.token, headers, peer)
+            return self._refusal_by_token(headers, peer)
         if not sessions.is_valid(cookie, self.now()):
             return 401, "Your session has ended: log in again."
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
@@ -59,6 +77,15 @@ class AdminAccess:
         if method not in _READING and not sessions.has_csrf(cookie, headers.get(CSRF_HEADER, "")):
             return 403, f"A session's request that changes something needs {CSRF_HEADER}."
         return None
+
+    def _refusal_by_token(self, headers: Mapping[str, str], peer: str | None) -> Refusal | None:
+        is_try = self.token is not None and "authorization" in headers
+        if is_try and (refused := self.too_many(peer)) is not None:
+            return refused
+        refused = admin_refusal(self.token, headers, peer)
+        if is_try and refused is not None:
+            self._failures.note(peer, self.now())
+        return refused
 
 
 def admin_refusal(

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +124,15 @@ class Admin:
 
     async def _answer(self, handle: Handle, request: web.Request) -> web.Response:
         headers = fold_fields(request.headers.items())
-        cookie = request.cookies.get(COOKIE)
-        refusal = self._access.refusal(request.method, headers, cookie, peer_of(request))
+        cookie, peer = request.cookies.get(COOKIE), peer_of(request)
+        refusal = self._access.refusal(request.method, headers, cookie, peer)
         if refusal is not None:
             status, message = refusal
-            return _error(status, message, "permission_error", None)
+            if status != HTTPStatus.TOO_MANY_REQUESTS:
+                return _error(status, message, "permission_error", None)
+            reply = _error(status, message, "rate_limit_error", None)
+            reply.headers["Retry-After"] = str(self._access.retry_after(peer))
+            return reply
         try:
             return _reply(200, await handle(request))
         except InvalidFieldError as error:

@@ -10,19 +10,19 @@ import html
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from http import HTTPStatus
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from math import ceil
 from urllib.parse import parse_qs
 
 from aiohttp import web
 
 from gateway.protocol.headers import fold_fields
-from gateway.server.admin.access import AdminAccess, admin_refusal
+from gateway.server.admin.access import AdminAccess, Refusal, admin_refusal
 from gateway.server.admin.api import peer_of
-from gateway.server.admin.session import COOKIE, SESSION_SECONDS, Failures
+from gateway.server.admin.session import COOKIE, SESSION_SECONDS
 from gateway.server.http.handlers import not_found
 from gateway.server.http.http_server import read_body
 
@@ -49,7 +49,6 @@ _TYPES = {
 }
 _MAX_FORM_BYTES = 4096
 
-_WRONG = "This is not the operator's token."
 _AGAIN = '<meta http-equiv="refresh" content="0; url=/ui">'
 """After a link on another site, a browser sends the cookie with the next request only."""
 
@@ -59,7 +58,6 @@ class OperatorPage:
     """HTTP handlers of the page; ``add_routes`` is their table."""
 
     access: AdminAccess
-    failures: Failures = field(default_factory=Failures)
 
     def add_routes(self, app: web.Application) -> None:
         """Register the page, and ``/`` for browsers."""
@@ -109,22 +107,27 @@ class OperatorPage:
         return _response(200, data, name, _KEEP)
 
     async def _login(self, request: web.Request) -> web.Response:
-        sessions, peer, now = self.access.sessions, peer_of(request), self.access.now()
+        sessions, peer = self.access.sessions, peer_of(request)
         if sessions is None:
             return _redirect("/ui", 303)
-        if (wait := self.failures.wait(peer, now)) > 0:
-            message = f"Too many failed logins. Try again in {ceil(wait / 60)} minutes."
-            reply = self._html(429, "login.html", message=message, again="")
-            reply.headers["Retry-After"] = str(ceil(wait))
-            return reply
-        if not self.access.is_token(await _given_token(request)):
-            self.failures.note(peer, now)
+        if (refused := self.access.too_many(peer)) is not None:
+            return self._refused_login(refused, peer)
+        given = await _given_token(request)
+        # Other logins may have failed while the body came.
+        if (refused := self.access.login_refusal(given, peer)) is not None:
             log.warning("ui: a failed login from %s", peer)
-            return self._html(401, "login.html", message=_WRONG, again="")
+            return self._refused_login(refused, peer)
         log.info("ui: an operator logged in from %s", peer)
         reply = _redirect("/ui", 303)
-        cookie = sessions.begin(secrets.token_urlsafe(16), now)
+        cookie = sessions.begin(secrets.token_urlsafe(16), self.access.now())
         _set_cookie(reply, cookie, SESSION_SECONDS, secure=_is_secure(request))
+        return reply
+
+    def _refused_login(self, refused: Refusal, peer: str | None) -> web.Response:
+        status, message = refused
+        reply = self._html(status, "login.html", message=message, again="")
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            reply.headers["Retry-After"] = str(self.access.retry_after(peer))
         return reply
 
     async def _logout(self, request: web.Request) -> web.Response:

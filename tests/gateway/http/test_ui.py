@@ -1,7 +1,9 @@
 """The operator's page on the running gateway: who sees it, login, headers, files."""
 
+import asyncio
 import re
 import tomllib
+from collections import Counter
 from http.cookies import SimpleCookie
 from pathlib import Path
 
@@ -93,6 +95,48 @@ async def test_failed_logins_are_limited(gateway):
     assert reply.status == 429
     assert 0 < int(reply.headers["Retry-After"]) <= session.FAILURE_SECONDS
     assert "Too many failed logins" in text
+
+
+async def test_logins_at_the_same_time_are_limited_alike(gateway):
+    """All of them begin before the first has failed: a body's last byte comes later."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    many = 3 * session.MOST_FAILURES
+    opened = [await asyncio.open_connection(host, port) for _ in range(many)]
+    form = b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 7"
+    for _, writer in opened:
+        writer.write(b"POST /ui/login HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n" + form)
+        writer.write(b"\r\n\r\n")
+    async with asyncio.timeout(30):
+        for reader, _ in opened:
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        for _, writer in opened:
+            writer.write(b"token=g")
+        lines = [await reader.readline() for reader, _ in opened]
+    statuses = Counter(int(line.split()[1]) for line in lines)
+    assert statuses == {401: session.MOST_FAILURES, 429: many - session.MOST_FAILURES}
+    for _, writer in opened:
+        writer.close()
+
+
+async def test_wrong_tokens_of_the_api_count_as_failed_logins(gateway):
+    wrong = {"Authorization": "Bearer wrong"}
+    for _ in range(session.MOST_FAILURES):
+        assert (await gateway.get("/admin/keys")).status == 401  # this is no try
+        assert (await gateway.get("/admin/keys", headers=wrong)).status == 401
+    right = {"Authorization": f"Bearer {TOKEN}"}
+    for headers in (wrong, right):
+        reply = await gateway.get("/admin/keys", headers=headers)
+        assert (reply.status, reply.json["error"]["type"]) == (429, "rate_limit_error")
+        assert 0 < int(reply.headers["Retry-After"]) <= session.FAILURE_SECONDS
+    assert (await log_in(gateway))[0].status == 429
+
+
+async def test_a_session_goes_on_while_logins_are_refused(gateway):
+    reads, _ = await logged_in(gateway)
+    for _ in range(session.MOST_FAILURES):
+        await log_in(gateway, "wrong")
+    assert (await log_in(gateway))[0].status == 429
+    assert (await gateway.get("/admin/keys", headers=reads)).status == 200
 
 
 async def test_without_a_session_the_page_is_the_login(gateway):
