@@ -112,6 +112,49 @@ async def test_an_operator_logs_in_looks_and_logs_out(browser, gateway):
         await page.get_by_label("Operator's token").wait_for()
 
 
+TTFT = "Time to first token, hits and misses"
+
+
+async def test_a_chart_without_figures_says_so(browser, gateway):
+    async with logged_in(browser, gateway) as page:
+        chart = page.get_by_role("figure", name=TTFT)
+        await chart.get_by_text("No data yet").wait_for()
+        await gateway.ask(MARKUP, model="gpt-4o")
+        await chart.locator("canvas").wait_for()
+        assert await chart.get_by_text("No data yet").count() == 0
+
+
+RECORD_TEXTS = """
+window.texts = [];
+const draw = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  if (this.textAlign === "center") {
+    const half = this.measureText(text).width / 2;
+    window.texts.push([text, x - half, this.canvas.width - x - half]);
+  }
+  return draw.apply(this, arguments);
+};
+"""
+
+
+async def test_on_a_narrow_screen_no_time_of_the_axis_is_cut(browser, gateway):
+    times = iter(range(1_700_000_400, 1_700_100_000, 600))  # the axis has a time at its end
+
+    async def at_time(route):
+        reply = await route.fetch()
+        await route.fulfill(response=reply, json=await reply.json() | {"time": next(times)})
+
+    async with logged_in(browser, gateway) as page:
+        await page.set_viewport_size(NARROW)
+        await page.route("**/admin/overview", at_time)
+        await page.add_init_script(RECORD_TEXTS)
+        await page.reload()
+        await page.locator("canvas").first.wait_for()
+        texts = await page.evaluate("window.texts")
+        assert texts
+        assert [each for each in texts if min(each[1:]) < 0] == []
+
+
 async def test_an_answer_is_looked_at_purged_and_never_read_as_html(browser, gateway):
     async with logged_in(browser, gateway) as page:
         await page.get_by_role("link", name="Entries").click()

@@ -5,6 +5,7 @@ import { fill, h } from "./dom.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const time = (value) => new Date(value * 1000).toLocaleTimeString("en-GB");
+const ROOM_RIGHT = 32; // half of the last time on the axis
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 /**
@@ -27,6 +28,7 @@ export function chart(title, lines, write, { log = false, whole = false, height 
     plot = new uPlot({
       width: Math.max(place.clientWidth, 200),
       height,
+      padding: [null, ROOM_RIGHT, null, null],
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 6 } },
       scales: { x: { time: true }, y: log ? { distr: 3 } : { range: (_, low, high) => [0, Math.max(high * 1.1, 0.1)] } },
@@ -39,7 +41,8 @@ export function chart(title, lines, write, { log = false, whole = false, height 
   };
   const watcher = new ResizeObserver(() => plot?.setSize({ width: Math.max(place.clientWidth, 200), height }));
   watcher.observe(place);
-  dark.addEventListener("change", make);
+  const remake = () => plot && make();
+  dark.addEventListener("change", remake);
 
   return {
     figure,
@@ -50,15 +53,20 @@ export function chart(title, lines, write, { log = false, whole = false, height 
         h("li", {}, h("span", { class: `swatch ${line.colour}${line.dash ? " dashed" : ""}`, "aria-hidden": "true" }),
           `${line.name} `, h("b", {}, last[index] === null ? "–" : write(last[index])))));
       place.setAttribute("aria-label", `${title}. ${lines.map((line, index) => `${line.name}: ${last[index] === null ? "none" : write(last[index])}`).join(", ")}.`);
-      // A logarithmic axis has no room for nothing at all.
-      data = [times, ...(isEmpty && log ? series.map((values) => values.map(() => null)) : series)];
-      if (times.length < 2 || (isEmpty && log)) return;
-      if (plot) plot.setData(data);
-      else make();
+      data = [times, ...series];
+      if (times.length < 2 || isEmpty) {
+        plot?.destroy();
+        plot = null;
+        fill(place, h("p", { class: "hint" }, "No data yet"));
+      } else if (plot) plot.setData(data);
+      else {
+        fill(place);
+        make();
+      }
     },
     close() {
       watcher.disconnect();
-      dark.removeEventListener("change", make);
+      dark.removeEventListener("change", remake);
       plot?.destroy();
     },
   };
