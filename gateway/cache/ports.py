@@ -170,10 +170,12 @@ class KeyCounts(Protocol):
     async def load(self, windows: Sequence[tuple[str, int]]) -> Mapping[Count, int]:
         """Return the amounts of all holders in these windows: what is counted, and its number."""
 
-    async def add(self, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
+    async def add(self, batch: str, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
         """Add to amounts, zero to some; return the total of each.
 
-        If a total is less than ``known``, counts were lost: it is raised to ``known`` first.
+        ``batch`` names these changes. If an add fails, it may have been done, whole or in part:
+        the same changes under the same name are then counted once. If a total is less than
+        ``known``, counts were lost: it is raised to ``known`` first.
         """
 
     async def close(self) -> None:

@@ -4,11 +4,15 @@ What this process has counted goes to the shared counts in the background, and t
 back. If the shared counts fail, the process goes on with what it knows, or it refuses all requests
 of limited keys: a setting says which. If they have lost what was in them, they get back the totals
 that their users know.
+
+Law: what was handed over without an answer may be counted. It is handed over again, as it was and
+under the same name, before anything else.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+import secrets
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -30,6 +34,9 @@ CLOSED_AFTER = 2
 _MOST_WARNINGS = 256
 
 _log = logging.getLogger(__name__)
+
+Batch = Mapping[Count, tuple[Window, Change]]
+"""Changes that are handed over together, each with the window of this process."""
 
 Gate = Callable[[float], bytes | None]
 """Takes the time of a repeated request. Returns None if the pipeline must see the request, else
@@ -56,6 +63,8 @@ class Meter:
         self._failures = 0
         self._counts = counts
         self._loaded = counts is None
+        self._unanswered: tuple[str, Batch] | None = None
+        """What was handed over without an answer, and its name."""
         self._holders: frozenset[str] | None = None
         self._tabs: dict[str, Tab] = {}
         self._usages: dict[str, Usage] = {}
@@ -138,7 +147,7 @@ class Meter:
         try:
             yield
         finally:
-            # Not cancelled: what an exchange under way hands over would be counted twice.
+            # Not cancelled: an exchange under way would lose its answer.
             self._closing.set()
             self._news.set()
             await watch
@@ -176,6 +185,8 @@ class Meter:
             return
         if not self._loaded:
             await self._load(counts)
+        if self._unanswered is not None:
+            await self._hand_over(counts, *self._unanswered)
         sent: dict[Count, tuple[Window, Change]] = {}
         for name in touched:
             usage = self._usages.get(name)
@@ -186,11 +197,17 @@ class Meter:
                         change = Change(window.pending, window.known)
                         sent[Count(name, what, number)] = window, change
         if sent:
-            totals = await counts.add({count: change for count, (_, change) in sent.items()})
-            self._recover()
-            for count, (window, change) in sent.items():
-                window.known = totals[count]
-                window.pending -= change.amount
+            await self._hand_over(counts, secrets.token_hex(8), sent)
+
+    async def _hand_over(self, counts: KeyCounts, name: str, batch: Batch) -> None:
+        """Add to the shared counts, and learn their totals. Raises StoreError."""
+        self._unanswered = name, batch
+        totals = await counts.add(name, {count: change for count, (_, change) in batch.items()})
+        self._unanswered = None
+        self._recover()
+        for count, (window, change) in batch.items():
+            window.known = totals[count]
+            window.pending -= change.amount
 
     def _is_near(self, name: str, now: float) -> bool:
         tab = self._tabs.get(name)

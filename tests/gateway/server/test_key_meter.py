@@ -4,7 +4,7 @@ import pytest
 
 from gateway.cache.ports import Change, Count, StoreError
 from gateway.cache.stores.redis.link import RedisLink
-from gateway.cache.stores.redis.sums import RedisKeyCounts
+from gateway.cache.stores.redis.sums import COUNTS_AT_ONCE, RedisKeyCounts
 from gateway.cache.stores.sqlite.sums import KEPT_WINDOWS, SqliteKeyCounts
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.keys.key_line import Key
@@ -73,8 +73,8 @@ async def test_amounts_add_up_over_processes(open_counts):
     one, two = open_counts(), open_counts()
     count, other = Count("shop", "tokens/day", 7), Count("desk, ü", "requests/minute", 9)
     changes = {count: Change(5), other: Change(1)}
-    assert await one.add(changes) == {count: 5, other: 1}
-    assert await two.add({count: Change(2), other: Change(0)}) == {count: 7, other: 1}
+    assert await one.add("a", changes) == {count: 5, other: 1}
+    assert await two.add("b", {count: Change(2), other: Change(0)}) == {count: 7, other: 1}
     assert await two.load([("tokens/day", 7), ("tokens/day", 8)]) == {count: 7}
     await one.close()
     await two.close()
@@ -145,7 +145,7 @@ class BrokenCounts:
         self._check()
         return {}
 
-    async def add(self, changes):
+    async def add(self, batch, changes):
         self._check()
         for count, (amount, known) in changes.items():
             self.totals[count] = max(self.totals.get(count, 0), known) + amount
@@ -153,6 +153,54 @@ class BrokenCounts:
 
     async def close(self):
         pass
+
+
+async def test_what_a_frozen_redis_counts_late_is_counted_once(server):
+    link = RedisLink(server.url, seconds=0.2)
+    meter = meter_of(RedisKeyCounts(link))
+    await link.command(0, "FLUSHALL")
+    async with meter.lifespan():
+        spend(meter, 10)
+        await meter.exchange()
+        server.freeze()
+        try:
+            for _ in range(3):
+                spend(meter, 100)
+                await meter.exchange()
+                assert meter.problem == "Redis did not answer in time"
+        finally:
+            server.thaw()
+        while meter.problem is not None:
+            await meter.exchange()
+        assert meter.tab(KEY).usage.spent(LIMITS.budget[0], NOW) == 310
+        month = "tokens/month", 2027 * 12
+        assert await meter._counts.load([month]) == {Count("shop", *month): 310}
+    await link.close()
+
+
+async def test_a_batch_counts_once_in_each_script_although_it_is_repeated(server):
+    link = RedisLink(server.url, seconds=30.0)
+    await link.command(0, "FLUSHALL")
+    counts, fails = RedisKeyCounts(link), [False, True]
+    number = COUNTS_AT_ONCE + 1
+    changes = {Count(f"h{n}", "tokens/day", 7): Change(5, 1) for n in range(number)}
+    run = link.run
+
+    async def lose_the_second_answer(*arguments):
+        answer = await run(*arguments)
+        if fails and fails.pop(0):
+            raise StoreError("the answer is lost")
+        return answer
+
+    link.run = lose_the_second_answer
+    with pytest.raises(StoreError, match="is lost"):
+        await counts.add("a", changes)
+    assert set((await counts.load([("tokens/day", 7)])).values()) == {6}
+    assert await counts.add("a", changes) == dict.fromkeys(changes, 6)
+    await link.command(0, "HDEL", b"refrain:1:{keys}:tokens/day:7", "h0")
+    assert await counts.add("a", changes) == dict.fromkeys(changes, 6)
+    assert set((await counts.add("b", changes)).values()) == {11}
+    await link.close()
 
 
 async def test_without_the_shared_counts_each_process_goes_on_counting(caplog):
@@ -361,7 +409,7 @@ async def test_a_damaged_file_is_set_aside_with_its_log_and_known_counts_come_ba
     file.write_bytes(b"no database" * 100)
     (tmp_path / "counts.sqlite3-wal").write_bytes(b"frames of another file")
     counts, count = SqliteKeyCounts(file), Count("shop", "tokens/day", 1)
-    assert await counts.add({count: Change(1, 40)}) == {count: 41}
+    assert await counts.add("a", {count: Change(1, 40)}) == {count: 41}
     await counts.close()
     assert "counts from zero again" in caplog.text
     assert (tmp_path / "counts.sqlite3.corrupt").exists()
@@ -376,7 +424,7 @@ async def test_the_file_keeps_few_windows_and_is_private(tmp_path):
     assert await counts.load(windows) == {}
     assert not (tmp_path / "counts.sqlite3").exists()
     for what, number in windows:
-        await counts.add({Count("shop", what, number): Change(1)})
+        await counts.add(str(number), {Count("shop", what, number): Change(1)})
     assert len(await counts.load(windows)) == KEPT_WINDOWS
     assert (tmp_path / "counts.sqlite3").stat().st_mode & 0o777 == 0o600
     await counts.close()

@@ -3,7 +3,8 @@
 Each window of time is a hash. The windows of keys have one hash tag, so a change of several is one
 script, and in a cluster they lie in one slot. Redis forgets a window once it can no longer count.
 
-Law: a row of usage is added whole or not at all, and once, although an answer of Redis may be lost.
+Law: a change is counted whole or not at all, and once, although an answer of Redis may be lost. The
+sender repeats it under the same name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,22 @@ _KEYS_SLOT = key_slot(_KEYS_STEM)
 _KEPT_SECONDS = {"minute": 600, "day": 4 * 86_400, "month": 100 * 86_400}
 """From the last change on; longer than a window, for clocks that differ."""
 
+COUNTS_AT_ONCE = 500
+ROWS_AT_ONCE = 256
+"""A script holds up all others, so it must be short."""
+
+_REPEATED_SECONDS = 600
+"""An add of counts is repeated within this time: each second from its failure on."""
+
 ADD_COUNTS = Script("""
+local fresh = redis.call('SET', KEYS[1], '', 'NX', 'EX', ARGV[1])
 local totals = {}
-for n = 1, #ARGV, 5 do
+for n = 2, #ARGV, 5 do
   local key, field = KEYS[tonumber(ARGV[n])], ARGV[n + 1]
+  local amount, known = tonumber(ARGV[n + 2]), tonumber(ARGV[n + 3])
   local total = tonumber(redis.call('HGET', key, field) or '0')
-  local change = tonumber(ARGV[n + 2]) + math.max(0, tonumber(ARGV[n + 3]) - total)
+  local change = math.max(0, known + amount - total)
+  if fresh then change = amount + math.max(0, known - total) end
   if change ~= 0 then
     total = redis.call('HINCRBY', key, field, string.format('%.0f', change))
     redis.call('EXPIRE', key, ARGV[n + 4])
@@ -42,14 +53,11 @@ for n = 1, #ARGV, 5 do
 end
 return totals
 """)
-"""Adds to counts of keys, and returns their totals.
+"""Adds to counts of keys once for each batch, and returns their totals.
 
-Arguments, of each: which key, the holder, the change, the total that is known, and the seconds to
-keep the window.
+The first key is the batch's. Arguments: the seconds to keep it; then of each count: which key, the
+holder, the change, the total that is known, and the seconds to keep the window.
 """
-
-ROWS_AT_ONCE = 256
-"""A script holds up all others, so it must be short."""
 
 _BATCH_SECONDS = 3_600
 _STEM = b"refrain:%d:{usage}:" % FORMAT
@@ -104,12 +112,21 @@ class RedisKeyCounts:
                 found[Count(holder.decode(), what, window)] = int(amount)
         return found
 
-    async def add(self, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
-        names = list(dict.fromkeys(_window(count.what, count.window) for count in changes))
+    async def add(self, batch: str, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
+        counts, totals = list(changes.items()), []
+        for start in range(0, len(counts), COUNTS_AT_ONCE):
+            name = _KEYS_STEM + f"batch:{batch}:{start}".encode()
+            totals += await self._add(name, counts[start : start + COUNTS_AT_ONCE])
+        return dict(zip(changes, totals, strict=True))
+
+    async def _add(self, batch: bytes, changes: Sequence[tuple[Count, Change]]) -> list[int]:
+        """Add to counts by one script; return their totals."""
+        windows = dict.fromkeys(_window(count.what, count.window) for count, _ in changes)
+        names = (batch, *windows)
         numbers = {name: number for number, name in enumerate(names, 1)}
         arguments = [
             argument
-            for count, (amount, known) in changes.items()
+            for count, (amount, known) in changes
             for argument in (
                 numbers[_window(count.what, count.window)],
                 count.holder.encode(),
@@ -118,11 +135,11 @@ class RedisKeyCounts:
                 _KEPT_SECONDS[count.what.partition("/")[2]],
             )
         ]
-        shard = Shard(0, _KEYS_SLOT, b"", tuple(names))
-        totals = await self._link.run(ADD_COUNTS, shard, *arguments)
+        shard = Shard(0, _KEYS_SLOT, b"", names)
+        totals = await self._link.run(ADD_COUNTS, shard, _REPEATED_SECONDS, *arguments)
         if not isinstance(totals, list) or len(totals) != len(changes):
             raise StoreError("Redis gave another number of counts than was asked for")
-        return dict(zip(changes, map(int, totals), strict=True))
+        return [int(total) for total in totals]
 
     async def close(self) -> None:
         """Do nothing: the store closes the link."""

@@ -97,7 +97,8 @@ class SqliteKeyCounts:
 
         return await self._file.run(read) if self._path.exists() else {}
 
-    async def add(self, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
+    async def add(self, batch: str, changes: Mapping[Count, Change]) -> Mapping[Count, int]:  # noqa: ARG002
+        # An add that failed has changed nothing, so no batch is there twice.
         rows = [(*count, *change) for count, change in changes.items()]
         totals = await self._file.run(lambda connection: _add_counts(connection, rows))
         return dict(zip(changes, totals, strict=True))
