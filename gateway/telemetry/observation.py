@@ -69,6 +69,8 @@ class Observation:
     """The upstream's token counts for the call."""
     call: CallFacts | None = None
     """The whole call that was made for this request, and whose tokens count for it."""
+    billed: bool = False
+    """Whether the call counts for this request, also if its answer does not come in whole."""
     followed: CallFacts | None = None
     """The call of another request that this one joined."""
     rewrites: tuple[Rewrite, ...] = ()

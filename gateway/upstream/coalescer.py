@@ -260,6 +260,7 @@ class Follower(AsyncIterator[bytes]):
         observation.forward = self._status
         observation.reason = status.reason if self._leads else Reason.COLLAPSED
         observation.followed = None if self._leads else shared.facts
+        observation.billed = self._leads
 
     async def reply(self) -> Reply | Sharing:
         """Return the reply as soon as it can begin, or which call to join in place of this one.
@@ -348,6 +349,7 @@ class Follower(AsyncIterator[bytes]):
             self._status = replace(self._status, collapsed=True)
             observation.forward = self._status
             observation.reason, observation.followed = Reason.COLLAPSED, shared.facts
+            observation.billed = False
         stored = self._leads and shared.stored
         fields = self._fields(head, self._status.header(stored=stored, declined=shared.declined))
         if content_type is not None:

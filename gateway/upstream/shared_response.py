@@ -378,9 +378,13 @@ class SharedResponse(Flight):
         return piece
 
     def leave(self, follower: Exchange) -> None:
-        """Remove a follower. The call ends with the last one."""
+        """Remove a follower. The call then counts for the next one, and ends with the last."""
         if self.followers.pop(follower, None) is None:
             return
+        observation = follower.observation
+        if observation.billed and self.followers and not (self.complete or self.over):
+            observation.billed = False
+            next(iter(self.followers)).observation.billed = True
         self._wake_call()
         if self._table.leave(self) and self.task is not None:
             self.task.cancel()

@@ -237,10 +237,10 @@ class Ticket:
         self.tab.end()
 
     def _use(self, seen: Observation) -> PromptUsage:
-        usage, request, forward = seen.usage, self._request, seen.forward
+        usage, request = seen.usage, self._request
         if usage != NOTHING_SAID:
             return usage
-        if request is None or forward is None or forward.collapsed or seen.hit is not None:
+        if request is None or not seen.billed or seen.hit is not None:
             return NOTHING_SAID
         if seen.reason not in _LEFT and not HTTPStatus.OK <= seen.status < HTTPStatus.BAD_REQUEST:
             return NOTHING_SAID

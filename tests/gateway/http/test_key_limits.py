@@ -193,6 +193,54 @@ async def test_who_leaves_early_is_charged_by_an_estimate(start_gateway, upstrea
         pass
 
 
+@pytest.mark.parametrize("all_leave", [False, True])
+async def test_a_shared_call_is_charged_once_although_its_leader_leaves(
+    start_gateway, upstream, keys, still, all_leave
+):
+    end, said = asyncio.Event(), chunk(delta={"content": "x" * 400})
+
+    async def answer(request, body):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(said)
+        await end.wait()
+        usage = {"prompt_tokens": 2000, "completion_tokens": 10, "total_tokens": 2010}
+        last = b"data: " + orjson.dumps({"id": "c", "choices": [], "usage": usage}) + b"\n\n"
+        await response.write(chunk(finish_reason="stop") + last + DONE)
+        return response
+
+    upstream.answer = answer
+    keys.write_text(line("shop", "gk-shop", "tpm=100000", "concurrency=2"))
+    gateway = await start_gateway(gateway_keys=keys)
+    messages = [{"role": "user", "content": "a" * 4000}]
+    asked = {"model": "m", "stream": True, "temperature": 0, "messages": messages}
+    url = f"{gateway.url}/v1/chat/completions"
+
+    async def tokens_left():
+        path, headers = "/v1/chat/completions", bearing()
+        while (reply := await gateway.post(path, b"{}", headers=headers)).status != 400:
+            assert reply.status == 429  # two are under way
+        return int(reply.headers["x-ratelimit-remaining-tokens"])
+
+    async with (
+        gateway.session.post(url, json=asked, headers=bearing()) as first,
+        gateway.session.post(url, json=asked, headers=bearing()) as second,
+    ):
+        assert "collapsed" in second.headers["Cache-Status"]
+        first.close()
+        assert await tokens_left() == 100_000
+        if all_leave:
+            second.close()
+            await upstream.cancelled.wait()
+        else:
+            end.set()
+            await second.read()
+    while (left := await tokens_left()) == 100_000:
+        pass
+    assert upstream.calls == 1
+    assert left == 100_000 - 2010 if not all_leave else 97_500 < left < 99_000
+
+
 async def test_a_key_over_its_budget_is_refused_until_the_day_ends(
     start_gateway, upstream, keys, still
 ):
