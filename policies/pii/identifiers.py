@@ -31,18 +31,23 @@ def is_named_otherwise(text: str, start: int) -> bool:
     return _NAME.search(text, max(0, start - _NAME_REACH), start) is not None
 
 
+# noreply@ and the like name nobody. Only this much of such an address is read: what follows the @
+# may be the beginning of another address.
+_NOBODY = r"(?i:(?:no|do[-_]?not)[-_]?reply)(?:\+[\pL\pN._%+'-]*)?@"
 # Letters of any script: an address may be international, and a disguise may be a letter.
 _EMAIL = re2.compile(
-    r"[\pL\pN][\pL\pN._%+'-]*@"
+    _NOBODY + r"|[\pL\pN][\pL\pN._%+'-]*@"
     r"(?:[\pL\pN](?:[\pL\pN_-]*[\pL\pN])?\.)+(?:xn--[\pL\pN-]+|\pL{2,})"
 )
 
 
 def find_emails(text: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of each ``local@domain.tld``."""
+    """Yield (start, end) of each ``local@domain.tld``, but for those that name nobody."""
     if "@" in text:
         for match in _EMAIL.finditer(text):
-            yield match.span()
+            start, end = match.span()
+            if text[end - 1] != "@":
+                yield start, end
 
 
 _V4 = re2.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")

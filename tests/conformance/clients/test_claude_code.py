@@ -58,11 +58,15 @@ async def ask(request, claude, upstream, start_gateway, tmp_path):
     return ask
 
 
-async def test_a_task_of_claude_code_is_streamed_and_its_tool_is_called(ask, upstream):
+async def test_claude_code_has_its_misses_its_hits_a_stream_and_a_call(ask, upstream):
     assert await ask("Say hello.") == (TEXT, [])
     assert [body["stream"] for body in upstream.bodies] == [True]
-    text, calls = await ask("What does note.txt say?")
-    assert (text, calls) == (TEXT, [("Read", {"file_path": str(ask.note)})])
+    read = (TEXT, [("Read", {"file_path": str(ask.note)})])
+    assert await ask("What does note.txt say?") == read
     # What the tool returned reaches the server.
     assert "Rain at noon." in json.dumps(upstream.bodies[-1]["messages"][-1])
+    assert upstream.calls == 3
+    # The same tasks again, in sessions of their own: both requests of the second are hits, too.
+    assert await ask("Say hello.") == (TEXT, [])
+    assert await ask("What does note.txt say?") == read
     assert upstream.calls == 3
