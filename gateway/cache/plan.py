@@ -155,7 +155,9 @@ class Plan:
 
     def entry(self, result: bytes, now: float, *, tokens: int = 0) -> Entry:
         """Make the entry that stores ``result`` as the answer to this request."""
-        partition = self.partition
+        partition, lifetime = self.partition, self.decision.lifetime
+        if self.decision.jitter:
+            lifetime = jittered(lifetime, self.decision.jitter, self.key)
         return Entry(
             key=self.key,
             endpoint=partition.endpoint.value,
@@ -166,7 +168,7 @@ class Plan:
             fingerprint=self.fingerprint,
             rule=self.decision.rule,
             stored_at=now,
-            expires_at=now + jittered(self.decision.lifetime, self.decision.jitter, self.key),
+            expires_at=now + lifetime,
             result=result,
             question=self.question,
             tags=self.decision.tags,
@@ -207,7 +209,7 @@ def plan_request(
     ):
         return Reason.TEMPERATURE
     place = endpoint, upstream, query, decision.generation
-    versions = keyed_headers(endpoint, headers)
+    versions = keyed_headers(endpoint, headers) if SPECS[endpoint].keyed_headers else ()
     identities = (
         pii_identity,
         compress_identity(decision.compress, decision.prefix.documents),

@@ -155,7 +155,9 @@ class UpstreamCall:
             served, status = upstream.served, upstream.status
             if before is not None:
                 served = replace(served, tried=before.reply.served.tried + served.tried)
-            shared.served, variant = served, others.get(declared_name(served.upstream), usual)
+            shared.served, variant = served, usual
+            if others:
+                variant = others.get(declared_name(served.upstream), usual)
             exchange, request = variant.exchange, variant.exchange.request
             # A request that may not be stored (no-store, personal data) is not recorded elsewhere.
             if (

@@ -183,7 +183,9 @@ class HttpUpstream:
         """POST; see the port. A failure leaves a line in the log."""
         model, streamed = self._rename.get(outgoing.model), outgoing.streamed
         if not (self._translates and outgoing.target.startswith(MESSAGES)):
-            raw = outgoing.sent_to(self._declared, model)
+            raw = outgoing.raw
+            if outgoing.instead or model is not None:
+                raw = outgoing.sent_to(self._declared, model)
             return self._post(outgoing.target, outgoing.fields, raw, streamed=streamed)
         sent = translate(outgoing, model=model, asks_usage=self._asks_usage)
         if isinstance(sent, bytes):
