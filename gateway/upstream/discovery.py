@@ -208,7 +208,7 @@ class DnsSource:
 
     async def _query(self, kind: str) -> Any:
         """Return an answer, None if the name has no such record. Raises DiscoveryError."""
-        # Only those who discover pay for it: 8 MB.
+        # The library takes 8 MB: only a gateway that discovers upstreams loads it.
         from dns import asyncresolver, exception, resolver  # noqa: PLC0415
 
         try:

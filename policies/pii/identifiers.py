@@ -42,7 +42,7 @@ _EMAIL = re2.compile(
 
 
 def find_emails(text: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of each ``local@domain.tld``, but for those that name nobody."""
+    """Yield (start, end) of each ``local@domain.tld`` that names a person."""
     if "@" in text:
         for match in _EMAIL.finditer(text):
             start, end = match.span()

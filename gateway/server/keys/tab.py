@@ -244,8 +244,8 @@ class Ticket:
             return NOTHING_SAID
         if seen.reason not in _LEFT and not HTTPStatus.OK <= seen.status < HTTPStatus.BAD_REQUEST:
             return NOTHING_SAID
-        # Who leaves early gets no figure, nor does who asks an upstream that has none: such a
-        # client must not use up more than its budget.
+        # The call has no figure if its client leaves early, or if its upstream reports none. The
+        # estimate keeps such a client within its budget.
         prompt, size = prompt_tokens(request.endpoint, request.body), seen.answer_bytes
         spec = SPECS[request.endpoint]
         if (streaming := spec.streaming) is not None:

@@ -420,7 +420,7 @@ class PoolTable:
 
     @property
     def _present(self) -> tuple[UpstreamState, ...]:
-        """Those that have not left."""
+        """The upstreams that are not being drained."""
         return tuple(one for one in self.upstreams.values() if not one.draining)
 
     def _upstreams_for(self, model: str) -> tuple[UpstreamState, ...]:
