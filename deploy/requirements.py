@@ -1,4 +1,4 @@
-"""Print what `refrain[EXTRA]` depends on, one requirement a line, from pyproject.toml.
+"""Print what `refrain-gateway[EXTRA]` depends on, one requirement a line, from pyproject.toml.
 
 The image installs dependencies from this list before the code is copied, so that an edit of code
 does not install them again. Usage: requirements.py PYPROJECT EXTRA

@@ -114,7 +114,7 @@ class Metrics(Collector):
 
 def _version() -> str:
     try:
-        return importlib.metadata.version("refrain")
+        return importlib.metadata.version("refrain-gateway")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
         return "unknown"
 

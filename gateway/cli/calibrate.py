@@ -259,7 +259,7 @@ async def scoring_service(socket: Path | None, *arguments: str) -> AsyncIterator
         process = None
         if socket is None:
             if importlib.util.find_spec("onnxruntime") is None:
-                raise FailedError("nothing can be scored: install refrain[cpu] or refrain[gpu]")
+                raise FailedError("nothing can be scored: install refrain-gateway[cpu] or [gpu]")
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refrain-")))
             socket = folder / "embeddings.sock"
             process = await stack.enter_async_context(_start_service(socket, folder, *arguments))

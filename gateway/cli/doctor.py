@@ -326,7 +326,7 @@ async def check_encoder(settings: Settings) -> Finding:
     """Check whether encoder and verifier load, in a service of their own."""
     if missing := missing_libraries():
         what = " and ".join(missing)
-        text = f"{what} not installed, so there are no semantic hits: install refrain[cpu]"
+        text = f"{what} not installed, so there are no semantic hits: install refrain-gateway[cpu]"
         return Finding("encoder", Level.WARNING, text)
     arguments = ["--device", settings.embeddings_device]
     if settings.embeddings_model is not None:
@@ -346,7 +346,7 @@ async def check_encoder(settings: Settings) -> Finding:
 async def check_gpu(settings: Settings) -> Finding:
     """Check whether the engine, and the encoder if it is told so, would find a GPU."""
     if not importlib.util.find_spec("torch"):
-        text = "torch is not installed: refrain backend and demo need refrain[cpu] or refrain[gpu]"
+        text = "torch is not installed: refrain backend and demo need refrain-gateway[cpu] or [gpu]"
         return Finding("gpu", Level.OK, text)
     process = await asyncio.create_subprocess_exec(
         *PYTHON,
@@ -382,7 +382,7 @@ def gpu_finding(names: str, device: str, *, has_driver: bool) -> Finding:
         text = "none, but embeddings_device is cuda: set it to cpu or auto"
         return Finding("gpu", Level.FAULT, text)
     if has_driver:
-        text = "there is a driver, but torch sees no GPU: install refrain[gpu]"
+        text = "there is a driver, but torch sees no GPU: install refrain-gateway[gpu]"
         return Finding("gpu", Level.WARNING, text)
     return Finding("gpu", Level.OK, "none: refrain backend runs on the CPU")
 

@@ -70,7 +70,7 @@ class _Version(argparse.Action):
         """Print it, and end the process."""
         import importlib.metadata
 
-        print(f"refrain {importlib.metadata.version('refrain')}")
+        print(f"refrain {importlib.metadata.version('refrain-gateway')}")
         parser.exit()
 
 

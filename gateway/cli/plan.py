@@ -64,7 +64,7 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
     if faults := find_faults(settings, needs_upstream=not is_demo):
         raise CommandError("\n".join(faults))
     if is_demo and importlib.util.find_spec("torch") is None:
-        raise FailedError("the bundled engine needs torch: install refrain[cpu] or refrain[gpu]")
+        raise FailedError("the bundled engine needs torch: install refrain-gateway[cpu] or [gpu]")
     upstreams, own_keys = settings.all_upstreams, settings.gateway_keys is not None
     if is_demo and upstreams:
         log.warning("the demo serves its own engine: upstream %s is not used", upstreams[0].url)

@@ -87,7 +87,7 @@ class Overview:
     async def _look(self) -> Fields:
         # Reading it takes as long as starting, so it is read when somebody looks.
         self._version = self._version or await asyncio.to_thread(
-            importlib.metadata.version, "refrain"
+            importlib.metadata.version, "refrain-gateway"
         )
         upstreams = dict(self.upstreams)  # replicas come and go during a look
         self._paused = {name: until for name, until in self._paused.items() if name in upstreams}

@@ -50,7 +50,7 @@ async def test_requests_are_counted_by_kind_and_rule(gateway):
         assert list(counts) == sorted(counts)
     assert found["ready"]["status"] == "ready"
     assert found["calls"] == 0
-    assert found["version"] == importlib.metadata.version("refrain")
+    assert found["version"] == importlib.metadata.version("refrain-gateway")
     assert 0 < found["started"] <= found["time"]
 
 
