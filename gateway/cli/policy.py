@@ -32,7 +32,7 @@ _ADMITTED_BY = {"truncated": "length", "filtered": "content_filter"}
 
 
 class Record(BaseModel):
-    """A decision on a request and its outcome, see docs/decision-log.md."""
+    """A decision on a request and its outcome, see docs/guides/decision-log.md."""
 
     model_config = ConfigDict(defer_build=True)
 

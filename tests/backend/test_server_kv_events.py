@@ -207,7 +207,7 @@ async def test_a_router_finds_the_blocks_of_a_prompt_that_the_real_engine_comput
     assert (await server.complete(text, max_tokens=1, cache_salt="a tenant")).status == 200
     kind, _, stored = await follower.event()
     assert kind == "stored"
-    # As docs/observability.md tells routers to do it.
+    # As docs/operations/observability.md tells routers to do it.
     tokens = (await server.post("/tokenize", {"prompt": text})).json["tokens"]
 
     def digests(salt):

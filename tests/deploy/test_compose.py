@@ -16,7 +16,7 @@ from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, load_setting
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
-DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
+DEPLOY = (ROOT / "docs" / "operations" / "deploy.md").read_text()
 ENGINES = ("backend", "backend-gpu")
 OURS = ("gateway", *ENGINES)
 STORES = ("redis", "qdrant")

@@ -1,4 +1,4 @@
-"""docs/keys.md against the code: every field in its class, every reason of a bypass."""
+"""docs/concepts/keys.md against the code: every field in its class, every reason of a bypass."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from gateway.protocol.endpoints.key_fields import Field
 from gateway.protocol.endpoints.registry import SPECS
 from policies.decision import Endpoint
 
-PAGE = (Path(__file__).parents[2] / "docs/keys.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/concepts/keys.md").read_text()
 
 
 def table(*head: str) -> list[list[str]]:

@@ -238,7 +238,7 @@ def test_autoscaling_asks_for_metrics_that_exist():
     queries = [
         each["metadata"]["query"] for each in keys["ScaledObject", "engine"]["spec"]["triggers"]
     ]
-    documented = (ROOT / "docs" / "observability.md").read_text()
+    documented = (ROOT / "docs" / "operations" / "observability.md").read_text()
     for query in queries:
         metric = query.removeprefix("sum(").partition("{")[0]
         assert f"| `{metric}` | gauge |" in documented

@@ -22,7 +22,8 @@ DASHBOARD = json.loads((MONITORING / "grafana" / "dashboards" / "refrain.json").
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 PROVISIONING = MONITORING / "grafana" / "provisioning"
 
-WORDS = set(re.findall(r"`([^`]+)`", (ROOT / "docs" / "observability.md").read_text()))
+OBSERVABILITY = (ROOT / "docs" / "operations" / "observability.md").read_text()
+WORDS = set(re.findall(r"`([^`]+)`", OBSERVABILITY))
 """Every word that the operators' page lists, values of labels among them."""
 OF_PROMETHEUS = {"instance", "job"}
 SELECTOR = re.compile(r"\b((?:refrain[_:]|up\b)[\w:]*)(?:\{([^}]*)\})?")
@@ -100,18 +101,18 @@ def test_a_query_of_something_else_is_found(query):
 
 
 def test_every_alert_says_what_happened_and_names_its_runbook_entry():
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs" / "operations" / "troubleshooting.md").read_text()
     headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     entries = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
     for name, alert in ALERTS.items():
         assert alert["labels"]["severity"] in ("critical", "warning"), name
         assert alert["annotations"]["summary"], name
         file, _, entry = alert["annotations"]["runbook"].partition("#")
-        assert (file, entry in entries) == ("docs/troubleshooting.md", True), name
+        assert (file, entry in entries) == ("docs/operations/troubleshooting.md", True), name
 
 
 def test_every_alert_and_record_is_documented():
-    page = (ROOT / "docs" / "observability.md").read_text()
+    page = (ROOT / "docs" / "operations" / "observability.md").read_text()
     assert set(re.findall(r"`(Refrain\w+|refrain:[\w:]+)`", page)) == {*ALERTS, *RECORDED}
 
 

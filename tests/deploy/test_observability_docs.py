@@ -1,4 +1,4 @@
-"""docs/observability.md against the code: each metric, span attribute, reason and log line."""
+"""The page on observability against the code: each metric, span attribute, reason and log line."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,8 @@ from gateway.telemetry.observation import Observation
 from gateway.telemetry.tracing import Tracing
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "observability.md").read_text()
-EXACT_ONLY = (ROOT / "docs" / "caching.md").read_text()
+TEXT = (ROOT / "docs" / "operations" / "observability.md").read_text()
+EXACT_ONLY = (ROOT / "docs" / "concepts" / "caching.md").read_text()
 
 
 def table(header: str, text: str = TEXT) -> list[list[str]]:
@@ -47,7 +47,7 @@ def test_metrics_are_documented_and_documented_metrics_exist():
 def test_no_other_metric_is_named_in_text_or_queries():
     known = set(exposed(gateway_page())) | set(exposed(engine_page()))
     for page in ("observability.md", "deploy.md", "troubleshooting.md"):
-        text = (ROOT / "docs" / page).read_text()
+        text = (ROOT / "docs" / "operations" / page).read_text()
         for name in re.findall(r"\brefrain_\w+", text):
             assert re.sub("_(bucket|sum|count)$", "", name) in known, f"{page}: {name}"
 

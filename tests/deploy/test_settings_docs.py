@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gateway.settings import Settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "deploy.md"
 
 
 def rows() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Four questions of a help desk in eleven wordings each: none gets another's answer.
 
 With the encoder, the verifier and the budget that are the defaults. So are the examples in the
-README and at the top of docs/semantic.md.
+README and at the top of docs/concepts/semantic.md.
 """
 
 import re
@@ -23,7 +23,8 @@ FOUR = [
     for block in read("benchmarks/quality/data/readme_questions.txt").strip().split("\n\n")
 ]
 README = re.findall(r'^    "(.*)",$', read("README.md"), re.MULTILINE)
-OPENING = re.findall(r'"(.*?)"', read("docs/semantic.md").partition("\n## ")[0].replace("\n", " "))
+PAGE = read("docs/concepts/semantic.md")
+OPENING = re.findall(r'"(.*?)"', PAGE.partition("\n## ")[0].replace("\n", " "))
 LEAST_HIT = 0.65
 """The share of rewordings that get their answer, where only the four first wordings are stored.
 

@@ -118,7 +118,7 @@ def state(url: str) -> dict[str, Any]:
 
 
 def test_the_docs_show_settings_and_policies():
-    assert "docs/upstreams.md" in {block.place.partition(":")[0] for block in SETTINGS}
+    assert "docs/guides/upstreams.md" in {block.place.partition(":")[0] for block in SETTINGS}
     assert len(POLICIES) > 20
     assert [block for block in BLOCKS if block.fault] == []
 

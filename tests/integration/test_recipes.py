@@ -92,7 +92,7 @@ async def test_behind_litellm(real: bool, upstream: ScriptedUpstream, tmp_path: 
     else:
         command(folder, "litellm", str(SUPPORT / "fake_litellm.py"))
     await run_recipe(
-        "docs/recipes/behind-litellm.md",
+        "docs/guides/recipes/behind-litellm.md",
         tmp_path,
         {
             "preset: openai\n": f"preset: openai\n    url: {upstream.url}/v1\n",
@@ -110,7 +110,7 @@ async def test_in_front_of_replicas(tmp_path: Path):
     command(tmp_path / "bin", "vllm", str(SUPPORT / "fake_vllm.py"))
     ports = ("8001", "8002", "8003", "8004", "8080")
     ran = await run_recipe(
-        "docs/recipes/in-front-of-replicas.md",
+        "docs/guides/recipes/in-front-of-replicas.md",
         tmp_path,
         {port: str(lasting_port()) for port in ports},
     )
@@ -127,7 +127,7 @@ async def test_in_front_of_azure_and_anthropic(start_provider, tmp_path: Path):
     azure, to_azure = await start_provider("/openai/v1/chat/completions", AZURE)
     anthropic, to_anthropic = await start_provider("/v1/messages", ANTHROPIC)
     await run_recipe(
-        "docs/recipes/azure-and-anthropic.md",
+        "docs/guides/recipes/azure-and-anthropic.md",
         tmp_path,
         {
             "https://RESOURCE.openai.azure.com": azure,
@@ -160,5 +160,5 @@ def test_what_one_should_see_is_compared():
 
 
 def test_each_recipe_is_run():
-    pages = {page.stem for page in (ROOT / "docs" / "recipes").glob("*.md")}
+    pages = {page.stem for page in (ROOT / "docs" / "guides" / "recipes").glob("*.md")}
     assert pages == {"behind-litellm", "in-front-of-replicas", "azure-and-anthropic"}

@@ -10,12 +10,14 @@ from gateway.cli.main import main
 from policies.format.load import json_schema
 
 DOCS = Path(policies.__file__).parents[1] / "docs"
+REFERENCE = DOCS / "reference" / "policy"
+GUIDE = DOCS / "guides" / "policy.md"
 PAGES = {
     page.read_text().splitlines()[0].removeprefix("# ").strip("`"): page
-    for page in sorted((DOCS / "policy").glob("*.md"))
+    for page in sorted(REFERENCE.glob("*.md"))
     if page.name != "README.md"
 }
-INDEX = (DOCS / "policy" / "README.md").read_text()
+INDEX = (REFERENCE / "README.md").read_text()
 KEYS = {mapping: set(body["properties"]) for mapping, body in json_schema()["$defs"].items()}
 
 
@@ -79,7 +81,7 @@ def test_the_examples_of_a_page_pass_the_check_and_use_its_key(key, tmp_path, ca
         assert re.search(rf"\b{last}:", example)
 
 
-@pytest.mark.parametrize("page", [*PAGES.values(), DOCS / "policy.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES.values(), GUIDE], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):

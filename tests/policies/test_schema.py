@@ -186,7 +186,7 @@ def test_every_key_is_described_with_an_example_that_is_valid():
 
 
 def test_the_example_of_the_reference_is_valid():
-    page = (FOLDER.parent / "docs" / "policy.md").read_text()
+    page = (FOLDER.parent / "docs" / "guides" / "policy.md").read_text()
     example = page.split("```yaml\n")[1].split("```")[0]
     assert example.startswith("version: 1")
     assert parser_accepts(example)
@@ -194,7 +194,7 @@ def test_the_example_of_the_reference_is_valid():
 
 
 def test_the_reference_names_every_key():
-    page = (FOLDER.parent / "docs" / "policy.md").read_text()
+    page = (FOLDER.parent / "docs" / "guides" / "policy.md").read_text()
     schema = json_schema()
     for mapping in (schema, *schema["$defs"].values()):
         for key in mapping["properties"]:

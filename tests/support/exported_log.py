@@ -1,4 +1,6 @@
-"""A small log of requests and answers, the same each time: the example of docs/estimate.md."""
+"""A small log of requests and answers, the same each time.
+
+It is the example of docs/start/estimate.md."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -239,7 +239,7 @@ class SealedStore:
                 self._warn_once(
                     "plain",
                     "entries from a time without encryption are there: they are not used, and "
-                    "deleted when met (docs/security.md says how to be rid of all at once)",
+                    "deleted when met (docs/operations/security.md says how to remove all)",
                 )
             else:
                 head = read_head(envelope.result)

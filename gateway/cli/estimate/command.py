@@ -126,7 +126,7 @@ def estimate(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         index = index_log(file, options.format, stack)
         if not index:
-            raise CommandError(f"{file}: no request in it; docs/estimate.md shows the formats")
+            raise CommandError(f"{file}: no request in it; docs/start/estimate.md has the formats")
         tally = Tally(prices, index.first, index.last)
         facts = asyncio.run(_simulate(options, index, policies, tally))
     source = policies.active.policy.source

@@ -1,7 +1,7 @@
 """Published clients through a miss, a hit, a stream and a call of a tool.
 
 Each client is a script that gets the base URL of a gateway and prints a line for each scene. It
-runs in an environment of its own, with the versions that docs/clients.md lists.
+runs in an environment of its own, with the versions that docs/guides/clients.md lists.
 """
 
 import re
@@ -119,7 +119,7 @@ async def test_a_client_has_its_miss_its_hit_a_stream_and_a_call(
 
 
 def test_the_page_lists_the_versions_that_are_tested():
-    page = (ROOT / "docs" / "clients.md").read_text()
+    page = (ROOT / "docs" / "guides" / "clients.md").read_text()
     rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| ")]
     listed = {name.strip(): version.strip() for name, version in rows}
     main, older = (

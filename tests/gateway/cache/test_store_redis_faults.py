@@ -177,8 +177,8 @@ async def test_a_read_only_replica_is_read_and_told(store, server, redis):
 @pytest.mark.parametrize(
     ("rule", "told"),
     [
-        ("-@all +@connection", "docs/deploy.md"),
-        ("+@all -publish resetchannels", "docs/deploy.md"),
+        ("-@all +@connection", "docs/operations/deploy.md"),
+        ("+@all -publish resetchannels", "docs/operations/deploy.md"),
     ],
 )
 async def test_a_user_without_permission_is_told(server, redis, rule, told):
@@ -196,7 +196,7 @@ async def test_a_user_without_permission_is_told(server, redis, rule, told):
 async def test_the_documented_permissions_are_enough(server, redis):
     from pathlib import Path
 
-    text = (Path(__file__).parents[3] / "docs" / "deploy.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "operations" / "deploy.md").read_text()
     rules = text.partition("of an ACL user: `")[2].partition("`")[0].split()
     assert "~refrain:*" in rules
     await redis.execute_command("ACL", "SETUSER", "me", "on", ">hush", "resetchannels", *rules)

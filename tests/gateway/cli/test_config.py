@@ -1,7 +1,6 @@
 """`refrain config`: the verdict of `refrain serve`, each setting with its origin, the schema."""
 
 import re
-from pathlib import Path
 
 import orjson
 import pytest
@@ -13,7 +12,6 @@ from gateway.cli.main import main
 from gateway.settings import Settings, load_settings
 from policies.format.yaml_document import read_document
 
-DOCS = Path(__file__).parents[3] / "docs"
 UPSTREAM = "upstream: http://127.0.0.1:9/v1\n"
 
 

@@ -56,7 +56,7 @@ _REMEDIES = {
     "OOM": "Redis is full: raise its maxmemory, or let it evict (maxmemory-policy allkeys-lru)",
     "READONLY": "this Redis is a read-only replica: name the primary in the store's URL",
     "MISCONF": "Redis refuses writes because it cannot save to disk: see its log",
-    "NOPERM": "the Redis user may not do this: docs/deploy.md lists the permissions it needs",
+    "NOPERM": "the Redis user may not do this: docs/operations/deploy.md lists the permissions",
     "WRONGPASS": "Redis wants a password, or refused the one in the store's URL",
     "DENIED": "Redis is in protected mode: set a password or bind it to an address",
     "LOADING": "Redis is loading its data",

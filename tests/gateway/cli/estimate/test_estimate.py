@@ -54,7 +54,7 @@ def test_the_example_of_the_docs_is_true(log, prices, capsys, monkeypatch):
     code, out, err = run(capsys, "--prices", prices, "log.jsonl")
     assert (code, err) == (0, "")
     out = re.sub(r"policy: .*default.yaml", "policy: policies/default.yaml", out)
-    page = (ROOT / "docs" / "estimate.md").read_text()
+    page = (ROOT / "docs" / "start" / "estimate.md").read_text()
     shown = [line.removeprefix("    ") for line in page.splitlines()]
     assert [line for line in out.splitlines() if line not in shown] == []
 
