@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test lint bench eval soak manifests lock clean
+.PHONY: help setup demo test lint bench eval soak docs manifests lock clean
 .DEFAULT_GOAL := help
 
 help: ## show this help
@@ -80,6 +80,9 @@ eval: setup ## quality of semantic hits on the evaluation data; EVAL="--only che
 
 soak: setup ## the property tests, for long
 	$(BIN)/pytest -q tests/properties --hypothesis-profile=soak
+
+docs: setup ## the docs as a site in site/; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 manifests: setup ## write deploy/kubernetes/refrain.yaml from the Helm chart
 	$(BIN)/python deploy/helm/manifests.py > manifests.new
