@@ -9,11 +9,11 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test lint bench eval soak docs manifests lock clean
+.PHONY: help setup demo test lint bench eval soak docs manifests lock clean docs-serve
 .DEFAULT_GOAL := help
 
 help: ## show this help
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
 setup: $(STAMP) ## install everything into .venv: product, tests and benchmarks
 
@@ -83,6 +83,9 @@ soak: setup ## the property tests, for long
 
 docs: setup ## the docs as a site in site/; a link that leads nowhere fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: setup ## the docs on http://127.0.0.1:8008, built anew at each change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8008
 
 manifests: setup ## write deploy/kubernetes/refrain.yaml from the Helm chart
 	$(BIN)/python deploy/helm/manifests.py > manifests.new
