@@ -6,21 +6,20 @@ settings file without an upstream gets one. A first line such as ``# compose.ove
 the file of another program. Anything else is a mistake of the page.
 """
 
+import asyncio
 import re
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-import orjson
 import pytest
 import yaml
-from processes import Process
 
 from gateway.app import default_policy
-from gateway.settings import Settings
+from gateway.cli.plan import find_faults
+from gateway.settings import Settings, load_settings
 from policies.format.load import json_schema
 
 ROOT = Path(__file__).parents[2]
@@ -96,27 +95,6 @@ SETTINGS = [block for block in BLOCKS if block.settings is not None]
 POLICIES = [block for block in BLOCKS if block.policy is not None]
 
 
-def serve(*argv: str, **environment: str) -> Process:
-    return Process("-m", "gateway.cli", "serve", "--port", "0", *argv, **environment)
-
-
-def address(process: Process) -> str:
-    line = process.wait_for_line("listening on ")
-    return line.partition("listening on ")[2].partition(",")[0]
-
-
-def state(url: str) -> dict[str, Any]:
-    """Return what /readyz says, ready or not."""
-    with urllib.request.urlopen(f"{url}/healthz", timeout=SECONDS):
-        pass
-    try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=SECONDS) as reply:
-            found: dict[str, Any] = orjson.loads(reply.read())
-    except urllib.error.HTTPError as reply:
-        found = orjson.loads(reply.read())
-    return found
-
-
 def test_the_docs_show_settings_and_policies():
     assert "docs/guides/upstreams.md" in {block.place.partition(":")[0] for block in SETTINGS}
     assert len(POLICIES) > 20
@@ -124,7 +102,7 @@ def test_the_docs_show_settings_and_policies():
 
 
 @pytest.mark.parametrize("block", SETTINGS, ids=lambda block: block.place)
-def test_settings_of_the_docs_serve(block: Block, tmp_path: Path):
+async def test_settings_of_the_docs_serve(block: Block, tmp_path, start_gateway, monkeypatch):
     settings = block.settings or {}
     complete = {"data_dir": str(tmp_path / "data"), **settings}
     if not {"upstream", "upstreams"} & set(settings):
@@ -133,10 +111,9 @@ def test_settings_of_the_docs_serve(block: Block, tmp_path: Path):
     keys.write_text(f"team {'ab' * 32}\n")
     if "gateway_keys" in complete:
         complete["gateway_keys"] = str(keys)
-    environment = {}
     for upstream in settings.get("upstreams", ()):
         if name := upstream.get("api_key_env"):
-            environment[name] = "a-key"
+            monkeypatch.setenv(name, "a-key")
             complete["gateway_keys"] = str(keys)
         if isinstance(upstream.get("discover"), dict):
             replicas = tmp_path / "replicas.txt"
@@ -144,33 +121,31 @@ def test_settings_of_the_docs_serve(block: Block, tmp_path: Path):
             upstream["discover"] = {"file": str(replicas)}
         for value in upstream.get("headers", {}).values():
             if isinstance(value, dict):
-                environment[value["env"]] = "a-value"
+                monkeypatch.setenv(value["env"], "a-value")
     file = tmp_path / "refrain.yaml"
     file.write_text(yaml.safe_dump(complete))
-    process = serve("--config", str(file), **environment)
-    try:
-        assert "status" in state(address(process))
-    finally:
-        assert process.stop() == 0, process.lines
+    read = load_settings({}, {}, file)
+    assert find_faults(read) == []
+    gateway = await start_gateway(**dict(read))
+    assert "status" in (await gateway.get("/readyz")).json
 
 
-def test_one_gateway_serves_each_policy_of_the_docs_in_turn(tmp_path: Path):
+async def test_one_gateway_serves_each_policy_of_the_docs_in_turn(tmp_path, start_gateway, caplog):
     file = tmp_path / "policy.yaml"
     file.write_text(POLICIES[0].policy or "")
-    argv = ("--upstream", UPSTREAM, "--data-dir", str(tmp_path / "data"), "--policy", str(file))
-    process = serve(*argv)
-    try:
-        url = address(process)
-        state(url)
-        for block in POLICIES[1:]:
-            new = tmp_path / "new.yaml"
-            new.write_text(f"{block.policy}# {block.place}\n")
-            new.replace(file)
-            line = process.wait_for_line("policy: ")
-            assert f"policy: {file} reloaded" in line, (block.place, line)
-        assert state(url)["policy"]["problem"] is None
-    finally:
-        assert process.stop() == 0, process.lines
+    gateway = await start_gateway(policy=file)
+    caplog.set_level("INFO")
+    for block in POLICIES[1:]:
+        caplog.clear()
+        new = tmp_path / "new.yaml"
+        new.write_text(f"{block.policy}# {block.place}\n")
+        new.replace(file)
+        async with asyncio.timeout(SECONDS):
+            while "policy: " not in caplog.text:
+                state = (await gateway.get("/readyz")).json
+        assert f"policy: {file} reloaded" in caplog.text, block.place
+    state = (await gateway.get("/readyz")).json
+    assert state["policy"]["problem"] is None
 
 
 def test_a_part_is_completed_and_what_no_file_has_is_a_fault():
@@ -194,22 +169,3 @@ def test_a_part_is_completed_and_what_no_file_has_is_a_fault():
     assert yaml.safe_load(found["page:9"].policy or "")["rules"] == [{"name": "a", "exact": False}]
     assert yaml.safe_load(found["page:3"].policy or "")["default"]["grace"] == "1h"
     assert yaml.safe_load(found["page:13"].policy or "").keys() == {"version", "tenants", "default"}
-
-
-def test_a_data_directory_is_one_gateways(tmp_path: Path):
-    argv = ("--upstream", UPSTREAM, "--data-dir", str(tmp_path / "data"))
-    first = serve(*argv)
-    try:
-        address(first)
-        second = serve(*argv)
-        assert second.popen.wait(SECONDS) == 1
-        second.wait_for_line(f"is in use by another gateway (pid {first.popen.pid}); stop it, or")
-        assert not any("listening" in line for line in second.lines)
-    finally:
-        first.popen.kill()
-        first.popen.wait(SECONDS)
-    again = serve(*argv)
-    try:
-        state(address(again))
-    finally:
-        assert again.stop() == 0, again.lines

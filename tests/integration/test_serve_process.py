@@ -206,3 +206,11 @@ def test_a_purge_by_one_worker_holds_for_all_and_a_killed_worker_holds_nothing_u
     for first, *others in statuses:
         assert "fwd=miss" in first
         assert all("exact" in status for status in others)
+
+
+def test_a_data_directory_is_one_gateways(served: tuple[Process, str]):
+    first, _ = served
+    second = Process(*first.popen.args[1:])
+    assert second.popen.wait(60) == 1
+    second.wait_for_line(f"is in use by another gateway (pid {first.popen.pid}); stop it, or")
+    assert not any("listening" in line for line in second.lines)
