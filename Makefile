@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test lint bench eval soak docs manifests lock clean docs-serve
+.PHONY: help setup demo test lint bench eval soak docs reference manifests lock clean docs-serve
 .DEFAULT_GOAL := help
 
 help: ## show this help
@@ -86,6 +86,9 @@ docs: setup ## the docs as a site in site/; a link that leads nowhere fails
 
 docs-serve: setup ## the docs on http://127.0.0.1:8008, built anew at each change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8008
+
+reference: setup ## write the generated tables of the docs anew
+	$(BIN)/python -m tools.docs
 
 manifests: setup ## write deploy/kubernetes/refrain.yaml from the Helm chart
 	$(BIN)/python deploy/helm/manifests.py > manifests.new

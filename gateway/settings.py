@@ -148,10 +148,14 @@ def _check_names(value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings,
 
 
 ENVIRONMENT_PREFIX = "REFRAIN_"
-SECRETS = (
-    *("admin_token", "encryption_keys", "qdrant_api_key", "secret", "store_password"),
-    "upstream_api_key",
-)
+SECRETS = {
+    "admin_token": "Lets operators use /admin and its page, from other machines too.",
+    "encryption_keys": "Master keys of the encryption of entries.",
+    "qdrant_api_key": "Key of the Qdrant server.",
+    "secret": "The secret behind scope ids. Gateways that share entries need the same.",
+    "store_password": "Password of Redis.",
+    "upstream_api_key": "Replaces clients' credentials at the upstream. Needs `gateway_keys`.",
+}
 """From the environment alone, or with ``_file`` behind the name from a file that it names."""
 
 _OTHERS = ("parent_pipe", "worker_settings", "instance", "data", "model", "publish", "redis_memory")
@@ -171,59 +175,119 @@ class Settings(BaseModel):
         tuple[UrlWithQuery, ...],
         BeforeValidator(_split, json_schema_input_type=str | tuple[str, ...]),
     ] = ()
+    """Base URLs, mostly ending in /v1: one, or several replicas of the same."""
     upstreams: Annotated[
         tuple[UpstreamSettings, ...], BeforeValidator(_check_list), AfterValidator(_check_names)
     ] = ()
+    """The long form of `upstream`: a list of mappings."""
     upstream_name: str | None = None
+    """Name of the upstream in cache keys, in place of the (first) URL. With it, the address can
+    change without loss of entries."""
     default_model: str | None = Field(default=None, min_length=1, max_length=256)
+    """The model of requests that name none."""
     unknown_models: str | None = Field(default=None, pattern="^(refuse|pass)$")
+    """What becomes of a model that no upstream declares: `refuse` (a 404 with the list of models),
+    or `pass` (an upstream decides). Unset: by the upstreams."""
     upstream_routing: str = Field(default="prefix", pattern="^(prefix|load)$")
+    """How one of several upstreams is chosen: by the cached part of the prompt, or by load alone.
+    """
     upstream_accepts: Annotated[
         tuple[Addition, ...] | None,
         BeforeValidator(_split_or_none, json_schema_input_type=str | tuple[Addition, ...] | None),
     ] = None
+    """The additions to requests that upstreams accept. Unset: all. In the environment: words, or
+    `none`."""
     upstream_cache_salt: bool = False
+    """Whether the upstream knows `cache_salt`: it then gets a separate value for each tenant."""
     upstream_warm_up: bool = False
+    """Whether an upstream that recovers gets the most used prompt beginnings before requests."""
     dns_server: Annotated[str, AfterValidator(_check_dns_server)] | None = None
+    """IP address of the name server for `discover`, with its port if it is not 53. Unset: those of
+    /etc/resolv.conf."""
     gateway_keys: Path | None = None
+    """File of the keys that the gateway accepts. Unset: clients' own keys are forwarded."""
     denied_keys: Path | None = None
+    """File of keys that the gateway refuses, in the same form."""
     key_limits_fail: str = Field(default="open", pattern="^(open|closed)$")
+    """Whether keys with limits may be used (`open`) while the gateway cannot know what they have
+    used."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = Field(default=8080, ge=0, le=65535)
+    """Port to listen on."""
     ui: bool = True
+    """Whether browsers get the operator's page."""
     data_dir: Path = Path(".refrain")
+    """Folder of entries, vectors and the secret. One gateway uses it at a time: a second one is
+    refused, with the pid of the first."""
     policy: Path | None = None
+    """The policy file. Unset: the built-in policy."""
     prices: Path | None = None
+    """CSV file of prices, which come before the built-in ones."""
     workers: int = Field(default=1, ge=1, le=64)
+    """Gateway processes."""
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    """The least level of a line in the log."""
     log_format: str = Field(default="auto", pattern="^(auto|text|json)$")
+    """Form of the log. `auto`: text on a terminal, and JSON elsewhere."""
     access_log: bool = False
+    """Whether each request has a line in the log, at every `log_level`."""
     max_body_bytes: Size = Field(default=32 * 2**20, ge=1024)
+    """Larger requests are refused (413). For compressed requests the inflated size counts."""
     max_answer_bytes: Size = Field(default=8 * 2**20, ge=1024)
+    """Larger answers reach the client, but are not stored."""
     store: Annotated[str, AfterValidator(_check_store)] = Field(default="disk", repr=False)
+    """Where entries are: `disk`, `memory` (lost at the end, one worker), or a URL of Redis."""
     decision_log: Path | None = None
+    """File with one line for each request, for `refrain policy replay`. Unset: none."""
     decision_log_bytes: Size = Field(default=256 * 2**20, ge=2**20)
+    """At this size, the file becomes FILE.1 and replaces the older one."""
     decision_log_text: bool = False
+    """Whether the decision log has the text of users and system prompts, in plain text."""
     decision_log_requests: bool = False
+    """Whether the decision log has whole requests, in plain text."""
     store_bytes: Size = Field(default=2**30, ge=2**20)
+    """Bound of the entries on disk, or in Redis for all gateways together."""
     memory_bytes: Size = Field(default=128 * 2**20, ge=0)
+    """Bound of the entries in a worker's memory, objects and tables included. 0: none there."""
     embeddings_model: str | None = None
+    """Encoder: a folder or a hub id. Unset: all-MiniLM-L6-v2."""
     embeddings_device: str = Field(default="cpu", pattern="^(auto|cpu|cuda)$")
+    """Device of the encoder. `auto`: a GPU if there is one, which it may share with an engine."""
     semantic_timeout: Seconds = Field(default=1.0, gt=0)
+    """Bound of a semantic lookup: a longer search is a miss, and no further candidate is checked.
+    """
     compress_timeout: Seconds = Field(default=1.0, gt=0)
+    """If the compression of a prompt takes longer, the prompt is sent unchanged."""
     verifier_timeout: Seconds = Field(default=0.5, gt=0)
+    """If the verification of a candidate takes longer, the candidate is dropped."""
     semantic_judge_model: str | None = None
+    """A model at the upstream that decides whether two answers say the same, if that is unsure.
+    Each decision is a call that sends both answers. Unset: none."""
     vectors: Annotated[str, AfterValidator(_check_vectors)] = "faiss"
+    """Where vectors are: `faiss` (in the data directory), or the URL of a Qdrant server."""
     vectors_timeout: Seconds = Field(default=0.05, gt=0)
+    """How long a lookup waits for Qdrant before it is a miss."""
     connect_timeout: Seconds = Field(default=10.0, gt=0)
+    """Time to connect to the upstream."""
     read_timeout: Seconds = Field(default=600.0, gt=0)
+    """Time for the upstream to read the request and send its whole head; also between two reads of
+    its answer."""
     first_token_timeout: Seconds | None = Field(default=None, gt=0)
+    """Of a stream: time to its first word. Unset: `read_timeout`."""
     between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
+    """Of a stream: time between two reads of its body. Unset: `read_timeout`."""
     queue_size: int = Field(default=256, ge=0, le=100_000)
+    """How many requests of a worker wait for room at an upstream."""
     queue_timeout: Seconds = Field(default=10.0, gt=0, le=600)
+    """How long a request waits for room at an upstream."""
     client_timeout: Seconds = Field(default=300.0, gt=0)
+    """Time for a client to send its body, and to read what was written."""
     drain_delay: Seconds = Field(default=1.0, ge=0, le=600)
+    """How long /readyz says 503 after the stop signal, before the port is closed. Set it longer
+    than the load balancer's check interval."""
     drain_timeout: Seconds = Field(default=30.0, ge=0, le=3600)
+    """How long answers in progress may take after `drain_delay`, streams included."""
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:

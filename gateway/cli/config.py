@@ -4,6 +4,9 @@ Law: no secret is printed: no password or query of a URL, no value of a header o
 """
 
 import argparse
+import ast
+import inspect
+import itertools
 import json
 import os
 import re
@@ -16,6 +19,7 @@ import orjson
 from gateway.cli.plan import find_faults, read_settings, setting_flags, settings_file
 from gateway.cli.terminal import CommandError
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, origins
+from gateway.upstream.settings import UpstreamSettings
 
 MASK = "***"
 
@@ -114,7 +118,24 @@ def _text(value: Any) -> str:
 def json_schema() -> dict[str, Any]:
     """Return the JSON schema of refrain.yaml, for editors."""
     found: dict[str, Any] = _for_editors(Settings.model_json_schema())
+    upstream = found["$defs"][UpstreamSettings.__name__]
+    for settings, mapping in ((Settings, found), (UpstreamSettings, upstream)):
+        for name, meaning in _meanings(settings).items():
+            mapping["properties"][name]["description"] = meaning
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+
+
+def _meanings(settings: type) -> dict[str, str]:
+    """Return what stands below each field of a class in its source."""
+    [definition] = ast.parse(inspect.getsource(settings)).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(ast.literal_eval(text.value).split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+    }
 
 
 def _for_editors(node: Any) -> Any:

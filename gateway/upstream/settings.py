@@ -314,13 +314,7 @@ def _read_discover(value: object) -> object:
 
 
 class UpstreamSettings(BaseModel):
-    """One upstream. Missing times and ``accepts`` are the ones of all upstreams.
-
-    A ``preset`` fills what is not given. ``url`` has no query: that is ``query``, wherever it was
-    given. ``rename`` has the upstream's name of each alias that clients use. ``api`` is the form of
-    its requests and replies, ``auth`` the way in which it gets the gateway's own key. ``discover``
-    is the place of its replicas' addresses: each replica is then an upstream with these settings.
-    """
+    """One upstream; a preset fills what is not given."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -333,33 +327,62 @@ class UpstreamSettings(BaseModel):
     )
 
     url: Annotated[str, AfterValidator(_base_url)]
+    """Base URL. Its path stands in the place of `/v1`, such as `/v1beta/openai` or
+    `/openai/deployments/NAME`. Its query, if there is one, becomes `query`."""
     query: Annotated[
         dict[str, str], BeforeValidator(_check_query, json_schema_input_type=dict[str, str | int])
     ] = Field(default={}, repr=False)
+    """Fixed query of each request, such as `{api-version: 2024-10-21}`."""
     name: Annotated[str, _NAME] | None = None
+    """Its name in headers, metrics and logs. Unset: host and port."""
     preset: str | None = None
+    """A provider or server whose address and manner are known. It fills what is not given."""
     api: str = Field(default="openai", pattern="^(openai|anthropic)$")
+    """Form of its requests and replies. Unset for hosts below anthropic.com: `anthropic`."""
     models: tuple[str, ...] = Field(default=("*",), min_length=1)
+    """Globs of the models that it serves."""
     rename: Annotated[dict[str, str], BeforeValidator(_read_rename)] = {}
+    """Aliases: names that clients use, with its own name of each model."""
     tier: int = Field(default=1, ge=1, le=100)
+    """Fallback order. A higher tier is used only if no upstream of a lower tier is healthy and has
+    room."""
     weight: float = Field(default=1.0, gt=0, le=1000)
+    """Its capacity, relative to others of its tier."""
     discover: Annotated[str | DiscoveryFile | None, BeforeValidator(_read_discover)] = None
+    """Where the addresses of its replicas are: `dns`, `srv`, or `{file: replicas.txt}`. Each
+    replica is an upstream with these settings. Unset: it has no replicas."""
     load_signal: bool = False
+    """Whether the gateway reads the engine's own figures of its load. The presets of engines set
+    it."""
     auth: str = Field(default="bearer", pattern="^(bearer|api-key|x-api-key|none)$")
+    """The header with its key. `none`: it gets no credential, of the gateway or of a client. Unset
+    with `api: anthropic`: `x-api-key`."""
     api_key_file: Path | None = None
+    """File with its own key."""
     api_key_env: Annotated[str, _VARIABLE] | None = Field(default=None, repr=False)
+    """Variable with its own key, which replaces the clients' keys and needs `gateway_keys`. Unset:
+    REFRAIN_UPSTREAM_API_KEY."""
     headers: Annotated[
         dict[str, HeaderValue],
         BeforeValidator(_read_headers, json_schema_input_type=dict[str, str | HeaderValue]),
     ] = Field(default={}, repr=False)
+    """Fixed headers of each request: a text, or `{env: VARIABLE}`."""
     max_concurrency: int | None = Field(default=None, ge=1)
+    """Requests in flight at a time. Unset: no bound."""
     requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Requests in any one minute. Unset: no bound."""
     connect_timeout: Seconds | None = Field(default=None, gt=0)
+    """As the setting of the gateway. Unset: the gateway's."""
     read_timeout: Seconds | None = Field(default=None, gt=0)
+    """As the setting of the gateway. Unset: the gateway's. For a plain reply: until its head."""
     first_token_timeout: Seconds | None = Field(default=None, gt=0)
+    """As the setting of the gateway. Unset: the gateway's."""
     between_tokens_timeout: Seconds | None = Field(default=None, gt=0)
+    """As the setting of the gateway. Unset: the gateway's."""
     probe: Annotated[str, _PROBE] = "auto"
+    """How the gateway probes it: `auto`, `off`, or the path of the probe, such as `/health`."""
     accepts: tuple[Addition, ...] | None = None
+    """The additions to requests that it accepts. Unset: `upstream_accepts`."""
 
     @model_validator(mode="before")
     @classmethod

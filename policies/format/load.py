@@ -43,56 +43,60 @@ CONTENT = Table(
     Key(
         "keywords",
         ListOf(TEXT),
-        "Whole words, or phrases, in the last user message; any one, in any case of letters.",
+        "Whole words or phrases in the last user message, in any case of letters. Any one is "
+        "enough.",
         (["price", "how much", "in stock"],),
     ),
     Key(
         "regex",
         ListOf(REGEX),
-        "RE2 patterns, any one found in the last user message. (?i) ignores case.",
+        "RE2 patterns. Any one that is found in the last user message is enough. `(?i)` ignores "
+        "case.",
         (r"(?i)\border\s+#?\d+",),
     ),
     Key(
         "system_prompt_sha256",
         ListOf(DIGEST),
-        "SHA-256 of the system and developer messages (several joined by line feeds), any one.",
+        "SHA-256 of the system and developer messages, joined by line feeds.",
         (_DIGEST,),
     ),
 )
 
 MATCH = Table(
     "MatchSpec",
-    "Conditions on a request. All must hold; of a list, any one. None: every request.",
-    Key("endpoint", ListOf(ENDPOINT), "Path of the request.", ("/v1/chat/completions",)),
+    "Conditions on a request. All must hold; of a list, one is enough. Without any, every request.",
+    Key("endpoint", ListOf(ENDPOINT), "The request has this path.", ("/v1/chat/completions",)),
     Key(
         "model",
         ListOf(TEXT),
-        "The request's model; * stands for any characters, ? for one.",
+        "The model's name matches: `*` is any characters, `?` is one character.",
         ("gpt-4*", ["refrain-demo", "qwen*"]),
     ),
     Key(
         "tenant",
         ListOf(NAME),
-        "A name from tenants, or anonymous: no API key, organization or project.",
+        "The request belongs to this tenant: a name from `tenants`, or `anonymous` (no API key, "
+        "organization or project).",
         ("acme", "anonymous"),
     ),
     Key(
         "header",
         MapOf(HEADER_NAME, ListOf(TEXT), least=1),
-        "Request headers by name, in any case, with a glob of the value.",
+        "The request has this header, and its value matches the glob. The case of names does not "
+        "matter. Headers with credentials are refused.",
         ({"x-app": "storefront-*"},),
     ),
-    Key("content", CONTENT, "What is asked.", ({"keywords": ["price", "discount"]},)),
+    Key("content", CONTENT, "Conditions on what is asked.", ({"keywords": ["price", "discount"]},)),
     filled=False,
 )
 
 TENANT = Table(
     "TenantSpec",
-    "Who a tenant is. All keys must hold; of a list, any one.",
+    "Who a tenant is. All keys must hold; of a list, one is enough.",
     Key(
         "api_key_sha256",
         ListOf(DIGEST),
-        "SHA-256 of the API key: printf %s KEY | sha256sum",
+        "SHA-256 of the API key: `printf %s KEY | sha256sum`.",
         (_DIGEST,),
     ),
     Key("organization", ListOf(TEXT), "The OpenAI-Organization header.", ("org-acme",)),
@@ -105,16 +109,16 @@ PII = Table(
     Key(
         "regions",
         ListOf(REGION, least=0, single=False),
-        "Regions (ISO 3166) whose phone numbers are known when written without country code. "
-        "Each costs time.",
+        "Regions (ISO 3166) whose phone numbers are recognised without a country code. Each costs"
+        " time.",
         (["US", "GB"],),
         unset=DEFAULT_PII["regions"],
     ),
     Key(
         "allow",
         ListOf(CONTACT),
-        "Your own public contacts, which are no personal data: email addresses (* stands for "
-        "some of one), phone numbers in international form, any other text.",
+        "Your own public contacts, which are no personal data: email addresses (`*` is a part of "
+        "one), phone numbers in international form, any other text.",
         (["*@acme.example", "+1 800 555 0100"],),
         unset=DEFAULT_PII["allow"],
     ),
@@ -125,12 +129,16 @@ RULE = Table(
     "RuleSpec",
     "A rule: the settings of the requests that it matches.",
     Key(
-        "name", RULE_NAME, "Unique; shown in metrics, logs and traces.", ("prices",), required=True
+        "name",
+        RULE_NAME,
+        "Unique name: lower-case letters, digits, `-` and `_`. Metrics, logs and traces show it.",
+        ("prices",),
+        required=True,
     ),
     Key(
         "match",
         MATCH,
-        "Which requests. The first rule that matches decides.",
+        "Which requests. `{}` matches every request.",
         ({"model": "gpt-4*", "content": {"keywords": ["price"]}},),
         required=True,
     ),
@@ -142,7 +150,13 @@ POLICY = Table(
     "PolicySpec",
     "What Refrain may cache, for whom and for how long.",
     Key("version", VERSION, "Version of this format.", (1,), required=True),
-    Key("generation", GENERATION, "Raise it to drop everything that is stored.", (2,), unset=0),
+    Key(
+        "generation",
+        GENERATION,
+        "Part of every cache key. A higher number drops everything that is stored.",
+        (2,),
+        unset=0,
+    ),
     Key(
         "pii",
         PII,
@@ -153,21 +167,21 @@ POLICY = Table(
     Key(
         "tenants",
         MapOf(TENANT_NAME, TENANT),
-        "Names of tenants, for rules to match.",
+        "Names for tenants. With them, rules need no secret in the file.",
         ({"acme": {"organization": "org-acme"}},),
         unset={},
     ),
     Key(
         "rules",
         ListOf(RULE, least=0, single=False),
-        "In order; the first that matches decides.",
+        "Rules in order: the first rule that matches decides.",
         ([{"name": "no-beta", "match": {"model": "*-beta"}, "exact": "off"}],),
         unset=[],
     ),
     Key(
         "default",
         SETTINGS,
-        "Settings of all other requests, and of what a rule leaves out.",
+        "Settings for requests that match no rule, and for keys that a rule omits.",
         ({"exact": "on", "semantic": "on", "freshness": "1h", "scope": "tenant", "pii": "bypass"},),
         required=True,
     ),

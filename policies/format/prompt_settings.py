@@ -72,8 +72,8 @@ PATTERN = Value(_volatile_pattern, {**REGEX.schema, "maxLength": LONGEST_PATTERN
 MARKER = Value(_marker, {"type": "string", "minLength": 1, "maxLength": LONGEST_MARKER})
 KIND = members(VolatileKind)
 MARKERS = (
-    Key("begin", MARKER, "With what each begins, to the letter.", ("<document>",)),
-    Key("end", MARKER, "With what it ends.", ("</document>",)),
+    Key("begin", MARKER, "The exact text at the beginning of each, on one line.", ("<document>",)),
+    Key("end", MARKER, "The exact text at the end of each.", ("</document>",)),
 )
 
 
@@ -125,41 +125,41 @@ def _two_markers(mapping: dict[str, Any]) -> str | None:
 
 PREFIX = Table(
     "PrefixSpec",
-    "Prompts rewritten on their way to the upstream, in detail.",
+    "How prompts are rewritten before they are forwarded, in detail.",
     Key(
         "schema_keys",
         members(SchemaKeys),
-        "Put the keys of tool schemas in one order. keywords: those of the schema language only, "
-        "and not the names of properties.",
+        "Sort the keys of tool schemas. `keywords`: only the keys of the schema language, not the"
+        " names of properties.",
     ),
     Key(
         "tools",
         choice({"sorted": True, "as_sent": False}),
-        "sorted: tools go by name.",
+        "`sorted`: tools are sorted by name.",
         sets="sorts_tools",
     ),
     Key(
         "whitespace",
         ON_OFF,
-        "Line ends and white space at the end of lines and texts in one form, but in code.",
+        "One form for line ends, and for white space at the end of lines and texts. Code stays.",
         hide="off",
     ),
     Key(
         "volatile",
         Table(
             "VolatileSpec",
-            "What is another at every request, in detail.",
+            "Values that differ in every request, in detail.",
             Key(
                 "detect",
                 ListOf(KIND, least=0, into=unique),
-                "What the built-in detectors look for.",
+                "Built-in detectors of such values.",
                 (["timestamps", "uuids"],),
                 sets="volatile",
             ),
             Key(
                 "patterns",
                 ListOf(PATTERN, least=0, most=MOST_PATTERNS, into=unique),
-                "RE2 patterns of yours. Where one has a group, that is what moves.",
+                "Your own RE2 patterns. If a pattern has a group, only the group moves.",
                 ([r"build-[0-9a-f]{7,40}", r"(?i)ticket: ([A-Z]+-\d+)"],),
             ),
             short=Short(
@@ -170,8 +170,8 @@ PREFIX = Table(
                 _volatile_words,
             ),
         ),
-        "What is another at every request moves from the stable prefix to a block just before the "
-        "last user turn; a placeholder stays behind.",
+        "Values that differ in every request move to a block just before the last user turn. A "
+        "placeholder stays in their place.",
         (["timestamps", "uuids"], {"detect": "dates", "patterns": "build-[0-9]+"}),
         hide="off",
     ),
@@ -180,19 +180,18 @@ PREFIX = Table(
         _Documents(
             "DocumentsSpec",
             "Retrieved documents, in detail.",
-            Key("enabled", ON_OFF, "Put them in order.", unset=True),
+            Key("enabled", ON_OFF, "Sort documents.", unset=True),
             *MARKERS,
             Key(
                 "order",
                 members(DocumentOrder),
-                "content: by a digest of each, which is the order where nothing is said. shared: "
-                "those that earlier requests of the same tenant had go first.",
+                "`content`: by a digest of each. `shared`: documents of earlier requests of the "
+                "same tenant come first. Unset: `content`.",
             ),
             short=on_or_off("{begin: <document>, end: </document>}"),
             refuse=lambda mapping: _two_markers(mapping) if mapping["enabled"] else None,
         ),
-        "Put retrieved documents that stand one behind the other, each between these markers, in "
-        "an order of their own.",
+        "Retrieved documents that follow each other, each between these markers, get one order.",
         ({"begin": "<document>", "end": "</document>"},),
         sets="documents",
         hide="off",
@@ -200,9 +199,9 @@ PREFIX = Table(
     Key(
         "turns",
         choice({"system": False, "earlier": True}),
-        "Which texts whitespace, volatile and documents look at. system: what system and "
-        "developer say, and what stands before the first user turn. earlier: all turns before the "
-        "last user turn.",
+        "Which texts `whitespace`, `volatile` and `documents` apply to. `system`: system and "
+        "developer messages, and everything before the first user turn. `earlier`: every turn "
+        "before the last user turn.",
         sets="earlier_turns",
         hide="system",
     ),
@@ -219,59 +218,59 @@ PREFIX = Table(
 
 COMPRESS = Table(
     "CompressSpec",
-    "Declared context made shorter, in detail.",
+    "How declared context is shortened, in detail.",
     Key("enabled", ON_OFF, "Compress.", unset=True),
     Key(
         "documents",
         _Context(
             "ContextSpec",
-            "By which markers context is known, in detail.",
+            "The markers of context, in detail.",
             Key("enabled", ON_OFF, "Context has markers.", unset=True),
             *MARKERS,
             short=on_or_off("{begin: <document>, end: </document>}"),
             refuse=lambda mapping: _two_markers(mapping) if len(mapping) > 1 else None,
         ),
-        "What stands between these markers in the user's turns is context. on: the markers of "
-        "prefix.documents.",
+        "The text between these markers in user turns is context. `on`: the markers of "
+        "`prefix.documents`.",
         ({"begin": "<document>", "end": "</document>"},),
     ),
-    Key("tool_results", ON_OFF, "What tools returned is context, too."),
+    Key("tool_results", ON_OFF, "Results of tools are context, too."),
     Key(
         "minify",
         ON_OFF,
-        "White space that says nothing goes: in JSON outside of strings, in prose runs of spaces "
-        "and blank lines.",
+        "Remove white space without meaning: in JSON outside of strings, and in prose runs of "
+        "spaces and blank lines.",
     ),
     Key(
         "duplicates",
         ON_OFF,
-        "Passages go that an earlier one says nearly to the word, with the same numbers, names, "
-        "identifiers and negations.",
+        "Remove passages that repeat an earlier passage nearly word by word, with the same "
+        "numbers, names, identifiers and negations.",
     ),
     Key(
         "keep",
         PERCENT,
-        "Passages that do not bear on the question go, until this share of its context is left.",
+        "Remove passages that do not concern the question, until this share of its context is "
+        "left.",
         ("50%",),
     ),
     Key(
         "protect",
         ListOf(members(Protected), least=0, into=frozenset),
-        "Sentences with these stay, of passages that go, unless they are about another thing "
-        "altogether.",
+        "Of removed passages, sentences with these stay, unless they are about something else.",
         (["numbers", "negation", "ids"],),
     ),
     Key(
         "history",
         or_word(whole(2, MOST_TURNS), "off", 0),
-        "Of longer conversations, all but the latest so many user turns (and up to as many more) "
-        "are summed up by the upstream.",
+        "Of longer conversations the upstream sums up all but the latest user turns: this many, "
+        "and up to as many more.",
         (8, "off"),
     ),
     Key(
         "min_gain",
         PERCENT,
-        "A question's context is sent as it came where less than this would be saved.",
+        "If less than this would be saved, the question's context is sent unchanged.",
         ("5%",),
     ),
     short=on_or_off("{keep: 50%}"),
@@ -280,34 +279,36 @@ COMPRESS = Table(
 
 HINTS = Table(
     "HintsSpec",
-    "What the upstream is told of a prompt's stable prefix, in detail.",
+    "What the upstream is told about a prompt's stable prefix, in detail.",
     Key(
         "breakpoints",
         members(Breakpoints),
-        "Mark where the stable prefix ends, for providers that cache up to a mark. system: the "
-        "ends of the system messages that come first. earlier: that of the turns before the last "
-        "user turn, too.",
+        "Mark the end of the stable prefix, for providers that cache up to a mark. `system`: the "
+        "ends of the first system messages. `earlier`: also the end of the turns before the last "
+        "user turn.",
     ),
     Key(
-        "field", members(BreakpointField), "How a mark is written. auto: by the name of the model."
+        "field",
+        members(BreakpointField),
+        "How a mark is written. `auto`: by the name of the model.",
     ),
     Key(
         "lifetime",
         members(BreakpointLifetime),
-        "How long what stands before a mark of cache_control is kept.",
+        "How long the provider keeps what stands before a mark of `cache_control`.",
     ),
     Key(
         "min_tokens",
         or_word(whole(1, MOST_TOKENS), "auto", None, first=True),
-        "Shorter prefixes get no mark, because the provider would not cache them. auto: by the "
+        "A shorter prefix gets no mark, because the provider would not cache it. `auto`: by the "
         "name of the model.",
         (1024, "auto"),
     ),
     Key(
         "cache_key",
         ON_OFF,
-        "Send a prompt_cache_key that requests of one rule, tenant and beginning share, where the "
-        "client sends none.",
+        "Send a `prompt_cache_key` if the client sends none. Requests of one rule, tenant and "
+        "beginning share it.",
     ),
     Key(
         "keys",
@@ -319,7 +320,7 @@ HINTS = Table(
     Key(
         "retention",
         members(KeyRetention),
-        "Send prompt_cache_retention where the client says nothing of it.",
+        "Send `prompt_cache_retention` if the client says nothing about it.",
     ),
     short=only_off(
         "{cache_key: on}", dict.fromkeys(("breakpoints", "cache_key", "retention"), "off")

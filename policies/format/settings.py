@@ -73,34 +73,34 @@ SEMANTIC = Table(
     Key(
         "max_wrong_hits",
         ERROR_BUDGET,
-        "Error budget: of the answers served by meaning, the share that may be wrong. How sure a "
-        "hit must be follows from it.",
+        "Error budget: the share of hits by meaning that may be wrong, `0.01%` to `20%`. The "
+        "threshold of a hit follows from it.",
         ("1%", "0.5%"),
     ),
     Key(
         "min_similarity",
         SIMILARITY,
-        "A further floor, which never loosens the budget: the least cosine similarity of the "
-        "question asked and the one stored.",
+        "A second minimum, which never loosens the budget: the cosine similarity of the two "
+        "questions.",
         (0.97,),
     ),
     Key(
         "shadow",
         ON_OFF,
-        "Look up, serve nothing that is found so, and compare it with the fresh answer.",
+        "Look up but serve nothing, and compare what is found with the fresh answer.",
     ),
     Key(
         "sample",
         PERCENT,
-        "Share of the hits that are also asked upstream, behind the client's back, and compared. "
-        "Each costs a call.",
+        "Share of the hits that are compared with a fresh answer in the background. Each costs a "
+        "call.",
         ("1%",),
     ),
     Key(
         "promote",
         ON_OFF,
-        "A question that was only just refused, and then answered the same, may be answered from "
-        "that entry from then on.",
+        "If a question was just below the threshold and its fresh answer is the same, later "
+        "requests of it may get the entry.",
     ),
     short=on_or_off("{max_wrong_hits: 1%}"),
     neutral=_NOTHING_SET,
@@ -112,16 +112,16 @@ GRACE = Table(
     Key(
         "while_revalidate",
         DURATION_OR_OFF,
-        "For so long after it went stale an answer is still served, at once, while a new one is "
-        "fetched behind it (RFC 5861).",
+        "How long a stale answer is served at once, while a fresh one is fetched in the "
+        "background (RFC 5861).",
         ("1m", "off"),
         sets="grace_revalidate",
     ),
     Key(
         "if_error",
         DURATION_OR_OFF,
-        "For so long after it went stale an answer is served when the upstream cannot be reached "
-        "or answers 500, 502, 503 or 504 (RFC 5861).",
+        "How long a stale answer is served if the upstream cannot be reached or answers 500, 502,"
+        " 503 or 504 (RFC 5861).",
         ("1d", "off"),
         sets="grace_error",
     ),
@@ -136,20 +136,18 @@ GRACE = Table(
 COALESCING = _Coalescing(
     "CoalescingSpec",
     "One call for identical misses, in detail.",
-    Key(
-        "enabled", ON_OFF, "Let misses wait on a call under way.", sets="max_followers", unset=True
-    ),
+    Key("enabled", ON_OFF, "Identical misses wait for one call.", sets="max_followers", unset=True),
     Key(
         "followers",
         whole(1, MOST_FOLLOWERS),
-        "The most requests that may wait on one call; more make calls of their own.",
+        "The most requests that wait for one call. Others make calls of their own.",
         (10000,),
         sets="max_followers",
     ),
     Key(
         "wait",
         DURATION,
-        "The longest a request waits for the answer to begin.",
+        "The longest time that a request waits for the answer to begin.",
         ("10m",),
         sets="follow_seconds",
     ),
@@ -158,24 +156,25 @@ COALESCING = _Coalescing(
 
 SETTINGS = Table(
     "DefaultSpec",
-    "Settings of requests that no rule matches, and of what a rule leaves out.",
+    "Settings for requests that match no rule, and for keys that a rule omits.",
     Key(
         "exact",
         ON_OFF,
-        "Answer a request from what the very same request was answered.",
+        "Answer a request with the stored answer of the same request.",
         required=True,
     ),
     Key(
         "semantic",
         SEMANTIC,
-        "Answer a question from what one of the same meaning was answered.",
+        "Answer a question with the stored answer of a question of the same meaning. Everything "
+        "else in the request must be equal.",
         ("off", {"max_wrong_hits": "0.5%"}),
         required=True,
     ),
     Key(
         "freshness",
         DURATION,
-        "How long an answer stays fresh: a number and its unit, s, m, h, d or w.",
+        "How long an answer stays fresh: a number and a unit (s, m, h, d or w), 68 years at most.",
         ("10m", "24h", "7d"),
         sets="lifetime",
         required=True,
@@ -183,14 +182,14 @@ SETTINGS = Table(
     Key(
         "jitter",
         PERCENT,
-        "Answers expire sooner by a share of their lifetime, another one each, up to this: what "
-        "was stored together does not expire together.",
+        "Each answer expires sooner by its own share of the lifetime, up to this. So answers that"
+        " were stored together do not expire together.",
         ("10%",),
     ),
     Key(
         "grace",
         GRACE,
-        "How long a stale answer may still be served, and when. One duration: both.",
+        "How long a stale answer may still be served, and when. One duration sets both times.",
         ("10m", {"while_revalidate": "1m", "if_error": "1d"}, "off"),
     ),
     Key(
@@ -202,79 +201,80 @@ SETTINGS = Table(
     Key(
         "finish_reasons",
         ListOf(FINISH_REASON, into=frozenset),
-        "Finish reasons with which an answer may be stored. length stores answers that were cut "
-        "at max_tokens.",
+        "An answer with one of these finish reasons may be stored. `length` stores answers that "
+        "were cut.",
         (["stop", "tool_calls", "function_call"], ["stop", "length"]),
     ),
     Key(
         "max_temperature",
         or_word(decimal(0, MOST_TEMPERATURE), ANY, None),
-        "Requests that ask for a higher temperature pass by the cache; those that ask for none do "
-        "not. any: no bound.",
+        "Requests with a higher temperature bypass the cache. A request without a temperature "
+        "does not.",
         (0.3, "any"),
     ),
     Key(
         "max_prompt_tokens",
         or_word(whole(1, MOST_PROMPT_TOKENS), ANY, None),
-        "Longer prompts are refused with 400. any: no bound.",
+        "Longer prompts are refused with 400.",
         (32000, "any"),
     ),
     Key(
         "priority",
         members(Priority),
-        "The engine's lane for what is forwarded; other upstreams are not told.",
+        "The engine's queue for forwarded requests. Other upstreams do not get it.",
     ),
     Key(
         "scope",
         members(Scope),
-        "Who shares answers. tenant: an API key with its organization and project. team: gateway "
-        "keys of one team; without a team, as tenant. user: one end user of a tenant, named by the "
-        "request's safety_identifier or user. public: everybody.",
+        "Who shares answers. `tenant`: one API key with its organization and project. `team`: "
+        "gateway keys of one team; without a team, as `tenant`. `user`: one end user of a tenant,"
+        " named by the request's `safety_identifier` or `user`; without a name the request is not"
+        " cached. `public`: everybody.",
         required=True,
     ),
     Key(
         "pii",
         members(PiiAction),
-        "bypass: a prompt with personal data or secrets is not looked up, an answer with them is "
-        "not stored. user: both are kept within the end user's own scope. allow: nothing is "
-        "scanned.",
+        "`bypass`: a prompt with personal data or secrets is not looked up, and an answer with "
+        "them is not stored. `user`: both are stored in the end user's own scope. `allow`: "
+        "nothing is scanned.",
         required=True,
     ),
     Key(
         "tags",
         ListOf(TAG, least=0, into=unique),
-        "Words by which to find and purge the answers that are stored.",
+        "Words to find and purge entries by.",
         ("catalog", ["catalog", "team:shop"]),
     ),
     Key(
         "prefix",
         PREFIX,
-        "How prompts are rewritten on their way to the upstream, so that its prefix cache hits. "
-        "Keys of the cache, the scan and the last user turn are left alone. off: not at all.",
+        "How prompts are rewritten before they are forwarded, so that the upstream's prefix cache"
+        " hits. Cache keys, the scan and the last user turn do not change.",
         ({"tools": "sorted", "volatile": ["timestamps"]}, "off"),
         sets="prefix",
     ),
     Key(
         "compress",
         COMPRESS,
-        "Declared context is made shorter on its way to the upstream. Keys of the cache, the "
-        "scan, the user's own words and what system and developer say are left alone.",
+        "How declared context is shortened before it is forwarded. Cache keys, the scan, the "
+        "user's own words, and system and developer messages do not change.",
         ({"documents": {"begin": "<document>", "end": "</document>"}}, "off"),
         sets="compress",
     ),
     Key(
         "hints",
         HINTS,
-        "What the upstream is told of a prompt's stable prefix, so that a provider's prefix cache "
-        "hits. What the client says of it stays. off: nothing.",
+        "What the upstream is told about a prompt's stable prefix, so that a provider's prefix "
+        "cache hits. What the client says itself stays.",
         ({"breakpoints": "system"}, {"cache_key": "on", "keys": 4}, "off"),
         sets="hints",
     ),
     Key(
         "fallback_model",
         or_word(MODEL, "off", None),
-        "A smaller model that answers where every upstream of the model asked is at its limits, "
-        "rests or fails. The reply names it. off: none.",
+        "A smaller model that answers if every upstream of the requested model is at its limits, "
+        "in a pause, or fails. The reply names it.",
         ("qwen3-4b", "off"),
     ),
     filled=False,

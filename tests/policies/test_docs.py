@@ -42,7 +42,6 @@ def test_every_key_has_its_page_and_every_page_its_key():
 def test_the_index_names_every_page():
     for key, page in PAGES.items():
         assert f"| [`{key}`]({page.name}) |" in INDEX
-    assert INDEX.count("](") == len(PAGES) + 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""The generated parts of the docs are what the code says."""
+
+import re
+
+import pytest
+
+from gateway.cli.config import json_schema
+from gateway.settings import SECRETS, Settings
+from tools.docs import reference
+from tools.docs.reference import PARTS, ROOT, renewed
+
+
+def test_no_generated_part_is_out_of_date():
+    assert list(renewed()) == [], "run: make reference"
+
+
+def test_each_part_stands_on_a_page():
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    assert sorted(re.findall(r"<!-- generated: ([a-z-]+); renew: make", pages)) == sorted(PARTS)
+
+
+def test_a_part_that_was_edited_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(reference, "ROOT", tmp_path)
+    page = tmp_path / "docs" / "operations" / "page.md"
+    page.parent.mkdir(parents=True)
+    begin = "<!-- generated: secrets; renew: make reference -->"
+    page.write_text(f"# Page\n\n{begin}\nold\n<!-- end of the generated part -->\n\nThe end.\n")
+    [(name, text)] = renewed().items()
+    assert name == "docs/operations/page.md"
+    assert "old" not in text
+    assert text.endswith("<!-- end of the generated part -->\n\nThe end.\n")
+    assert "| [`REFRAIN_SECRET`](deploy.md#redis) |" in text
+    page.write_text(text)
+    assert renewed() == {}
+
+
+def test_each_setting_and_each_secret_is_explained():
+    schema = json_schema()
+    for keys in (schema, schema["$defs"]["UpstreamSettings"]):
+        for name, key in keys["properties"].items():
+            assert key["description"].endswith("."), name
+    assert all(SECRETS.values())
+
+
+@pytest.mark.parametrize(
+    ("setting", "row"),
+    [
+        ("port", r"`REFRAIN_PORT` \| 0 to 65535 \| `8080` \| Port to listen on."),
+        ("store_bytes", r"`REFRAIN_STORE_BYTES` \| size \| 1 GiB \| "),
+        ("vectors_timeout", r"`REFRAIN_VECTORS_TIMEOUT` \| time \| 0.05 s \| "),
+        ("log_format", r"`REFRAIN_LOG_FORMAT` \| `auto`, `text`, `json` \| `auto` \| "),
+        ("dns_server", r"`REFRAIN_DNS_SERVER` \| text \| those of /etc/resolv.conf \| IP address"),
+    ],
+)
+def test_a_row_has_type_default_and_meaning(setting, row):
+    rows = [line for line in PARTS["settings"](lambda page: page) if f"`{setting}`" in line]
+    assert re.search(row, rows[0]), rows
+
+
+def test_every_setting_has_a_row():
+    rows = list(PARTS["settings"](lambda page: page))[2:]
+    assert [re.search(r"`(\w+)`", row)[1] for row in rows] == list(Settings.model_fields)

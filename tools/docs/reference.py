@@ -1,0 +1,244 @@
+"""The parts of the docs that are made from the code: settings, policy keys, the operator's API.
+
+A page has each part between two comments, so that code hosts show it, too. A test fails if a part
+is not what the code says.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gateway.cli.config import json_schema as settings_schema
+from gateway.settings import ENVIRONMENT_PREFIX, SECRETS
+from policies.format.load import json_schema as policy_schema
+from policies.format.load import parse_policy
+from policies.format.settings import settings_of
+
+ROOT = Path(__file__).parents[2]
+_PART = re.compile(
+    r"(?P<begin><!-- generated: (?P<name>[a-z-]+); renew: make reference -->\n)"
+    r".*?(?P<end><!-- end of the generated part -->)",
+    re.DOTALL,
+)
+
+SEE = {
+    "upstream": "guides/upstreams.md",
+    "upstreams": "guides/upstreams.md",
+    "default_model": "guides/upstreams.md#requests-without-a-model",
+    "unknown_models": "guides/upstreams.md#models-and-aliases",
+    "upstream_routing": "guides/upstreams.md#which-one",
+    "upstream_accepts": "guides/upstreams.md#what-the-gateway-adds",
+    "upstream_cache_salt": "operations/security.md",
+    "upstream_warm_up": "guides/upstreams.md#warm-up",
+    "dns_server": "guides/upstreams.md#replicas-that-come-and-go",
+    "gateway_keys": "guides/gateway-keys.md",
+    "key_limits_fail": "guides/gateway-keys.md#several-workers-and-gateways",
+    "ui": "operations/ui.md",
+    "data_dir": "operations/deploy.md#data",
+    "policy": "guides/policy.md",
+    "prices": "operations/usage.md#prices",
+    "log_format": "operations/observability.md#log",
+    "access_log": "operations/observability.md#access-log",
+    "store": "operations/deploy.md#redis",
+    "decision_log": "guides/decision-log.md",
+    "embeddings_device": "operations/deploy.md#gpu",
+    "compress_timeout": "reference/policy/compress.md",
+    "verifier_timeout": "concepts/semantic.md",
+    "semantic_judge_model": "concepts/semantic.md#what-comparing-answers-can-tell",
+    "vectors": "operations/deploy.md#vectors-in-qdrant",
+    "first_token_timeout": "guides/upstreams.md#the-first-word",
+    "admin_token": "operations/admin.md",
+    "encryption_keys": "operations/security.md#encryption",
+    "secret": "operations/deploy.md#redis",
+    "qdrant_api_key": "operations/deploy.md#vectors-in-qdrant",
+    "store_password": "operations/deploy.md#redis",
+    "upstream_api_key": "operations/security.md#keys",
+    # Of one upstream.
+    "preset": "guides/upstreams.md#presets",
+    "rename": "guides/upstreams.md#models-and-aliases",
+    "api": "guides/messages.md",
+    "discover": "guides/upstreams.md#replicas-that-come-and-go",
+    "load_signal": "guides/upstreams.md#load-by-the-engines-own-figures",
+    "headers": "guides/upstreams.md#address-and-headers",
+    "api_key_env": "operations/security.md#keys",
+    "accepts": "guides/upstreams.md#what-the-gateway-adds",
+}
+"""The page that says more about a setting, below docs/."""
+
+POLICY_PAGES = {
+    file.read_text(encoding="utf-8")
+    .partition("\n")[0]
+    .strip("# `"): f"reference/policy/{file.name}"
+    for file in (ROOT / "docs" / "reference" / "policy").glob("*.md")
+}
+"""The page of each policy key, which is its heading."""
+
+_TYPES = {"boolean": "`true`, `false`", "integer": "whole number", "number": "number"}
+_KIB = 1024
+
+
+def renewed() -> dict[str, str]:
+    """Return the pages with a part that is not what the code says, each with its new text."""
+    found = {}
+    for file in sorted((ROOT / "docs").rglob("*.md")):
+        text = file.read_text(encoding="utf-8")
+        new = _PART.sub(partial(_replace, file), text)
+        if new != text:
+            found[str(file.relative_to(ROOT))] = new
+    return found
+
+
+def _replace(file: Path, part: re.Match[str]) -> str:
+    here = file.relative_to(ROOT / "docs").parent
+    lines = PARTS[part["name"]](lambda target: posixpath.relpath(target, here))
+    return "\n".join([part["begin"], *lines, "", part["end"]])
+
+
+Link = Callable[[str], str]
+"""A path below docs/ as the page links it."""
+
+Part = Callable[[Link], Iterator[str]]
+"""The lines of a part."""
+
+
+def _table(*head: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    for row in rows:
+        cells = (re.sub(r"\s+", " ", cell).replace("|", "\\|") for cell in row)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _name(name: str, link: Link) -> str:
+    return f"[`{name}`]({link(SEE[name])})" if name in SEE else f"`{name}`"
+
+
+def _kind(key: Mapping[str, Any]) -> str:
+    """Return the values of a setting in words."""
+    choices = key.get("anyOf", [key])
+    types = {each.get("type") for each in choices}
+    [first, *_] = choices
+    if "anyOf" in first:
+        return _kind(first)
+    if "enum" in first:
+        return ", ".join(f"`{word}`" for word in first["enum"])
+    if "minimum" in first and "maximum" in first:
+        return f"{first['minimum']} to {first['maximum']}"
+    if types >= {"integer", "string"}:
+        return "size"
+    if types >= {"number", "string"}:
+        return "time"
+    if "array" in types or first.get("type") == "array":
+        return "list"
+    if "object" in types:
+        return "mapping"
+    return _TYPES.get(first.get("type", ""), "path" if first.get("format") == "path" else "text")
+
+
+def _default(key: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the default of a setting, and its meaning without what it says about the default."""
+    meaning, _, otherwise = key["description"].partition(" Unset: ")
+    unset, _, rest = otherwise.partition(". ")
+    value = _value(key.get("default"), _kind(key))
+    return value or unset.removesuffix("."), f"{meaning} {rest}".strip()
+
+
+def _value(value: Any, kind: str) -> str:
+    if value in (None, [], {}, ""):
+        return ""
+    if kind == "size":
+        unit = max(power for power in range(4) if value % _KIB**power == 0)
+        return f"{value // _KIB**unit} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
+    if kind == "time":
+        return f"{value:g} s"
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{yaml.safe_dump(value, default_flow_style=True).partition(chr(10))[0]}`"
+
+
+def _settings(link: Link) -> Iterator[str]:
+    keys = settings_schema()["properties"]
+    rows = (
+        (_name(name, link), f"`{ENVIRONMENT_PREFIX}{name.upper()}`", _kind(key), *_default(key))
+        for name, key in keys.items()
+    )
+    return _table("Key", "Variable", "Type", "Default", "Meaning", rows=rows)
+
+
+def _secrets(link: Link) -> Iterator[str]:
+    rows = (
+        (f"[`{ENVIRONMENT_PREFIX}{name.upper()}`]({link(SEE[name])})", meaning)
+        for name, meaning in SECRETS.items()
+    )
+    return _table("Variable", "Meaning", rows=rows)
+
+
+def _upstreams(link: Link) -> Iterator[str]:
+    keys = settings_schema()["$defs"]["UpstreamSettings"]["properties"]
+    rows = ((_name(name, link), _kind(key), *_default(key)) for name, key in keys.items())
+    return _table("Key", "Type", "Default", "Meaning", rows=rows)
+
+
+_BARE_POLICY = """\
+version: 1
+default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass}
+"""
+_INHERITED = " Unset: as in the default settings, or else "
+
+
+def _policy(mapping: str, prefix: str = "", *leave_out: str, linked: bool = True) -> Part:
+    """Return the table of a mapping's keys."""
+
+    def table(link: Link) -> Iterator[str]:
+        schema = policy_schema()
+        found = schema["$defs"].get(mapping, schema)
+        unset = settings_of(parse_policy(_BARE_POLICY, "bare").default)
+        for key in found.get("required", ()):
+            unset.pop(key, None)
+        rows = []
+        for name, key in found["properties"].items():
+            page = POLICY_PAGES.get(prefix + name) if linked else None
+            shown = f"[`{prefix}{name}`]({link(page)})" if page else f"`{prefix}{name}`"
+            meaning, _, otherwise = key["description"].partition(_INHERITED)
+            default = key.get("default", otherwise.removesuffix(".") or unset.get(name))
+            if name in found.get("required", ()):
+                cell = "required"
+            else:
+                cell = "" if default in (None, "") else _yaml(default)
+            if name not in leave_out:
+                rows.append((shown, ", ".join(map(_yaml, key["examples"])), cell, meaning))
+        return _table("Key", "Examples", "Unset", "Meaning", rows=rows)
+
+    return table
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, bool):
+        text = "on" if value else "off"
+    elif isinstance(value, str):
+        text = re.sub(r"(?<=^[0-9a-f]{4})[0-9a-f]{56}(?=[0-9a-f]{4}$)", "…", value)
+    else:
+        flow = yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False)
+        text = re.sub(r"'(on|off)'", r"\1", flow.removesuffix("...\n").strip())
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+PARTS: dict[str, Part] = {
+    "settings": _settings,
+    "secrets": _secrets,
+    "upstreams": _upstreams,
+    "policy-file": _policy("PolicySpec", "", "pii"),
+    "policy-pii": _policy("PiiSpec", "pii."),
+    "policy-match": _policy("MatchSpec", "match.", "content"),
+    "policy-content": _policy("ContentSpec", "match.content."),
+    "policy-settings": _policy("DefaultSpec"),
+    "policy-semantic": _policy("SemanticSpec", linked=False),
+    "policy-grace": _policy("GraceSpec", linked=False),
+    "policy-coalescing": _policy("CoalescingSpec", linked=False),
+    "policy-tenants": _policy("TenantSpec", linked=False),
+}
