@@ -6,7 +6,6 @@ keeps no budget is not written. The file is there whole or not at all. An embedd
 was started for the command ends with it, and owns nothing of a gateway.
 """
 
-import argparse
 import asyncio
 import contextlib
 import importlib.util
@@ -25,8 +24,10 @@ from embeddings.verify.binomial import upper_bound
 from embeddings.verify.calibration import Calibration, calibrated, least_hits, written_calibration
 from gateway.cache.append_files import previous_file
 from gateway.cache.comparison_journal import CHECKS_FILE
+from gateway.cli.json_lines import Lines
+from gateway.cli.progress import for_each, progress
 from gateway.cli.supervisor import PYTHON, Child, run_child
-from gateway.cli.terminal import CommandError, FailedError, Lines, for_each, say
+from gateway.cli.terminal import CommandError, FailedError, say
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier
@@ -34,8 +35,6 @@ from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.format.values import percent_text
 
 READY_SECONDS = 120.0
-NOTICE_SECONDS = 1.0
-"""After this time a line names the cause of the wait."""
 _CALL_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _AT_A_TIME = 8
@@ -103,15 +102,23 @@ class Points:
     skipped: Counter[str] = field(default_factory=Counter)
 
 
-def calibrate(options: argparse.Namespace) -> int:
+def calibrate(
+    *,
+    log: Sequence[Path],
+    confidence: float,
+    budget: Sequence[float],
+    socket: Path | None,
+    write: bool,
+    data_dir: Path,
+) -> int:
     """Print thresholds, and write them if requested; return the exit code."""
-    latest, budgets = options.data_dir / CHECKS_FILE, options.budget
-    if not options.log and not latest.exists():
+    latest = data_dir / CHECKS_FILE
+    if not log and not latest.exists():
         raise CommandError(f"{latest}: not there: {_NOTHING_COMPARED}")
     former = previous_file(latest)
-    logs = options.log or [*([former] if former.exists() else ()), latest]
+    logs = log or [*([former] if former.exists() else ()), latest]
     lines = Lines(parse_line, *logs)
-    points = asyncio.run(_points([line for _, line in lines], options.data_dir, options.socket))
+    points = asyncio.run(_points([line for _, line in lines], data_dir, socket))
     points.skipped["no comparisons or pairs"] += lines.skipped
     names = " ".join(file.name for file in logs)
     if not points.scored:
@@ -120,17 +127,17 @@ def calibrate(options: argparse.Namespace) -> int:
     calibration = calibrated(
         points.scored,
         verifier=points.verifier,
-        confidence=options.confidence,
+        confidence=confidence,
         provenance=f"refrain semantic calibrate {names}, {time.strftime('%Y-%m-%d')}",
     )
-    print("\n".join(_table(calibration, points, sorted(budgets))))
+    print("\n".join(_table(calibration, points, sorted(budget))))
     _print_skipped(points)
-    reachable = [each for each in budgets if calibration.step(each) is not None]
+    reachable = [each for each in budget if calibration.step(each) is not None]
     if not reachable:
-        raise FailedError("none of the budgets is kept" + "; nothing was written" * options.write)
-    if not options.write:
+        raise FailedError("none of the budgets is kept" + "; nothing was written" * write)
+    if not write:
         return 0
-    file = options.data_dir / OWN_FILE
+    file = data_dir / OWN_FILE
     try:
         _write(file, written_calibration(calibration))
     except OSError as error:
@@ -187,7 +194,7 @@ async def _score(
         else:
             points.skipped["refused by a guard"] += 1
 
-    await for_each(pairs, score, at_a_time=_AT_A_TIME, what="pairs")
+    await for_each(pairs, score, at_a_time=_AT_A_TIME, what="scoring pairs")
 
 
 async def _cosine(service: EmbeddingsClient, pair: LabelledPair) -> float:
@@ -291,19 +298,16 @@ async def _wait_until_ready(
     service: EmbeddingsClient, socket: Path, process: asyncio.Task[int] | None
 ) -> None:
     """Wait for the service, which ``process`` is where one was started. Raises FailedError."""
-    what = "starting an embeddings service" if process is not None else "the service is loading"
-    loop = asyncio.get_running_loop()
-    notice = loop.call_later(NOTICE_SECONDS, say, f"{what}, to score by meaning")
+    what = f"{'starting an' if process else 'waiting for the'} embeddings service"
     try:
-        async with asyncio.timeout(READY_SECONDS):
-            while (reason := await service.not_ready()) is not None:
-                if process is None and reason != "encoder: loading":
-                    raise FailedError(f"{socket}: no embeddings service answers there")
-                if process is not None and process.done():
-                    why = "its own lines say why"
-                    raise FailedError(f"the embeddings service did not start; {why}")
-                await asyncio.sleep(_POLL_SECONDS)
+        with progress(what):
+            async with asyncio.timeout(READY_SECONDS):
+                while (reason := await service.not_ready()) is not None:
+                    if process is None and reason != "encoder: loading":
+                        raise FailedError(f"{socket}: no embeddings service answers there")
+                    if process is not None and process.done():
+                        why = "its own lines say why"
+                        raise FailedError(f"the embeddings service did not start; {why}")
+                    await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
         raise FailedError(f"the embeddings service was not ready in {READY_SECONDS:g} s") from None
-    finally:
-        notice.cancel()

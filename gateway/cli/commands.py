@@ -1,312 +1,481 @@
-"""Commands and their arguments.
+"""The commands of `refrain`: their options and help.
 
-Law: nothing heavy is imported here: a command's code is imported when it runs.
+Law: nothing heavy is imported here. The code of a command is imported when it runs, so that help
+and completion are quick.
 """
 
-import argparse
-import os
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+import click
+from click import argument, option
 
-from gateway.cli import help_texts
-
-_FORMATS = ("openai", "litellm", "helicone", "refrain")
-_BUDGETS = (0.001, 0.005, 0.01, 0.02, 0.05)
-
-Commands = Any
-"""The type of argparse's sets of commands, which has no public name."""
+from gateway.cli import options
+from gateway.cli.options import FILE, FOLDER, Choice, Group, PolicyValue
 
 
-def add_commands(commands: Commands) -> None:
-    """Add every command with its arguments."""
-    _add_processes(commands)
-    _add_status(commands)
-    _add_operator(commands)
-    _add_estimate(commands)
-    _add_usage(commands)
-    commands.add_parser("backend", help="run the engine alone (refrain backend --help)")
-    groups = (
-        ("config", "check and show settings", _add_config),
-        ("policy", "check a policy, explain a request, replay a log", _add_policy),
-        ("semantic", "calibrate and watch answers by meaning", _add_semantic),
-        ("keys", "make, list, revoke and rotate gateway keys", _add_keys),
-        ("prefix", "see why prefix caches miss, and mend it", _add_prefix),
-    )
-    for name, summary, add_group in groups:
-        help_text = f"{summary} (refrain {name} --help)"
-        group = commands.add_parser(name, help=help_text, description=f"{summary.capitalize()}.")
-        add_group(group.add_subparsers(title="commands", metavar="COMMAND", required=True))
+@click.group(
+    cls=Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
+@click.version_option(package_name="refrain-gateway", message="refrain %(version)s")
+def cli() -> None:
+    """Run and watch a caching gateway in front of LLM inference.
+
+    examples:
+      refrain demo                                        everything here, on real parts
+      refrain serve --upstream https://api.openai.com/v1  the gateway alone
+      refrain backend --model Qwen/Qwen3-0.6B             the engine alone
+      refrain policy check policy.yaml                    is this file right?
+
+    exit codes: 0 done, 1 failed, 2 bad usage or invalid file
+    """
 
 
-def _add(commands: Commands, name: str, run: str, text: str) -> argparse.ArgumentParser:
-    """Add a command with the function ``run``; its text begins with its line in the list."""
-    summary, _, text = text.partition("\n\n")
-    text, _, examples = text.partition("\nexamples:\n")
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=text or f"{summary[0].upper()}{summary[1:]}.",
-        epilog=examples and f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=f"gateway.cli.{run}")
-    return parser
+@cli.command(run="launch:run_gateway")
+@options.settings
+def serve() -> None:
+    """Run the gateway in front of an upstream.
+
+    No file is needed: --upstream alone gives the defaults.
+
+    examples:
+      refrain serve --upstream http://127.0.0.1:8000/v1
+      refrain serve --upstream https://api.openai.com/v1 --policy policy.yaml --port 9000
+      REFRAIN_PORT=9000 refrain serve --config refrain.yaml
+    """
 
 
-def _add_processes(commands: Commands) -> None:
-    serve = _add(commands, "serve", "launch:run_gateway", help_texts.SERVE)
-    demo = _add(commands, "demo", "launch:run_demo", help_texts.DEMO)
-    _add_settings(serve)
-    _add_settings(demo, with_upstream=False)
+@cli.command(run="launch:run_demo")
+@options.settings_but_upstreams
+def demo() -> None:
+    """Run the gateway with the bundled engine and model.
+
+    The whole product runs on this machine: gateway, encoder, bundled engine and its small demo
+    model. Ctrl-C stops everything.
+    """
 
 
-def _add_settings(parser: argparse.ArgumentParser, *, with_upstream: bool = True) -> None:
-    """Add the settings that have a flag."""
-    add = parser.add_argument
-    if with_upstream:
-        upstream = "OpenAI-style base URL, mostly ending in /v1; repeated: replicas"
-        add("--upstream", action="append", metavar="URL", help=upstream)
-        add("--workers", type=int, metavar="N", help="gateway processes (default: 1)")
-    add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
-    add("--config", type=Path, metavar="FILE", help="settings (default: refrain.yaml if there)")
-    add("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=int, metavar="P", help="port to listen on (default: 8080)")
-    add(
-        "--data-dir",
-        type=Path,
-        metavar="D",
-        help="entries, vectors, secret (default: .refrain)",
-    )
-    add("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
-    add(
-        "--log-format",
-        choices=("auto", "text", "json"),
-        help="of log lines on stderr (default: auto, text on a terminal and else JSON)",
-    )
+@cli.command(run="status:status")
+@options.gateway
+@options.as_json
+def status() -> None:
+    """Show whether a running gateway is ready, and what it does.
+
+    One screen: ready or why not, version, uptime, requests by kind, upstreams, store, policy,
+    semantic lookup. The exit code is 1 if the gateway is not ready or does not answer.
+
+    examples:
+      refrain status
+      refrain status --gateway http://127.0.0.1:8080 --json
+    """
 
 
-def _add_operator(commands: Commands) -> None:
-    warm = _add(commands, "warm", "operator:warm", help_texts.WARM)
-    add = warm.add_argument
-    add("file", type=Path, metavar="FILE", help="known questions, JSON lines")
-    add("--model", metavar="M", help="model of bare questions")
-    add("--system", metavar="TEXT", help="system message of bare questions")
-    number = _number(int, 1, 256)
-    add("--concurrency", type=number, default=4, metavar="N", help="at a time (default: 4)")
-    audit = _add(commands, "audit", "operator:audit", help_texts.AUDIT)
-    audit.add_argument("--purge", action="store_true", help="remove what is found")
-    audit.add_argument("--json", action="store_true", help="print JSON")
-    for parser in (warm, audit):
-        _add_gateway(parser)
+@cli.command(run="doctor:doctor")
+@options.settings
+@options.as_json
+def doctor() -> None:
+    """Try what refrain serve would use, and say what to do.
+
+    Tried are the settings, data directory, disk, port, store, vectors, upstreams, proxies, clock,
+    encoder and verifier, GPU. Nothing is changed, and every wait has a bound.
+
+    examples:
+      refrain doctor
+      refrain doctor --upstream http://127.0.0.1:8000/v1 --json
+
+    exit codes: 0 no fault, 1 a fault
+    """
 
 
-def _add_status(commands: Commands) -> None:
-    status = _add(commands, "status", "status:status", help_texts.STATUS)
-    _add_gateway(status)
-    doctor = _add(commands, "doctor", "doctor:doctor", help_texts.DOCTOR)
-    _add_settings(doctor)
-    for parser in (status, doctor):
-        parser.add_argument("--json", action="store_true", help="print JSON")
+@cli.command(run="operator:warm")
+@argument("file", type=FILE, help="Known questions, JSON lines.")
+@option("--model", metavar="M", help="Model of bare questions.")
+@option("--system", metavar="TEXT", help="System message of bare questions.")
+@option("--concurrency", type=click.IntRange(1, 256), default=4, help="At a time.")
+@options.gateway
+def warm() -> None:
+    """Load or generate answers to known questions.
+
+    A line of the file is {"question": ..., "answer": ...} or {"request": {...}}. Without an answer
+    the upstream is asked.
+
+    The entries belong to the tenant whose key OPENAI_API_KEY holds (without one: to clients that
+    send none). Loading answers needs the operator's token in REFRAIN_ADMIN_TOKEN, if the gateway
+    has one.
+
+    examples:
+      refrain warm faq.jsonl --model gpt-4o
+      refrain warm faq.jsonl --model gpt-4o --system "You help customers of Acme."
+    """
 
 
-def _add_estimate(commands: Commands) -> None:
-    estimate = _add(commands, "estimate", "estimate.command:estimate", help_texts.ESTIMATE)
-    add = estimate.add_argument
-    add("log", type=Path, metavar="LOG", help="exported requests; - is standard input")
-    add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
-    add("--format", choices=_FORMATS, help="form of the log (default: recognised line by line)")
-    risk = "share of answers by meaning that may be wrong; without it none are looked for"
-    add("--risk", type=_budget, metavar="R", help=risk)
-    minutes, window = _number(float, 0.1, 10_080), "minutes that a prompt stays in a prefix cache"
-    add("--prefix-minutes", type=minutes, default=10.0, metavar="N", help=f"{window} (default: 10)")
-    prices = "prices of your own, by model (default: the shipped table)"
-    add("--prices", type=Path, metavar="FILE", help=prices)
-    folder = Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain")
-    own = "a gateway's, for a calibration of its own (default: %(default)s)"
-    add("--data-dir", type=Path, default=folder, metavar="D", help=own)
-    add("--html", type=Path, metavar="FILE", help="also write a page with plots")
-    add("--json", action="store_true", help="print JSON")
+@cli.command(run="operator:audit")
+@option("--purge", is_flag=True, help="Remove what is found.")
+@options.as_json
+@options.gateway
+def audit() -> None:
+    """Scan what is stored with today's detectors of personal data.
+
+    The exit code is 1 when personal data is found and stays.
+    """
 
 
-def _add_usage(commands: Commands) -> None:
-    usage = _add(commands, "usage", "usage:usage", help_texts.USAGE)
-    add = usage.add_argument
-    groups = ("model", "holder", "team", "rule", "upstream", "day")
-    add("--by", choices=groups, default="model", help="what a row is (default: model)")
-    add("--since", metavar="DAY", help="first day, or a number of days such as 7d (default: 30d)")
-    add("--team", metavar="TEAM", help="only holders of gateway keys of this team ('': of none)")
-    form = usage.add_mutually_exclusive_group()
-    form.add_argument("--csv", action="store_true", help="print CSV")
-    form.add_argument("--json", action="store_true", help="print JSON")
-    _add_source(usage)
+@cli.command(run="estimate.command:estimate")
+@argument("log", type=FILE, help="Exported requests; - is standard input.")
+@options.policy
+@option(
+    "--format",
+    "log_format",
+    type=Choice(("openai", "litellm", "helicone", "refrain")),
+    help="Form of the log.  [default: recognised line by line]",
+)
+@option(
+    "--risk",
+    type=PolicyValue("ERROR_BUDGET"),
+    metavar="R",
+    help="Share of answers by meaning that may be wrong; without it none are looked for.",
+)
+@option(
+    "--prefix-minutes",
+    type=click.FloatRange(0.1, 10_080),
+    default=10.0,
+    help="Minutes that a prompt stays in a prefix cache.",
+)
+@option(
+    "--prices",
+    type=FILE,
+    help="Prices of your own, by model.  [default: the shipped table]",
+)
+@options.data_dir
+@option("--html", type=FILE, help="Also write a page with plots.")
+@options.as_json
+def estimate() -> None:
+    """Tell from a log what the cache would have saved.
+
+    That is told before anything is installed in front of traffic: exact hits, hits by meaning,
+    calls that others would have joined, and what a prefix cache could find. The gateway's own code
+    decides on each request, in the order of their start.
+
+    A LOG holds JSON lines, and may be gzip (.gz). Its form is recognised: requests beside their
+    answers or alone, and OpenAI's batch files (openai); LiteLLM's standard logging (litellm);
+    Helicone's export with bodies (helicone); a gateway's decision log with requests (refrain).
+    --data-dir names a gateway's, for a calibration of its own.
+
+    examples:
+      refrain estimate log.jsonl
+      refrain estimate --policy policy.yaml --html savings.html log.jsonl.gz
+      refrain estimate --risk 1% log.jsonl    also answers by meaning, at most 1 % wrong
+
+    exit codes: 0 done, 1 failed, 2 bad usage, invalid file or no request in the log
+    """
 
 
-def _add_config(commands: Commands) -> None:
-    check = _add(commands, "check", "config:check", help_texts.CONFIG_CHECK)
-    show = _add(commands, "show", "config:show", help_texts.CONFIG_SHOW)
-    _add(commands, "schema", "config:schema", help_texts.CONFIG_SCHEMA)
-    for parser in (check, show):
-        _add_settings(parser)
-    show.add_argument("--json", action="store_true", help="print JSON")
+@cli.command(
+    run="usage:usage",
+    exclusive=(
+        ("as_csv", "as_json"),
+        ("url", "data_dir"),
+    ),
+)
+@option(
+    "--by",
+    type=Choice(("model", "holder", "team", "rule", "upstream", "day")),
+    default="model",
+    help="What a row is.",
+)
+@option(
+    "--since",
+    metavar="DAY",
+    help="First day, or a number of days such as 7d.  [default: 30d]",
+)
+@option("--team", metavar="TEAM", help="Only holders of keys of this team ('': of none).")
+@option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@options.as_json
+@options.other_gateway
+@options.data_dir
+def usage() -> None:
+    """Show what was used and saved, in tokens, money and time.
+
+    Used is what upstreams were paid for; exact and semantic hits, shared calls, prefix caches and
+    compression save. Dollars are of models whose price is known.
+
+    examples:
+      refrain usage
+      refrain usage --by team --since 7d
+      refrain usage --by holder --team search
+      refrain usage --gateway http://127.0.0.1:8080 --by day --csv > usage.csv
+    """
 
 
-def _add_policy(commands: Commands) -> None:
-    check = _add(commands, "check", "policy:check", help_texts.CHECK)
-    check.add_argument("files", nargs="+", metavar="FILE", type=Path, help="policies to check")
-    _add(commands, "schema", "policy:schema", help_texts.SCHEMA)
-    explain = _add(commands, "explain", "explain:explain", help_texts.EXPLAIN)
-    add = explain.add_argument
-    add("request", metavar="REQUEST", help="JSON file; - is standard input")
-    add("--policy", type=Path, metavar="FILE", help="policy (default: built in)")
-    add("--data-dir", type=Path, metavar="D", help="look into the store there")
-    add("--config", type=Path, metavar="FILE", help="settings of the gateway whose store it is")
-    add("--upstream", metavar="URL", help="the upstream of the keys (default: that of the entries)")
-    add("--gateway", type=_url, metavar="URL", help="ask a running gateway instead")
-    add("--token", metavar="T", help="its admin token (default: REFRAIN_ADMIN_TOKEN)")
-    add("--json", action="store_true", help="print JSON")
-    replay = _add(commands, "replay", "policy:replay", help_texts.REPLAY)
-    add = replay.add_argument
-    add("--policy", type=Path, required=True, metavar="FILE", help="edited policy")
-    add("--data-dir", type=Path, metavar="D", help="the gateway's, for a calibration of its own")
-    add("--json", action="store_true", help="print JSON")
-    add("log", type=Path, metavar="LOG.jsonl", help="decision log")
+@cli.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True}, options_metavar=""
+)
+@argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def backend(arguments: tuple[str, ...]) -> int:
+    """Run the engine alone (refrain backend --help)."""
+    from backend.__main__ import main
+
+    return main(arguments)
 
 
-def _add_semantic(commands: Commands) -> None:
-    calibrate = _add(commands, "calibrate", "calibrate:calibrate", help_texts.CALIBRATE)
-    add = calibrate.add_argument
-    log = "comparisons or labelled pairs (default: semantic-checks.jsonl in the data directory)"
-    add("log", type=Path, nargs="*", metavar="LOG", help=log)
-    confidence, sure = _number(float, 0.5, 0.999999), "that the budget is kept (default: 0.95)"
-    add("--confidence", type=confidence, default=0.95, metavar="C", help=sure)
-    budgets = "shares of hits that may be wrong (default: 0.1%% 0.5%% 1%% 2%% 5%%)"
-    add("--budget", type=_budget, nargs="+", default=_BUDGETS, metavar="B", help=budgets)
-    service = "of an embeddings service to score pairs with (default: one is started for it)"
-    add("--socket", type=Path, metavar="S", help=service)
-    file = "write semantic-calibration.json in the data directory"
-    add("--write", action="store_true", help=file)
-    report = _add(commands, "report", "operator:semantic_report", help_texts.REPORT)
-    report.add_argument("--json", action="store_true", help="print JSON")
-    _add_data_dir(calibrate)
-    _add_source(report)
+@cli.command()
+@argument("shell", type=Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> int:
+    """Print the script that completes commands in a shell.
+
+    examples:
+      eval "$(refrain completion bash)"    in ~/.bashrc
+      eval "$(refrain completion zsh)"     in ~/.zshrc
+      refrain completion fish > ~/.config/fish/completions/refrain.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    if script := get_completion_class(shell):
+        click.echo(script(cli, {}, "refrain", "_REFRAIN_COMPLETE").source())
+    return 0
 
 
-def _add_gateway(parser: argparse.ArgumentParser) -> None:
-    """Add the option of a command that needs a running gateway."""
-    parser.add_argument(
-        "--gateway",
-        dest="url",
-        type=_url,
-        default="http://127.0.0.1:8080",
-        metavar="URL",
-        help="the gateway (default: %(default)s); its token comes from REFRAIN_ADMIN_TOKEN",
-    )
+@cli.group()
+def config() -> None:
+    """Check and show settings."""
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the options for a command that reads a data directory, or asks a running gateway."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--gateway",
-        dest="url",
-        type=_url,
-        metavar="URL",
-        help="ask a running gateway instead; its token comes from REFRAIN_ADMIN_TOKEN",
-    )
-    _add_data_dir(where)
+@config.command("check", run="config:check")
+@options.settings
+def config_check() -> None:
+    """Tell whether refrain serve would take the settings.
+
+    Checked are file, environment and flags, and the files that they name: policy, keys, prices,
+    TLS. Nothing is started. Each fault is one line with file and key.
+
+    examples:
+      refrain config check
+      refrain config check --config refrain.yaml --policy policy.yaml
+
+    exit codes: 0 valid, 2 not valid
+    """
 
 
-def _add_data_dir(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        default=Path(os.environ.get("REFRAIN_DATA_DIR") or ".refrain"),
-        metavar="D",
-        help="the gateway's (default: %(default)s)",
-    )
+@config.command("show", run="config:show")
+@options.settings
+@options.as_json
+def config_show() -> None:
+    """Print the settings in force, and where each comes from.
+
+    That is a flag, a variable, a line of the file or the default. Secrets are masked.
+    """
 
 
-def _add_prefix(commands: Commands) -> None:
-    report = _add(commands, "report", "prefix_report:run_report", help_texts.PREFIX_REPORT)
-    report.add_argument("log", type=Path, metavar="LOG", help="recorded requests; - is stdin")
-    number, limit = _number(int, 2, 1_000_000), "requests looked at of a route (default: 2000)"
-    report.add_argument("--limit", type=number, default=2000, metavar="N", help=limit)
-    report.add_argument("--json", action="store_true", help="print JSON")
+@config.command("schema", run="config:schema")
+def config_schema() -> None:
+    """Print the JSON schema of refrain.yaml, for editors."""
 
 
-def _add_keys(commands: Commands) -> None:
-    add = _add(commands, "add", "keys:add", help_texts.KEYS_ADD)
-    listing = _add(commands, "list", "keys:list_keys", help_texts.KEYS_LIST)
-    revoke = _add(commands, "revoke", "keys:revoke", help_texts.KEYS_REVOKE)
-    rotate = _add(commands, "rotate", "keys:rotate", help_texts.KEYS_ROTATE)
-    listing.add_argument("--json", action="store_true", help="print JSON")
-    for parser in (add, revoke, rotate):
-        parser.add_argument("name", metavar="NAME", help="the holder")
-    for parser in (add, rotate):
-        more = parser.add_argument
-        more("--models", metavar="GLOBS", help="models that it may use, such as gpt-4o*,claude-*")
-        more("--expires", metavar="WHEN", help="when it ends: 90d, or 2027-01-31 in UTC")
-        more("--team", metavar="TEAM", help="keys of a team share answers of scope: team")
-        more("--rpm", metavar="N", help="most requests a minute, such as 60")
-        more("--tpm", metavar="N", help="most tokens a minute, such as 100k")
-        at_a_time = "most requests under way at a time, in each worker"
-        more("--concurrency", metavar="N", help=at_a_time)
-        budget = "at its end requests are refused: 5Mtokens/day, 20USD/month, or both with a comma"
-        more("--budget", metavar="B", help=budget)
-        more("--soft-budget", metavar="B", help="at its end a warning is logged: 15USD/month")
-        account = "whether it may use paths where the upstream stores: open, or closed (if new)"
-        more("--account", metavar="A", help=account)
-    overlap = "how long old keys stay valid, such as 1d (default: 0)"
-    rotate.add_argument("--overlap", type=_duration, default=0.0, metavar="TIME", help=overlap)
-    for parser in (add, listing, revoke, rotate):
-        file = "the file of keys (default: gateway_keys of the settings)"
-        parser.add_argument("--file", type=Path, metavar="FILE", help=file)
-        settings = "settings (default: refrain.yaml if there)"
-        parser.add_argument("--config", type=Path, metavar="FILE", help=settings)
+@cli.group()
+def policy() -> None:
+    """Check a policy, explain a request, replay a log."""
 
 
-def _duration(text: str) -> float:
-    from policies.format.values import DURATION, UnexpectedValueError
-
-    try:
-        return float(DURATION.read(text))
-    except UnexpectedValueError as refused:
-        raise argparse.ArgumentTypeError(f"expected {refused}, got {text!r}") from None
+@policy.command("check", run="policy:check")
+@argument("files", nargs=-1, required=True, type=FILE)
+def policy_check() -> None:
+    """Tell whether files are valid policies (exit code 2: not)."""
 
 
-def _url(text: str) -> str:
-    """Return the address of a running gateway; argparse reports other texts."""
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
-        raise argparse.ArgumentTypeError(
-            f"expected a URL such as http://127.0.0.1:8080, got {text!r}"
-        )
-    return text
+@policy.command("schema", run="policy:schema")
+def policy_schema() -> None:
+    """Print the JSON schema of policy files, for editors."""
 
 
-def _number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        with suppress(ValueError):
-            if least <= (number := kind(text)) <= most:
-                return number
-        raise argparse.ArgumentTypeError(
-            f"expected a number from {least:g} to {most:g}, got {text!r}"
-        )
+@policy.command("explain", run="explain:explain")
+@argument("request", type=click.Path(), help="JSON file; - is standard input.")
+@options.policy
+@option("--data-dir", type=FOLDER, metavar="D", help="Look into the store there.")
+@options.config
+@option(
+    "--upstream", metavar="URL", help="The upstream of the keys.  [default: that of the entries]"
+)
+@option("--gateway", "url", type=options.GatewayUrl(), help="Ask a running gateway.")
+@option("--token", metavar="T", help="Its admin token.  [default: REFRAIN_ADMIN_TOKEN]")
+@options.as_json
+def policy_explain() -> None:
+    """Tell what would become of a request, and why.
 
-    return read
+    One rule decides on a request. With --data-dir or --gateway the answer also tells whether the
+    request would hit, and if not, what differs from the nearest entry.
+
+    REQUEST is the JSON of a request's body, or {"endpoint": ..., "headers": {...}, "body": {...}},
+    or a line of a decision log that has the request.
+
+    examples:
+      refrain policy explain --policy policy.yaml request.json
+      refrain policy explain --policy policy.yaml --data-dir .refrain request.json
+      refrain policy explain --gateway http://127.0.0.1:8080 - < request.json
+      head -n 1 log.jsonl | refrain policy explain --policy policy.yaml -
+    """
 
 
-def _budget(text: str) -> float:
-    from policies.format.values import ERROR_BUDGET, UnexpectedValueError
+@policy.command("replay", run="policy:replay")
+@option("--policy", type=FILE, required=True, help="Edited policy.")
+@option("--data-dir", type=FOLDER, metavar="D", help="The gateway's, for a calibration of its own.")
+@options.as_json
+@argument("log", type=FILE, metavar="LOG.jsonl", help="Decision log; - is standard input.")
+def policy_replay() -> None:
+    """Tell what an edited policy would change, from a log.
 
-    try:
-        return float(ERROR_BUDGET.read(text))
-    except UnexpectedValueError as refused:
-        raise argparse.ArgumentTypeError(f"expected {refused}, got {text!r}") from None
+    Both the decisions of then and those of the policy are simulated on a cache without bounds.
+    Record a log with: refrain serve with decision_log set.
+    """
+
+
+@cli.group()
+def semantic() -> None:
+    """Calibrate and watch answers by meaning."""
+
+
+@semantic.command(cls=options.Calibrate, run="calibrate:calibrate")
+@argument("log", nargs=-1, type=FILE, help="Comparisons or labelled pairs.")
+@option(
+    "--confidence",
+    type=click.FloatRange(0.5, 0.999999),
+    default=0.95,
+    metavar="C",
+    help="How sure it is that the budget is kept.",
+)
+@option(
+    "--budget",
+    type=PolicyValue("ERROR_BUDGET"),
+    multiple=True,
+    default=(0.001, 0.005, 0.01, 0.02, 0.05),
+    show_default="0.1% 0.5% 1% 2% 5%",
+    metavar="B",
+    help="Share of hits that may be wrong; repeated: several.",
+)
+@option(
+    "--socket",
+    type=FILE,
+    metavar="S",
+    help="Embeddings service to score pairs with.  [default: one is started for it]",
+)
+@option("--write", is_flag=True, help="Write semantic-calibration.json in the data directory.")
+@options.data_dir
+def calibrate() -> None:
+    """Work out thresholds for error budgets from your own traffic.
+
+    A threshold says how sure a semantic hit must be so that an error budget is kept. What is unsure
+    counts as wrong. A LOG holds JSON lines: comparisons that the gateway has made in shadow mode or
+    by sampling (by default semantic-checks.jsonl in the data directory), or pairs labelled by hand,
+    which are scored here.
+
+    a pair:
+      {"asked": "reset my password", "stored": "How do I reset my password?", "same": true}
+
+    examples:
+      refrain semantic calibrate    what the gateway has compared
+      refrain semantic calibrate pairs.jsonl --budget 0.5% --budget 1%
+      refrain semantic calibrate pairs.jsonl --data-dir .refrain --write
+
+    A running gateway takes what is written without a restart.
+
+    exit codes: 0 done, 1 no budget is kept or no scores are to be had, 2 bad usage or no usable
+    line
+    """
+
+
+@semantic.command(run="operator:semantic_report", exclusive=(("url", "data_dir"),))
+@options.as_json
+@options.other_gateway
+@options.data_dir
+def report() -> None:
+    """Tell how often answers by meaning were wrong, by rule.
+
+    The comparisons of shadow mode and sampling show it: how many answers found by meaning were
+    those of the upstream, how many were wrong, with an interval of 95 % that has room for the
+    unsure ones, and the budget that this rate would meet.
+    """
+
+
+@cli.group()
+def keys() -> None:
+    """Make, list, revoke and rotate gateway keys."""
+
+
+@keys.command("add", run="keys:add")
+@argument("name", help="The holder.")
+@options.key_attributes
+@options.key_file
+def keys_add() -> None:
+    """Make a key for a new holder, and show it once.
+
+    Its line is added to the file of gateway keys. Standard output has the key alone.
+
+    examples:
+      refrain keys add shop --file keys
+      refrain keys add shop --models 'gpt-4o*,text-embedding-*' --expires 90d
+    """
+
+
+@keys.command("list", run="keys:list_keys")
+@options.as_json
+@options.key_file
+def keys_list() -> None:
+    """List the keys of the file, without their secrets."""
+
+
+@keys.command("revoke", run="keys:revoke")
+@argument("name", help="The holder.")
+@options.key_file
+def keys_revoke() -> None:
+    """Remove every key of a holder; takes effect within a second."""
+
+
+@keys.command("rotate", run="keys:rotate")
+@argument("name", help="The holder.")
+@options.key_attributes
+@option(
+    "--overlap",
+    type=PolicyValue("DURATION"),
+    default=0.0,
+    show_default="0",
+    metavar="TIME",
+    help="How long old keys stay valid, such as 1d.",
+)
+@options.key_file
+def keys_rotate() -> None:
+    """Make a new key for a holder; the old one ends.
+
+    The new one has the attributes of the holder's newest. The old keys end at once, or after
+    --overlap.
+
+    examples:
+      refrain keys rotate shop
+      refrain keys rotate shop --overlap 1d
+    """
+
+
+@cli.group()
+def prefix() -> None:
+    """See why prefix caches miss, and mend it."""
+
+
+@prefix.command("report", run="prefix_report:run_report")
+@argument("log", type=FILE, help="Recorded requests; - is standard input.")
+@option(
+    "--limit",
+    type=click.IntRange(2, 1_000_000),
+    default=2000,
+    help="Requests looked at of a route.",
+)
+@options.as_json
+def prefix_report() -> None:
+    """Tell where recorded prompts part, and what would mend it.
+
+    What would mend it are settings of a policy: the report has the bytes that they change and the
+    YAML to paste. They are tried on the requests themselves, in a cache without bounds.
+
+    A LOG holds JSON lines: a gateway's decision log with whole requests (decision_log_requests:
+    true), {"body": {...}} as in OpenAI's batch files, or the bodies alone.
+
+    examples:
+      refrain prefix report log.jsonl
+      refrain prefix report --json log.jsonl
+
+    exit codes: 0 done, 2 bad usage or no request in the log
+    """

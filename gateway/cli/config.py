@@ -3,7 +3,6 @@
 Law: no secret is printed: no password or query of a URL, no value of a header or of a secret.
 """
 
-import argparse
 import ast
 import inspect
 import itertools
@@ -24,9 +23,8 @@ from gateway.upstream.settings import UpstreamSettings
 MASK = "***"
 
 
-def check(options: argparse.Namespace) -> int:
+def check(**flags: Any) -> int:
     """Tell whether `refrain serve` would take the settings and the files that they name."""
-    flags = vars(options)
     settings = read_settings(flags)
     if faults := find_faults(settings):
         raise CommandError("\n".join(faults))
@@ -38,20 +36,19 @@ def check(options: argparse.Namespace) -> int:
     return 0
 
 
-def show(options: argparse.Namespace) -> int:
+def show(*, as_json: bool, **flags: Any) -> int:
     """Print every setting in force, and where it comes from."""
-    flags = vars(options)
     settings = read_settings(flags)
     given = origins(setting_flags(flags), os.environ, settings_file(flags))
     shown = {
         name: {"value": value, "from": given.get(name, "default")}
         for name, value in visible(settings).items()
     } | dict(_secrets(os.environ))
-    print(orjson.dumps(shown).decode() if options.json else "\n".join(_table(shown)))
+    print(orjson.dumps(shown).decode() if as_json else "\n".join(_table(shown)))
     return 0
 
 
-def schema(_options: argparse.Namespace) -> int:
+def schema() -> int:
     """Print the JSON schema of refrain.yaml."""
     print(json.dumps(json_schema(), indent=2))
     return 0

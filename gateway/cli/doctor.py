@@ -4,7 +4,6 @@ Law: every wait has a bound, and a check that fails does not stop the others. No
 data directory is made, no entry is read or written.
 """
 
-import argparse
 import asyncio
 import importlib.util
 import os
@@ -77,9 +76,9 @@ class Finding:
     text: str
 
 
-def doctor(options: argparse.Namespace) -> int:
+def doctor(*, as_json: bool, **flags: Any) -> int:
     """Print a line for each check; return 1 if there is a fault, else 0."""
-    return asyncio.run(_print(vars(options), as_json=options.json))
+    return asyncio.run(_print(flags, as_json=as_json))
 
 
 async def _print(flags: dict[str, Any], *, as_json: bool) -> int:

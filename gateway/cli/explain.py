@@ -4,7 +4,6 @@ Laws: nothing is made and nothing is changed; a store or secret that is not ther
 the text, what a person wants to know first stands first.
 """
 
-import argparse
 import asyncio
 import os
 import re
@@ -27,11 +26,11 @@ from gateway.cache.writer import CacheWriter
 from gateway.cli.operator import ask_gateway
 from gateway.cli.terminal import CommandError, FailedError, unreadable
 from gateway.semantic.ports import SemanticIndex, Verifier
+from gateway.server.admin import recorded_request
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import (
     InvalidFieldError,
     RecordedRequest,
-    as_json,
     parse_recorded,
 )
 from gateway.server.auth import Access, KeyRingError
@@ -97,21 +96,26 @@ _COLOURS = (
 )
 
 
-def explain(options: argparse.Namespace) -> int:
-    """Explain a request from a file or standard input; return the exit code."""
+def explain(*, request: str, url: str | None, token: str | None, as_json: bool, **here: Any) -> int:
+    """Explain a request from a file or standard input; return the exit code.
+
+    ``here`` are the options of an answer without a running gateway.
+    """
     try:
-        request = _read_request(options.request)
-        if options.gateway is None:
-            explanation = asyncio.run(_explain_here(options, request))
+        asked = _read_request(request)
+        if url is None:
+            explanation = asyncio.run(_explain_here(asked, **here))
+        elif any(here[name] for name in ("policy", "data_dir", "config")):
+            raise CommandError("--gateway answers by its own policy, settings and store")
         else:
-            explanation = _explain_there(options, request)
+            explanation = _explain_there(asked, url, token)
     except (PolicyError, SettingsError, KeyRingError, SecretSettingError) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
-        raise unreadable(error.filename or options.policy, error) from None
+        raise unreadable(error.filename or here["policy"], error) from None
     except (SecretError, StoreError) as error:
         raise FailedError(str(error)) from None
-    if options.json:
+    if as_json:
         sys.stdout.write(orjson.dumps(explanation, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -119,30 +123,30 @@ def explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _explain_there(options: argparse.Namespace, request: RecordedRequest) -> dict[str, Any]:
-    if any((options.policy, options.data_dir, options.config)):
-        raise CommandError("--gateway answers by its own policy, settings and store")
+def _explain_there(request: RecordedRequest, url: str, token: str | None) -> dict[str, Any]:
+    fields = recorded_request.as_json(request)
     try:
-        return ask_gateway(
-            options.gateway,
-            "explain",
-            as_json(request),
-            token=options.token,
-            seconds=_REPLY_SECONDS,
-        )
+        return ask_gateway(url, "explain", fields, token=token, seconds=_REPLY_SECONDS)
     except TypeError:
         wide = "the request holds an integer of more than 64 bits, which is not sent"
         raise CommandError(wide) from None
 
 
-async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -> dict[str, Any]:
-    policies = PolicyFile(options.policy or default_policy())
-    if options.data_dir is None and options.config is None:
+async def _explain_here(
+    request: RecordedRequest,
+    *,
+    policy: Path | None,
+    data_dir: Path | None,
+    config: Path | None,
+    upstream: str | None,
+) -> dict[str, Any]:
+    policies = PolicyFile(policy or default_policy())
+    if data_dir is None and config is None:
         pipeline = pipeline_to_explain(policies, MemoryStore(max_bytes=0), b"", "")
         return await Explainer(pipeline, policy_only=True).explain(request)
-    given = {"data_dir": options.data_dir, "upstream": options.upstream and (options.upstream,)}
+    given = {"data_dir": data_dir, "upstream": upstream and (upstream,)}
     flags = {name: value for name, value in given.items() if value is not None}
-    settings = load_settings(flags, os.environ, options.config)
+    settings = load_settings(flags, os.environ, config)
     folder = settings.data_dir
     if settings.store == "memory":
         hint = "ask the running gateway with --gateway URL"
@@ -158,18 +162,18 @@ async def _explain_here(options: argparse.Namespace, request: RecordedRequest) -
     unbounded = {"memory_bytes": 0, "store_bytes": _NO_BOUND}
     store = open_store(settings.model_copy(update=unbounded), os.environ).store
     try:
-        upstream = settings.upstream_identity
-        if upstream is None:  # that of most entries: it is part of every key
+        identity = settings.upstream_identity
+        if identity is None:  # that of most entries: it is part of every key
             page = await store.walk(None, _SAMPLE)
             counts = Counter(entry.upstream for entry in page.entries)
-            upstream = next((name for name, _ in counts.most_common(1)), "")
+            identity = next((name for name, _ in counts.most_common(1)), "")
         salts = settings.upstream_cache_salt
         explainer = Explainer(
             pipeline_to_explain(
                 policies,
                 store,
                 secret,
-                upstream,
+                identity,
                 salts_caches=salts,
                 aliases=alias_identities(settings.all_upstreams),
             ),

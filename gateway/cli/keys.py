@@ -4,12 +4,11 @@ Law: the secret of a key is shown once and stored nowhere. An edit of the file i
 other edits, happens whole or not at all, and leaves all other lines as they were.
 """
 
-import argparse
 import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,12 +46,12 @@ class Line(NamedTuple):
     key: Key | None = None
 
 
-def add(options: argparse.Namespace) -> int:
+def add(*, name: str, file: Path | None, config: Path | None, **attributes: str | None) -> int:
     """Make a key for a new holder, and print its secret."""
-    if not NAME.fullmatch(options.name):
+    if not NAME.fullmatch(name):
         raise CommandError("expected a name of at most 64 characters, without space, # and !")
     # All keys share the upstream's account, so it is closed to a new one.
-    key = make_key(options.name, {"account": "closed"} | _attributes(options))
+    key = make_key(name, {"account": "closed"} | _attributes(attributes))
     secret = _new_secret()
 
     def edit(lines: Sequence[Line]) -> list[Line]:
@@ -61,64 +60,66 @@ def add(options: argparse.Namespace) -> int:
             raise FailedError(f"{key.name} has a key already: {hint}")
         return [*lines, _line(secret, key)]
 
-    file = key_file(options)
-    edit_file(file, edit, create=True)
-    _show(secret, f"{key.name}: added to {file}")
+    used = key_file(file, config)
+    edit_file(used, edit, create=True)
+    _show(secret, f"{key.name}: added to {used}")
     return 0
 
 
-def rotate(options: argparse.Namespace) -> int:
+def rotate(
+    *, name: str, file: Path | None, config: Path | None, overlap: float, **attributes: str | None
+) -> int:
     """Make a new key for a holder, with the attributes of the old one, and print its secret."""
     secret, now = _new_secret(), time.time()
-    until = now + options.overlap
+    until = now + overlap
 
     def edit(lines: Sequence[Line]) -> list[Line]:
-        old = _keys_of(lines, options.name)
+        old = _keys_of(lines, name)
         if not old:
-            raise _unknown(options.name, lines)
+            raise _unknown(name, lines)
         newest = old[-1]
         # A new key that has expired would be of no use.
-        key = make_key(options.name, attributes_of(newest) | _attributes(options))
+        key = make_key(name, attributes_of(newest) | _attributes(attributes))
         if key.has_expired(now):
-            raise FailedError(f"{options.name}: the key has expired; give --expires")
-        kept = lines if options.overlap else [each for each in lines if each.key not in old]
+            raise FailedError(f"{name}: the key has expired; give --expires")
+        kept = lines if overlap else [each for each in lines if each.key not in old]
         return [
             *(_end(each, until, now, key) if each.key in old else each for each in kept),
             _line(secret, key),
         ]
 
-    edit_file(key_file(options), edit)
-    ends = f"ends {format_time(until)}" if options.overlap else "ends now"
-    _show(secret, f"{options.name}: rotated; the old key {ends}")
+    edit_file(key_file(file, config), edit)
+    ends = f"ends {format_time(until)}" if overlap else "ends now"
+    _show(secret, f"{name}: rotated; the old key {ends}")
     return 0
 
 
-def revoke(options: argparse.Namespace) -> int:
+def revoke(*, name: str, file: Path | None, config: Path | None) -> int:
     """Remove every key of a holder."""
 
     def edit(lines: Sequence[Line]) -> list[Line]:
-        old = _keys_of(lines, options.name)
+        old = _keys_of(lines, name)
         if not old:
-            raise _unknown(options.name, lines)
+            raise _unknown(name, lines)
         return [each for each in lines if each.key not in old]
 
-    edit_file(key_file(options), edit)
-    say(f"{options.name}: revoked")
+    edit_file(key_file(file, config), edit)
+    say(f"{name}: revoked")
     return 0
 
 
-def list_keys(options: argparse.Namespace) -> int:
+def list_keys(*, as_json: bool, file: Path | None, config: Path | None) -> int:
     """Print the keys, without anything that could be used as one."""
-    file, now = key_file(options), time.time()
-    found = [each for each in _read(file) if each.key is not None and each.digest is not None]
+    used_file, now = key_file(file, config), time.time()
+    found = [each for each in _read(used_file) if each.key is not None and each.digest is not None]
     rows = [describe_key(each.digest, each.key, now) for each in found if each.key and each.digest]
-    if options.json:
+    if as_json:
         print(orjson.dumps(rows).decode())
         return 0
     columns = ("name", "key", "state", *ATTRIBUTES)
     used = [name for name in columns if any(row.get(name) for row in rows)]
     if not rows:
-        say(f"{file}: no keys; refrain keys add NAME makes one")
+        say(f"{used_file}: no keys; refrain keys add NAME makes one")
         return 0
     table = [
         tuple(map(str.upper, used)),
@@ -131,11 +132,10 @@ def list_keys(options: argparse.Namespace) -> int:
     return 0
 
 
-def key_file(options: argparse.Namespace) -> Path:
+def key_file(file: Path | None, config: Path | None) -> Path:
     """Return the file that is meant: that of --file, else of the settings. Raises CommandError."""
-    if options.file is not None:
-        return Path(options.file)
-    config: Path | None = options.config
+    if file is not None:
+        return file
     if config is None and Path("refrain.yaml").is_file():
         config = Path("refrain.yaml")
     try:
@@ -222,12 +222,12 @@ def _unknown(name: str, lines: Sequence[Line]) -> CommandError:
     return FailedError(f"no key of {name}: {known}")
 
 
-def _attributes(options: argparse.Namespace) -> dict[str, Any]:
+def _attributes(given: Mapping[str, str | None]) -> dict[str, Any]:
     """Return the attributes that the command line gives. Raises CommandError."""
     found: dict[str, Any] = {}
     now = time.time()
     for name, attribute in ATTRIBUTES.items():
-        text = getattr(options, name, None)
+        text = given.get(name)
         if text is None:
             continue
         try:

@@ -3,7 +3,6 @@
 Law: nothing is imported here that reads settings or policies; see ``plan``.
 """
 
-import argparse
 import asyncio
 import contextlib
 import fcntl
@@ -15,9 +14,10 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gateway.cache.stores.sqlite import SHARED_CHANGES
 from gateway.cli.supervisor import (
@@ -70,18 +70,18 @@ class Plan:
     embeddings_environment: dict[str, str]
 
 
-def run_gateway(options: argparse.Namespace) -> int:
+def run_gateway(**flags: Any) -> int:
     """Run gateway and embeddings in front of the upstreams; return the exit code."""
-    return _run(options, is_demo=False)
+    return _run(flags, is_demo=False)
 
 
-def run_demo(options: argparse.Namespace) -> int:
+def run_demo(**flags: Any) -> int:
     """Run gateway, embeddings and the bundled engine with its model; return the exit code."""
-    return _run(options, is_demo=True)
+    return _run(flags, is_demo=True)
 
 
-def _run(options: argparse.Namespace, *, is_demo: bool) -> int:
-    flags = {name: value for name, value in vars(options).items() if value is not None}
+def _run(given: Mapping[str, Any], *, is_demo: bool) -> int:
+    flags = {name: value for name, value in given.items() if value is not None}
     asked = json.dumps({**flags, "is_demo": is_demo}, default=str).encode()
     argv = [*PYTHON, "-m", "gateway.cli.plan"]
     planned = subprocess.run(  # noqa: S603 - our own module

@@ -7,7 +7,6 @@ A line of a file for ``refrain warm`` is {"question": TEXT, "answer": TEXT} or {
 "answer": RESULT or TEXT}. Both may leave the answer out; "endpoint" is that of chat by default.
 """
 
-import argparse
 import asyncio
 import hashlib
 import os
@@ -25,14 +24,9 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTime
 
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
-from gateway.cli.terminal import (
-    MOST_NAMED_LINES,
-    CommandError,
-    FailedError,
-    Lines,
-    for_each,
-    say,
-)
+from gateway.cli.json_lines import MOST_NAMED_LINES, Lines
+from gateway.cli.progress import for_each, progress
+from gateway.cli.terminal import CommandError, FailedError, say
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Endpoint
 
@@ -164,34 +158,38 @@ def ask_gateway(
     return asyncio.run(ask())
 
 
-def warm(options: argparse.Namespace) -> int:
+def warm(*, file: Path, model: str | None, system: str | None, concurrency: int, url: str) -> int:
     """Load or generate answers to the questions in a file; return the exit code."""
-    read = partial(_known_question, model=options.model, system=options.system)
-    lines = Lines(read, options.file)
+    lines = Lines(partial(_known_question, model=model, system=system), file)
     questions = list(lines)
     if lines.skipped > MOST_NAMED_LINES:
-        say(f"{options.file}: {lines.skipped - MOST_NAMED_LINES:,} more lines cannot be used")
-    return 2 if lines.skipped else asyncio.run(_warm(questions, options))
+        say(f"{file}: {lines.skipped - MOST_NAMED_LINES:,} more lines cannot be used")
+    if lines.skipped:
+        return 2
+    outcomes = asyncio.run(_warm(questions, url, concurrency))
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    print(f"{file}: {len(questions)} questions: {counts or 'nothing to do'}")
+    return 1 if outcomes["failed"] else 0
 
 
-async def _warm(questions: list[tuple[str, KnownQuestion]], options: argparse.Namespace) -> int:
+async def _warm(
+    questions: list[tuple[str, KnownQuestion]], url: str, at_a_time: int
+) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     async with ClientSession(timeout=ClientTimeout(total=_REPLY_SECONDS)) as session:
 
         async def warm(question: tuple[str, KnownQuestion]) -> None:
             place, known = question
             try:
-                outcome = await _warm_one(session, options.url, known)
+                outcome = await _warm_one(session, url, known)
             except FailedError as error:
                 outcome = "failed"
                 if outcomes[outcome] < _MOST_FAULTS:
                     say(f"{place}: {error}")
             outcomes[outcome] += 1
 
-        await for_each(questions, warm, at_a_time=options.concurrency, what="questions")
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    print(f"{options.file}: {len(questions)} questions: {counts or 'nothing to do'}")
-    return 1 if outcomes["failed"] else 0
+        await for_each(questions, warm, at_a_time=at_a_time, what="warming questions")
+    return outcomes
 
 
 async def _warm_one(session: ClientSession, url: str, known: KnownQuestion) -> str:
@@ -216,11 +214,12 @@ async def _warm_one(session: ClientSession, url: str, known: KnownQuestion) -> s
     raise FailedError(f"not stored: {reply['reason']}")
 
 
-def audit(options: argparse.Namespace) -> int:
+def audit(*, purge: bool, as_json: bool, url: str) -> int:
     """Scan the stored entries with today's detectors; return 1 if findings stay, else 0."""
-    found = ask_gateway(options.url, "audit", {"purge": options.purge})
+    with progress("scanning entries"):
+        found = ask_gateway(url, "audit", {"purge": purge})
     stay = sum(found["findings"].values()) - found["purged"]
-    if options.json:
+    if as_json:
         print(orjson.dumps(found).decode())
         return 1 if stay else 0
     print(f"{found['scanned']} entries scanned, {found['purged']} purged")
@@ -232,13 +231,10 @@ def audit(options: argparse.Namespace) -> int:
     return 1 if stay else 0
 
 
-def semantic_report(options: argparse.Namespace) -> int:
+def semantic_report(*, as_json: bool, url: str | None, data_dir: Path) -> int:
     """Print the results of comparisons; return the exit code."""
-    if options.url is None:
-        report = _report_of(options.data_dir)
-    else:
-        report = ask_gateway(options.url, "semantic")
-    print(orjson.dumps(report).decode() if options.json else "\n".join(report_text(report)))
+    report = _report_of(data_dir) if url is None else ask_gateway(url, "semantic")
+    print(orjson.dumps(report).decode() if as_json else "\n".join(report_text(report)))
     return 0
 
 

@@ -6,7 +6,6 @@ policy. Unknown results are counted, never guessed: if an edited rule depends on
 the request keeps its recorded decision. Only a log without any record is an error.
 """
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -18,7 +17,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from gateway.cli.terminal import CommandError, Lines, unreadable
+from gateway.cli.json_lines import Lines
+from gateway.cli.progress import progress
+from gateway.cli.terminal import CommandError, unreadable
 from gateway.semantic.calibrations import known_calibrations
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Decision, PiiAction, Scope
@@ -245,9 +246,9 @@ class Replay:
             counted.tokens += (record.tokens or 0) if hit else 0
 
 
-def check(options: argparse.Namespace) -> int:
+def check(*, files: Sequence[Path]) -> int:
     """Tell of each file whether it is a valid policy; return the exit code."""
-    valid = [_is_valid(file) for file in options.files]
+    valid = [_is_valid(file) for file in files]
     return 0 if all(valid) else 2
 
 
@@ -262,23 +263,25 @@ def _is_valid(file: Path) -> bool:
     return True
 
 
-def schema(_options: argparse.Namespace) -> int:
+def schema() -> int:
     """Print the JSON schema of policy files."""
     print(json.dumps(json_schema(), indent=2))
     return 0
 
 
-def replay(options: argparse.Namespace) -> int:
+def replay(*, policy: Path, data_dir: Path | None, as_json: bool, log: Path) -> int:
     """Print the changes that an edited policy would have made; return the exit code."""
-    edited, log = recorded_policy(_read(options.policy)), options.log
-    replay = Replay(edited, [each.threshold for each in known_calibrations(options.data_dir)])
+    edited = recorded_policy(_read(policy))
+    replay = Replay(edited, [each.threshold for each in known_calibrations(data_dir)])
     records = Lines(read_record, log)
-    for _, record in records:
-        replay.take(record)
+    with progress("replaying requests") as note:
+        for number, (_, record) in enumerate(records, 1):
+            replay.take(record)
+            note(number)
     report = replay.report
     if not report.requests:
         raise CommandError(f"{log}: no record of a decision in it")
-    if options.json:
+    if as_json:
         moved = [
             {"from": was, "to": would, "requests": count}
             for (was, would), count in sorted(report.moved.items())

@@ -9,7 +9,6 @@ turns. Chat templates differ; this is the order of OpenAI's and Anthropic's own 
 client's own marks for the cache are no part of the prompt, and are left out.
 """
 
-import argparse
 import json
 import re
 from bisect import bisect
@@ -19,11 +18,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.cli.terminal import CommandError, Lines
+from gateway.cli.json_lines import Lines
+from gateway.cli.progress import progress
+from gateway.cli.terminal import CommandError
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.registry import SPECS
@@ -375,40 +377,46 @@ def _digest(data: re.Match[str]) -> str:
     return blake2b(data[0].encode(), digest_size=16).hexdigest()
 
 
-def run_report(options: argparse.Namespace) -> int:
+def run_report(*, log: Path, limit: int, as_json: bool) -> int:
     """Run ``refrain prefix report``; return the exit code.
 
     Only a log without any request is an error. The first prompts of each route are looked at,
     within a bound on their number and on the bytes of all; the report says where there were more.
     """
-    file, log = options.log, Lines(read_request, options.log)
+    lines = Lines(read_request, log)
     routes: dict[Route, list[RecordedRequest]] = {}
     counts: Counter[Route] = Counter()
     size = 0
-    for _, one in log:
-        counts[one.route] += 1
-        prompts = routes.setdefault(one.route, [])
-        # One at least, so that each route is reported.
-        if len(prompts) < options.limit and (not prompts or size < _MOST_BYTES):
-            prompts.append(one)
-            size += len(one.raw)
+    with progress("reading requests") as note:
+        for number, (_, one) in enumerate(lines, 1):
+            note(number)
+            counts[one.route] += 1
+            prompts = routes.setdefault(one.route, [])
+            # One at least, so that each route is reported.
+            if len(prompts) < limit and (not prompts or size < _MOST_BYTES):
+                prompts.append(one)
+                size += len(one.raw)
     if not routes:
         hint = "a gateway writes them down with decision_log and decision_log_requests set"
-        raise CommandError(f"{file}: no request in it; {hint}")
+        raise CommandError(f"{log}: no request in it; {hint}")
     most = [route for route, _ in counts.most_common(_MOST_ROUTES)]
-    reports = (report(routes[route]) for route in most)
-    if options.json:
-        plain = {"routes": [asdict(one) for one in reports], "skipped_lines": log.skipped}
+    with progress("trying settings, route by route", len(most)) as note:
+        reports = []
+        for route in most:
+            reports.append(report(routes[route]))
+            note(len(reports))
+    if as_json:
+        plain = {"routes": [asdict(one) for one in reports], "skipped_lines": lines.skipped}
         print(orjson.dumps(plain).decode())
         return 0
     rules = Counter(rule for rule, _, _ in most)
     for number, found in enumerate(reports):
-        lines = _route_text(found, counts[found.route], alone=rules[found.route[0]] == 1)
-        print("\n" * (number > 0) + "\n".join(lines), flush=True)
+        text = _route_text(found, counts[found.route], alone=rules[found.route[0]] == 1)
+        print("\n" * (number > 0) + "\n".join(text), flush=True)
     if (more := len(counts) - len(most)) > 0:
         print(f"\n{more:,} routes with fewer requests are not told")
-    if log.skipped:
-        print(f"\n{log.skipped:,} lines held no request")
+    if lines.skipped:
+        print(f"\n{lines.skipped:,} lines held no request")
     return 0
 
 

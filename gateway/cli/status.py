@@ -1,6 +1,5 @@
 """``refrain status``: one screen about a running gateway. Exit code 1: not ready, or no answer."""
 
-import argparse
 import asyncio
 import os
 import time
@@ -29,10 +28,10 @@ _KINDS = {
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def status(options: argparse.Namespace) -> int:
+def status(*, url: str, as_json: bool) -> int:
     """Print the state of a gateway; return 0 if it is ready, else 1."""
-    found = asyncio.run(_look(options.url.rstrip("/").removesuffix("/v1")))
-    if options.json:
+    found = asyncio.run(_look(url.rstrip("/").removesuffix("/v1")))
+    if as_json:
         print(orjson.dumps(found).decode())
     else:
         print("\n".join(screen(found)))

@@ -3,7 +3,6 @@
 The figures of gateways that share a Redis are there, so only a running gateway has them.
 """
 
-import argparse
 import asyncio
 import csv
 import sys
@@ -36,17 +35,26 @@ _WAYS = {
 }
 
 
-def usage(options: argparse.Namespace) -> int:
+def usage(
+    *,
+    by: str,
+    since: str | None,
+    team: str | None,
+    as_csv: bool,
+    as_json: bool,
+    url: str | None,
+    data_dir: Path,
+) -> int:
     """Print a report of usage; return the exit code."""
-    if options.url is None:
-        found = _report_of(options.data_dir, options.by, _since(options.since), options.team)
+    if url is None:
+        found = _report_of(data_dir, by, _since(since), team)
     else:
-        given = {"by": options.by, "since": options.since, "team": options.team}
+        given = {"by": by, "since": since, "team": team}
         query = {name: value for name, value in given.items() if value is not None}
-        found = ask_gateway(options.url, f"usage?{urlencode(query)}")
-    if options.json:
+        found = ask_gateway(url, f"usage?{urlencode(query)}")
+    if as_json:
         print(orjson.dumps(found).decode())
-    elif options.csv:
+    elif as_csv:
         _write_csv(found)
     else:
         print("\n".join(table(found)))

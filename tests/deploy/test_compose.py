@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from parsed_command import parsed
 
 from backend.__main__ import parse as parse_backend
-from gateway.cli.main import _parser as gateway_parser
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +230,7 @@ def test_the_collector_joins_only_what_it_declares():
 
 
 def test_the_gateway_accepts_its_command_line():
-    options = gateway_parser().parse_args(["serve", *command("gateway")])
+    options = parsed(["serve", *command("gateway")])
     settings = load_settings({"upstream": options.upstream, "policy": options.policy}, {}, None)
     assert settings.upstream == ("http://backend:8000/v1",)
 

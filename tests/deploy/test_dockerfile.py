@@ -13,9 +13,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from parsed_command import parsed
 
 from backend.__main__ import parse as parse_backend
-from gateway.cli.main import _parser as gateway_parser
 from gateway.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_the_gateway_starts_with_its_image_alone():
     (entry,) = STAGES["gateway"].arguments("ENTRYPOINT")
     program, *arguments = json.loads(entry)
     assert program in PROJECT["project"]["scripts"]
-    options = gateway_parser().parse_args([*arguments, "--upstream", "http://backend:8000/v1"])
+    options = parsed([*arguments, "--upstream", "http://backend:8000/v1"])
     (text,) = STAGES["gateway"].arguments("ENV")
     environment = dict(pair.split("=") for pair in text.split())
     settings = load_settings({"upstream": options.upstream}, environment, None)

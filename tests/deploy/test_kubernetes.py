@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from parsed_command import parsed
 
 from backend.__main__ import parse as parse_backend
-from gateway.cli.main import _parser as gateway_parser
 from gateway.cli.supervisor import STOP_SECONDS
 from gateway.settings import SECRETS, Settings, load_settings
 
@@ -84,7 +84,7 @@ def settings_of(manifests: dict[tuple[str, str], dict[str, Any]], folder: Path) 
     file = folder / "refrain.yaml"
     file.write_text(manifests["ConfigMap", "gateway"]["data"]["refrain.yaml"])
     (container,) = pods(manifests)["gateway"]["containers"]
-    options = gateway_parser().parse_args(["serve", *container["args"]])
+    options = parsed(["serve", *container["args"]])
     assert options.config.name == file.name
     return load_settings({}, {}, file)
 

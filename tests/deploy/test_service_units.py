@@ -4,8 +4,9 @@ import shlex
 from configparser import ConfigParser
 from pathlib import Path
 
+from parsed_command import parsed
+
 from backend.__main__ import parse as parse_backend
-from gateway.cli.main import _parser as gateway_parser
 from gateway.cli.supervisor import STOP_SECONDS
 from gateway.settings import load_settings
 
@@ -23,7 +24,7 @@ def test_the_gateway_unit():
     service = unit("refrain-gateway.service")["Service"]
     program, *arguments = shlex.split(service["ExecStart"])
     assert program == "/opt/refrain/bin/refrain"
-    options = gateway_parser().parse_args(arguments)
+    options = parsed(arguments)
     settings = load_settings({"upstream": options.upstream}, {}, None)
     assert settings.upstream
     assert str(options.data_dir) == f"/var/lib/{service['StateDirectory']}"

@@ -106,10 +106,10 @@ CROSSINGS = {
     "gateway.semantic.ports": ("embeddings.messages",),
     "gateway.semantic.verifier": ("embeddings.verify",),
     "gateway.server.open_semantic": ("embeddings.client",),
-    "gateway.cli.main": ("backend.__main__",),
+    "gateway.cli.commands": ("backend.__main__",),
 }
 """Which modules may import other packages, and what of them; the command only lazily."""
-LAZY_ONLY = frozenset({"gateway.cli.main"})
+LAZY_ONLY = frozenset({"gateway.cli.commands"})
 
 HTTP_LIBRARIES = frozenset({"aiohttp", "uvloop", "multidict", "yarl"})
 

@@ -4,12 +4,9 @@ The log is read twice: first to find its lines and their order, then to simulate
 does not grow with the length of a line's text, and a log may be in any order, the newest first too.
 """
 
-import argparse
 import asyncio
 import shutil
-import sys
 import tempfile
-import time
 from array import array
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
@@ -28,7 +25,9 @@ from gateway.cli.estimate.page import page
 from gateway.cli.estimate.simulation import FixedPolicy, Simulation, fixed_policy
 from gateway.cli.estimate.tally import Tally
 from gateway.cli.estimate.text import text
-from gateway.cli.terminal import CommandError, FailedError, Lines, open_log, say, unreadable
+from gateway.cli.json_lines import Lines, open_log
+from gateway.cli.progress import progress
+from gateway.cli.terminal import CommandError, FailedError, unreadable
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import CalibratedVerifier
@@ -38,23 +37,17 @@ from gateway.telemetry.usage import TypicalTimes
 from policies.format.values import percent_text
 from policies.format.yaml_document import PolicyError
 
-_PROGRESS_SECONDS = 1.0
 _SCORE_SECONDS = 30.0
 
 
-class _Progress:
-    """Says from time to time how far a pass is, on a terminal."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """The options of the simulation."""
 
-    def __init__(self, total: int | None = None) -> None:
-        self._of = "" if total is None else f" of {total:,}"
-        self._last = time.monotonic()
-        self._is_shown = sys.stderr.isatty()
-
-    def note(self, number: int) -> None:
-        """Take the number of requests so far."""
-        if self._is_shown and time.monotonic() - self._last > _PROGRESS_SECONDS:
-            self._last = time.monotonic()
-            say(f"{number:,}{self._of} requests {'simulated' if self._of else 'found'}")
+    log_format: Format | None
+    risk: float | None
+    prefix_minutes: float
+    data_dir: Path
 
 
 @dataclass(slots=True)
@@ -100,45 +93,57 @@ def index_log(file: Path, log_format: Format | None, stack: ExitStack) -> LogInd
             yield line
 
     values = Lines(partial(read_line, log_format=log_format), file)
-    progress, latest = _Progress(), 0.0
-    for _, one in values.read_from(file, lines()):
-        if one.start is not None:
-            latest = one.start
-            index.first = latest if index.first is None else min(index.first, latest)
-            index.last = latest if index.last is None else max(index.last, latest)
-        index.offsets.append(at)
-        progress.note(len(index))
-        index.starts.append(latest)  # one without a time stays behind the line before it
+    latest = 0.0
+    with progress("reading requests") as note:
+        for _, one in values.read_from(file, lines()):
+            if one.start is not None:
+                latest = one.start
+                index.first = latest if index.first is None else min(index.first, latest)
+                index.last = latest if index.last is None else max(index.last, latest)
+            index.offsets.append(at)
+            note(len(index))
+            index.starts.append(latest)  # one without a time stays behind the line before it
     index.skipped = values.skipped
     return index
 
 
-def estimate(options: argparse.Namespace) -> int:
-    """Print what would have been saved; return the exit code."""
-    file: Path = options.log
+def estimate(
+    *,
+    log: Path,
+    policy: Path | None,
+    prices: Path | None,
+    html: Path | None,
+    as_json: bool,
+    **simulated: Any,
+) -> int:
+    """Print what would have been saved; return the exit code.
+
+    ``simulated`` says how, see ``Simulated``.
+    """
+    how = Simulated(**simulated)
     try:
-        policies = fixed_policy(options.policy or default_policy(), options.risk)
-        prices = load_prices(options.prices)
+        policies = fixed_policy(policy or default_policy(), how.risk)
+        price_list = load_prices(prices)
     except (PolicyError, PricesError) as error:
         raise CommandError(str(error)) from None
     except OSError as error:
-        raise unreadable(error.filename or file, error) from None
+        raise unreadable(error.filename or log, error) from None
     with ExitStack() as stack:
-        index = index_log(file, options.format, stack)
+        index = index_log(log, how.log_format, stack)
         if not index:
-            raise CommandError(f"{file}: no request in it; docs/start/estimate.md has the formats")
-        tally = Tally(prices, index.first, index.last)
-        facts = asyncio.run(_simulate(options, index, policies, tally))
+            raise CommandError(f"{log}: no request in it; docs/start/estimate.md has the formats")
+        tally = Tally(price_list, index.first, index.last)
+        facts = asyncio.run(_simulate(how, index, policies, tally))
     source = policies.active.policy.source
-    result = {"log": str(file), "policy": source, "skipped_lines": index.skipped, **facts}
+    result = {"log": str(log), "policy": source, "skipped_lines": index.skipped, **facts}
     result |= tally.as_json()
-    if options.html is not None:
+    if html is not None:
         try:
-            options.html.write_text(page(result), "utf-8")
+            html.write_text(page(result), "utf-8")
         except OSError as error:
             why = error.strerror or error
-            raise FailedError(f"{options.html}: cannot be written: {why}") from None
-    if options.json:
+            raise FailedError(f"{html}: cannot be written: {why}") from None
+    if as_json:
         print(orjson.dumps(result).decode())
     else:
         print("\n".join(text(result)))
@@ -146,40 +151,41 @@ def estimate(options: argparse.Namespace) -> int:
 
 
 async def _simulate(
-    options: argparse.Namespace, index: LogIndex, policies: FixedPolicy, tally: Tally
+    how: Simulated, index: LogIndex, policies: FixedPolicy, tally: Tally
 ) -> dict[str, Any]:
     """Take all requests; return what was simulated, and how far."""
-    semantic: dict[str, Any] = {"risk": options.risk, "left_out": "no risk was given"}
+    semantic: dict[str, Any] = {"risk": how.risk, "left_out": "no risk was given"}
     async with AsyncExitStack() as stack:
         service = verifier = None
-        if options.risk is not None:
+        if how.risk is not None:
             try:
                 service = await stack.enter_async_context(scoring_service(None))
                 verifier = CalibratedVerifier(
-                    service, Calibrations(options.data_dir), seconds=_SCORE_SECONDS
+                    service, Calibrations(how.data_dir), seconds=_SCORE_SECONDS
                 )
-                semantic["left_out"] = _why_not(policies, verifier, options.risk)
+                semantic["left_out"] = _why_not(policies, verifier, how.risk)
             except FailedError as error:
                 semantic["left_out"] = str(error)
             if semantic["left_out"] is not None:
                 service = verifier = None
         simulation = Simulation(
-            policies, window=options.prefix_minutes * 60.0, index=service, verifier=verifier
+            policies, window=how.prefix_minutes * 60.0, index=service, verifier=verifier
         )
         stack.push_async_callback(simulation.close)
-        progress, typical = _Progress(len(index)), TypicalTimes()
-        for number, logged in enumerate(index.in_order(options.format), 1):
-            one = _with_duration(logged, typical)
-            try:
-                tally.add(one, await simulation.take(one))
-            except SemanticUnavailableError as error:
-                raise FailedError(f"the embeddings service failed: {error.reason}") from None
-            progress.note(number)
+        typical = TypicalTimes()
+        with progress("simulating requests", len(index)) as note:
+            for number, logged in enumerate(index.in_order(how.log_format), 1):
+                one = _with_duration(logged, typical)
+                try:
+                    tally.add(one, await simulation.take(one))
+                except SemanticUnavailableError as error:
+                    raise FailedError(f"the embeddings service failed: {error.reason}") from None
+                note(number)
         await simulation.finish()
         not_stored = sorted(simulation.not_stored.items(), key=itemgetter(1), reverse=True)
         return {
             "semantic": semantic,
-            "prefix_minutes": options.prefix_minutes,
+            "prefix_minutes": how.prefix_minutes,
             "not_stored": {reason.value: count for reason, count in not_stored},
             "evictions": simulation.evictions,
         }

@@ -152,11 +152,10 @@ def test_a_log_that_is_not_there_is_an_error(run):
 @pytest.mark.parametrize(
     "wrong", [("--budget", "1"), ("--budget", "30%"), ("--confidence", "2"), ("--confidence", "x")]
 )
-def test_bad_usage_is_told(run, capsys, wrong):
-    with pytest.raises(SystemExit) as ended:
-        run(*wrong)
-    assert ended.value.code == 2
-    assert "expected a" in capsys.readouterr().err
+def test_bad_usage_is_told(run, wrong):
+    code, _, err = run(*wrong)
+    assert code == 2
+    assert f"Invalid value for '{wrong[0]}'" in err
 
 
 def test_a_full_disk_leaves_the_former_file(run, tmp_path, monkeypatch):

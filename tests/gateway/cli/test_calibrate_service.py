@@ -1,8 +1,8 @@
-"""The service that a command starts for itself says so, where it takes its time."""
+"""The wait for the service that a command starts for itself is shown."""
 
 import asyncio
 import importlib.util
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -51,34 +51,29 @@ def service(monkeypatch):
 @pytest.mark.parametrize(
     ("socket", "said"),
     [
-        (None, "refrain: starting an embeddings service, to score by meaning\n"),
-        (Path("none"), "refrain: the service is loading, to score by meaning\n"),
+        (None, "starting an embeddings service"),
+        (Path("none"), "waiting for the embeddings service"),
     ],
     ids=["started", "named"],
 )
-async def test_who_waits_for_the_service_is_told_once(service, monkeypatch, socket, said):
-    lines = asyncio.Queue()
-    monkeypatch.setattr(calibrate, "NOTICE_SECONDS", 0.0)
-    monkeypatch.setattr("builtins.print", lambda text, **_: lines.put_nowait(f"{text}\n"))
+async def test_the_wait_for_the_service_is_shown(service, monkeypatch, socket, said):
+    shown = asyncio.Queue()
+
+    @contextmanager
+    def progress(what):
+        shown.put_nowait(what)
+        yield
+        shown.put_nowait("over")
+
+    monkeypatch.setattr(calibrate, "progress", progress)
 
     async def scored():
         async with scoring_service(socket):
-            pass
+            assert shown.get_nowait() == "over"
 
     task = asyncio.create_task(scored())
-    assert await lines.get() == said
+    assert await shown.get() == said
     assert not task.done()
     service.is_ready = True
     await task
-    assert lines.empty()
     assert service.closed
-
-
-async def test_a_service_that_is_there_at_once_is_not_spoken_of(service, capfd):
-    service.is_ready = True
-    loop = asyncio.get_running_loop()
-    async with scoring_service(None):
-        # Had the line not been taken back, it would be due among these.
-        due = [each for each in getattr(loop, "_scheduled", ()) if not each.cancelled()]
-    assert not [each for each in due if each._callback is calibrate.say]
-    assert capfd.readouterr().err == ""

@@ -1,15 +1,20 @@
 """The command as a person meets it: help, and one line and an exit code for what is wrong."""
 
+import os
+import pkgutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
+import click
 import pytest
 
-from gateway.cli.main import main
+from gateway.cli.main import cli, main
+from gateway.cli.options import Command
 
 ROOT = Path(__file__).parents[3]
 URL = "http://127.0.0.1:9/v1"
@@ -19,7 +24,7 @@ URL = "http://127.0.0.1:9/v1"
 class Done:
     """What a command has come to."""
 
-    code: object
+    code: int
     out: str
     told: str
     """Lines on standard error, and lines of the log."""
@@ -42,10 +47,7 @@ def refrain(
     caplog.set_level("INFO")
 
     def run(*argv: str) -> Done:
-        try:
-            code: object = main(argv)
-        except SystemExit as ended:
-            code = ended.code
+        code = main(argv)
         out, told = capfd.readouterr()
         logged = "".join(f"{record.getMessage()}\n" for record in caplog.records)
         return Done(code, out, told + logged)
@@ -53,24 +55,33 @@ def refrain(
     return run
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--help"],
-        ["serve", "--help"],
-        ["demo", "--help"],
-        ["backend", "--help"],
-        ["policy", "--help"],
-        ["config", "--help"],
-        ["config", "check", "--help"],
-        ["warm", "--help"],
-        ["keys", "rotate", "--help"],
-    ],
-)
-def test_every_command_helps_itself(refrain: Refrain, argv: list[str]):
-    done = refrain(*argv)
+def commands(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], Command]]:
+    """Yield every command and group, and the words that run it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from commands(each, *path, name)
+
+
+COMMANDS = dict(commands(cli))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_helps_itself(refrain: Refrain, path: tuple[str, ...]):
+    done = refrain(*path, "--help")
     assert (done.code, done.told) == (0, "")
-    assert "usage: refrain" in done.out
+    assert f"usage: {' '.join(('refrain', *path))}" in done.out.lower()
+    assert "..." not in done.out.partition("\nCommands:\n")[2], "a summary was cut off"
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, each in COMMANDS.items() if each.run], ids=" ".join
+)
+def test_every_command_has_a_function_that_takes_its_options(path: tuple[str, ...]):
+    command = COMMANDS[path]
+    function = pkgutil.resolve_name(f"gateway.cli.{command.run}")
+    names = [each.name for each in command.params if each.expose_value]
+    signature(function).bind(**dict.fromkeys(names))
 
 
 def test_version(refrain: Refrain):
@@ -94,31 +105,76 @@ def fails(done: Done, code: int, *told: str) -> None:
 
 
 def test_no_command_is_bad_usage(refrain: Refrain):
-    fails(refrain(), 2, "usage: refrain")
+    fails(refrain(), 2, "Usage: refrain")
 
 
 def test_unknown_flag_is_bad_usage(refrain: Refrain):
-    fails(refrain("serve", "--nothing"), 2, "unrecognized arguments: --nothing")
+    fails(refrain("serve", "--nothing"), 2, "No such option '--nothing'.")
 
 
 @pytest.mark.parametrize(
     ("argv", "near"),
-    [(["sevre"], "serve"), (["keys", "rotat"], "rotate"), (["usage", "--by", "modle"], "model")],
+    [
+        (["sevre"], "serve"),
+        (["keys", "rotat"], "rotate"),
+        (["usage", "--by", "modle"], "model"),
+        (["serve", "--confg", "a"], "--config"),
+    ],
 )
-def test_a_typo_is_told_with_the_nearest_word(
-    argv: list[str], near: str, capsys: pytest.CaptureFixture[str]
-):
-    with pytest.raises(SystemExit, match="2"):
-        main(argv)
-    assert f"; did you mean {near}?" in capsys.readouterr().err
+def test_a_typo_is_told_with_the_nearest_word(refrain: Refrain, argv: list[str], near: str):
+    fails(refrain(*argv), 2, f"Did you mean '{near}'?")
 
 
-def test_a_word_that_is_near_nothing_gets_no_proposal(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit, match="2"):
-        main(["xyzzy"])
-    err = capsys.readouterr().err
-    assert "invalid choice: 'xyzzy'" in err
-    assert "did you mean" not in err
+def test_a_word_that_is_near_nothing_gets_no_proposal(refrain: Refrain):
+    done = refrain("xyzzy")
+    fails(done, 2, "No such command 'xyzzy'.")
+    assert "Did you mean" not in done.told
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["usage", "--csv", "--json"],
+        ["usage", "--gateway", "http://a", "--data-dir", "b"],
+        ["semantic", "report", "--data-dir", "b", "--gateway", "http://a"],
+    ],
+)
+def test_options_that_exclude_one_another_are_told(refrain: Refrain, argv: list[str]):
+    fails(refrain(*argv), 2, "exclude one another.")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_is_printed(refrain: Refrain, shell: str):
+    done = refrain("completion", shell)
+    assert (done.code, done.told) == (0, "")
+    assert f"_REFRAIN_COMPLETE={shell}_complete" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("refrain st", ["plain,status"]),
+        ("refrain keys r", ["plain,revoke", "plain,rotate"]),
+        ("refrain usage --by m", ["plain,model"]),
+        ("refrain estimate lo", ["file,lo"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_files(words: str, completed: list[str]):
+    environment = {
+        **os.environ,
+        "_REFRAIN_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, completed, "")
 
 
 def test_no_upstream_is_bad_usage(refrain: Refrain):
@@ -187,10 +243,8 @@ def test_a_wrong_secret_is_exit_2_with_its_variable_and_without_its_value(
         ["policy", "explain", "--gateway", "http://a:b", "request.json"],
     ],
 )
-def test_a_gateway_that_is_no_url_is_bad_usage(argv: list[str], capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit, match="2"):
-        main(argv)
-    assert "expected a URL such as http://127.0.0.1:8080, got" in capsys.readouterr().err
+def test_a_gateway_that_is_no_url_is_bad_usage(refrain: Refrain, argv: list[str]):
+    fails(refrain(*argv), 2, "expected a URL such as http://127.0.0.1:8080, got")
 
 
 def test_a_data_dir_that_cannot_be_made_is_one_line(refrain: Refrain, tmp_path: Path):

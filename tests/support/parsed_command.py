@@ -1,0 +1,12 @@
+"""The options that a command line of `refrain` gives."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from gateway.cli.main import cli
+
+
+def parsed(words: Sequence[str]) -> SimpleNamespace:
+    """Return the options of a command; the first word is its name. Raises click.UsageError."""
+    command, *arguments = words
+    return SimpleNamespace(**cli.commands[command].make_context(command, arguments).params)
