@@ -170,6 +170,18 @@ def _event(raw: bytes) -> Event:
     return Event(b"\n".join(data) or None, raw)
 
 
+def _is_whole(event: Event) -> bool:
+    """Tell whether an event without a blank line behind it was nevertheless sent to its end."""
+    data = event.data
+    if data is None or data == DONE:
+        return data is not None
+    try:
+        loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
 def encode(data: bytes) -> bytes:
     """Return one event; ``data`` is JSON on one line, or DONE."""
     return b"data: " + data + _END_OF_EVENT
@@ -221,6 +233,9 @@ class StreamedAnswer(ABC):
         """Take the stream's end, and return as ``feed`` does."""
         last = self._decoder.end()
         if last is None:
+            return (b"", b""), None
+        if not _is_whole(last):  # a client would fail to parse what was cut
+            self._unfit, self._spoke = Reason.UNCLEAN, True
             return (b"", b""), None
         now, once_stored = self._pass_all([last])
         if self.error is not None or not self.ended:  # the error event must stand by itself

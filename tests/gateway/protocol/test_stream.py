@@ -296,11 +296,19 @@ def test_both_forms_of_several_events_are_joined():
     assert answer.feed(start + usage) == ((start + usage, start), None)
 
 
-@pytest.mark.parametrize("rest", [b"data: {", encode(orjson.dumps(said("a")))[:-2]])
-def test_an_event_that_was_cut_off_is_ended_for_the_error_that_follows(rest):
+def test_a_whole_event_without_its_blank_line_is_ended_for_the_error_that_follows():
     answer = follow()
+    rest = encode(orjson.dumps(said("a")))[:-2]
     answer.feed(rest)
     assert answer.end() == ((rest + b"\n\n",) * 2, None)
+
+
+@pytest.mark.parametrize("rest", [b"data: {", b"data: [DO", b"da", b": pi", b"event: x\ndata: {}}"])
+def test_an_event_that_was_cut_off_reaches_no_client_which_could_not_parse_it(rest):
+    answer = follow()
+    answer.feed(encode(orjson.dumps(said("a", "stop"))) + rest)
+    assert answer.end() == ((b"", b""), None)
+    assert answer.result() is Reason.UNCLEAN
 
 
 def test_the_last_event_of_a_failed_response_is_ended_too():
