@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http import HTTPStatus
 from typing import Any, assert_never
 
 import orjson
@@ -331,6 +332,8 @@ class Pipeline:
             if (instead := state.instead(self.now())) is None:
                 raise
         else:
+            if reply.status >= HTTPStatus.BAD_REQUEST:
+                observation.note_refusal(reply.status)
             if reply.status not in _UPSTREAM_FAILED:
                 return reply
             if (instead := state.instead(self.now())) is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from gateway.cache.lookup import Forward, Hit
@@ -29,8 +30,9 @@ class Observation:
 
     Times are readings of one monotonic clock in seconds. ``outcome`` is ``hit``, ``miss``,
     ``bypass``, ``refused`` (only-if-cached), ``pass`` (a path that is not cached), ``invalid``
-    (the client's fault), ``error``, or a call of ours: ``refresh`` for a stale entry, ``sample`` to
-    compare answers. ``declined`` is the reason why an answer was not stored.
+    (the client's fault), ``error`` (the upstream's own among them), or a call of ours: ``refresh``
+    for a stale entry, ``sample`` to compare answers. ``declined`` is the reason why an answer was
+    not stored.
     """
 
     endpoint: str
@@ -110,6 +112,13 @@ class Observation:
         self.forward, self.reason = state.status, state.status.reason
         self.ineligible = state.ineligible
         self.key = None if state.store is None else state.store.key
+
+    def note_refusal(self, status: int) -> None:
+        """Note that the upstream's own error passes through: is it ill, or at its limits?"""
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.outcome, self.reason = "error", Reason.UPSTREAM_STATUS
+        elif status == HTTPStatus.TOO_MANY_REQUESTS:
+            self.outcome, self.reason = "error", Reason.UPSTREAM_LIMITED
 
     def end(self, outcome: str, reason: Reason | None, status: int | None = None) -> None:
         """Note how the request ends. ``status`` is that of the reply, if there is one."""

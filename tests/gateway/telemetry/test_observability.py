@@ -57,6 +57,34 @@ async def test_requests_are_counted_by_outcome_rule_and_reason(
     assert counted(seen, "refrain_entry_bytes") > 100
 
 
+@pytest.mark.parametrize(
+    ("status", "outcome", "reason"),
+    [
+        (500, "error", "upstream-status"),
+        (503, "error", "upstream-status"),
+        (429, "error", "upstream-limited"),
+        (400, "miss", ""),
+        (401, "miss", ""),
+    ],
+)
+async def test_an_upstreams_own_error_counts_as_an_error_unless_it_is_the_clients(
+    gateway: RunningGateway, upstream: ScriptedUpstream, status: int, outcome: str, reason: str
+):
+    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    upstream.answer = answer
+    for streamed in (False, True):
+        reply = await gateway.ask(stream=streamed)
+        assert (reply.status, reply.cache) == (
+            status,
+            "refrain; fwd=miss; detail=upstream-status",
+        )
+    seen = await samples(gateway)
+    assert counted(seen, "refrain_requests_total", outcome=outcome, reason=reason) == 2
+    assert counted(seen, "refrain_declined_total", reason="upstream-status") == 2
+
+
 @pytest.fixture
 async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[bytes]]:
     """A real OTLP receiver; yields the bodies it was sent."""
