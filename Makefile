@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test lint bench eval soak docs reference manifests lock clean docs-serve
+.PHONY: help setup demo test lint bench eval soak chaos docs reference manifests lock clean docs-serve
 .DEFAULT_GOAL := help
 
 help: ## show this help
@@ -54,7 +54,6 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/memory_bound.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/redis_store.py
-	$(BIN)/python benchmarks/store_faults.py
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/engine_batching.py
 	$(BIN)/python benchmarks/engine_speculation.py
@@ -89,6 +88,9 @@ docs-serve: setup ## the docs on http://127.0.0.1:8008, built anew at each chang
 
 reference: setup ## write the generated tables of the docs anew
 	$(BIN)/python -m tools.docs
+
+chaos: setup ## faults on purpose, under load; CHAOS="--only redis" passes options on
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 manifests: setup ## write deploy/kubernetes/refrain.yaml from the Helm chart
 	$(BIN)/python deploy/helm/manifests.py > manifests.new

