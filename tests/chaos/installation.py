@@ -116,6 +116,12 @@ class Installation:
         """The data directory, as the gateway sees it."""
         return self.folder / "data"
 
+    @property
+    def seen_from_here(self) -> Path:
+        """The same folder: a small disk is mounted in the gateway's own namespace."""
+        assert self.process is not None
+        return Path(f"/proc/{self.process.popen.pid}/root{self.data_dir}")
+
     async def start(self) -> None:
         """Start the gateway, and wait until it is ready."""
         config = self.folder / "refrain.yaml"
@@ -174,13 +180,13 @@ async def opened(
     stack: AsyncExitStack,
     folder: Path,
     *,
-    store: str,
-    upstreams: int,
-    workers: int,
-    policy: str | None,
-    small_disk: bool,
-    clock: bool,
-    settings: Mapping[str, Any],
+    store: str = "disk",
+    upstreams: int = 1,
+    workers: int = 1,
+    policy: str | None = EXACT_ONLY,
+    small_disk: bool = False,
+    clock: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> Installation:
     """Start all, and end all with the stack."""
     ups = [FaultyUpstream() for _ in range(upstreams)]
@@ -201,7 +207,7 @@ async def opened(
         "between_tokens_timeout": 1,
         "queue_timeout": 2,
         "drain_timeout": 2,
-        **settings,
+        **(settings or {}),
     }
     if "decision_log" in chosen:
         chosen["decision_log"] = str(folder / "data" / chosen["decision_log"])
@@ -326,9 +332,7 @@ async def redis_slow(there: Installation) -> AsyncIterator[None]:
 @asynccontextmanager
 async def disk_full(there: Installation) -> AsyncIterator[None]:
     """Fill the small disk with another file, then remove the file."""
-    assert there.process is not None
-    # The mount is in the gateway's own namespace, which its /proc shows.
-    filler = Path(f"/proc/{there.process.popen.pid}/root{there.data_dir}/filler")
+    filler = there.seen_from_here / "filler"
     await asyncio.to_thread(_fill, filler)
     yield
     await asyncio.to_thread(filler.unlink)
