@@ -114,7 +114,7 @@ class Observation:
         self.key = None if state.store is None else state.store.key
 
     def note_refusal(self, status: int) -> None:
-        """Note that the upstream's own error passes through: is it ill, or at its limits?"""
+        """Note an error of the upstream that passes through: it is ill, or at its limits."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.outcome, self.reason = "error", Reason.UPSTREAM_STATUS
         elif status == HTTPStatus.TOO_MANY_REQUESTS:
