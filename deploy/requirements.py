@@ -1,29 +1,44 @@
-"""Print what `refrain-gateway[EXTRA]` depends on, one requirement a line, from pyproject.toml.
+"""Print what `refrain-gateway[EXTRAS]` depends on, one requirement a line, from pyproject.toml.
 
 The image installs dependencies from this list before the code is copied, so that an edit of code
-does not install them again. Usage: requirements.py PYPROJECT EXTRA
+does not install them again. Usage: requirements.py PYPROJECT EXTRA[,EXTRA…]
 """
 # ruff: noqa: INP001 - a script, not part of a package
 
+import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the requirements; 2 on bad usage."""
     if len(argv) != 2:
-        sys.stderr.write("usage: requirements.py PYPROJECT EXTRA\n")
+        sys.stderr.write("usage: requirements.py PYPROJECT EXTRA[,EXTRA...]\n")
         return 2
-    file, extra = argv
+    file, names = argv
     project = tomllib.loads(Path(file).read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    if extra not in extras:
-        sys.stderr.write(f"requirements.py: {file} has no extra {extra!r}\n")
+    if unknown := set(names.split(",")) - set(extras):
+        sys.stderr.write(f"requirements.py: {file} has no extra {', '.join(sorted(unknown))}\n")
         return 2
-    sys.stdout.write("\n".join([*project["dependencies"], *extras[extra]]) + "\n")
+    own = re.compile(rf"{project['name']}\[(?P<extras>[\w,-]+)\]")
+    wanted = [*project["dependencies"], *_requirements(names, extras, own)]
+    sys.stdout.write("\n".join(dict.fromkeys(wanted)) + "\n")
     return 0
+
+
+def _requirements(
+    names: str, extras: Mapping[str, Sequence[str]], own: re.Pattern[str]
+) -> Iterator[str]:
+    """Yield what the extras need, with those that they name."""
+    for name in names.split(","):
+        for line in extras[name]:
+            if found := own.fullmatch(line):
+                yield from _requirements(found["extras"], extras, own)
+            else:
+                yield line
 
 
 if __name__ == "__main__":

@@ -271,8 +271,13 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
     """Load a directory in the layout of sentence-transformers. Raises ModelLoadError."""
     # Seconds of import.
     import tokenizers  # noqa: PLC0415
-    from sentence_transformers import SentenceTransformer  # noqa: PLC0415
-    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
+
+    try:
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415
+        from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        install = "pip install 'refrain-gateway[transformers]'"
+        raise ModelLoadError(f"{options.model} needs {error.name}: {install}") from error
 
     disable_progress_bar()
     directory, device = Path(options.model), device_of(options.device).type

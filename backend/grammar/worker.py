@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from time import monotonic
@@ -30,6 +31,7 @@ from backend.scheduler.request import Grammar, GrammarKind
 if TYPE_CHECKING:
     import xgrammar
 
+_INSTALL = "pip install 'refrain-gateway[structured]'"
 _START_SECONDS = 60.0
 _MOST_DATA = 512 * 2**20
 """Memory that compilations may take beyond what the worker begins with."""
@@ -157,6 +159,8 @@ class GrammarWorker:
             process.wait()
 
     def _loaded(self) -> tuple[Vocabulary, GrammarLibrary]:
+        if find_spec("xgrammar") is None:
+            raise GrammarError(f"xgrammar is not installed here: {_INSTALL}")
         if self._library is None:
             vocabulary = self._vocabulary()
             self._library = vocabulary, GrammarLibrary(vocabulary, self._most_bytes)

@@ -194,7 +194,7 @@ def _generic(
     except ImportError as error:
         raise ModelLoadError(
             f"{directory / 'config.json'}: architectures: {values.get('architectures') or []} "
-            f"needs the package transformers: {error}"
+            f"needs transformers ({error}): pip install 'refrain-gateway[transformers]'"
         ) from error
     model = load_generic(directory, values, device=device, dtype=chosen)
     tell(f"comparing {directory} with transformers")

@@ -133,7 +133,7 @@ def _loaded(files: ModelFiles, settings: EncoderSettings) -> SentenceModel:
     except ModuleNotFoundError as error:
         raise ModelError(
             f"{files.name} needs {error.name}, which is not installed: "
-            "pip install sentence-transformers"
+            "pip install 'refrain-gateway[transformers]'"
         ) from error
     return load_torch_model(files.directory, settings.device, settings.threads)
 

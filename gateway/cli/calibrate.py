@@ -266,7 +266,8 @@ async def scoring_service(socket: Path | None, *arguments: str) -> AsyncIterator
         process = None
         if socket is None:
             if importlib.util.find_spec("onnxruntime") is None:
-                raise FailedError("nothing can be scored: install refrain-gateway[cpu] or [gpu]")
+                install = "pip install 'refrain-gateway[semantic]'"
+                raise FailedError(f"nothing can be scored: {install}")
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="refrain-")))
             socket = folder / "embeddings.sock"
             process = await stack.enter_async_context(_start_service(socket, folder, *arguments))

@@ -175,7 +175,7 @@ async def check_store(settings: Settings, holder: str | None) -> Finding:
         return _check_disk(settings.data_dir / "entries.sqlite3", holder)
     try:
         return await _check_redis(settings)
-    except (StoreError, ValueError) as error:
+    except (StoreError, ValueError, ModuleNotFoundError) as error:
         return Finding("store", Level.FAULT, f"{error} (store: in the settings)")
 
 
@@ -324,8 +324,8 @@ def check_clock(ahead: list[float]) -> Finding:
 async def check_encoder(settings: Settings) -> Finding:
     """Check whether encoder and verifier load, in a service of their own."""
     if missing := missing_libraries():
-        what = " and ".join(missing)
-        text = f"{what} not installed, so there are no semantic hits: install refrain-gateway[cpu]"
+        what = f"{' and '.join(missing)} not installed, so there are no semantic hits"
+        text = f"{what}: pip install 'refrain-gateway[semantic]'"
         return Finding("encoder", Level.WARNING, text)
     arguments = ["--device", settings.embeddings_device]
     if settings.embeddings_model is not None:
@@ -345,7 +345,8 @@ async def check_encoder(settings: Settings) -> Finding:
 async def check_gpu(settings: Settings) -> Finding:
     """Check whether the engine, and the encoder if it is told so, would find a GPU."""
     if not importlib.util.find_spec("torch"):
-        text = "torch is not installed: refrain backend and demo need refrain-gateway[cpu] or [gpu]"
+        install = "pip install 'refrain-gateway[cpu]', or [gpu]"
+        text = f"torch is not installed, as refrain backend and demo need it: {install}"
         return Finding("gpu", Level.OK, text)
     process = await asyncio.create_subprocess_exec(
         *PYTHON,
@@ -381,7 +382,7 @@ def gpu_finding(names: str, device: str, *, has_driver: bool) -> Finding:
         text = "none, but embeddings_device is cuda: set it to cpu or auto"
         return Finding("gpu", Level.FAULT, text)
     if has_driver:
-        text = "there is a driver, but torch sees no GPU: install refrain-gateway[gpu]"
+        text = "there is a driver, but torch sees no GPU: pip install 'refrain-gateway[gpu]'"
         return Finding("gpu", Level.WARNING, text)
     return Finding("gpu", Level.OK, "none: refrain backend runs on the CPU")
 

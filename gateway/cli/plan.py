@@ -64,7 +64,8 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
     if faults := find_faults(settings, needs_upstream=not is_demo):
         raise CommandError("\n".join(faults))
     if is_demo and importlib.util.find_spec("torch") is None:
-        raise FailedError("the bundled engine needs torch: install refrain-gateway[cpu] or [gpu]")
+        what = "the bundled engine needs torch"
+        raise FailedError(f"{what}: pip install 'refrain-gateway[cpu]', or [gpu]")
     upstreams, own_keys = settings.all_upstreams, settings.gateway_keys is not None
     if is_demo and upstreams:
         log.warning("the demo serves its own engine: upstream %s is not used", upstreams[0].url)
@@ -168,6 +169,7 @@ def find_faults(settings: Settings, *, needs_upstream: bool = True) -> list[str]
             faults.append(f"{key}: {unreadable(path, error)}")
         except (PolicyError, KeyRingError, PricesError, DiscoveryError) as error:
             faults += str(error).splitlines()
+    faults += _missing_extras(settings)
     for option, path in tls_files(settings.store).items():
         if not os.access(path, os.R_OK):
             faults.append(f"store: {option}: {path} cannot be read")
@@ -198,6 +200,17 @@ def _named_files(settings: Settings) -> Iterator[tuple[str, Path, Callable[[byte
             yield key, one.discover.file, partial(read_addresses, port=port)
 
 
+def _missing_extras(settings: Settings) -> Iterator[str]:
+    for key, value, library, extra in (
+        ("store", settings.store, "redis", "redis"),
+        ("vectors", settings.vectors, "qdrant_client", "qdrant"),
+    ):
+        scheme, is_server, _ = value.partition("://")
+        if is_server and importlib.util.find_spec(library) is None:
+            install = f"pip install 'refrain-gateway[{extra}]'"
+            yield f"{key}: {scheme}://… needs the extra {extra}: {install}"
+
+
 def _check_writable(log: Path) -> Iterator[str]:
     if log.is_dir():
         yield f"decision_log: {log} is a folder; give a file"
@@ -219,13 +232,14 @@ def _make(data_dir: Path) -> None:
 
 def missing_libraries() -> list[str]:
     """Return the libraries that semantic lookup needs and that are not installed."""
-    needed = ("faiss", "onnx", "onnxruntime", "tokenizers")
+    needed = ("faiss", "numpy", "onnx", "onnxruntime", "safetensors", "tokenizers")
     return [name for name in needed if not importlib.util.find_spec(name)]
 
 
 def _embeddings(settings: Settings) -> list[str] | None:
     if missing := missing_libraries():
-        log.warning("semantic lookup is off: %s not installed", " and ".join(missing))
+        what = f"{' and '.join(missing)} not installed"
+        log.warning("semantic lookup is off: %s; pip install 'refrain-gateway[semantic]'", what)
         return None
     argv = [*PYTHON, "-m", "embeddings", "--data-dir", str(settings.data_dir)]
     argv += ["--device", settings.embeddings_device, "--log-format", settings.log_format]

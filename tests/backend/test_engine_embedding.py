@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -213,6 +214,13 @@ def test_a_directory_that_is_no_model(minilm, tmp_path, changed, said):
         load(copied(minilm, tmp_path, **changed))
     assert str(caught.value).startswith(f"{tmp_path}: ")
     assert "\n" not in str(caught.value)
+
+
+def test_without_sentence_transformers_it_is_said_what_to_install(minilm, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    said = r"needs sentence_transformers: pip install 'refrain-gateway\[transformers\]'"
+    with pytest.raises(ModelLoadError, match=said):
+        load(minilm)
 
 
 def test_the_context_may_be_set_up_to_the_models_positions(minilm):

@@ -203,6 +203,13 @@ def test_a_vocabulary_without_an_end_holds_nobody_to_a_grammar():
         worker.compile(regex("a"), 60.0)
 
 
+def test_without_xgrammar_a_grammar_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    worker = GrammarWorker(lambda: BYTES, 2**26)
+    with pytest.raises(GrammarError, match=r"pip install 'refrain-gateway\[structured\]'"):
+        worker.compile(regex("a"), 60.0)
+
+
 @pytest.fixture(scope="module")
 def worker():
     worker = GrammarWorker(lambda: BYTES, 2**26)

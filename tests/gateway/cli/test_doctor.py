@@ -327,7 +327,7 @@ async def test_an_encoder_without_its_libraries_and_verifier(settings, monkeypat
         ("['H100', 'H100']", "cpu", True, OK, "H100, H100"),
         ("[]", "cpu", False, OK, "none: refrain backend runs on the CPU"),
         ("[]", "cuda", False, FAULT, "none, but embeddings_device is cuda: set it to cpu or auto"),
-        ("[]", "cpu", True, WARNING, "there is a driver, but torch sees no GPU: install"),
+        ("[]", "cpu", True, WARNING, "there is a driver, but torch sees no GPU: pip install"),
     ],
 )
 def test_gpus(names, device, has_driver, level, text):

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from gateway.cli.plan import make_plan
+from gateway.cli.terminal import CommandError, FailedError
 
 
 def plan(data_dir):
@@ -22,4 +23,28 @@ def test_semantic_lookup_needs_no_torch(tmp_path, monkeypatch, library):
 def test_semantic_lookup_is_off_without_its_libraries(tmp_path, monkeypatch, caplog, library):
     monkeypatch.setitem(sys.modules, library, None)
     assert plan(tmp_path).embeddings is None
-    assert f"semantic lookup is off: {library} not installed" in caplog.text
+    assert f"semantic lookup is off: {library} not installed; pip install" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "url", "library"),
+    [
+        ("store", "redis://someone:secret@redis", "redis"),
+        ("vectors", "http://qdrant:6333", "qdrant_client"),
+    ],
+)
+def test_settings_that_need_an_extra_name_it(tmp_path, monkeypatch, setting, url, library):
+    monkeypatch.setenv(f"REFRAIN_{setting.upper()}", url)
+    assert plan(tmp_path)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(CommandError) as refused:
+        plan(tmp_path)
+    extra = library.removesuffix("_client")
+    needs = f"needs the extra {extra}: pip install 'refrain-gateway[{extra}]'"
+    assert str(refused.value) == f"{setting}: {url.partition('://')[0]}://… {needs}"
+
+
+def test_the_demo_needs_torch(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(FailedError, match=r"needs torch: pip install 'refrain-gateway\[cpu\]'"):
+        make_plan({"data_dir": str(tmp_path), "port": 0}, is_demo=True)

@@ -228,12 +228,12 @@ def test_a_page_that_cannot_be_written_is_a_failure(log, tmp_path, capsys):
 
 def test_without_an_encoder_hits_by_meaning_are_left_out_in_one_line(log, capsys, monkeypatch):
     def absent(_socket):
-        raise FailedError("nothing can be scored: install refrain-gateway[cpu] or [gpu]")
+        raise FailedError("nothing can be scored: pip install 'refrain-gateway[semantic]'")
 
     monkeypatch.setattr(command, "scoring_service", absent)
     code, out, _ = run(capsys, "--risk", "1%", log)
     assert code == 0
-    assert "left out: nothing can be scored: install refrain-gateway[cpu] or [gpu]." in " ".join(
+    assert "left out: nothing can be scored: pip install 'refrain-gateway[semantic]'." in " ".join(
         out.split()
     )
     assert "hits by meaning  " not in out
