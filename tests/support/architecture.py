@@ -337,8 +337,9 @@ def few_modules_know_http_libraries(root: Path) -> list[str]:
 
 
 def the_gateway_has_few_rooms(root: Path) -> list[str]:
-    """Who opens gateway/ sees at most a dozen entries."""
-    entries = [path.name for path in (root / "gateway").glob("*") if path.name != "__pycache__"]
+    """Who opens gateway/ sees at most a dozen entries; the mark of a typed package is none."""
+    marks = {"__pycache__", "py.typed"}
+    entries = [path.name for path in (root / "gateway").glob("*") if path.name not in marks]
     return [f"gateway: {len(entries)} entries"] if len(entries) > MOST_ENTRIES else []
 
 
