@@ -334,7 +334,8 @@ async def check_encoder(settings: Settings) -> Finding:
         async with scoring_service(None, *arguments) as service:
             if not service.verifier:
                 fault = service.verifier_fault or "its files are not there"
-                text = f"{service.name} loads, but not the verifier: {fault}; reinstall refrain"
+                what = f"{service.name} loads, but not the verifier: {fault}"
+                text = f"{what}; reinstall refrain-gateway"
                 return Finding("encoder", Level.FAULT, text)
             return Finding("encoder", Level.OK, f"{service.name} and the verifier load")
     except FailedError as error:

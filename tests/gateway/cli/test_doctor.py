@@ -314,7 +314,7 @@ async def test_an_encoder_without_its_libraries_and_verifier(settings, monkeypat
     monkeypatch.setattr(doctor, "scoring_service", service)
     found = await doctor.check_encoder(settings())
     assert found.level is FAULT
-    assert found.text == "mini loads, but not the verifier: no file; reinstall refrain"
+    assert found.text == "mini loads, but not the verifier: no file; reinstall refrain-gateway"
     monkeypatch.setattr(doctor, "missing_libraries", lambda: ["faiss"])
     found = await doctor.check_encoder(settings())
     assert found.level is WARNING
