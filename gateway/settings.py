@@ -4,10 +4,8 @@ Law: every message names where the value came from: the flag, the variable, or t
 line and key. A message quotes no value that may hold a secret.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
     model_validator,
 )
@@ -27,6 +26,7 @@ from pydantic_core import ErrorDetails
 
 from gateway.protocol.messages import Addition
 from gateway.upstream.settings import Seconds, UpstreamSettings, UrlWithQuery
+from policies.format.units import SIZE, read_size, size_text
 from policies.format.yaml_document import (
     Document,
     PolicyError,
@@ -35,24 +35,15 @@ from policies.format.yaml_document import (
     read_document,
 )
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def _read_size(value: object) -> object:
-    """Return bytes for a text such as 512MiB, 2G (both of 1024) or 1GB (of 1000)."""
-    if not isinstance(value, str):
-        return value
-    with suppress(ValueError):
-        return int(value)
-    match = _SIZE.fullmatch(value.strip())
-    if match is None or (match[3] and not match[2]):
-        raise ValueError("expected a size such as 512MiB, 1GB or a number of bytes")
-    decimal = bool(match[4]) and not match[3]
-    return int(float(match[1]) * (1000 if decimal else 1024) ** _POWERS[match[2].lower()])
-
-
-Size = Annotated[int, BeforeValidator(_read_size, json_schema_input_type=int | str)]
+Size = Annotated[
+    int,
+    BeforeValidator(
+        lambda value: read_size(value) if isinstance(value, str) else value,
+        json_schema_input_type=int | Annotated[str, Field(pattern=f"^{SIZE}$")],
+    ),
+    PlainSerializer(size_text, when_used="json"),
+]
+"""A size: bytes, or a text with a unit. JSON has the text."""
 
 _SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 

@@ -8,7 +8,7 @@ import click
 from click import argument, option
 
 from gateway.cli import options
-from gateway.cli.options import FILE, FOLDER, Choice, Group, PolicyValue
+from gateway.cli.options import FILE, FOLDER, Choice, ErrorBudget, Group, Time
 
 
 @click.group(
@@ -128,15 +128,17 @@ def audit() -> None:
 )
 @option(
     "--risk",
-    type=PolicyValue("ERROR_BUDGET"),
+    type=ErrorBudget(),
     metavar="R",
     help="Share of answers by meaning that may be wrong; without it none are looked for.",
 )
 @option(
     "--prefix-minutes",
-    type=click.FloatRange(0.1, 10_080),
-    default=10.0,
-    help="Minutes that a prompt stays in a prefix cache.",
+    "prefix_seconds",
+    type=Time(bare="m", least=6, most=604_800),
+    default=600.0,
+    show_default="10m",
+    help="How long a prompt stays in a prefix cache; a number is of minutes.",
 )
 @option(
     "--prices",
@@ -341,7 +343,7 @@ def semantic() -> None:
 )
 @option(
     "--budget",
-    type=PolicyValue("ERROR_BUDGET"),
+    type=ErrorBudget(),
     multiple=True,
     default=(0.001, 0.005, 0.01, 0.02, 0.05),
     show_default="0.1% 0.5% 1% 2% 5%",
@@ -431,11 +433,11 @@ def keys_revoke() -> None:
 @options.key_attributes
 @option(
     "--overlap",
-    type=PolicyValue("DURATION"),
+    type=Time(),
     default=0.0,
     show_default="0",
     metavar="TIME",
-    help="How long old keys stay valid, such as 1d.",
+    help="How long old keys stay valid, such as 1d; a number is of seconds.",
 )
 @options.key_file
 def keys_rotate() -> None:

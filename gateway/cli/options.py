@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from difflib import get_close_matches
 from inspect import cleandoc
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -108,23 +109,45 @@ class GatewayUrl(click.ParamType[str]):
         return value
 
 
-class PolicyValue(click.ParamType[float]):
-    """A value as policy files have it: a name of ``policies.format.values``."""
+class Time(click.ParamType[float]):
+    """A time such as 500ms, 30s or 5m within bounds, in seconds; ``bare`` is a number's unit."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name = "time"
+
+    def __init__(self, *, bare: str = "s", least: float = 0.0, most: float = inf) -> None:
+        self._bare, self._least, self._most = bare, least, most
 
     def convert(
         self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number of a text; a default is a number already."""
-        if not isinstance(value, str):
-            return value
-        from policies.format import values
+        """Return the seconds; a default is a number already."""
+        from policies.format.units import read_time, time_text
 
         try:
-            return float(getattr(values, self.name).read(value))
-        except values.UnexpectedValueError as refused:
+            seconds = read_time(value, self._bare) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"{error}, got {value!r}", param, ctx)
+        if not self._least <= seconds <= self._most:
+            bounds = f"{time_text(self._least)} to {time_text(self._most)}"
+            self.fail(f"expected a time from {bounds}, got {value!r}", param, ctx)
+        return seconds
+
+
+class ErrorBudget(click.ParamType[float]):
+    """A share of hits that may be wrong, such as 1%, as policy files have it."""
+
+    name = "percentage"
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the share; a default is a number already."""
+        # Costs as much to import as all else.
+        from policies.format.values import ERROR_BUDGET, UnexpectedValueError
+
+        try:
+            return float(ERROR_BUDGET.read(value) if isinstance(value, str) else value)
+        except UnexpectedValueError as refused:
             self.fail(f"expected {refused}, got {value!r}", param, ctx)
 
 

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from ipaddress import ip_address
-from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -24,31 +23,24 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     model_validator,
 )
 
 from gateway.protocol.headers import CREDENTIALS, OF_ONE_CONNECTION
 from gateway.protocol.messages import Addition
+from policies.format.units import TIME, read_time, time_text
 from policies.format.yaml_document import read_document
 
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d|w)?", re.ASCII)
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def _read_seconds(value: object) -> object:
-    """Return seconds for a text such as 50ms, 30s, 10m or 24h."""
-    if not isinstance(value, str):
-        return value
-    with suppress(ValueError):
-        if isfinite(number := float(value)):
-            return number
-    match = _TIME.fullmatch(value.strip())
-    if match is None:
-        raise ValueError("expected a time such as 50ms, 30s, 10m or a number of seconds")
-    return float(match[1]) * _SECONDS[match[2] or "s"]
-
-
-Seconds = Annotated[float, BeforeValidator(_read_seconds, json_schema_input_type=float | str)]
+Seconds = Annotated[
+    float,
+    BeforeValidator(
+        lambda value: read_time(value) if isinstance(value, str) else value,
+        json_schema_input_type=float | Annotated[str, Field(pattern=f"^{TIME}$")],
+    ),
+    PlainSerializer(time_text, when_used="json-unless-none"),
+]
+"""A time: seconds, or a text with a unit. JSON has the text."""
 
 _PATH: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~!$&'()*+,=:@%-]+)+")
 _ADDED_PATHS: Final = ("/chat/completions", "/completions", "/embeddings", "/responses")

@@ -13,6 +13,7 @@ import phonenumbers
 import re2
 
 from policies.decision import DEFAULT_RULE, Endpoint
+from policies.format.units import read_time, time_text
 from policies.pii.phone import is_region
 from policies.pii.scan import AllowList
 from policies.policy import ANONYMOUS
@@ -25,7 +26,6 @@ MAX_GENERATION = 2**53 - 1
 ANY = "any"
 """Lifts a bound that the default sets."""
 
-_UNITS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 _CREDENTIAL_HEADERS = frozenset(
     {"authorization", "api-key", "x-api-key", "cookie", "proxy-authorization"}
 )
@@ -171,21 +171,15 @@ def percent_text(share: float) -> str:
     return f"{share * 100:g}%"
 
 
-def duration_text(seconds: float) -> str:
-    """Write a duration with the largest unit that leaves nothing over."""
-    unit, size = next(each for each in _UNITS.items() if int(seconds) % each[1] == 0)
-    return f"{int(seconds) // size}{unit}"
-
-
 def _share(value: str) -> float:
     return float(value.removesuffix("%")) / 100
 
 
 def _seconds(value: str) -> float:
-    seconds = int(value[:-1]) * _UNITS[value[-1]]
+    seconds = read_time(value)
     if seconds > MAX_LIFETIME:
         raise UnexpectedValueError(f"a duration of at most {MAX_LIFETIME} seconds (24855d)")
-    return float(seconds)
+    return seconds
 
 
 def _text(value: object) -> str:
@@ -268,7 +262,7 @@ def _version(value: object) -> int:
 
 ON_OFF = replace(choice({"on": True, "off": False}), words=lambda value: "on" if value else "off")
 DURATION = matching(
-    "[1-9][0-9]{0,9}[smhdw]", "a duration such as 10m, 24h or 7d", _seconds, duration_text
+    "[1-9][0-9]{0,9}[smhdw]", "a duration such as 10m, 24h or 7d", _seconds, time_text
 )
 DURATION_OR_OFF = or_word(DURATION, "off", 0.0, first=True)
 PERCENT = matching(

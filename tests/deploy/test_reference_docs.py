@@ -46,8 +46,8 @@ def test_each_setting_and_each_secret_is_explained():
     ("setting", "row"),
     [
         ("port", r"`REFRAIN_PORT` \| 0 to 65535 \| `8080` \| Port to listen on."),
-        ("store_bytes", r"`REFRAIN_STORE_BYTES` \| size \| 1 GiB \| "),
-        ("vectors_timeout", r"`REFRAIN_VECTORS_TIMEOUT` \| time \| 0.05 s \| "),
+        ("store_bytes", r"`REFRAIN_STORE_BYTES` \| size \| `1GiB` \| "),
+        ("vectors_timeout", r"`REFRAIN_VECTORS_TIMEOUT` \| time \| `50ms` \| "),
         ("log_format", r"`REFRAIN_LOG_FORMAT` \| `auto`, `text`, `json` \| `auto` \| "),
         ("dns_server", r"`REFRAIN_DNS_SERVER` \| text \| those of /etc/resolv.conf \| IP address"),
     ],

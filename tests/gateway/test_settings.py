@@ -122,7 +122,7 @@ def test_times_take_units(given: str, seconds: float):
         ("REFRAIN_STORE_BYTES", "big", "expected a size such as 512MiB, 1GB or a number of bytes"),
         ("REFRAIN_STORE_BYTES", "1ib", "expected a size such as"),
         ("REFRAIN_STORE_BYTES", "1KiB", "expected a number greater than or equal to 1048576"),
-        ("REFRAIN_READ_TIMEOUT", "soon", "expected a time such as 50ms, 30s, 10m or a number of"),
+        ("REFRAIN_READ_TIMEOUT", "soon", "expected a time such as 500ms, 30s, 10m or a number of"),
         ("REFRAIN_READ_TIMEOUT", "-1s", "expected a time such as"),
     ],
 )

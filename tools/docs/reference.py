@@ -18,6 +18,7 @@ from gateway.settings import ENVIRONMENT_PREFIX, SECRETS
 from policies.format.load import json_schema as policy_schema
 from policies.format.load import parse_policy
 from policies.format.settings import settings_of
+from policies.format.units import size_text, time_text
 
 ROOT = Path(__file__).parents[2]
 _PART = re.compile(
@@ -79,7 +80,6 @@ POLICY_PAGES = {
 """The page of each policy key, which is its heading."""
 
 _TYPES = {"boolean": "`true`, `false`", "integer": "whole number", "number": "number"}
-_KIB = 1024
 
 
 def renewed() -> dict[str, str]:
@@ -118,6 +118,9 @@ def _name(name: str, link: Link) -> str:
     return f"[`{name}`]({link(SEE[name])})" if name in SEE else f"`{name}`"
 
 
+_WRITTEN = {"size": size_text, "time": time_text}
+
+
 def _kind(key: Mapping[str, Any]) -> str:
     """Return the values of a setting in words."""
     choices = key.get("anyOf", [key])
@@ -151,11 +154,8 @@ def _default(key: Mapping[str, Any]) -> tuple[str, str]:
 def _value(value: Any, kind: str) -> str:
     if value in (None, [], {}, ""):
         return ""
-    if kind == "size":
-        unit = max(power for power in range(4) if value % _KIB**power == 0)
-        return f"{value // _KIB**unit} {('bytes', 'KiB', 'MiB', 'GiB')[unit]}"
-    if kind == "time":
-        return f"{value:g} s"
+    if kind in _WRITTEN:
+        return f"`{_WRITTEN[kind](value)}`"
     if isinstance(value, float):
         return f"`{value:g}`"
     return f"`{yaml.safe_dump(value, default_flow_style=True).partition(chr(10))[0]}`"

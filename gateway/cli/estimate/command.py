@@ -46,7 +46,7 @@ class Simulated:
 
     log_format: Format | None
     risk: float | None
-    prefix_minutes: float
+    prefix_seconds: float
     data_dir: Path
 
 
@@ -169,7 +169,7 @@ async def _simulate(
             if semantic["left_out"] is not None:
                 service = verifier = None
         simulation = Simulation(
-            policies, window=how.prefix_minutes * 60.0, index=service, verifier=verifier
+            policies, window=how.prefix_seconds, index=service, verifier=verifier
         )
         stack.push_async_callback(simulation.close)
         typical = TypicalTimes()
@@ -185,7 +185,7 @@ async def _simulate(
         not_stored = sorted(simulation.not_stored.items(), key=itemgetter(1), reverse=True)
         return {
             "semantic": semantic,
-            "prefix_minutes": how.prefix_minutes,
+            "prefix_minutes": how.prefix_seconds / 60.0,
             "not_stored": {reason.value: count for reason, count in not_stored},
             "evictions": simulation.evictions,
         }

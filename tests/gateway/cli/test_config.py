@@ -106,7 +106,7 @@ def test_each_setting_is_shown_with_its_origin(config, monkeypatch):
     assert [*shown] == [*Settings.model_fields, "admin_token"]
     assert shown["port"] == {"value": 99, "from": "--port"}
     assert shown["workers"] == {"value": 2, "from": "REFRAIN_WORKERS"}
-    assert shown["store_bytes"] == {"value": 2 * 2**30, "from": "refrain.yaml:2"}
+    assert shown["store_bytes"] == {"value": "2GiB", "from": "refrain.yaml:2"}
     assert shown["queue_size"] == {"value": 256, "from": "default"}
     assert shown["admin_token"] == {"value": "***", "from": "REFRAIN_ADMIN_TOKEN"}
     assert "guess-me" not in out
@@ -114,6 +114,7 @@ def test_each_setting_is_shown_with_its_origin(config, monkeypatch):
     rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()}
     assert rows["port"] == ["99", "--port"]
     assert rows["ui"] == ["true", "default"]
+    assert rows["vectors_timeout"] == ["50ms", "default"]
     assert rows["policy"] == ["none", "default"]
 
 
@@ -194,3 +195,20 @@ def test_the_schema_is_printed_and_is_one(config):
     schema = orjson.loads(out)
     Draft202012Validator.check_schema(schema)
     assert set(schema["properties"]) == set(Settings.model_fields)
+
+
+def test_values_with_units_are_read_as_they_are_shown():
+    settings = Settings(memory_bytes=1000, read_timeout=0.1 + 0.2)
+    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+    shown = settings.model_dump(mode="json")
+    assert (shown["memory_bytes"], shown["client_timeout"]) == ("1000B", "5m")
+
+
+def test_the_schema_takes_numbers_and_units():
+    validator = Draft202012Validator(json_schema())
+    for given in (30, 0.5, "30s", "500ms", "10 m", "2.5"):
+        validator.validate({"read_timeout": given})
+    for given in (2**30, "1GiB", "512 MB", "2097152"):
+        validator.validate({"store_bytes": given})
+    assert not validator.is_valid({"read_timeout": "soon"})
+    assert not validator.is_valid({"store_bytes": "1ib"})
