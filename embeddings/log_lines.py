@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from logging.handlers import QueueHandler
 from types import TracebackType
 
@@ -182,5 +183,13 @@ def log_to_stderr(
     if not root.handlers:
         is_text = form == "text" or (form == "auto" and os.isatty(STDERR))
         make = TextFormatter if is_text else JsonFormatter
-        root.addHandler(QueuedLines(make(request_id, quotes_errors=quotes_errors)))
+        lines = QueuedLines(make(request_id, quotes_errors=quotes_errors))
+        lines.addFilter(partial(_is_wanted, level))
+        root.addHandler(lines)
         root.setLevel(level)
+
+
+def _is_wanted(level: int, record: logging.LogRecord) -> bool:
+    """Tell whether to write a line: another handler may take lines below ``level``."""
+    has_own_level = logging.getLogger(record.name).level != logging.NOTSET
+    return record.levelno >= level or has_own_level

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http import SERVER_SOFTWARE
@@ -39,6 +38,7 @@ from gateway.server.prepare import Compressor, Outbox, salted_endpoints
 from gateway.server.secrets import load_or_create_secret, secret_setting, shared_secret
 from gateway.server.ui.page import OperatorPage
 from gateway.settings import Settings
+from gateway.telemetry.events import AUDIT_FILE, EventList, event_log
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.pool.probes import GREET
 
@@ -142,35 +142,44 @@ def create_app(
     )
     comparisons = SemanticOperations(semantic.journal, time.time, semantic.budgets)
 
-    def details() -> dict[str, Any]:
-        return {
+    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
+    stopping = app[front.STOPPING].is_set
+    readiness = Readiness(
+        [upstreams.ready, semantic.not_ready],
+        lambda: {
             "policy": policies.details(),
             "store": entries.status(),
             "keys": access.details() | meter.details(),
             **semantic.details(),
             **upstreams.details(),
             "hints_never_hit": metrics.prefixes.shares.never_hit(),
-        }
-
-    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
-    stopping = app[front.STOPPING].is_set
-    readiness = Readiness([upstreams.ready, semantic.not_ready], details)
+        },
+    )
     operator = AdminAccess(secret_setting(os.environ, "ADMIN_TOKEN"), time.time, ui=settings.ui)
+    metrics.add_sum(
+        "calls_in_flight", "Calls to upstreams under way.", lambda: len(pipeline.coalescer.calls)
+    )
+    events = EventList(settings.data_dir)
+    overview = Overview(
+        families=metrics.families,
+        readiness=readiness,
+        check_store=entries.check,
+        rules=comparisons.report,
+        upstreams=upstreams.each,
+        load=upstreams.engine_load,
+        events=events.latest,
+        now=time.time,
+        started=time.time(),
+        workers=settings.workers,
+        keeps_history=settings.ui,
+    )
     admin = Admin(
         operations,
         comparisons,
         metrics.prefixes.shares.report,
         telemetry.usage.report,
-        overview=Overview(
-            families=metrics.families,
-            readiness=readiness,
-            calls=lambda: len(pipeline.coalescer.calls),
-            rules=comparisons.report,
-            upstreams=upstreams.each,
-            load=upstreams.engine_load,
-            now=time.time,
-            started=time.time(),
-        ),
+        overview=overview,
+        events=events.latest,
         policy=PolicyEditor(
             policies=policies,
             is_packaged=settings.policy is None,
@@ -178,7 +187,7 @@ def create_app(
             data_dir=settings.data_dir,
         ),
         keys=access.list_keys,
-        audit_log=settings.data_dir / "admin-audit.jsonl",
+        audit_log=settings.data_dir / AUDIT_FILE,
         access=operator,
     )
     handlers = Handlers(
@@ -206,23 +215,20 @@ def create_app(
         now=time.time,
         max_body_bytes=settings.max_body_bytes,
     )
-    app[SERVE] = handlers.serve
     admin.add_routes(app)
     if settings.ui:
         OperatorPage(operator).add_routes(app)
     handlers.add_routes(app)
-    app[END_CALLS], app[GREET] = pipeline.close, upstreams.greet
+    app[SERVE], app[END_CALLS], app[GREET] = handlers.serve, pipeline.close, upstreams.greet
 
     def on_policy_reload(accepted: bool) -> None:
         metrics.count_policy_reload(accepted)
         if accepted:
             semantic.budgets.warn()
 
-    def keep_holders() -> None:
-        meter.keep(access.holders)
-
     async def lifespan(_app: web.Application) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(event_log(settings.data_dir))
             for part in (telemetry, entries, telemetry.usage, upstreams, semantic):
                 await stack.enter_async_context(part.lifespan())
             await stack.enter_async_context(meter.lifespan())
@@ -230,7 +236,8 @@ def create_app(
             stack.push_async_callback(writer.settle)
             stack.push_async_callback(pipeline.close)
             on_edit = policies.watch(POLICY_POLL_SECONDS, on_policy_reload)
-            for watch in (on_edit, access.watch(keep_holders), hot.watch()):
+            on_keys = access.watch(lambda: meter.keep(access.holders))
+            for watch in (on_edit, on_keys, hot.watch(), overview.watch()):
                 await stack.enter_async_context(in_background(watch))
             yield
 

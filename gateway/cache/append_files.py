@@ -10,7 +10,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,24 @@ def write_line(descriptor: int, size: int, line: bytes) -> None:
     if os.write(descriptor, line) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(descriptor)
+
+
+def last_lines(path: Path, most_bytes: int) -> list[dict[str, Any]]:
+    """Return the objects in the last lines of a file and of the one before it. Raises OSError."""
+    data = b""
+    for each in (path, previous_file(path)):
+        with suppress(FileNotFoundError), each.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most_bytes + len(data)))
+            data = file.read() + data
+        if len(data) >= most_bytes:
+            break
+    found = []
+    for line in data.split(b"\n"):
+        with suppress(orjson.JSONDecodeError):  # the first may be a part of a line
+            if isinstance(value := orjson.loads(line), dict):
+                found.append(value)
+    return found
 
 
 class Journal:

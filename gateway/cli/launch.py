@@ -28,8 +28,10 @@ from gateway.cli.supervisor import (
     Supervisor,
 )
 from gateway.cli.terminal import FailedError, configure_logging
+from gateway.telemetry.events import event_log
 
 log = logging.getLogger(__name__)
+_EVENT = {"fields": {"event": "gateway"}}
 
 _SOCKET = "embeddings.sock"
 _READY_SECONDS = 3.0
@@ -121,11 +123,14 @@ def _serve(plan: Plan, sock: socket.socket, runtime: Path) -> int:
         if plan.engine is not None:
             print(_READY.format(url=url, model=plan.model), flush=True)
         else:
-            log.info("ready: base URL %s/v1", url)
+            log.info("ready: base URL %s/v1", url, extra=_EVENT)
 
     threading.Thread(target=watch, daemon=True).start()
     # A worker that will not start must not block others: it is refused as soon as all stop.
-    code = asyncio.run(Supervisor(children, stopping=sock.close).run())
+    with event_log(Path(plan.data_dir)):
+        log.info("the gateway starts", extra=_EVENT)
+        code = asyncio.run(Supervisor(children, stopping=sock.close).run())
+        log.info("the gateway has stopped", extra=_EVENT)
     stopped.set()
     return code
 

@@ -110,7 +110,8 @@ class Supervisor:
                 return
             if lived > SETTLED_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
-            log.error("%s ended (exit code %d); starting it again", child.name, code)
+            text = "%s ended (exit code %d); starting it again"
+            log.error(text, child.name, code, extra={"fields": {"event": "process"}})
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), backoff)
             backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
@@ -132,7 +133,8 @@ async def run_child(child: Child, stop: asyncio.Event, at_once: asyncio.Event) -
             process.terminate()
             if not await _wait(end, at_once, child.stop_seconds):
                 seconds = child.stop_seconds
-                log.warning("%s did not stop in %.0f s and is killed", child.name, seconds)
+                text = "%s did not stop in %.0f s and is killed"
+                log.warning(text, child.name, seconds, extra={"fields": {"event": "process"}})
             if not end.done():
                 process.kill()
     return await end

@@ -196,6 +196,6 @@ class Access:
             await asyncio.sleep(POLL_SECONDS)
             for file in self._files:
                 if await asyncio.to_thread(file.reload):
-                    _log.info("keys: %s reloaded", file.path)
+                    _log.info("keys: %s reloaded", file.path, extra={"fields": {"event": "keys"}})
                     self.rings = [file.active for file in self._files]
                     on_edit()

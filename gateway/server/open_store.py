@@ -73,9 +73,18 @@ class OpenedStore:
         """The entries in this process's memory, where there is such a tier."""
         return self.store if isinstance(self.store, MemoryStore | TieredStore) else None
 
-    def status(self) -> dict[str, str | None]:
+    def status(self) -> dict[str, str | float | None]:
         """Return what ``/readyz`` shows of the store."""
-        return {"kind": self.kind, "problem": None if self.guard is None else self.guard.fault}
+        guard = self.guard
+        if guard is None or guard.fault is None or guard.last_fault is None:
+            return {"kind": self.kind, "problem": None}
+        since, why = guard.last_fault
+        return {"kind": self.kind, "problem": guard.fault, "since": since, "why": why}
+
+    async def check(self) -> None:
+        """Look whether the store answers."""
+        if self.guard is not None:
+            await self.guard.check()
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:

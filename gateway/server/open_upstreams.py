@@ -216,6 +216,8 @@ def open_upstreams(
     ]
     membership = Membership(each, pool, prober.watch, discovered)
     metrics.add(UpstreamCollector(pool, membership.details))
+    text = "Requests that wait for room at an upstream."
+    metrics.add_sum("upstream_waiting", text, lambda: len(pool.queue.waiting))
     return Upstreams(
         upstream=pool,
         passing=PoolRequests(each, table, clock, pool.sticky_ids),

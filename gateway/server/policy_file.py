@@ -48,7 +48,8 @@ class PolicyFile(WatchedFile[ActivePolicy]):
             changed = await asyncio.to_thread(self.reload)
             if changed:
                 generation = self.active.policy.generation
-                log.info("policy: %s reloaded, generation %d", self.path, generation)
+                text = "policy: %s reloaded, generation %d"
+                log.info(text, self.path, generation, extra={"fields": {"event": "policy"}})
             if changed or self.problem != before:
                 reloaded(self.problem is None)
 

@@ -22,7 +22,7 @@ class WatchedFile(Generic[T]):
     """
 
     def __init__(self, path: Path, read: Callable[[bytes, str], T], in_force: str) -> None:
-        """``in_force`` is the log's text for the value that stays in force."""
+        """``in_force`` is the log's text for the value that stays in force; it begins "policy:"."""
         self.path = path
         self._read = read
         self._in_force = in_force
@@ -61,7 +61,8 @@ class WatchedFile(Generic[T]):
         except (PolicyError, ValueError) as error:
             self._wrong = str(error)
         if self.problem not in (None, before):
-            log.error("%s: %s", self._in_force, self.problem)
+            event = {"event": self._in_force.partition(":")[0]}
+            log.error("%s: %s", self._in_force, self.problem, extra={"fields": event})
         return changed
 
 

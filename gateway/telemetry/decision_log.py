@@ -90,7 +90,8 @@ class DecisionLog:
             except OSError as error:
                 self._dropped += len(whole)
                 if not self._complained:
-                    _log.error("%s cannot be written: %s", self._path, error.strerror or error)
+                    why, event = error.strerror or error, {"event": "log"}
+                    _log.error("%s cannot be written: %s", self._path, why, extra={"fields": event})
                 self._complained = True
             self._bytes_written += sum(len(line) for line in lines if line is not None)
             if self._dropped:

@@ -4,13 +4,15 @@ What is observed waits here for ``flush``: the library takes a lock for each fig
 workers it writes to a shared file. Used from one thread.
 """
 
+import asyncio
 import os
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -56,6 +58,8 @@ class Metrics:
 
     def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
         self.registry = registry = CollectorRegistry()
+        self._at_scrape = CollectorRegistry()
+        """Figures of this process that are read for each page."""
         self._waiting: Waiting = defaultdict(int)
         """Counts by the counter's name and labels."""
         self.collect: Callable[[], None] = lambda: None
@@ -90,7 +94,7 @@ class Metrics:
         )
         self._upstream = _Durations(upstream)
         self.prefixes = PrefixMetrics(registry)
-        self._collectors: list[Collector] = []
+        self._sums: list[tuple[Gauge, Callable[[], float]]] = []
         self.add(self.prefixes)
         self.add(_StoreCollector(store_stats))
 
@@ -172,6 +176,8 @@ class Metrics:
         for times in self._times.values():
             times.ttft.flush()
             times.e2e.flush()
+        for gauge, read in self._sums:
+            gauge.set(read())
 
     def count_policy_reload(self, good: bool) -> None:
         """Count an edit of the policy file."""
@@ -187,26 +193,46 @@ class Metrics:
 
     def add(self, collector: Collector) -> None:
         """Register a collector, which is read for each page."""
-        self._collectors.append(collector)
-        self.registry.register(collector)
+        self._at_scrape.register(collector)
 
-    def page(self) -> tuple[bytes, str]:
+    def add_sum(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Show a gauge that is the sum over the workers that run; ``read`` gives this one's."""
+        gauge = Gauge(f"refrain_{name}", text, registry=self.registry, multiprocess_mode="livesum")
+        self._sums.append((gauge, read))
+
+    async def page(self) -> tuple[bytes, str]:
         """Return the text format and its content type."""
-        return generate_latest(self._whole()), CONTENT_TYPE_LATEST
-
-    def families(self) -> Iterator[Metric]:
-        """Yield the figures of all workers."""
-        yield from self._whole().collect()
-
-    def _whole(self) -> CollectorRegistry:
         self.flush()
-        registry = self.registry
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-            for collector in self._collectors:
-                registry.register(collector)
+        of_this_process = generate_latest(self._at_scrape)
+        # In several workers, these are many files: the loop does not wait for them.
+        counted = await asyncio.to_thread(lambda: generate_latest(self._counted()))
+        return counted + of_this_process, CONTENT_TYPE_LATEST
+
+    async def families(self) -> list[Metric]:
+        """Return the figures of all workers."""
+        self.flush()
+        of_this_process = [*self._at_scrape.collect()]
+        return await asyncio.to_thread(lambda: [*self._counted().collect(), *of_this_process])
+
+    def _counted(self) -> CollectorRegistry:
+        """Return what all workers have counted."""
+        folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        if folder is None:
+            return self.registry
+        _forget_ended_workers(folder)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return registry
+
+
+def _forget_ended_workers(folder: str) -> None:
+    """Remove the gauges of workers that have ended: their calls are over."""
+    for file in Path(folder).glob("gauge_live*.db"):
+        pid = int(file.stem.rpartition("_")[2])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            file.unlink(missing_ok=True)
 
 
 class _Durations:

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from gateway.cache.ports import USAGE_ROWS, Entry, StoreError, UsageRow, UsageStore
+from gateway.cache.ports import (
+    USAGE_ROWS,
+    Entry,
+    StoreError,
+    StoreUnavailableError,
+    UsageRow,
+    UsageStore,
+)
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prices import Prices
@@ -91,7 +98,8 @@ class UsageLedger:
         self._unsent: tuple[str, list[UsageRow]] | None = None
         """A batch that is being written, and its name."""
         self._sending = asyncio.Lock()
-        self._complained = False
+        self._fault: StoreError | None = None
+        """Why the last figures wait."""
         self._typical = TypicalTimes()
         self._usages: OrderedDict[tuple[bytes, float], PromptUsage] = OrderedDict()
         self._series: set[tuple[str, str]] = set()
@@ -133,6 +141,8 @@ class UsageLedger:
     async def report(self, since: str, by: str, team: str | None = None) -> dict[str, Any]:
         """Return the figures from a day on, summed as ``report`` does. Raises StoreError."""
         await self.flush()
+        if isinstance(self._fault, StoreUnavailableError):
+            raise self._fault  # a read would wait as long again
         rows = [*await self._store.read(since), *self._pending()]
         return {"since": since, **report(rows, by, team), "prices": self.prices.source}
 
@@ -147,11 +157,11 @@ class UsageLedger:
             try:
                 await self._store.add(*self._unsent)
             except StoreError as error:
-                if not self._complained:
+                if self._fault is None:
                     log.warning("usage: figures wait for the store: %s", error)
-                self._complained = True
+                self._fault = error
             else:
-                self._unsent, self._complained = None, False
+                self._unsent = self._fault = None
 
     async def seed(self) -> None:
         """Read how long calls took on earlier days. Raises StoreError."""

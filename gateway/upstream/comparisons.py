@@ -217,6 +217,7 @@ class Checks:
                 "more than its budget of %g %%",
                 *(switched["rule"], switched["wrong"], switched["comparisons"]),
                 switched["budget"] * 100,
+                extra={"fields": {"event": "rule"}},
             )
             await self._append({"time": self.now(), **switched})
         return found.outcome.value

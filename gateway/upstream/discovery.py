@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from typing import Any, Final, NamedTuple, Protocol
 
 log = logging.getLogger(__name__)
+_EVENT = {"fields": {"event": "upstream"}}
 
 MOST_REPLICAS = 256
 LOOKUP_SECONDS = 5.0
@@ -165,11 +166,12 @@ class DnsSource:
             self.problem = str(error)
             if self.problem != before:
                 kept = f"keeping the last {len(self._active)} replicas" if self._active else "none"
-                log.warning("upstream %s: no list of replicas (%s): %s", self.label, kept, error)
+                text = "upstream %s: no list of replicas (%s): %s"
+                log.warning(text, self.label, kept, error, extra=_EVENT)
             return self._active, RETRY_SECONDS
         self.problem = None
         if before is not None:
-            log.info("upstream %s: its list of replicas is there again", self.label)
+            log.info("upstream %s: its list of replicas is there again", self.label, extra=_EVENT)
         return self._active, min(max(ttl, SHORTEST_TTL), LONGEST_TTL)
 
     async def _hosts(self) -> tuple[Addresses, float]:

@@ -67,6 +67,7 @@ def has_passed_here(via_header: str) -> bool:
 
 
 EVERY_SECONDS = 10.0
+_EVENT = {"fields": {"event": "upstream"}}
 """Between two lines of one kind about one upstream."""
 
 _TLS_RECORDS = ("\\x15\\x03", "\\x16\\x03")
@@ -351,7 +352,7 @@ class FailureLog:
         self._last[reason] = now
         suppressed = self._suppressed.pop(reason, 0)
         more = f" ({suppressed} more since the last line)" if suppressed else ""
-        log.warning("upstream %s: %s%s", self._name, what, more)
+        log.warning("upstream %s: %s%s", self._name, what, more, extra=_EVENT)
 
 
 class OneReplyConnector(TCPConnector):

@@ -1,6 +1,8 @@
 """The operator's page in a real Chromium, in front of the real gateway."""
 
 import contextlib
+import logging
+import re
 
 import orjson
 import pytest
@@ -9,9 +11,11 @@ from aiohttp import ClientSession, web
 from running_browser import axe, chromium
 
 from gateway.app import create_app
+from gateway.server.admin.overview import EVERY_SECONDS
 from gateway.settings import Settings
 from policies.decision import Endpoint
 from running_gateway import RunningGateway, start_app
+from running_redis import RunningRedis
 from scripted_upstream import ScriptedUpstream
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
@@ -61,17 +65,22 @@ async def gateway(tmp_path_factory):
     upstream.router.add_post(Endpoint.CHAT.value, scripted.handle)
     upstream.router.add_route("*", "/{tail:.*}", scripted.other)
     upstream_runner, url = await start_app(upstream)
+    logging.getLogger("gateway").setLevel(logging.INFO)  # as a gateway's own process has it
+    redis = RunningRedis(folder / "redis")
+    redis.start()
     settings = Settings(
         upstream=(f"{url}/v1",),
         data_dir=folder / "data",
         policy=policy,
         decision_log=folder / "decisions.jsonl",
+        store=redis.url,
     )
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("REFRAIN_ADMIN_TOKEN", TOKEN)
         runner, url = await start_app(create_app(settings, semantic_socket=None))
     async with ClientSession() as session:
         gateway = RunningGateway(url, session, settings.data_dir, runner.cleanup)
+        gateway.redis = redis
         for text in (MARKUP, "What does a seat cost?"):
             for _ in range(2):
                 await gateway.ask(text, model="gpt-4o")
@@ -80,6 +89,8 @@ async def gateway(tmp_path_factory):
         yield gateway
     await runner.cleanup()
     await upstream_runner.cleanup()
+    redis.kill()
+    logging.getLogger("gateway").setLevel(logging.NOTSET)
 
 
 @contextlib.asynccontextmanager
@@ -90,6 +101,7 @@ async def logged_in(browser, gateway, **options):
     wrong = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda line: line.type == "error" and wrong.append(line.text))
+    page.wrong = wrong
     await page.goto(f"{gateway.url}/")
     await page.get_by_label("Operator's token").fill(TOKEN)
     await page.keyboard.press("Enter")
@@ -112,11 +124,79 @@ async def test_an_operator_logs_in_looks_and_logs_out(browser, gateway):
         await page.get_by_label("Operator's token").wait_for()
 
 
+async def run_axe(page):
+    """Return what axe-core finds on a page."""
+    script = axe()
+    if script is None:
+        pytest.skip("axe-core is not in the cache, and npm cannot fetch it")
+    # Evaluated by the debugger, which the page's policy of content does not bind.
+    await page.evaluate(script)
+    found = await page.evaluate("axe.run()")
+    return [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]]
+
+
+async def test_a_frozen_store_is_seen_at_a_glance_and_what_happened_stays_in_the_list(
+    browser, gateway
+):
+    async with logged_in(browser, gateway) as page:
+        alarm = page.get_by_role("alert").filter(has_text="The store does not answer (Redis)")
+        gateway.redis.freeze()
+        try:
+            await alarm.wait_for()
+            text = await alarm.inner_text()
+            assert "no wrong answer is served" in text
+            assert "did not answer" in text
+            assert re.search(r"Since\s+20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC, for", text)
+            assert await run_axe(page) == []
+            # What a screen reader has read is not put there anew at each poll.
+            await page.evaluate("document.querySelector('.alarm h2').dataset.same = 'yes'")
+            polled = page.expect_response("**/admin/overview")
+            async with polled:
+                pass
+            assert await page.locator(".alarm h2[data-same=yes]").count() == 1
+            await page.get_by_role("link", name="Entries").click()
+            await page.get_by_text("The store failed: Redis did not answer in time.").wait_for()
+            await page.get_by_role("button", name="Purge these").click()
+            await page.get_by_text("Try again once it answers.").wait_for()
+            assert await page.get_by_role("dialog").count() == 0
+        finally:
+            gateway.redis.thaw()
+        await page.get_by_role("link", name="Overview").click()
+        await page.get_by_text("Ready", exact=True).wait_for()
+        assert await alarm.count() == 0
+        await page.get_by_role("link", name="All events").click()
+        rows = page.get_by_role("row").filter(has_text="store: ")
+        await rows.filter(has_text="store: answers again").first.wait_for()
+        await page.get_by_label("Events about").select_option("Store")
+        first, second, *_ = await rows.all_inner_texts()
+        assert "store: answers again" in first
+        assert "warning store: not used until it answers again" in second
+        assert " UTC" in second
+        assert all("503" in each for each in page.wrong)  # the two calls above
+        page.wrong.clear()
+
+
+COVERED = """(async () => {
+  const app = document.querySelector("script[type=module]").src;
+  return (await import(app.replace("app.js", "history.js"))).covered();
+})()"""
+
+
+async def test_the_page_opens_with_what_happened_before_it(browser, gateway):
+    async with logged_in(browser, gateway) as page:
+        chart = page.get_by_role("figure", name="Requests per second")
+        await chart.locator("canvas").wait_for()
+        assert await page.evaluate(COVERED) >= EVERY_SECONDS
+
+
+EMPTY = {"samples": []}
 TTFT = "Time to first token, hits and misses"
 
 
 async def test_a_chart_without_figures_says_so(browser, gateway):
     async with logged_in(browser, gateway) as page:
+        await page.route("**/admin/overview/history", lambda route: route.fulfill(json=EMPTY))
+        await page.reload()
         chart = page.get_by_role("figure", name=TTFT)
         await chart.get_by_text("No data yet").wait_for()
         await gateway.ask(MARKUP, model="gpt-4o")
@@ -222,8 +302,43 @@ async def test_a_policy_is_checked_replayed_and_saved(browser, gateway):
     assert "20m" in (gateway.data_dir.parent / "policy.yaml").read_text()
 
 
+async def test_a_hit_is_judged_by_hand(browser, gateway):
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    listed = (await gateway.get("/admin/entries", headers=headers)).json["entries"]
+    compared = {
+        "time": 1795890262.5,
+        "kind": "shadow",
+        "rule": "prices",
+        "basis": "0/0.01/0.5",
+        "budget": 0.01,
+        "key": listed[0]["key"],
+        "entry": listed[1]["key"],
+        "asked": "ab",
+        "similarity": 0.9,
+        "score": 0.8,
+        "verifier": "ab",
+        "alias": False,
+        "promoted": False,
+        "outcome": "unsure",
+        "why": "words",
+        "until": 1795890999.0,
+    }
+    journal = gateway.data_dir / "semantic-checks.jsonl"
+    journal.write_bytes(orjson.dumps(compared) + b"\n")
+    async with logged_in(browser, gateway) as page:
+        await page.get_by_role("link", name="Quality").click()
+        await page.get_by_role("button", name="Judge the comparison").click()
+        await page.get_by_role("heading", name="Fresh answer").wait_for()
+        assert "You asked: " in await page.get_by_role("dialog").inner_text()
+        await page.get_by_role("button", name="The hit is right").click()
+        await page.get_by_text("the next calibration counts this hit as right").wait_for()
+        await page.get_by_role("cell", name="right", exact=True).wait_for()
+    assert orjson.loads(journal.read_bytes().splitlines()[-1])["same"] is True
+
+
 VIEWS = {
     "overview": "Rules",
+    "events": "Latest events",
     "entries": "gpt-4o",
     "explain": "A request's body",
     "policy": "In force",
@@ -236,17 +351,11 @@ VIEWS = {
 
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
 async def test_every_view_is_accessible_and_fits(size, scheme, browser, gateway):
-    script = axe()
-    if script is None:
-        pytest.skip("axe-core is not in the cache, and npm cannot fetch it")
     async with logged_in(browser, gateway, color_scheme=scheme) as page:
         await page.set_viewport_size(size)
         for view, text in VIEWS.items():
             await page.goto(f"{gateway.url}/ui#/{view}")
             await page.get_by_text(text).first.wait_for()
-            # Evaluated by the debugger, which the page's policy of content does not bind.
-            await page.evaluate(script)
-            found = await page.evaluate("axe.run()")
-            assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
+            assert await run_axe(page) == []
             wide = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, view

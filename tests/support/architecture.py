@@ -52,6 +52,7 @@ IO_MODULES = frozenset(
         "gateway.cache.stores.sqlite",
         "gateway.cache.stores.tiered",
         "gateway.telemetry.decision_log",
+        "gateway.telemetry.events",
         "gateway.telemetry.metrics",
         "gateway.telemetry.prefix_metrics",
         "gateway.telemetry.request_id",

@@ -1,5 +1,6 @@
 """The pages of metrics that gateway and engine expose once everything happened."""
 
+import asyncio
 import time
 from dataclasses import replace
 
@@ -87,7 +88,9 @@ def gateway_page() -> str:
     pool = UpstreamPool("pool", {}, table, Bounds())
     table.record_load("a", EngineLoad(1, 2, 0.5), pool.clock())
     metrics.add(UpstreamCollector(pool, lambda: {"a": {"replicas": 1, "problem": None}}))
-    return metrics.page()[0].decode()
+    for name in ("upstream_waiting", "calls_in_flight"):
+        metrics.add_sum(name, "A sum over workers.", lambda: 0)
+    return asyncio.run(metrics.page())[0].decode()
 
 
 def engine_page() -> str:

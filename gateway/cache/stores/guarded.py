@@ -15,7 +15,9 @@ A call that is answered at once takes no timer.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
 from contextvars import Context
 from types import coroutine
 from typing import Any, TypeVar
@@ -62,6 +64,7 @@ PROBE_KEY = bytes(32)
 """A key that no entry has; looking it up is the probe."""
 
 _log = logging.getLogger(__name__)
+_EVENT = {"fields": {"event": "store"}}
 
 
 class GuardedStore:
@@ -78,19 +81,28 @@ class GuardedStore:
         read_seconds: float,
         write_seconds: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
         self._sleep = sleep
+        self._now = now
         self._timeout = LoopTimeout()
         self._probing: asyncio.Task[None] | None = None  # while the breaker is open
         self._closed = False
+        self.last_fault: tuple[float, str] | None = None
+        """When the store was last found at fault, and why; it may have recovered since."""
 
     @property
     def fault(self) -> str | None:
         """The fault of the store while it is not used, else None."""
         return None if self._probing is None else "not answering"
+
+    async def check(self) -> None:
+        """Look whether the store answers: without requests, nothing else would find that out."""
+        with suppress(StoreError):
+            await self.get(PROBE_KEY, touch=False)
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         return await self._call(self._store.get(key, touch=touch), self._read_seconds)
@@ -140,7 +152,8 @@ class GuardedStore:
     def _open(self, fault: StoreError) -> None:
         if self._probing is not None or self._closed:
             return
-        _log.warning("store: not used until it answers again: %s", fault)
+        _log.warning("store: not used until it answers again: %s", fault, extra=_EVENT)
+        self.last_fault = self._now(), str(fault)
         # Not in the name of the request that found the store silent.
         self._probing = asyncio.create_task(self._probe(), context=Context())
 
@@ -156,7 +169,7 @@ class GuardedStore:
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 self._probing = None
-                _log.info("store: answers again")
+                _log.info("store: answers again", extra=_EVENT)
                 return
 
 

@@ -70,6 +70,7 @@ class Admin:
         usage: Callable[[str, str, str | None], Awaitable[Fields]],
         *,
         overview: Overview,
+        events: Callable[[], Awaitable[list[Fields]]],
         policy: PolicyEditor,
         keys: Callable[[], list[dict[str, str]]],
         audit_log: Path,
@@ -81,6 +82,7 @@ class Admin:
         self._prefix_hits = prefix_hits
         self._usage = usage
         self._overview = overview
+        self._events = events
         self._policy = policy
         self._keys = keys
         self._audit_log = Journal(audit_log)
@@ -111,6 +113,8 @@ class Admin:
         shown |= {"entries": self._list, "entries/{key}": self._show, "usage": self._show_usage}
         looks = {
             "overview": self._overview.page,
+            "overview/history": self._overview.history,
+            "events": self._list_events,
             "policy": self._policy.page,
             "comparisons": self._semantic.comparisons,
         }
@@ -144,13 +148,16 @@ class Admin:
             field = "key" if "key" in request.match_info else None
             return _error(404, error.text or "", "invalid_request_error", field)
         except StoreError as error:
-            return _error(503, f"The store failed: {error}.", "store_error", None)
+            return _error(
+                503, f"The store failed: {error}. Try again once it answers.", "store_error", None
+            )
         except UnfinishedError as error:
             log.error("admin: %s (%s)", error, error.__cause__)  # noqa: TRY400 - no trace
             return _error(500, str(error), "server_error", None)
         except OSError as error:
-            log.error("admin: a file cannot be written: %s", error)  # noqa: TRY400 - no trace
-            message = "A file in the data directory cannot be written; nothing was done."
+            log.error("admin: a file cannot be used: %s", error)  # noqa: TRY400 - no trace
+            what = "read" if request.method == "GET" else "written; nothing was done"
+            message = f"A file in the data directory cannot be {what}."
             return _error(500, message, "server_error", None)
 
     async def _act(self, name: str, action: Action, request: web.Request) -> Fields:
@@ -204,6 +211,9 @@ class Admin:
             await self._audit_log.append({**line, "peer": peer_of(request)})
             shown |= {"question": entry.question, "answer": orjson.Fragment(entry.result)}
         return shown
+
+    async def _list_events(self) -> Fields:
+        return {"events": await self._events()}
 
     async def _show_usage(self, request: web.Request) -> Fields:
         for name in request.query:

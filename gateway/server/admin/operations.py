@@ -28,7 +28,7 @@ import orjson
 from gateway.cache.append_files import Journal
 from gateway.cache.key import identify, scope_ids
 from gateway.cache.pii_scan import ScanFailedError
-from gateway.cache.ports import Entry, ForgetKeys, Quarantine, Store, UnfinishedError
+from gateway.cache.ports import Entry, ForgetKeys, Quarantine, Store, StoreError, UnfinishedError
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.conversation import answer_text, as_names
@@ -55,6 +55,9 @@ HASH_BYTES = 32
 _HASHES = ("key", "scope")
 _TEXTS = ("model", "tag", "rule")
 SELECTION_FIELDS = (*_HASHES, *_TEXTS, "all")
+_NOT_EVICTED = (
+    "The key is barred from semantic reuse, but the entry was not evicted ({}). Report it again."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,21 +225,33 @@ class Operations:
         return await self._purge(parse_selection(fields), dry_run=dry_run)
 
     async def _purge(self, selection: Selection, *, dry_run: bool) -> Fields:
-        entries = size = tokens = 0
+        counts = {"entries": 0, "bytes": 0, "tokens": 0}
         sample: list[str] = []
         batch: list[bytes] = []
-        async for entry in self._select(selection):
-            entries += 1
-            size += encoded_size(entry)
-            tokens += entry.tokens
-            if len(sample) < SAMPLE:
-                sample.append(entry.key.hex())
-            batch.append(entry.key)
-            if len(batch) == PAGE:
-                await self._remove(() if dry_run else batch)
-                batch.clear()
-        await self._remove(() if dry_run else batch)
-        counts = {"entries": entries, "bytes": size, "tokens": tokens}
+        gone, has_begun = 0, False
+        try:
+            async for entry in self._select(selection):
+                counts["entries"] += 1
+                counts["bytes"] += encoded_size(entry)
+                counts["tokens"] += entry.tokens
+                if len(sample) < SAMPLE:
+                    sample.append(entry.key.hex())
+                if dry_run:
+                    continue
+                batch.append(entry.key)
+                if len(batch) == PAGE:
+                    has_begun = True
+                    await self._remove(batch)
+                    gone += len(batch)
+                    batch.clear()
+            if batch:
+                has_begun = True
+                await self._remove(batch)
+        except StoreError as error:
+            if not has_begun:
+                raise
+            message = f"The store failed: {error}. At least {gone} entries are purged: purge again."
+            raise UnfinishedError(message) from error
         return {"dry_run": dry_run, **counts, "sample": sample}
 
     async def wrong(self, fields: Fields) -> Fields:
@@ -251,7 +266,10 @@ class Operations:
             raise InvalidFieldError("question", "the text that was asked")
         key = read_hash("entry", fields.get("entry"))
         await self.quarantine.add(key)
-        entry = await self.pipeline.store.get(key)
+        try:
+            entry = await self.pipeline.store.get(key)
+        except StoreError as error:
+            raise UnfinishedError(_NOT_EVICTED.format(f"the store failed: {error}")) from error
         if entry is not None:
             case = {
                 "time": self.pipeline.now(),
@@ -265,11 +283,12 @@ class Operations:
                 await self.cases.append(case)
             except OSError as error:
                 # The entry stays: calling it wrong again can still keep the case.
-                raise UnfinishedError(
-                    "The key is barred from semantic reuse, but the case cannot be written down: "
-                    "the entry was not evicted."
-                ) from error
-        await self._remove([key])
+                why = "the case cannot be written down"
+                raise UnfinishedError(_NOT_EVICTED.format(why)) from error
+        try:
+            await self._remove([key])
+        except StoreError as error:
+            raise UnfinishedError(_NOT_EVICTED.format(f"the store failed: {error}")) from error
         return {"entry": key.hex(), "evicted": entry is not None, "semantic": False}
 
     async def forget(self, fields: Fields) -> Fields:

@@ -6,9 +6,10 @@ nothing. Several pages share one look. An engine that does not answer is left al
 
 import asyncio
 import importlib.metadata
+import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,13 +22,22 @@ from gateway.server.admin.operations import Fields
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.engine_load import EngineLoad, parse_load
 
+EVERY_SECONDS = 5.0
+"""Between two samples of the history."""
+HISTORY_SECONDS = 600.0
 SHARED_SECONDS = 1.0
 """For so long, all pages see the same look."""
 ENGINE_SECONDS = 1.0
 PAUSE_SECONDS = 60.0
 """Between two questions to a server that has no figures of an engine."""
 
+LATEST_EVENTS = 5
+
 _MAX_BYTES = 4 * 2**20
+_DRAWN = ("requests", "saved", "ttft", "calls", "waiting")
+"""What charts need of the past."""
+
+log = logging.getLogger(__name__)
 
 _HITS = frozenset({Reason.EXACT, Reason.SEMANTIC})
 _KINDS = {
@@ -58,16 +68,20 @@ class Readiness(Protocol):
 class Overview:
     """Looks at the gateway and its engines, at most once in ``SHARED_SECONDS``."""
 
-    families: Callable[[], Iterable[Metric]]
+    families: Callable[[], Awaitable[Iterable[Metric]]]
     readiness: Readiness
-    calls: Callable[[], int]
-    """Returns the number of calls to upstreams under way."""
+    check_store: Callable[[], Awaitable[None]]
+    """Looks whether the store answers; ``readiness`` reports it."""
     rules: Callable[[], Fields]
     """Returns the figures of comparisons, by rule."""
     upstreams: Mapping[str, HttpUpstream]
     load: Callable[[str], EngineLoad | None]
     """Returns the load of an engine as routing knows it."""
+    events: Callable[[], Awaitable[list[Fields]]]
+    """Returns the latest events, the newest first. Raises OSError."""
     now: Callable[[], float]
+    workers: int = 1
+    keeps_history: bool = True
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
     """When the process that answers was started."""
@@ -76,6 +90,27 @@ class Overview:
     _latest: tuple[float, Fields] | None = None
     _paused: dict[str, float] = field(default_factory=dict)
     """Until when an upstream is not asked for figures of an engine."""
+    _samples: deque[Fields] = field(
+        default_factory=lambda: deque(maxlen=int(HISTORY_SECONDS / EVERY_SECONDS))
+    )
+
+    async def watch(self) -> None:
+        """Keep a history, with which the page opens, until cancelled."""
+        while self.keeps_history:
+            try:
+                figures = await self._figures()
+            except Exception:  # the next sample may succeed
+                log.exception("overview: a sample of the figures could not be taken")
+            else:
+                known = {name: self.load(name) for name in self.upstreams}
+                engines = {name: load._asdict() for name, load in known.items() if load is not None}
+                drawn = {name: figures[name] for name in _DRAWN}
+                self._samples.append({"time": self.now(), **drawn, "engines": engines})
+            await asyncio.sleep(EVERY_SECONDS)
+
+    async def history(self) -> Fields:
+        """Return samples of the last ten minutes, the oldest first."""
+        return {"samples": list(self._samples)}
 
     async def page(self) -> Fields:
         """Return the latest look, or look again."""
@@ -91,21 +126,35 @@ class Overview:
         )
         upstreams = dict(self.upstreams)  # replicas come and go during a look
         self._paused = {name: until for name, until in self._paused.items() if name in upstreams}
-        ready, *engines = await asyncio.gather(
-            self.readiness.report(), *(self._engine(*one) for one in upstreams.items())
+        _, figures, events, engines = await asyncio.gather(
+            self.check_store(),
+            self._figures(),
+            self._events(),
+            asyncio.gather(*(self._engine(*one) for one in upstreams.items())),
         )
         found = zip(upstreams, engines, strict=True)
         return {
             "time": self.now(),
             "started": self.started,
             "version": self._version,
-            **summarize(self.families()),
-            "ready": ready,
-            "calls": self.calls(),
+            "workers": self.workers,
+            **figures,
+            "ready": _with_outage(await self.readiness.report(), events),
             "upstreams": list(upstreams),
             "engines": {name: figures for name, figures in found if figures is not None},
             "budgets": self.rules(),
+            "events": events[:LATEST_EVENTS],
         }
+
+    async def _figures(self) -> Fields:
+        # Thousands of samples, if there are many rules.
+        return await asyncio.to_thread(summarize, await self.families())
+
+    async def _events(self) -> list[Fields]:
+        try:
+            return await self.events()
+        except OSError:  # the page of events says why
+            return []
 
     async def _engine(self, name: str, upstream: HttpUpstream) -> dict[str, float] | None:
         """Return the figures of an upstream that is an engine."""
@@ -119,13 +168,28 @@ class Overview:
                 upstream.request("GET", "/metrics", [], None) as reply,
             ):
                 if reply.status == 200:
-                    load = parse_load(await read_up_to(reply.read, _MAX_BYTES))
+                    page = await read_up_to(reply.read, _MAX_BYTES)
+                    load = await asyncio.to_thread(parse_load, page)
         except (UpstreamError, TimeoutError):
             pass
         if load is None:
             self._paused[name] = self.clock() + PAUSE_SECONDS
             return None
         return load._asdict()
+
+
+def _with_outage(ready: Fields, events: Iterable[Fields]) -> Fields:
+    """Return what ``/readyz`` reports; a store is down since the first worker found it so."""
+    store = ready.get("store", {})
+    if "since" not in store:
+        return ready
+    since = store["since"]
+    for event in events:
+        if event["event"] == "store":
+            if event["level"] == "info":
+                break
+            since = min(since, event["time"])
+    return ready | {"store": store | {"since": since}}
 
 
 def summarize(families: Iterable[Metric]) -> Fields:
@@ -141,6 +205,7 @@ def summarize(families: Iterable[Metric]) -> Fields:
         "saved": sums.saved,
         "ttft": {outcome: _buckets(buckets) for outcome, buckets in sums.ttft.items()},
         "store": sums.store,
+        "calls": int(sums.calls),
         "waiting": int(sums.waiting),
     }
 
@@ -153,7 +218,7 @@ class _Sums:
         self.saved: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self.ttft: defaultdict[str, Counter[float]] = defaultdict(Counter)
         self.store: dict[str, float] = {}
-        self.waiting = 0.0
+        self.calls = self.waiting = 0.0
 
     def take(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """Take a sample of a metric, if the page draws it."""
@@ -165,6 +230,8 @@ class _Sums:
                     self.ttft[labels["outcome"]][float(labels["le"])] += int(value)
             case "refrain_entries" | "refrain_entry_bytes" | "refrain_evicted_entries":
                 self.store[name.removeprefix("refrain_")] = value
+            case "refrain_calls_in_flight":
+                self.calls = value
             case "refrain_upstream_waiting":
                 self.waiting = value
             case _ if name in _SAVED:

@@ -7,15 +7,11 @@ use is known.
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import orjson
-
+from gateway.cache.append_files import last_lines
 from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.ports import PolicySource, UnfinishedError
 from gateway.cache.shadow_eval import RuleComparisons
@@ -98,7 +94,7 @@ class SemanticOperations:
 
     async def comparisons(self) -> dict[str, Any]:
         """Return the latest comparisons, the newest first. Raises OSError."""
-        lines = await asyncio.to_thread(_last_lines, self.journal.path)
+        lines = await asyncio.to_thread(last_lines, self.journal.path, _LAST_BYTES)
         found = [line for line in lines if "outcome" in line]
         return {"comparisons": found[-MOST_SHOWN:][::-1]}
 
@@ -121,20 +117,3 @@ class SemanticOperations:
             message = "The journal cannot be written: only the worker that answers has done it, "
             raise UnfinishedError(message + "and only until it restarts.") from error
         return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}
-
-
-def _last_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in the last lines of a file, none if there is no file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LAST_BYTES))
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        with suppress(orjson.JSONDecodeError):  # the first may be a part of a line
-            if isinstance(each := orjson.loads(line), dict):
-                found.append(each)
-    return found

@@ -94,7 +94,7 @@ class Handlers:
     pipeline: Pipeline
     pass_through: PassThrough
     readiness: Readiness
-    metrics: Callable[[], tuple[bytes, str]]
+    metrics: Callable[[], Awaitable[tuple[bytes, str]]]
     sinks: tuple[Sink, ...]
     trace: Callable[[Observation, Mapping[str, str]], None] | None
     access: Access
@@ -292,7 +292,7 @@ class Handlers:
         return _json(200 if report["status"] == "ready" else 503, report)
 
     async def _metrics_page(self, _request: web.Request) -> web.Response:
-        page, content_type = self.metrics()
+        page, content_type = await self.metrics()
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 

@@ -34,6 +34,7 @@ CLOSED_AFTER = 2
 _MOST_WARNINGS = 256
 
 _log = logging.getLogger(__name__)
+_EVENT = {"fields": {"event": "keys"}}
 
 Batch = Mapping[Count, tuple[Window, Change]]
 """Changes that are handed over together, each with the window of this process."""
@@ -271,10 +272,11 @@ class Meter:
             result = "each process counts by itself"
             if not self._fails_open:
                 result = "keys with limits are refused"
-            _log.error("keys: the shared counts do not answer, so %s: %s", result, error)
+            text = "keys: the shared counts do not answer, so %s: %s"
+            _log.error(text, result, error, extra=_EVENT)
         self.problem = str(error)
 
     def _recover(self) -> None:
         if self.problem is not None:
-            _log.info("keys: the shared counts answer again")
+            _log.info("keys: the shared counts answer again", extra=_EVENT)
         self.problem, self._failures = None, 0

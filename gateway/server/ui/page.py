@@ -117,7 +117,8 @@ class OperatorPage:
         if (refused := self.access.login_refusal(given, peer)) is not None:
             log.warning("ui: a failed login from %s", peer)
             return self._refused_login(refused, peer)
-        log.info("ui: an operator logged in from %s", peer)
+        event = {"event": "operator"}
+        log.info("ui: an operator logged in from %s", peer, extra={"fields": event})
         reply = _redirect("/ui", 303)
         cookie = sessions.begin(secrets.token_urlsafe(16), self.access.now())
         _set_cookie(reply, cookie, SESSION_SECONDS, secure=_is_secure(request))

@@ -44,6 +44,7 @@ from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
 from gateway.upstream.translated import MESSAGES, RefusedReply, is_translatable
 
 log = logging.getLogger(__name__)
+_EVENT = {"fields": {"event": "upstream"}}
 
 _UNKNOWN_ID = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}
@@ -99,7 +100,7 @@ class UpstreamCollector(Collector):
         self._pool, self._discovery = pool, discovery
 
     def collect(self) -> Iterator[Metric]:
-        """Yield calls under way, state, remaining pause, and how many wait for room."""
+        """Yield calls under way, state and remaining pause of each upstream."""
         names = ["upstream"]
         text = "1 for the state an upstream is in."
         states_of = GaugeMetricFamily("refrain_upstream_state", text, labels=[*names, "state"])
@@ -128,10 +129,7 @@ class UpstreamCollector(Collector):
         for name, found in self._discovery().items():
             replicas.add_metric([name], found["replicas"])
             failing.add_metric([name], float(found["problem"] is not None))
-        text = "Requests that wait for room at an upstream."
-        waiting = GaugeMetricFamily("refrain_upstream_waiting", text)
-        waiting.add_metric([], len(self._pool.queue.waiting))
-        yield from (in_flight, states_of, pauses, queued, kv_use, replicas, failing, waiting)
+        yield from (in_flight, states_of, pauses, queued, kv_use, replicas, failing)
 
 
 class PoolReply:
@@ -405,12 +403,14 @@ def log_change(change: Change) -> None:
     why = "" if change.why is None else f" ({change.why})"
     match change.after:
         case State.UP:
-            log.info("upstream %s is up", change.name)
+            log.info("upstream %s is up", change.name, extra=_EVENT)
         case State.RESTING:
             log.warning("upstream %s pauses for %.1f s%s", change.name, change.seconds, why)
         case State.TRIAL:
             log.info("upstream %s answers probes again: the next call tries it", change.name)
         case State.OPEN:
             log.warning(
-                "upstream %s fails%s: no requests for %.1f s", change.name, why, change.seconds
+                "upstream %s fails%s: no requests for %.1f s",
+                *(change.name, why, change.seconds),
+                extra=_EVENT,
             )

@@ -101,7 +101,7 @@ class Prober:
             elif page is None:
                 why = f"it has more than {_MAX_BYTES} bytes"
             else:
-                load = parse_load(page)
+                load = await asyncio.to_thread(parse_load, page)
         except UpstreamError as error:
             why = error.detail or error.message
         except TimeoutError:

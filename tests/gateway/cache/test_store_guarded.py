@@ -95,6 +95,21 @@ async def test_a_frozen_store_fails_within_its_bound_and_then_at_once(guarded, s
     assert len(store.calls) == asked
 
 
+async def test_a_look_finds_out_without_requests_and_the_fault_has_a_time(store, pauses):
+    guarded = GuardedStore(
+        store, read_seconds=0.01, write_seconds=0.01, sleep=pauses.sleep, now=lambda: 1000.0
+    )
+    await guarded.check()
+    assert (guarded.fault, guarded.last_fault) == (None, None)
+    store.thawed.clear()
+    await guarded.check()
+    assert guarded.fault == "not answering"
+    assert guarded.last_fault == (1000.0, "the store did not answer within 0.01 s")
+    await guarded.check()
+    assert len(store.calls) == 2
+    await guarded.close()
+
+
 async def test_it_is_used_again_once_a_probe_was_answered(guarded, store, pauses):
     store.thawed.clear()
     with pytest.raises(StoreError):

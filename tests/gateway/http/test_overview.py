@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from gateway.server.admin.overview import Overview, kind_of
+from gateway.server.admin.overview import HISTORY_SECONDS, Overview, kind_of
 from running_gateway import start_app
 
 VLLM = """
@@ -125,21 +125,28 @@ class Engine:
 
 
 class Ready:
+    def __init__(self, **found):
+        self.found = found
+
     async def report(self):
-        return {}
+        return self.found
 
 
-def look_at(upstreams, clock=lambda: 0.0):
-    return Overview(
-        families=list,
-        readiness=Ready(),
-        calls=int,
-        rules=dict,
-        upstreams=upstreams,
-        load=lambda _name: None,
-        now=float,
-        clock=clock,
-    )
+async def nothing(*_):
+    return []
+
+
+def look_at(upstreams, clock=lambda: 0.0, **changes):
+    parts = {
+        "families": nothing,
+        "readiness": Ready(),
+        "check_store": nothing,
+        "rules": dict,
+        "load": lambda _name: None,
+        "events": nothing,
+        "now": float,
+    }
+    return Overview(upstreams=upstreams, clock=clock, **(parts | changes))
 
 
 @pytest.mark.parametrize("leaving", [(), ("a",), ("b",), ("a", "b")])
@@ -168,6 +175,90 @@ async def test_the_pause_of_a_replica_that_left_is_forgotten():
     upstreams["a"] = silent
     await overview.page()
     assert len(reads) == 2 * once
+
+
+async def test_the_page_opens_with_what_was_sampled_before(start_gateway, monkeypatch):
+    monkeypatch.setattr("gateway.server.admin.overview.EVERY_SECONDS", 0.01)
+    gateway = await start_gateway()
+    await gateway.ask("Where is my parcel?")
+    async with asyncio.timeout(30):
+        samples = []
+        while not samples or not samples[-1]["requests"]:
+            samples = (await gateway.get("/admin/overview/history")).json["samples"]
+    last = samples[-1]
+    assert last["requests"] == {"miss": 1}
+    assert {"saved", "ttft", "calls", "waiting", "engines"} < set(last)
+    times = [each["time"] for each in samples]
+    assert times == sorted(times)
+
+
+async def test_the_history_is_bounded_and_goes_on_after_a_fault(monkeypatch, caplog):
+    reads, enough = itertools.count(1), asyncio.Event()
+
+    async def families():
+        if (number := next(reads)) == 3:
+            raise OSError("disk full")
+        if number == 200:
+            enough.set()
+        return []
+
+    overview = look_at({"a": Engine(1)}, families=families)
+    monkeypatch.setattr("gateway.server.admin.overview.EVERY_SECONDS", 0)
+    watching = asyncio.create_task(overview.watch())
+    async with asyncio.timeout(30):
+        await enough.wait()
+    watching.cancel()
+    assert len((await overview.history())["samples"]) == HISTORY_SECONDS / 5
+    assert "could not be taken" in caplog.text
+
+
+async def test_without_the_page_there_is_no_history():
+    overview = look_at({}, keeps_history=False)
+    await overview.watch()
+    assert await overview.history() == {"samples": []}
+
+
+DOWN, UP = {"event": "store", "level": "warning"}, {"event": "store", "level": "info"}
+OTHER = {"event": "policy", "level": "info"}
+
+
+@pytest.mark.parametrize(
+    ("events", "since"),
+    [
+        ([], 100.0),
+        ([DOWN | {"time": 100.0}, OTHER | {"time": 95.0}, DOWN | {"time": 90.0}], 90.0),
+        ([DOWN | {"time": 90.0}, UP | {"time": 80.0}, DOWN | {"time": 70.0}], 90.0),
+        ([UP | {"time": 80.0}, DOWN | {"time": 70.0}], 100.0),
+    ],
+)
+async def test_a_store_is_down_since_the_first_worker_found_out(events, since):
+    async def listed():
+        return events
+
+    store = {"kind": "redis", "problem": "not answering", "since": 100.0, "why": "gone"}
+    overview = look_at({}, events=listed, readiness=Ready(store=store))
+    page = await overview.page()
+    assert page["ready"]["store"] == store | {"since": since}
+    assert page["events"] == events[:5]
+
+
+async def test_events_that_cannot_be_read_leave_the_other_figures(gateway, caplog):
+    (gateway.data_dir / "events.jsonl").mkdir()
+    assert (await overview(gateway))["events"] == []
+    reply = await gateway.get("/admin/events")
+    assert (reply.status, reply.json["error"]["message"]) == (
+        500,
+        "A file in the data directory cannot be read.",
+    )
+
+
+async def test_what_an_operator_does_is_among_the_events(gateway):
+    await gateway.ask("Where is my parcel?")
+    await gateway.settle()
+    await gateway.post("/admin/purge", b'{"all": true, "dry_run": false}')
+    [event] = (await gateway.get("/admin/events")).json["events"]
+    assert event["text"] == "an operator purged entries (all True, entries: 1)"
+    assert event["event"] == "operator"
 
 
 @pytest.mark.parametrize(

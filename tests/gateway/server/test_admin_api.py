@@ -1,6 +1,8 @@
 """The operator's API on the running gateway."""
 
+import asyncio
 import logging
+import time
 
 import orjson
 import pytest
@@ -8,6 +10,9 @@ from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
 from gateway.cache.append_files import Journal
+from gateway.cache.ports import StoreUnavailableError
+from gateway.cache.writer import CacheWriter
+from running_redis import RunningRedis
 
 POLICY = """
 version: 1
@@ -355,3 +360,84 @@ async def test_a_page_or_a_proxy_cannot_act_for_others(gateway, headers):
     reply = await gateway.post("/admin/purge", body, headers=headers)
     assert reply.status == 403
     assert len(await entries(gateway)) == 6
+
+
+@pytest.fixture
+def redis(tmp_path):
+    server = RunningRedis(tmp_path / "redis")
+    server.start()
+    yield server
+    server.kill()
+
+
+async def test_while_the_store_is_frozen_each_call_ends_and_says_why(
+    start_gateway, redis, monkeypatch
+):
+    monkeypatch.setattr("gateway.server.open_store.USAGE_SECONDS", 0.5)
+    gateway = await start_gateway(store=redis.url)
+    await gateway.ask("Where is my parcel?")
+    [entry] = await entries(gateway)
+    redis.freeze()
+    try:
+        async with asyncio.timeout(60):
+            asked = {"purge": {"all": True, "dry_run": False}, "audit": {}, "forget": {}}
+            asked["forget"] = {"scope": entry["scope"], "dry_run": False}
+            for action, fields in asked.items():
+                status, error = await admin(gateway, action, **fields)
+                assert (status, error["type"]) == (503, "store_error")
+                assert error["message"].startswith("The store failed: ")
+                assert error["message"].endswith(". Try again once it answers.")
+            for path in ("entries", f"entries/{entry['key']}", "usage"):
+                reply = await gateway.get(f"/admin/{path}")
+                assert (reply.status, reply.json["error"]["type"]) == (503, "store_error")
+            found = (await gateway.get("/admin/overview")).json["ready"]["store"]
+            assert found["problem"] == "not answering"
+            status, error = await admin(gateway, "wrong", entry=entry["key"])
+    finally:
+        redis.thaw()
+    assert status == 500
+    assert "barred from semantic reuse, but the entry was not evicted" in error["message"]
+    assert "Report it again." in error["message"]
+
+
+async def test_a_look_finds_a_frozen_store_and_that_it_answers_again(
+    start_gateway, redis, monkeypatch
+):
+    monkeypatch.setattr("gateway.server.admin.overview.SHARED_SECONDS", 0.0)
+    gateway = await start_gateway(store=redis.url)
+
+    async def settled(problem):
+        async with asyncio.timeout(60):
+            while True:
+                store = (await gateway.get("/admin/overview")).json["ready"]["store"]
+                if store["problem"] == problem:
+                    return store
+
+    await settled(None)
+    redis.freeze()
+    try:
+        store = await settled("not answering")
+        assert "did not answer" in store["why"]
+        assert store["since"] <= time.time()
+    finally:
+        redis.thaw()
+    assert await settled(None) == {"kind": "redis", "problem": None}
+
+
+async def test_a_purge_that_stops_early_names_what_is_gone(gateway, monkeypatch):
+    monkeypatch.setattr("gateway.server.admin.operations.PAGE", 2)
+    await fill(gateway)
+    remove, calls = CacheWriter.remove, []
+
+    async def fail_later(self, keys):
+        calls.append(keys)
+        if len(calls) == 2:
+            raise StoreUnavailableError("gone")
+        await remove(self, keys)
+
+    monkeypatch.setattr(CacheWriter, "remove", fail_later)
+    status, error = await admin(gateway, "purge", all=True, dry_run=False)
+    assert status == 500
+    assert error["message"] == "The store failed: gone. At least 2 entries are purged: purge again."
+    monkeypatch.undo()
+    assert len(await entries(gateway)) == 4

@@ -1,6 +1,11 @@
 """Metrics wait in batches: in the end the library has what it would have counted itself."""
 
 import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
 from functools import partial
 
 import pytest
@@ -97,3 +102,65 @@ async def test_a_flush_that_fails_counts_nothing_twice_and_ends_no_later_one(
         metrics.count_policy_reload(good=True)
     assert seen() == 2
     assert closed
+
+
+WORKER = """
+import asyncio, sys
+from gateway.cache.ports import StoreStats
+from gateway.server.admin.overview import summarize
+from gateway.telemetry.metrics import Metrics
+
+metrics = Metrics(lambda: StoreStats(0, 0, 0))
+metrics.add_sum("calls_in_flight", "Calls.", lambda: 3)
+metrics.count("requests", "/v1/chat/completions", "default", "miss", "")
+metrics.flush()
+print("ready", flush=True)
+for line in sys.stdin:
+    found = summarize(asyncio.run(metrics.families()))
+    page, _ = asyncio.run(metrics.page())
+    print(found["calls"], found["requests"]["miss"], b"refrain_calls_in_flight 3.0" in page)
+    sys.stdout.flush()
+"""
+
+
+def test_figures_are_those_of_all_workers_and_a_killed_one_has_no_calls(tmp_path):
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for _ in range(2):
+            worker = subprocess.Popen(
+                [sys.executable, "-c", WORKER],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            workers.append(stack.enter_context(worker))
+            stack.callback(worker.kill)
+            assert worker.stdout.readline() == "ready\n"
+        first, second = workers
+
+        def figures():
+            first.stdin.write("look\n")
+            first.stdin.flush()
+            return first.stdout.readline().split()
+
+        assert figures() == ["6", "2", "False"]
+        second.kill()
+        second.wait()
+        assert figures() == ["3", "2", "True"]
+
+
+async def test_the_loop_goes_on_while_the_figures_are_read(monkeypatch):
+    metrics, done = new_metrics(), threading.Event()
+    counted = metrics._counted
+
+    def wait_for_the_loop():
+        assert done.wait(20)
+        return counted()
+
+    monkeypatch.setattr(metrics, "_counted", wait_for_the_loop)
+    for read in (metrics.families, metrics.page):
+        done.clear()
+        asyncio.get_running_loop().call_later(0, done.set)
+        await read()

@@ -276,7 +276,10 @@ class RedisStore:
     async def _repair(self, shard: Shard) -> None:
         if not await self.link.run(REPAIR, shard, *shard.head):
             return
-        _log.info("store: Redis has lost the index of entries; it is made anew")
+        _log.warning(
+            "store: Redis has lost the index of entries; it is made anew",
+            extra={"fields": {"event": "store"}},
+        )
         cursor = 0
         while True:
             found = (cursor, "MATCH", shard.prefix + b"*", "COUNT", 512)

@@ -260,6 +260,7 @@ class EntryFile:
             self._path,
             aside.name,
             reason,
+            extra={"fields": {"event": "store"}},
         )
 
 

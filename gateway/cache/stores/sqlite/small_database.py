@@ -106,6 +106,7 @@ class SmallDatabase:
             aside.name,
             self._loss,
             error,
+            extra={"fields": {"event": "store"}},
         )
 
     def _disconnect(self) -> None:

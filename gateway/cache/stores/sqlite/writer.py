@@ -223,7 +223,12 @@ class Writer:
             if lost:
                 self._lost += lost
                 self._note(StoreStats(self.stats.entries, self.stats.bytes, 0))
-                _log.warning("store: %d answers could not be stored: %s", lost, fault)
+                _log.warning(
+                    "store: %d answers could not be stored: %s",
+                    lost,
+                    fault,
+                    extra={"fields": {"event": "store"}},
+                )
         self._tell(evicted, writes, outcomes)
 
     def _tell(

@@ -12,14 +12,21 @@ export class ApiError extends Error {
   }
 }
 
-async function call(path, options = {}) {
+const READ_SECONDS = 20;
+const ACT_SECONDS = 150; // a replay takes up to two minutes
+
+async function call(path, seconds, options = {}) {
   let reply;
+  let body;
   try {
-    reply = await fetch(path, { cache: "no-store", credentials: "same-origin", ...options });
-  } catch {
-    throw new ApiError(0, "The gateway does not answer.", null);
+    const signal = AbortSignal.timeout(seconds * 1000);
+    reply = await fetch(path, { cache: "no-store", credentials: "same-origin", signal, ...options });
+    body = await reply.json();
+  } catch (error) {
+    if (error.name === "TimeoutError") throw new ApiError(0, `The gateway did not answer within ${seconds} s.`, null);
+    if (!reply) throw new ApiError(0, "The gateway does not answer.", null);
+    body = null;
   }
-  const body = await reply.json().catch(() => null);
   if (reply.ok && body !== null) return body;
   if (reply.status === 401) document.dispatchEvent(new Event("refrain:ended"));
   throw new ApiError(reply.status, body?.error?.message ?? `The gateway answers with status ${reply.status}.`, body?.error?.param);
@@ -28,12 +35,12 @@ async function call(path, options = {}) {
 export const get = (path, query = {}) => {
   const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const text = new URLSearchParams(given).toString();
-  return call(`/admin/${path}${text && `?${text}`}`);
+  return call(`/admin/${path}${text && `?${text}`}`, READ_SECONDS);
 };
 
 /** Do an action. Its fields may be JSON text, which is sent as it is. */
 export const post = (path, fields) =>
-  call(`/admin/${path}`, {
+  call(`/admin/${path}`, ACT_SECONDS, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Refrain-CSRF": meta("refrain-csrf") },
     body: typeof fields === "string" ? fields : JSON.stringify(fields),

@@ -4,6 +4,7 @@ import { hasSession, logOut } from "./api.js";
 import { fill, h } from "./dom.js";
 import { start } from "./history.js";
 import { entries } from "./views/entries.js";
+import { events } from "./views/events.js";
 import { explain } from "./views/explain.js";
 import { keys } from "./views/keys.js";
 import { overview } from "./views/overview.js";
@@ -14,6 +15,7 @@ import { usage } from "./views/usage.js";
 /** A view fills the element it gets; it may return a function that ends it. */
 const VIEWS = {
   overview: ["Overview", overview],
+  events: ["Events", events],
   entries: ["Entries", entries],
   explain: ["Explain", explain],
   policy: ["Policy", policy],

@@ -119,4 +119,8 @@ export function dollars(value) {
 /** Write a time, in seconds since the epoch, as the reader's clock has it. */
 export const clock = (time) => new Date(time * 1000).toLocaleString("en-GB");
 
+/** Write a time as logs have it. */
+export const utc = (time) => h("time", { datetime: new Date(time * 1000).toISOString(), title: `${clock(time)} by your clock` },
+  `${new Date(time * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`);
+
 export const hash = (text) => h("code", { title: text }, `${text.slice(0, 10)}…`);

@@ -1,13 +1,14 @@
-// The last ten minutes: a poll every two seconds, and the series that charts draw of the polls.
+// The last ten minutes, which charts draw: what the gateway has kept, then a poll every two seconds.
 
 import { get } from "./api.js";
 
 const EVERY = 2000;
-const KEPT = 300;
-const WINDOW = 5; // polls of which a rate is the mean
-const WIDE = 15; // polls of which a quantile is
+const KEPT = 600; // seconds
+const GAP = 15; // seconds without a poll, which the gateway's own samples fill
+const WINDOW = 10; // seconds over which a rate is the mean
+const WIDE = 30; // seconds over which a quantile is
 
-const polls = [];
+let polls = [];
 const readers = new Set();
 let timer = null;
 let looking = false;
@@ -28,9 +29,7 @@ export async function start() {
   let problem = null;
   if (!document.hidden) {
     try {
-      const found = await get("overview");
-      if (found.time !== latest()?.time) polls.push(found);
-      if (polls.length > KEPT) polls.shift();
+      await look();
     } catch (error) {
       problem = error;
     }
@@ -41,17 +40,38 @@ export async function start() {
   timer = setTimeout(start, EVERY);
 }
 
+async function look() {
+  const found = await get("overview");
+  const last = latest()?.time ?? 0;
+  if (found.time - last > GAP) {
+    const { samples } = await get("overview/history");
+    polls.push(...samples.filter((sample) => sample.time > last && sample.time < found.time));
+  }
+  if (found.time !== last) polls.push(found);
+  polls = polls.filter((poll) => found.time - poll.time <= KEPT);
+}
+
 document.addEventListener("refrain:leaving", () => (leaving = true));
 document.addEventListener("visibilitychange", () => document.hidden || start());
 
 export const times = () => polls.map((poll) => poll.time);
 
-/** Differences of a sum over the last polls before each poll, a second. A restart begins anew. */
+/** The seconds that the polls cover. */
+export const covered = () => (polls.length ? polls.at(-1).time - polls[0].time : 0);
+
+/** The poll that is at least so many seconds older, or the first. */
+function before(index, seconds) {
+  let place = index;
+  while (place > 0 && polls[index].time - polls[place].time < seconds) place -= 1;
+  return polls[place];
+}
+
+/** Differences of a sum over the last seconds before each poll, a second. A restart begins anew. */
 export function rates(read) {
   return polls.map((poll, index) => {
-    const before = polls[Math.max(0, index - WINDOW)];
-    const spent = poll.time - before.time;
-    const grown = read(poll) - read(before);
+    const earlier = before(index, WINDOW);
+    const spent = poll.time - earlier.time;
+    const grown = read(poll) - read(earlier);
     return spent > 0 && grown >= 0 ? grown / spent : null;
   });
 }
@@ -69,10 +89,8 @@ export const values = (read) => polls.map((poll) => read(poll) ?? null);
 
 /** A quantile of the times to first token of an outcome, before each poll. */
 export function quantiles(outcome, quantile) {
-  return polls.map((poll, index) => {
-    const before = polls[Math.max(0, index - WIDE)];
-    return quantileOf(poll.ttft[outcome] ?? [], index ? before.ttft[outcome] ?? [] : poll.ttft[outcome] ?? [], quantile);
-  });
+  return polls.map((poll, index) =>
+    quantileOf(poll.ttft[outcome] ?? [], before(index, WIDE).ttft[outcome] ?? [], quantile));
 }
 
 /** Interpolate in the buckets of a histogram that grew; null where nothing was counted. */

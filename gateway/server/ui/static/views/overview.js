@@ -1,8 +1,9 @@
 // What happens now: figures, charts of the last ten minutes, upstreams, engines, rules, errors.
 
 import { chart } from "../charts.js";
-import { brief, bytes, clock, count, dollars, facts, fill, h, rate, seconds, share, table } from "../dom.js";
-import { follow, grown, latest, quantiles, rates, times, values } from "../history.js";
+import { brief, bytes, clock, count, dollars, facts, fill, h, rate, seconds, share, table, utc } from "../dom.js";
+import { covered, follow, grown, latest, quantiles, rates, times, values } from "../history.js";
+import { eventTable } from "./events.js";
 
 const KINDS = [
   { name: "exact hits", key: "exact", colour: "exact" },
@@ -41,16 +42,18 @@ export function overview(place) {
       { name: "waiting in engines", colour: "error", dash: [5, 4] },
     ], count, { whole: true }), () => [values((poll) => poll.calls), values((poll) => poll.waiting), values((poll) => engineSum(poll, "waiting"))]],
   ];
-  fill(place, state, tiles, h("div", { class: "charts" }, charts.map(([each]) => each.figure)), tables);
+  const alarm = storeAlarm();
+  fill(place, state, alarm.element, tiles, h("div", { class: "charts" }, charts.map(([each]) => each.figure)), tables);
 
   const draw = (problem) => {
     const now = latest();
     fill(state, status(now, problem));
     if (!now) return;
+    alarm.show(now);
     fill(tiles, figures(now));
     for (const [each, read] of charts) each.draw(times(), ...read());
     const at = document.activeElement?.getAttribute("aria-label");
-    fill(tables, upstreams(now), engines(now), rules(now), errors(now));
+    fill(tables, latestEvents(now), upstreams(now), engines(now), rules(now), errors(now));
     // A region that was scrolled by keyboard keeps the focus.
     if (at) [...tables.querySelectorAll("[aria-label]")].find((one) => one.getAttribute("aria-label") === at)?.focus();
   };
@@ -79,11 +82,46 @@ function status(now, problem) {
   ];
 }
 
+const STORES = {
+  redis: ["Redis", "See that Redis runs, and that this machine reaches it: redis-cli ping, then refrain doctor."],
+  disk: ["The disk", "See that the disk has room, and is not read-only: df, then refrain doctor."],
+};
+
+/** Make the part that says what a silent store means. A screen reader hears it once. */
+function storeAlarm() {
+  const element = h("div", { role: "alert" });
+  const since = h("span");
+  let shown = null;
+  return {
+    element,
+    show({ ready: { store }, time }) {
+      const name = store?.problem ? store.why : "";
+      if (name) fill(since, utc(store.since), `, for ${seconds(Math.max(0, time - store.since))}`);
+      if (name === shown) return;
+      shown = name;
+      if (!name) return fill(element);
+      const [kind, help] = STORES[store.kind] ?? [store.kind, "Run refrain doctor."];
+      fill(element, h("section", { class: "card alarm" },
+        h("h2", {}, `The store does not answer (${kind})`),
+        facts([
+          ["Since", since],
+          ["Fault", store.why],
+          ["What it means", "Requests are forwarded to the upstreams, and no wrong answer is served. New answers are not stored. Entries cannot be listed or purged."],
+          ["What to do", `${help} The gateway tries the store every two seconds, and uses it as soon as it answers.`],
+        ])));
+    },
+  };
+}
+
+function latestEvents(now) {
+  return h("section", {}, eventTable("Latest events", now.events), h("p", { class: "hint" }, h("a", { href: "#/events" }, "All events")));
+}
+
 function problems(ready) {
   const found = [];
   const say = (text, value) => value && found.push(`${text}: ${value}`);
   say("Policy, the last good one is in force", ready.policy?.problem);
-  say("Store", ready.store?.problem);
+  say("Store", ready.store?.problem && "it does not answer, see below");
   for (const text of ready.keys?.problems ?? []) say("Keys", text);
   say("Verifier, no semantic hits", ready.verifier?.fault);
   say("Calibration", ready.verifier?.problem);
@@ -103,7 +141,7 @@ function figures(now) {
   const [total, found] = recent
     ? [recent, grown((poll) => hits(poll.requests))]
     : [lookedUp(requests), hits(requests)];
-  const over = recent ? "of the last 10 minutes" : "since the start";
+  const over = recent ? `of the last ${seconds(covered())}` : "since the start";
   const ways = Object.entries(saved);
   const all = (unit, left = []) => ways.reduce((value, [way, units]) => value + (left.includes(way) ? 0 : units[unit] ?? 0), 0);
   const every = Object.values(requests).reduce((value, number) => value + number, 0);
@@ -113,7 +151,7 @@ function figures(now) {
     tile("Money saved", all("tokens") && !all("dollars") ? "–" : dollars(all("dollars")), all("tokens") && !all("dollars") ? "no known price" : "since the start"),
     tile("Tokens saved", brief(all("tokens", ["prefix"])), saved.prefix?.tokens ? `${brief(saved.prefix.tokens)} more were cheaper` : "since the start"),
     tile("Waiting saved", seconds(all("seconds")), "since the start"),
-    tile("Entries", brief(store.entries ?? 0), bytes(store.entry_bytes ?? 0)),
+    tile("Entries", brief(store.entries ?? 0), now.ready.store?.problem ? "when the store last answered" : bytes(store.entry_bytes ?? 0)),
   ];
 }
 
@@ -127,7 +165,8 @@ function upstreams(now) {
       facts([["Name", now.upstreams.join(", ")], ["Calls under way", count(now.calls)]]));
   }
   const rows = now.upstreams.map((name) => [name, states[name]]);
-  return table("Upstreams", [
+  const whose = now.workers > 1 ? ", as the worker that answers sees them" : "";
+  return table(`Upstreams${whose}`, [
     { name: "Upstream", cell: ([name]) => name },
     { name: "State", cell: ([, one]) => badge(one?.state ?? "unknown", one?.state === "up") },
     { name: "Why", cell: ([, one]) => one?.why ?? "" },
