@@ -21,6 +21,9 @@ from gateway.cache.shadow_eval import ComparisonLedger, basis_of, question_id
 from policies.decision import Decision
 
 CHECKS_FILE = "semantic-checks.jsonl"
+JUDGED = "judged"
+"""The kind of a line that says what a person found: it is of the comparison with this entry, key
+and time."""
 MAX_BYTES = 8 * 2**20
 
 _log = logging.getLogger(__name__)

@@ -1,9 +1,10 @@
 """``refrain semantic calibrate``: thresholds for error budgets from an operator's own traffic.
 
-A line of a log is a comparison that the gateway made, or a pair that a person labelled. Laws: what
-is unsure counts as wrong. A line that cannot be used is counted and named, and never guessed. What
-keeps no budget is not written. The file is there whole or not at all. An embeddings service that
-was started for the command ends with it, and owns nothing of a gateway.
+A line of a log is a comparison that the gateway made, what a person said of one, or a pair that a
+person labelled. Laws: what is unsure counts as wrong, unless a person has judged it. A line that
+cannot be used is counted and named, and never guessed. What keeps no budget is not written. The
+file is there whole or not at all. An embeddings service that was started for the command ends with
+it, and owns nothing of a gateway.
 """
 
 import asyncio
@@ -42,6 +43,10 @@ _NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pa
 _SCORE_SECONDS = 30.0
 
 
+Identity = tuple[Any, Any, Any]
+"""Entry, key and time of a comparison."""
+
+
 @dataclass(frozen=True, slots=True)
 class WouldBeHit:
     """A would-be hit with its answer compared with a fresh one."""
@@ -51,6 +56,15 @@ class WouldBeHit:
     verifier: str
     """Digest of the verifier that gave the score."""
     unsure: bool = False
+    of: Identity | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a person said of a comparison."""
+
+    of: Identity
+    same: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,10 @@ class LabelledPair:
     same: bool
 
 
-def parse_line(line: Any) -> WouldBeHit | LabelledPair | None:
+Parsed = WouldBeHit | Judgement | LabelledPair | None
+
+
+def parse_line(line: Any) -> Parsed:
     """Read a line's JSON; None is another line of the gateway's journal. Raises InvalidFieldError.
 
     A line of an alias counts as such another: aliases are hits because they were right.
@@ -72,6 +89,8 @@ def parse_line(line: Any) -> WouldBeHit | LabelledPair | None:
             return LabelledPair(question, stored, same)
         case {"asked": _, "stored": _}:
             raise InvalidFieldError("", "asked and stored as text, and same: true or false")
+        case {"kind": "judged", "same": bool(same)}:
+            return Judgement((line.get("entry"), line.get("key"), line.get("of")), same)
         case {"kind": str(), "alias": True}:
             return None
         case {"kind": str(), "outcome": "equal" | "different" | "unsure" as outcome}:
@@ -89,7 +108,9 @@ def _comparison(line: dict[str, Any], outcome: str) -> WouldBeHit:
         raise InvalidFieldError("score", "a number from 0 to 1")
     if not isinstance(verifier, str) or not verifier:
         raise InvalidFieldError("verifier", "the digest of the verifier whose score it is")
-    return WouldBeHit(float(score), outcome != "equal", verifier, unsure=outcome == "unsure")
+    of = line.get("entry"), line.get("key"), line.get("time")
+    is_unsure = outcome == "unsure"
+    return WouldBeHit(float(score), outcome != "equal", verifier, unsure=is_unsure, of=of)
 
 
 @dataclass(slots=True)
@@ -151,9 +172,7 @@ _FORMER_RULES = "rules-"
 """Lines of former releases, whose hits needed no score."""
 
 
-async def _points(
-    lines: Sequence[WouldBeHit | LabelledPair | None], data_dir: Path, socket: Path | None
-) -> Points:
+async def _points(lines: Sequence[Parsed], data_dir: Path, socket: Path | None) -> Points:
     """Return the points of one verifier: of the one that scores the pairs, else of the latest."""
     compared = [
         line
@@ -169,12 +188,14 @@ async def _points(
                 raise FailedError(f"no trained verifier is loaded{fault}: no pair can be scored")
             points.verifier = service.verifier
             await _score(pairs, service, points, data_dir)
+    judged = {line.of: line.same for line in lines if isinstance(line, Judgement)}
     for each in compared:
         if each.verifier != points.verifier:
             points.skipped["of another verifier"] += 1
             continue
-        points.scored.append((each.score, each.wrong))
-        points.unsure += each.unsure
+        same = judged.get(each.of) if each.of is not None else None
+        points.scored.append((each.score, each.wrong if same is None else not same))
+        points.unsure += each.unsure and same is None
     return points
 
 

@@ -100,6 +100,7 @@ class Admin:
             "load": do.load,
             "explain": self._explain,
             "semantic/reset": self._semantic.reset,
+            "semantic/judge": self._semantic.judge,
             "policy/check": self._policy.check,
             "policy/replay": self._policy.replay,
             "policy": self._policy.save,

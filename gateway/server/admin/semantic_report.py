@@ -7,15 +7,15 @@ use is known.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.cache.append_files import last_lines
-from gateway.cache.comparison_journal import ComparisonJournal
+from gateway.cache.comparison_journal import JUDGED, ComparisonJournal
 from gateway.cache.ports import PolicySource, UnfinishedError
 from gateway.cache.shadow_eval import RuleComparisons
-from gateway.server.admin.operations import refuse_other_fields
+from gateway.server.admin.operations import read_hash, refuse_other_fields
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.format.values import percent_text
 
@@ -95,8 +95,30 @@ class SemanticOperations:
     async def comparisons(self) -> dict[str, Any]:
         """Return the latest comparisons, the newest first. Raises OSError."""
         lines = await asyncio.to_thread(last_lines, self.journal.path, _LAST_BYTES)
-        found = [line for line in lines if "outcome" in line]
-        return {"comparisons": found[-MOST_SHOWN:][::-1]}
+        judged = {_judged(line): line.get("same") for line in lines if line.get("kind") == JUDGED}
+        found = [line for line in lines if "outcome" in line][-MOST_SHOWN:][::-1]
+        for line in found:
+            line["judged_same"] = judged.get((line.get("entry"), line.get("key"), line.get("time")))
+        return {"comparisons": found}
+
+    async def judge(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Write down what a person says of a comparison; ``refrain semantic calibrate`` reads it.
+
+        Raises InvalidFieldError and UnfinishedError.
+        """
+        refuse_other_fields(fields, "entry", "key", "time", "same")
+        pair = {name: read_hash(name, fields.get(name)).hex() for name in ("entry", "key")}
+        at, same = fields.get("time"), fields.get("same")
+        if not isinstance(at, int | float) or isinstance(at, bool):
+            raise InvalidFieldError("time", "that of the comparison")
+        if not isinstance(same, bool):
+            raise InvalidFieldError("same", "true or false")
+        line = {"time": self.now(), "kind": JUDGED, **pair, "of": at, "same": same}
+        try:
+            await self.journal.append(line)
+        except OSError as error:
+            raise UnfinishedError("The journal cannot be written: judge again.") from error
+        return {"same": same}
 
     async def reset(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Turn semantic hits of a rule, or of ``all``, on again and restart the counts.
@@ -117,3 +139,8 @@ class SemanticOperations:
             message = "The journal cannot be written: only the worker that answers has done it, "
             raise UnfinishedError(message + "and only until it restarts.") from error
         return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}
+
+
+def _judged(line: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """Return which comparison a judgement is of."""
+    return line.get("entry"), line.get("key"), line.get("of")

@@ -68,6 +68,22 @@ def test_a_journal_becomes_a_table(run, tmp_path):
     assert not (tmp_path / ".refrain").exists()
 
 
+def test_what_a_person_judged_replaces_what_the_gateway_found(run, tmp_path):
+    def judged(of, same):
+        return {"kind": "judged", "time": 9.0, "entry": "e", "key": "k", "of": of, "same": same}
+
+    compared = (check(0.999, "unsure"), check(0.1, "different"), check(0.998), check(0.2, "unsure"))
+    lines = [
+        {**each, "entry": "e", "key": "k", "time": float(at)} for at, each in enumerate(compared)
+    ]
+    lines += [judged(0.0, same=False), judged(0.0, same=True), judged(2.0, same=False)]
+    lines += [judged(1.0, same=True), judged(7.0, same=True)]
+    code, out, _ = run(log_of(tmp_path / "checks.jsonl", [*clean(400), *lines]))
+    assert code == 0
+    first = "404 would-be hits of verifier abababababababab, 2 wrong, 1 of them unsure"
+    assert out.splitlines()[0] == first
+
+
 def test_what_is_written_is_what_the_gateway_takes(run, tmp_path):
     data = tmp_path / ".refrain"
     log_of(data / "semantic-checks.jsonl", clean(2000))

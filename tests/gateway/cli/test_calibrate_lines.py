@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli.calibrate import LabelledPair, WouldBeHit, parse_line
+from gateway.cli.calibrate import Judgement, LabelledPair, WouldBeHit, parse_line
 from gateway.server.admin.recorded_request import InvalidFieldError
 
 CHECK = {
@@ -28,6 +28,10 @@ PAIR = {"asked": "a", "stored": "b", "same": True}
         (PAIR | {"same": False, "note": "by Kim"}, LabelledPair("a", "b", same=False)),
         ({"kind": "reset", "rule": "default"}, None),
         (CHECK | {"kind": "served", "alias": True}, None),
+        (
+            {"kind": "judged", "entry": "a", "key": "b", "of": 1.0, "same": True, "time": 2.0},
+            Judgement(("a", "b", 1.0), same=True),
+        ),
         (CHECK | {"alias": False}, WouldBeHit(0.75, wrong=False, verifier="ab")),
     ],
 )

@@ -7,6 +7,8 @@ import pytest
 from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
+from gateway.cache.comparison_journal import ComparisonJournal
+from gateway.cli.calibrate import Judgement, parse_line
 from gateway.cli.main import main
 from gateway.cli.operator import report_text
 
@@ -63,6 +65,41 @@ async def test_the_figures_of_a_rule(compared):
     assert ready["rules_off"] == ["faq"]
     page = (await compared.get("/metrics")).raw.decode()
     assert 'refrain_semantic_rule_off{rule="faq"} 1.0' in page
+
+
+JUDGEMENT = {"entry": LINE["entry"], "key": LINE["key"], "time": LINE["time"], "same": True}
+
+
+async def test_what_a_person_says_of_a_comparison_is_kept_and_shown(compared):
+    reply = await compared.post("/admin/semantic/judge", orjson.dumps(JUDGEMENT))
+    assert (reply.status, reply.json) == (200, {"same": True})
+    shown = (await compared.get("/admin/comparisons")).json["comparisons"]
+    assert {each["judged_same"] for each in shown} == {True}
+    faq = (await compared.get("/admin/semantic")).json["rules"]["faq"]
+    assert (faq["comparisons"], faq["different"]) == (100, 2)
+    last = (compared.data_dir / "semantic-checks.jsonl").read_bytes().splitlines()[-1]
+    line = orjson.loads(last)
+    assert isinstance(parse_line(line), Judgement)
+    assert line["time"] > LINE["time"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"entry": "ab"}, {"key": None}, {"time": "1"}, {"time": True}, {"same": 1}]
+)
+async def test_a_judgement_of_nothing_clear_is_refused(compared, wrong):
+    reply = await compared.post("/admin/semantic/judge", orjson.dumps(JUDGEMENT | wrong))
+    assert (reply.status, reply.json["error"]["param"]) == (400, *wrong)
+    assert b"judged" not in (compared.data_dir / "semantic-checks.jsonl").read_bytes()
+
+
+async def test_a_judgement_that_cannot_be_written_down_says_so(compared, monkeypatch):
+    async def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ComparisonJournal, "append", full)
+    reply = await compared.post("/admin/semantic/judge", orjson.dumps(JUDGEMENT))
+    message = "The journal cannot be written: judge again."
+    assert (reply.status, reply.json["error"]["message"]) == (500, message)
 
 
 async def test_a_reset_is_written_down_and_counting_begins_anew(compared):

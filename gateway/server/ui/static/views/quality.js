@@ -61,6 +61,7 @@ export function quality(place) {
       { name: "Why", cell: (one) => one.why },
       { name: "Similarity", number: true, cell: (one) => one.similarity.toFixed(3) },
       { name: "Score", number: true, cell: (one) => one.score.toFixed(3) },
+      { name: "Judged", cell: (one) => (one.judged_same === null ? "" : one.judged_same ? "right" : "wrong") },
       { name: "Answers", cell: (one) => h("button", { type: "button", class: "link", "aria-label": `Judge the comparison of ${clock(one.time)}`, onclick: () => judge(one) }, "Judge") },
     ], chosen, "No comparison."));
   }
@@ -69,12 +70,18 @@ export function quality(place) {
     const answers = h("div", { class: "charts" });
     const failed = h("div");
     const wrong = h("button", { type: "button", class: "danger" }, "The hit is wrong");
-    const box = dialog("Two answers", h("p", { class: "hint" }, "This look is in the audit log."), answers, h("div", { class: "actions" }, wrong), failed);
-    wrong.addEventListener("click", () => run(wrong, failed, async () => {
-      await post("wrong", { entry: one.entry });
+    const right = h("button", { type: "button", class: "quiet" }, "The hit is right");
+    const box = dialog("Two answers", h("p", { class: "hint" }, "This look is in the audit log. What you say counts at the next refrain semantic calibrate."),
+      answers, h("div", { class: "actions" }, right, wrong), failed);
+    const say = (button, same, message, act = async () => {}) => button.addEventListener("click", () => run(button, failed, async () => {
+      await post("semantic/judge", { entry: one.entry, key: one.key, time: one.time, same });
+      await act();
       box.close();
-      fill(problem, h("p", { class: "done", role: "status" }, "The entry was evicted, and semantic lookup does not find its key for a year."));
+      await load();
+      fill(problem, h("p", { class: "done", role: "status" }, message));
     }));
+    say(right, true, "Noted: the next calibration counts this hit as right.");
+    say(wrong, false, "The entry was evicted, and semantic lookup does not find its key for a year.", () => post("wrong", { entry: one.entry }));
     const [found, fresh] = await Promise.all([one.entry, one.key].map((key) => get(`entries/${key}`, { answer: 1 }).catch((error) => error)));
     fill(answers, side("Found by meaning", found), side("Fresh answer", fresh));
   }
