@@ -67,6 +67,27 @@ def status() -> None:
     """
 
 
+@cli.command(run="top:top")
+@options.gateway
+@option(
+    "--interval",
+    type=Time(least=0.1, most=3600),
+    default=2.0,
+    show_default="2s",
+    help="Between looks.",
+)
+@option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
+def top() -> None:
+    """Watch a running gateway: requests, savings, upstreams, rules.
+
+    Live in the terminal until q or Ctrl-C: requests a second, hits by kind, savings, time to first
+    token, upstreams with their state, queue and KV use of engines, error budgets by rule.
+
+    examples:
+      refrain top --gateway http://127.0.0.1:8080 --interval 500ms
+    """
+
+
 @cli.command(run="doctor:doctor")
 @options.settings
 @options.as_json
@@ -199,7 +220,6 @@ def usage() -> None:
     compression save. Dollars are of models whose price is known.
 
     examples:
-      refrain usage
       refrain usage --by team --since 7d
       refrain usage --by holder --team search
       refrain usage --gateway http://127.0.0.1:8080 --by day --csv > usage.csv
@@ -307,7 +327,6 @@ def policy_explain() -> None:
     or a line of a decision log that has the request.
 
     examples:
-      refrain policy explain --policy policy.yaml request.json
       refrain policy explain --policy policy.yaml --data-dir .refrain request.json
       refrain policy explain --gateway http://127.0.0.1:8080 - < request.json
       head -n 1 log.jsonl | refrain policy explain --policy policy.yaml -
@@ -370,7 +389,6 @@ def calibrate() -> None:
       {"asked": "reset my password", "stored": "How do I reset my password?", "same": true}
 
     examples:
-      refrain semantic calibrate    what the gateway has compared
       refrain semantic calibrate pairs.jsonl --budget 0.5% --budget 1%
       refrain semantic calibrate pairs.jsonl --data-dir .refrain --write
 
@@ -447,7 +465,6 @@ def keys_rotate() -> None:
     --overlap.
 
     examples:
-      refrain keys rotate shop
       refrain keys rotate shop --overlap 1d
     """
 

@@ -258,11 +258,11 @@ def report_text(report: Mapping[str, Any]) -> Iterator[str]:
         return
     yield _row(_COLUMNS.split(","))
     for name, figures in rules.items():
-        low, high = map(_share, figures["interval"])
+        low, high = map(share_text, figures["interval"])
         counts = [figures[key] for key in ("comparisons", "equal", "different", "unsure")]
         interval = f"{low} to {high}" if figures["comparisons"] else "-"
         wrong, budget, reachable = (
-            _share(figures[key]) for key in ("wrong_hits", "budget", "budget_met")
+            share_text(figures[key]) for key in ("wrong_hits", "budget", "budget_met")
         )
         yield _row([name, *(f"{count:,}" for count in counts), wrong, interval, budget, reachable])
     yield ""
@@ -279,7 +279,7 @@ def _row(cells: Sequence[str]) -> str:
     return "".join(cell.rjust(width) if width > 0 else cell.ljust(-width) for cell, width in padded)
 
 
-def _share(value: float | None) -> str:
+def share_text(value: float | None) -> str:
     """Write a share as a policy has it; of two digits, but whole from 10 % on."""
     if value is None:
         return "-"

@@ -15,7 +15,7 @@ from gateway.cli.terminal import FailedError, say
 _SECONDS = 10.0
 """For all questions together."""
 
-_KINDS = {
+KINDS = {
     "exact": "exact hits",
     "semantic": "semantic hits",
     "stale": "stale hits",
@@ -112,7 +112,7 @@ def _requests(overview: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     counts = overview["requests"]
     total = sum(counts.values())
     yield "requests", f"{total:,} since the start, {overview['calls']:,} calls under way"
-    for kind, name in _KINDS.items():
+    for kind, name in KINDS.items():
         if count := counts.get(kind, 0):
             yield "", f"{name:<15}{count:>11,}{count / total:>6.0%}"
 
