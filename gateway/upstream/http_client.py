@@ -301,6 +301,9 @@ def _unreachable(error: BaseException, host: str | None, place: str) -> str:
     match error:
         case ClientConnectorDNSError():
             return f"the host name {host} is not known; is it spelt correctly?"
+        case ClientConnectorCertificateError(certificate_error=Exception(verify_code=10)):
+            # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED.
+            return f"the certificate of {place} has expired; it has to be renewed there"
         case ClientConnectorCertificateError():
             return f"the certificate of {place} is not trusted; is its authority installed?"
         case ClientConnectorSSLError():

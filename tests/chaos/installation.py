@@ -333,12 +333,12 @@ async def redis_slow(there: Installation) -> AsyncIterator[None]:
 async def disk_full(there: Installation) -> AsyncIterator[None]:
     """Fill the small disk with another file, then remove the file."""
     filler = there.seen_from_here / "filler"
-    await asyncio.to_thread(_fill, filler)
+    await asyncio.to_thread(fill, filler)
     yield
     await asyncio.to_thread(filler.unlink)
 
 
-def _fill(filler: Path) -> None:
+def fill(filler: Path) -> None:
     """Write until no byte is left."""
     for size in (1 << 16, 1):
         with filler.open("ab", buffering=0) as file:

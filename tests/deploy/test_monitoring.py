@@ -101,14 +101,24 @@ def test_a_query_of_something_else_is_found(query):
 
 
 def test_every_alert_says_what_happened_and_names_its_runbook_entry():
-    page = (ROOT / "docs" / "operations" / "troubleshooting.md").read_text()
+    page = (ROOT / "docs" / "operations" / "runbook.md").read_text()
     headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     entries = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
     for name, alert in ALERTS.items():
         assert alert["labels"]["severity"] in ("critical", "warning"), name
         assert alert["annotations"]["summary"], name
         file, _, entry = alert["annotations"]["runbook"].partition("#")
-        assert (file, entry in entries) == ("docs/operations/troubleshooting.md", True), name
+        assert (file, entry in entries) == ("docs/operations/runbook.md", True), name
+
+
+def test_the_runbook_lists_every_alert_with_its_entry():
+    page = (ROOT / "docs" / "operations" / "runbook.md").read_text()
+    rows = re.findall(r"^\| (`Refrain[^|]*) \| (.*) \|$", page, re.MULTILINE)
+    listed = {name: row for names, row in rows for name in re.findall(r"`(\w+)`", names)}
+    assert set(listed) == set(ALERTS)
+    for name, alert in ALERTS.items():
+        _, _, entry = alert["annotations"]["runbook"].partition("#")
+        assert f"(#{entry})" in listed[name], name
 
 
 def test_every_alert_and_record_is_documented():

@@ -90,7 +90,7 @@ async def run_recipe(
     command(folder / "bin", "refrain", "-m", "gateway.cli")
     script = "".join(f"echo '{_MARK}'\n{step.commands}" for step in steps)
     # The last step stops what was started, so the shell has nothing to wait for.
-    output, errors = await _bash(f"{script}wait\n", folder)
+    output, errors = await bash(f"{script}wait\n", folder)
     outputs = tuple(output.split(f"{_MARK}\n")[1:])
     assert len(outputs) == len(steps), errors
     for step, shown in zip(steps, outputs, strict=True):
@@ -102,7 +102,8 @@ def _logs(folder: Path) -> str:
     return "\n".join(f"{file.name}: {file.read_text()}" for file in folder.glob("*.log"))
 
 
-async def _bash(script: str, folder: Path) -> tuple[str, str]:
+async def bash(script: str, folder: Path) -> tuple[str, str]:
+    """Run a script in a folder whose ``bin`` holds commands; return output and errors."""
     inherited = {name: text for name, text in os.environ.items() if "proxy" not in name.lower()}
     environment = {
         **inherited,

@@ -4,10 +4,12 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from certificates import write_certificate
 from ports import closed_port
 from raw_upstream import EVENTS, StartRaw, raw_servers, sends, whole
 
@@ -137,44 +139,28 @@ async def test_a_tls_server_that_is_asked_in_plain_text(raw: StartRaw):
     assert told.reason is Reason.UPSTREAM_BROKE
 
 
-async def test_a_certificate_that_nobody_trusts(own_certificate: ssl.SSLContext):
-    server = await asyncio.start_server(
-        lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=own_certificate
-    )
-    async with server:
-        told = await fault(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
-    assert "is not trusted; is its authority installed?" in told.detail
-
-
-@pytest.fixture
-def own_certificate(tmp_path) -> ssl.SSLContext:
-    from datetime import UTC, datetime, timedelta
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    file = tmp_path / "both.pem"
-    file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        + certificate.public_bytes(serialization.Encoding.PEM)
-    )
+@pytest.mark.parametrize(
+    ("days", "trusted", "said"),
+    [
+        (1, False, "is not trusted; is its authority installed?"),
+        (-1, True, "has expired; it has to be renewed there"),
+    ],
+)
+async def test_a_certificate_that_is_no_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, trusted: bool, said: str
+):
+    file = write_certificate(tmp_path / "both.pem", "localhost", days=days)
+    if trusted:
+        context = ssl.create_default_context(cafile=file)
+        monkeypatch.setattr("aiohttp.connector._SSL_CONTEXT_VERIFIED", context)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(file)
-    return context
+    server = await asyncio.start_server(
+        lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context
+    )
+    async with server:
+        told = await fault(f"https://localhost:{server.sockets[0].getsockname()[1]}/v1")
+    assert told.detail.endswith(said)
 
 
 def test_lines_are_bounded_in_number_and_none_is_forgotten(caplog: pytest.LogCaptureFixture):
