@@ -3,7 +3,7 @@
 Law: only the holder of FILE.lock opens FILE to write, so no process writes to a rotated file. The
 holder may have been stopped, so every wait for the lock has a bound. No line is ever mixed
 with another. A line is on the disk before ``write_line`` returns. The next line ends an incomplete
-line of a crash.
+line of a crash. What a full disk took a part of is taken back.
 """
 
 import asyncio
@@ -59,12 +59,18 @@ def _open(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def write_line(descriptor: int, size: int, line: bytes) -> None:
-    """Append a line to a file that is ``held``. Raises OSError."""
-    if size and os.pread(descriptor, 1, size - 1) != b"\n":
-        line = b"\n" + line
-    if os.write(descriptor, line) < len(line):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    """Append a line to a file that is ``held``, and wait for the disk. Raises OSError."""
+    append_lines(descriptor, size, line)
     os.fsync(descriptor)
+
+
+def append_lines(descriptor: int, size: int, lines: bytes) -> None:
+    """Append whole lines to a file that is ``held``: all, or none. Raises OSError."""
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        lines = b"\n" + lines
+    if os.write(descriptor, lines) < len(lines):
+        os.ftruncate(descriptor, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def last_lines(path: Path, most_bytes: int) -> list[dict[str, Any]]:

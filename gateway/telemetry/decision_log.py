@@ -10,7 +10,6 @@ Laws:
 
 import hmac
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.append_files import open_locked
+from gateway.cache.append_files import append_lines, open_locked
 from gateway.cache.key import Tenant, canonical_form, keyed_headers, scope_ids
 from gateway.cache.plan import end_user
 from gateway.telemetry.observation import Observation
@@ -101,8 +100,8 @@ class DecisionLog:
                 return
 
     def _write(self, data: bytes) -> None:
-        with open_locked(self._path, len(data), max_bytes=self._max_bytes) as (descriptor, _):
-            os.write(descriptor, data)
+        with open_locked(self._path, len(data), max_bytes=self._max_bytes) as (descriptor, size):
+            append_lines(descriptor, size, data)
 
 
 def _outcome(seen: Observation) -> dict[str, object]:

@@ -70,6 +70,9 @@ EVERY_SECONDS = 10.0
 _EVENT = {"fields": {"event": "upstream"}}
 """Between two lines of one kind about one upstream."""
 
+_HAS_EXPIRED = 10
+"""OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED."""
+
 _TLS_RECORDS = ("\\x15\\x03", "\\x16\\x03")
 """How a TLS record begins, as a parser's message quotes it."""
 
@@ -301,8 +304,9 @@ def _unreachable(error: BaseException, host: str | None, place: str) -> str:
     match error:
         case ClientConnectorDNSError():
             return f"the host name {host} is not known; is it spelt correctly?"
-        case ClientConnectorCertificateError(certificate_error=Exception(verify_code=10)):
-            # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED.
+        case ClientConnectorCertificateError(certificate_error=broken) if (
+            getattr(broken, "verify_code", None) == _HAS_EXPIRED
+        ):
             return f"the certificate of {place} has expired; it has to be renewed there"
         case ClientConnectorCertificateError():
             return f"the certificate of {place} is not trusted; is its authority installed?"

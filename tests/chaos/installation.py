@@ -150,6 +150,17 @@ class Installation:
                     found.append(pid)
         return found
 
+    def cut_lines(self) -> int:
+        """Return how many lines of the decision log are no JSON: one that was cut, or mixed."""
+        cut = 0
+        for file in self.seen_from_here.glob("decisions.jsonl*"):
+            for line in file.read_bytes().splitlines():
+                try:
+                    json.loads(line)
+                except ValueError:
+                    cut += 1
+        return cut
+
     def kill_one(self, module: str) -> None:
         """SIGKILL one child that runs a module."""
         assert self.process is not None

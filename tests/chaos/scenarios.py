@@ -93,6 +93,8 @@ async def run(
         lost = await load.lost(time.monotonic() if scenario.may_lose is None else began)
         ages = [began - (load.tally.answered[asked] or 0.0) for asked in lost]
         broken = [] if await client.is_idle() else ["calls of the upstream are left"]
+        if cut := there.cut_lines():
+            broken.append(f"{cut} lines of the decision log are cut")
         await there.stop()
         defects = [line for line in there.log if any(words in line for words in DEFECTS)]
         broken += [f"{len(defects)} defects in the log: {line}" for line in defects[:2]]

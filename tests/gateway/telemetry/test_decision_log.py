@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import threading
 
 import orjson
@@ -191,6 +192,22 @@ def test_lines_that_cannot_be_queued_or_written_are_counted(tmp_path, monkeypatc
     log.close()
     assert "folder cannot be written: Is a directory" in caplog.text
     assert "lines were dropped" in caplog.text
+
+
+def test_a_full_disk_costs_lines_and_cuts_none(tmp_path, caplog):
+    path = tmp_path / "log.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most in (None, 2000, None):  # the second line does not fit
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most or limits[0], limits[1]))
+        try:
+            log = DecisionLog(path, max_bytes=10**6, clock=lambda: 1.0)
+            log.observe(seen())
+            log.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "log.jsonl cannot be written: No space left on device" in caplog.text
+    assert "decision log: 1 lines were dropped" in caplog.text
+    assert [orjson.loads(line)["time"] for line in path.read_bytes().splitlines()] == [1.0, 1.0]
 
 
 def test_lines_of_more_bytes_than_may_wait_are_dropped_and_counted(tmp_path, monkeypatch, caplog):
