@@ -280,6 +280,24 @@ async def test_a_pasted_request_is_explained(browser, gateway):
         assert await found.first.inner_text() == "messages[0].content"
 
 
+async def test_an_entry_is_found_by_the_request_and_the_client_s_key(browser, gateway):
+    key = {"Authorization": "Bearer the client's"}
+    await gateway.ask("How long is it open?", model="gpt-4o", headers=key)
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "How long is it open?"}]}
+    async with logged_in(browser, gateway) as page:
+        await page.get_by_role("link", name="Explain").click()
+        await page.get_by_label("Request").fill(orjson.dumps(body).decode())
+        await page.get_by_role("button", name="Explain").click()
+        await page.get_by_text("refrain; fwd=miss").first.wait_for()
+        await page.get_by_label("Client's API key").fill("the client's")
+        await page.get_by_role("button", name="Explain").click()
+        await page.get_by_role("link", name="Show the entry").click()
+        await page.get_by_role("button", name="Open entry").click()
+        await page.get_by_role("button", name="Show question and answer").click()
+        await page.get_by_text("You asked: How long is it open?").first.wait_for()
+    assert "the client's" not in (gateway.data_dir / "admin-audit.jsonl").read_text()
+
+
 async def test_a_policy_is_checked_replayed_and_saved(browser, gateway):
     async with logged_in(browser, gateway) as page:
         await page.get_by_role("link", name="Policy").click()

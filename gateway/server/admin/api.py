@@ -230,11 +230,15 @@ class Admin:
         return await self._usage(since, by, request.query.get("team"))
 
     async def _explain(self, fields: Fields) -> Fields:
+        holder = fields.pop("holder", None) if "body" in fields else None
+        if not isinstance(holder, str | None) or holder == "":
+            raise InvalidFieldError("holder", "the name of a holder of gateway keys")
         try:
             recorded = read_request(fields, strict=True)
         except InvalidFieldError as error:
             raise InvalidFieldError(error.field or "body", error.expected) from None
-        return await self._explainer.explain(recorded)
+        sender = None if holder is None else (holder, self._operations.team_of(holder))
+        return await self._explainer.explain(recorded, sender)
 
 
 async def _show_page(page: Page, _request: web.Request) -> Fields:

@@ -99,20 +99,27 @@ class Explainer:
     without_index: str = "this gateway runs without an index of questions"
     policy_only: bool = False
 
-    async def explain(self, recorded: RecordedRequest) -> dict[str, Any]:
-        """Return the explanation, a JSON object."""
+    async def explain(
+        self, recorded: RecordedRequest, sender: tuple[str, str | None] | None = None
+    ) -> dict[str, Any]:
+        """Return the explanation, a JSON object.
+
+        ``sender`` is a holder of gateway keys, with the team, in place of a key in the headers.
+        """
         trace, end = Trace(), None
         request = {"endpoint": recorded.endpoint, "inferred": recorded.inferred}
         report: dict[str, Any] = {"request": request}
         try:
-            key = self.key_of(recorded.headers)
+            if sender is None and (key := self.key_of(recorded.headers)) is not None:
+                sender = key.name, key.team
+            holder, team = sender or (None, None)
             read = read_request(
                 recorded.endpoint,
                 recorded.raw,
                 headers=recorded.headers,
                 target=recorded.target,
-                holder=None if key is None else key.name,
-                team=None if key is None else key.team,
+                holder=holder,
+                team=team,
             )
             end = await self.pipeline.explain(read, trace)
         except PromptTooLongError as error:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from hashlib import sha256
 
 import orjson
 import pytest
@@ -441,3 +442,18 @@ async def test_a_purge_that_stops_early_names_what_is_gone(gateway, monkeypatch)
     assert error["message"] == "The store failed: gone. At least 2 entries are purged: purge again."
     monkeypatch.undo()
     assert len(await entries(gateway)) == 4
+
+
+async def test_a_request_is_explained_as_that_of_a_holder(start_gateway, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(f"shop {sha256(b'sk-shop').hexdigest()}\n")
+    gateway = await start_gateway(gateway_keys=keys)
+    sender = {"Authorization": "Bearer sk-shop"}
+    await gateway.ask("Where is my parcel?", headers=sender)
+    message = {"role": "user", "content": "Where is my parcel?"}
+    body = {"model": "m", "messages": [message]}
+    told = await admin(gateway, "explain", body=body, holder="shop")
+    assert (told["outcome"]["would"], told["request"]["tenant"]) == ("hit", "holder shop")
+    assert (await admin(gateway, "explain", body=body, holder="docs"))["outcome"]["would"] == "miss"
+    status, error = await admin(gateway, "explain", body=body, holder="")
+    assert (status, error["param"]) == (400, "holder")

@@ -8,25 +8,39 @@ const EXAMPLE = JSON.stringify({ model: "gpt-4o", messages: [{ role: "user", con
 export function explain(place) {
   const input = h("textarea", { class: "code", rows: 12, spellcheck: "false" });
   input.value = EXAMPLE;
+  const key = h("input", { type: "password", autocomplete: "off", spellcheck: "false" });
+  const holder = h("input", { autocomplete: "off", spellcheck: "false" });
   const button = h("button", { type: "submit" }, "Explain");
   const problem = h("div");
   const found = h("div", { class: "tables", "aria-live": "polite" });
   const form = h("form", { class: "card" },
-    labelled("Request", input, "A request's body, or {\"endpoint\": …, \"headers\": {…}, \"body\": {…}}. Without a client's headers, the tenant is anonymous."),
+    labelled("Request", input, "A request's body, or {\"endpoint\": …, \"headers\": {…}, \"body\": {…}}."),
+    h("div", { class: "fields" },
+      labelled("Client's API key", key, "Each key has entries of its own. Without one, the client is anonymous. The key is neither stored nor logged."),
+      labelled("Or the holder of a gateway key", holder, "A name in the list of keys")),
     h("div", { class: "actions" }, button), problem);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     run(button, problem, async () => {
       fill(found);
-      try {
-        JSON.parse(input.value);
-      } catch (error) {
-        throw new Error(`The request is not JSON: ${error.message}`);
-      }
-      fill(found, shown(await post("explain", input.value)));
+      fill(found, shown(await post("explain", asked(input.value, key.value.trim(), holder.value.trim()))));
     });
   });
   fill(place, form, found);
+}
+
+/** Put the client around a body as text: a number in it stays as it was written. */
+function asked(text, key, holder) {
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`The request is not JSON: ${error.message}`);
+  }
+  if (!key && !holder) return text;
+  if (value?.body || value?.request) throw new Error("The request names its client itself: leave key and holder empty, or give the body alone.");
+  const client = holder ? { holder } : { headers: { authorization: `Bearer ${key}` } };
+  return `${JSON.stringify(client).slice(0, -1)}, "body": ${text}}`;
 }
 
 function shown(report) {
@@ -67,7 +81,9 @@ function shown(report) {
 }
 
 function near({ entry, differences, of_this_scope: compared }) {
-  if (!entry) return h("section", { class: "block" }, h("h2", {}, "Nearest entry"), h("p", {}, `None: the scope has ${count(compared)} entries to compare with.`));
+  if (!entry) return h("section", { class: "block" }, h("h2", {}, "Nearest entry"), h("p", {}, compared
+    ? `None: ${count(compared)} entries of this client were compared.`
+    : "None: this client has no entry that could be compared. Is its key given above?"));
   return [
     table("How the nearest entry differs", [
       { name: "Field", cell: (each) => each.field },
