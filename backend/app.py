@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -20,6 +22,9 @@ from backend.server.tool_parsers.reasoning import ReasoningFormat
 from backend.settings import Settings
 from backend.tokenizer.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from backend.server.tracing import Tracing
+
 log = logging.getLogger(__name__)
 
 
@@ -34,7 +39,26 @@ def create_app(settings: Settings) -> web.Application:
         model,
         kv_events=kv_events,
         allow_unknown_fields=settings.allow_unknown_fields,
+        tracing=_tracing(settings.model_name, os.environ),
     )
+
+
+def _tracing(model: str, environment: Mapping[str, str]) -> "Tracing | None":
+    """Return what records requests, if OpenTelemetry's own variables want traces."""
+    chosen = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    wanted = chosen == "otlp" or (not chosen and any(map(environment.get, endpoints)))
+    if not wanted or environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    # Takes 200 ms to import.
+    from backend.server.tracing import Tracing  # noqa: PLC0415
+
+    try:
+        return Tracing(model)
+    except ValueError as error:
+        text = "OpenTelemetry is off, since a variable OTEL_… has a wrong value: %s"
+        log.error(text, error)  # noqa: TRY400
+        return None
 
 
 async def _load(

@@ -30,7 +30,7 @@ from gateway.server.keys.meter import Meter
 from gateway.server.local_encoder import local_model
 from gateway.server.open_semantic import open_semantic
 from gateway.server.open_store import open_store
-from gateway.server.open_telemetry import open_telemetry
+from gateway.server.open_telemetry import Telemetry, open_telemetry
 from gateway.server.open_upstreams import in_background, open_upstreams
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
@@ -51,6 +51,15 @@ END_CALLS: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("end_calls")
 def default_policy() -> Path:
     """Return the policy that holds where none is given."""
     return Path(str(files("policies") / "default.yaml"))
+
+
+def _kinds(telemetry: Telemetry) -> tuple[type[Pipeline], type[Coalescer]]:
+    """Return the pipeline and the coalescer; they note their steps if OpenTelemetry wants them."""
+    if telemetry.trace is None:
+        return Pipeline, Coalescer
+    from gateway.server import traced  # noqa: PLC0415 - imports OpenTelemetry
+
+    return traced.TracedPipeline, traced.TracedCoalescer
 
 
 def create_app(
@@ -98,8 +107,9 @@ def create_app(
         now=time.time,
         quarantine=semantic.quarantine,
     )
+    pipeline_kind, coalescer_kind = _kinds(telemetry)
     make_coalescer = partial(
-        Coalescer,
+        coalescer_kind,
         writer=writer,
         max_answer_bytes=settings.max_answer_bytes,
         claims=entries.claims,
@@ -109,7 +119,7 @@ def create_app(
         accepts=upstreams.accepts,
         retry_budget=upstreams.retry_budget,
     )
-    pipeline = Pipeline(
+    pipeline = pipeline_kind(
         store=entries.store,
         semantic=semantic.service,
         verifier=semantic.verifier,

@@ -105,6 +105,7 @@ def _merge(deltas: Iterable[TokenDelta]) -> list[TokenDelta]:
             tokens=tuple(chain.from_iterable(delta.tokens for delta in each)),
             logprobs=tuple(chain.from_iterable(delta.logprobs for delta in each)),
             prompt_logprobs=each[0].prompt_logprobs,
+            times=each[0].times,
         )
         if (last := each[-1]) is not each[0]
         else last
@@ -314,6 +315,7 @@ async def text_of(choice: Choice, tokens: TokenDelta) -> TextDelta | None:
         text="".join(delta.text for delta in deltas),
         logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
         prompt_logprobs=deltas[0].prompt_logprobs,
+        times=deltas[0].times,
     )
 
 
@@ -326,4 +328,5 @@ def _pieces(tokens: TokenDelta) -> Iterator[TokenDelta]:
             logprobs=tokens.logprobs[piece],
             finish_reason=tokens.finish_reason if start >= last else None,
             prompt_logprobs=tokens.prompt_logprobs if start == 0 else (),
+            times=tokens.times if start == 0 else None,
         )

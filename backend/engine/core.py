@@ -328,14 +328,16 @@ class EngineCore:
             first = sequence.num_prompt_tokens
             if job.streams:
                 first = len(sequence.tokens) - sequence.num_new_tokens
+            is_begin = first == sequence.num_prompt_tokens
+            times = self._recorder.times(sequence) if is_begin else None
             tokens = tuple(sequence.tokens[first:])
             held, prompt = tuple(continuation.held), tuple(continuation.held_of_prompt)
             continuation.held.clear()
             continuation.held_of_prompt.clear()
             cached = sequence.num_cached_tokens
-            self._items.append(
-                (job.number, TokenDelta(continuation.index, tokens, held, reason, cached, prompt))
-            )
+            index = continuation.index
+            delta = TokenDelta(index, tokens, held, reason, cached, prompt, times)
+            self._items.append((job.number, delta))
         if reason is not None:
             self._end(sequence, reason)
 

@@ -137,7 +137,8 @@ class TokenDelta(NamedTuple):
 
     ``logprobs`` is empty or as long as ``tokens``. ``cached_tokens`` of the prompt were found in
     the prefix cache. An end token is among the tokens. ``prompt_logprobs``, where they were asked
-    for, come once and with the first tokens, and begin with the prompt's second token.
+    for, come once and with the first tokens, and begin with the prompt's second token. So do
+    ``times``: when the choice's first step began, and when its first token came.
     """
 
     index: int  # type: ignore[assignment]  # in place of a tuple's method
@@ -146,6 +147,7 @@ class TokenDelta(NamedTuple):
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    times: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +155,8 @@ class TextDelta:
     """New text of one choice; the last delta of a choice carries ``finish_reason``.
 
     ``completion_tokens`` counts the tokens generated so far for this choice. ``logprobs`` are those
-    of the tokens that ``text`` came from, where they were asked for; ``prompt_logprobs`` as in
-    TokenDelta.
+    of the tokens that ``text`` came from, where they were asked for; ``prompt_logprobs`` and
+    ``times`` as in TokenDelta.
     """
 
     index: int
@@ -164,6 +166,7 @@ class TextDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    times: tuple[float, float] | None = None
 
 
 _MASK = (1 << 64) - 1

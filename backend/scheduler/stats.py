@@ -182,6 +182,14 @@ class Recorder:
         for sequence in sequences:
             self._times[sequence] = SequenceTimes(at)
 
+    def times(self, sequence: Sequence) -> tuple[float, float] | None:
+        """Return when a sequence's wait for its first step ended, and when its first token came."""
+        times = self._times.get(sequence)
+        if times is None or times.first_token is None:
+            return None
+        admitted = times.arrived if sequence.admitted is None else sequence.admitted
+        return admitted, times.first_token
+
     def completed(self, step: Step, began: float, now: float) -> None:
         """Record a step whose tokens came ``now``; ``began`` is when the device began with it."""
         num_tokens = sum([scheduled.num_tokens for scheduled in step])

@@ -171,6 +171,7 @@ class Choice:
         self._shown = 0
         self._reported: deque[_Reported] = deque()
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        self._times: tuple[float, float] | None = None
 
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """Take the next tokens; None when they show no text yet.
@@ -180,6 +181,7 @@ class Choice:
         """
         texts: list[str] = []
         self._prompt_logprobs = self._prompt_logprobs or delta.prompt_logprobs
+        self._times = self._times or delta.times
         for position, token in enumerate(delta.tokens):
             self.num_tokens += 1
             is_last = position == len(delta.tokens) - 1
@@ -228,6 +230,8 @@ class Choice:
         while self._reported and is_due(self._reported[0]):
             due.append(self._reported.popleft().logprobs)
         prompt, self._prompt_logprobs = self._prompt_logprobs, ()
+        times, self._times = self._times, None
+        cached = delta.cached_tokens
         return TextDelta(
-            self.index, text, self.num_tokens, reason, tuple(due), delta.cached_tokens, prompt
+            self.index, text, self.num_tokens, reason, tuple(due), cached, prompt, times
         )

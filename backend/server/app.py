@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -24,10 +24,14 @@ from backend.server.encoding import detokenize, embeddings, tokenize
 from backend.server.http_server import Runner, leave_unread, refusal
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import CONTENT_TYPE, Metrics
+from backend.server.pipeline import TRACE
 from backend.server.protocol.errors import ApiError, internal_error
 from backend.server.replies import EventStream
 from backend.server.responses import responses
 from backend.server.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from backend.server.tracing import Tracing
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """Several times what the text of the longest context in use today takes."""
@@ -62,18 +66,19 @@ def build_application(
     kv_events: KvEvents | None = None,
     allow_unknown_fields: bool = False,
     max_body_bytes: int = MAX_BODY_BYTES,
+    tracing: "Tracing | None" = None,
 ) -> web.Application:
     """Return the application for ``model``, which the caller loads once the socket listens.
 
     On shutdown the engine is stopped and open requests fail; ``drain`` waits for them before. Run
     it with ``handler_cancellation=True``, or nobody notices that a client left. ``kv_events`` are
     sent to routers; with None the path does not exist. ``allow_unknown_fields``: fields of requests
-    that no server is known to read are ignored, not refused.
+    that no server is known to read are ignored, not refused. ``tracing`` records each POST.
     """
     metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
     in_flight: set[asyncio.Task[object]] = set()
     app = web.Application(
-        client_max_size=max_body_bytes, middlewares=[_middleware(metrics, in_flight)]
+        client_max_size=max_body_bytes, middlewares=[_middleware(metrics, in_flight, tracing)]
     )
     app[SERVED_MODEL] = model
     app[ALLOW_UNKNOWN] = allow_unknown_fields
@@ -106,6 +111,8 @@ def build_application(
             kv_events.open()
         yield
         await model.close()
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
     app.on_shutdown.append(give_up)
     app.cleanup_ctx.append(model_lifetime)
@@ -145,7 +152,9 @@ async def _metrics(metrics: Metrics, _: web.Request) -> web.Response:
     return web.Response(body=metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
-def _middleware(metrics: Metrics, in_flight: set[asyncio.Task[object]]) -> Middleware:
+def _middleware(
+    metrics: Metrics, in_flight: set[asyncio.Task[object]], tracing: "Tracing | None"
+) -> Middleware:
     """Return what gives requests an id, refuses by the head alone, counts, and words failures."""
 
     @web.middleware
@@ -161,8 +170,12 @@ def _middleware(metrics: Metrics, in_flight: set[asyncio.Task[object]]) -> Middl
         endpoint = "other" if resource is None else resource.canonical
         began = time.perf_counter()
         in_flight.add(task)
+        outcome, trace = "cancelled", None
+        if tracing is not None and request.method == "POST":
+            trace = request[TRACE] = tracing.begin(endpoint, request.headers)
         try:
             response = await _answer(request, handler)
+            outcome = _outcome(response)
         except asyncio.CancelledError:
             metrics.count_request(endpoint, "cancelled")
             raise
@@ -173,7 +186,8 @@ def _middleware(metrics: Metrics, in_flight: set[asyncio.Task[object]]) -> Middl
             raise asyncio.CancelledError from error
         finally:
             in_flight.discard(task)
-        outcome = _outcome(response)
+            if trace is not None:
+                trace.end(outcome, None if outcome == "cancelled" else response.status)
         metrics.count_request(endpoint, outcome)
         if outcome == "ok" and request.method == "POST":
             metrics.observe_request(endpoint, time.perf_counter() - began)

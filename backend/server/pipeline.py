@@ -9,9 +9,10 @@ import hashlib
 import logging
 import math
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import orjson
 from aiohttp import web
@@ -252,6 +253,31 @@ def _queue_seconds(headers: Mapping[str, str]) -> float | None:
     return seconds
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationFacts:
+    """A generation as a trace shows it.
+
+    ``times`` are when its first step began and when its first token came, if it came so far.
+    """
+
+    id: str
+    request: GenerationRequest
+    usage: Usage
+    finish_reasons: tuple[str, ...]
+    times: tuple[float, float] | None
+
+
+class RequestTrace(Protocol):
+    """Records one request for OpenTelemetry."""
+
+    def watch(self, facts: Callable[[], GenerationFacts]) -> None:
+        """Record a generation: ``facts`` returns what is known of it when the request ends."""
+
+
+TRACE: web.RequestKey[RequestTrace] = web.RequestKey("trace", RequestTrace)
+"""The trace of a request, if there is one."""
+
+
 @dataclass(slots=True)
 class _Choice:
     """What arrived of one choice."""
@@ -263,6 +289,8 @@ class _Choice:
     cached_tokens: int | None = None
     """None until the first delta."""
     reason: FinishReason | None = None
+    times: tuple[float, float] | None = None
+    """When its first step began, and when its first token came."""
 
 
 class Answer:
@@ -283,6 +311,7 @@ class Answer:
         choice.cached_tokens = delta.cached_tokens
         if delta.text:
             choice.texts.append(delta.text)
+        choice.times = choice.times or delta.times
         choice.logprobs += delta.logprobs
         choice.prompt_logprobs += delta.prompt_logprobs
         if delta.finish_reason is FinishReason.ABORT:
@@ -299,6 +328,17 @@ class Answer:
             text = "".join(each.texts)
             finished.append(FinishedChoice(text, each.reason, each.logprobs, each.prompt_logprobs))
         return tuple(finished)
+
+    def facts(self) -> GenerationFacts:
+        """Return what a trace says of it, whole or not."""
+        times = [each.times for each in self._choices if each.times is not None]
+        return GenerationFacts(
+            self._generation.id,
+            self._generation.first,
+            self.usage(),
+            tuple(each.reason.value for each in self._choices if each.reason is not None),
+            (min(began for began, _ in times), min(token for _, token in times)) if times else None,
+        )
 
     def usage(self) -> Usage:
         """Return the tokens so far."""
@@ -317,6 +357,13 @@ class Answer:
         )
 
 
+def _new_answer(request: web.Request, generation: Generation) -> Answer:
+    collected = Answer(generation)
+    if (trace := request.get(TRACE)) is not None:
+        trace.watch(collected.facts)
+    return collected
+
+
 async def answer(
     request: web.Request,
     generation: Generation,
@@ -325,7 +372,7 @@ async def answer(
     constraint: Constraint | None,
 ) -> web.StreamResponse:
     """Generate, and write the reply. Raises ApiError for what fails before its first byte."""
-    collected = Answer(generation)
+    collected = _new_answer(request, generation)
     events = EventStream(typed=reply.typed) if generation.first.stream else None
     try:
         async with aclosing(generation.deltas(generator)) as deltas:

@@ -23,8 +23,10 @@ _access = logging.getLogger("gateway.access")
 FLUSH_SECONDS = 1.0
 """Between two flushes of the metrics: another worker may show them."""
 
-_TRACES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_{}_PROTOCOL")
+_SPOKEN = "http/protobuf"
 
+Trace = Callable[[Observation, Mapping[str, str]], None]
 
 _MAX_MODEL = 128
 """Characters of a model's name in a line: it is the client's."""
@@ -76,27 +78,27 @@ class Telemetry:
     usage: UsageLedger
     sinks: tuple[Sink, ...]
     """Take each observation once its request has ended."""
-    trace: Callable[[Observation, Mapping[str, str]], None] | None
-    """Begins the trace of an observation; None where no traces are exported."""
+    trace: Trace | None
+    """Begins the trace of an observation; None where OpenTelemetry gets nothing."""
     close: Sequence[Callable[[], None]]
     """Flush the sinks."""
-
-    @property
-    def counts_only(self) -> bool:
-        """Tell whether metrics and sums of usage are the only record of a request."""
-        return self.trace is None and len(self.sinks) == 2
+    start: Sequence[Callable[[], None]] = ()
+    """Begin what needs the event loop."""
+    counts_only: bool = False
+    """Whether metrics and sums of usage are the only record of a hit."""
 
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Flush the metrics every second, and all sinks at the end."""
+        for start in self.start:
+            start()
         flushes = asyncio.create_task(self._flush_often())
         try:
             yield
         finally:
             flushes.cancel()
             self._flush()
-            for close in self.close:
-                await asyncio.to_thread(close)
+            await asyncio.gather(*(asyncio.to_thread(close) for close in self.close))
 
     async def _flush_often(self) -> None:
         while True:
@@ -122,7 +124,8 @@ def open_telemetry(
 
     Metrics and sums of usage are always on. Raises PricesError and OSError.
     """
-    metrics, recorder, trace = Metrics(store_stats), None, None
+    metrics, recorder = Metrics(store_stats), None
+    trace: Trace | None = None
     upstreams = settings.all_upstreams
     alone = upstreams[0].label if len(upstreams) == 1 else ""
     usage = UsageLedger(
@@ -151,10 +154,54 @@ def open_telemetry(
         )
         sinks.append(decision_log.observe)
         close.append(decision_log.close)
-    if any(map(os.environ.get, _TRACES)):
-        from gateway.telemetry.tracing import Tracing  # noqa: PLC0415 - costs 200 ms to import
+    counts_only = len(sinks) == 2
+    start: list[Callable[[], None]] = []
+    if (signals := _exported(os.environ)) and (opened := _open_otel(signals, metrics)) is not None:
+        trace, start, closes = opened
+        close += closes
+        counts_only = counts_only and "TRACES" not in signals
+    return Telemetry(metrics, recorder, usage, tuple(sinks), trace, close, start, counts_only)
 
-        tracing = Tracing()
-        trace = tracing.begin
-        close.append(tracing.close)
-    return Telemetry(metrics, recorder, usage, tuple(sinks), trace, close)
+
+def _exported(environment: Mapping[str, str]) -> set[str]:
+    """Return the signals that OpenTelemetry's own variables want to be exported."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return set()
+    signals = set()
+    for signal in ("TRACES", "METRICS"):
+        variable = f"OTEL_{signal}_EXPORTER"
+        chosen = environment.get(variable, "").strip().lower()
+        endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+        if chosen == "otlp" or (not chosen and any(map(environment.get, endpoints))):
+            signals.add(signal)
+        elif chosen not in ("", "none"):
+            _log.warning("%s=%s: expected otlp or none; nothing is exported", variable, chosen)
+    for signal in sorted(signals):
+        variables = [name.format(signal) for name in _PROTOCOLS]
+        protocol = next((environment[one] for one in variables[::-1] if environment.get(one)), "")
+        if protocol not in ("", _SPOKEN):
+            text = "%s over %s is not spoken here; %s is, most often at port 4318"
+            _log.warning(text, signal.lower(), protocol, _SPOKEN)
+    return signals
+
+
+def _open_otel(
+    signals: set[str], metrics: Metrics
+) -> tuple[Trace, list[Callable[[], None]], list[Callable[[], None]]] | None:
+    """Start the exports; None if a variable has a value that the SDK does not take."""
+    # Takes 200 ms to import.
+    from gateway.telemetry.otel import export  # noqa: PLC0415
+    from gateway.telemetry.otel.metrics import OtlpMetrics  # noqa: PLC0415
+    from gateway.telemetry.otel.tracing import Tracing  # noqa: PLC0415
+
+    export.quiet_library()
+    try:
+        otlp = OtlpMetrics(metrics.own_families) if "METRICS" in signals else None
+        calls = None if otlp is None else otlp.calls
+        tracing = Tracing(traces="TRACES" in signals, calls=calls)
+    except ValueError as error:
+        _log.error("OpenTelemetry is off, since a variable OTEL_… has a wrong value: %s", error)
+        return None
+    if otlp is None:
+        return tracing.begin, [], [tracing.close]
+    return tracing.begin, [otlp.start], [tracing.close, otlp.close]

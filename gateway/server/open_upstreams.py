@@ -303,6 +303,7 @@ def make_upstream(
         proxy=proxy,
         connect_to=connect_to,
         api=one.api,
+        preset=one.preset,
         asks_usage=Addition.STREAM_USAGE in _first_given(one.accepts, settings.upstream_accepts),
         connect_seconds=one.connect_timeout or settings.connect_timeout,
         read_seconds=one.read_timeout or settings.read_timeout,

@@ -214,6 +214,12 @@ class Metrics:
         of_this_process = [*self._at_scrape.collect()]
         return await asyncio.to_thread(lambda: [*self._counted().collect(), *of_this_process])
 
+    def own_families(self) -> Iterator[Metric]:
+        """Yield the figures of this worker alone."""
+        self.flush()
+        yield from self.registry.collect()
+        yield from self._at_scrape.collect()
+
     def _counted(self) -> CollectorRegistry:
         """Return what all workers have counted."""
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")

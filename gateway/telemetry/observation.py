@@ -1,15 +1,65 @@
 """The facts of one request for metrics, trace and log: figures and reasons, never text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from gateway.cache.lookup import Forward, Hit
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.protocol.headers import Fields
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
+
+
+class Place(NamedTuple):
+    """An upstream as traces name it. ``api`` is the form of its requests."""
+
+    name: str
+    address: str
+    port: int
+    preset: str | None = None
+    api: str = "openai"
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One request to one upstream, noted for traces. Times are readings of ``clock``."""
+
+    place: Place
+    clock: Callable[[], float]
+    began: float
+    span: tuple[int, int] = (0, 0)
+    """The ids of its trace and of its span."""
+    fields: Fields = ()
+    """The headers by which the upstream continues the trace."""
+    status: int = 0
+    first_chunk: float | None = None
+    ended: float | None = None
+    fault: str | None = None
+    """Why the reply did not come, or not in whole."""
+
+    def note_chunk(self) -> None:
+        """Note the first piece of the reply's body."""
+        if self.first_chunk is None:
+            self.first_chunk = self.clock()
+
+    def end(self, error: BaseException | None) -> None:
+        """Note the end; a second call changes nothing."""
+        if self.ended is None:
+            self.ended = self.clock()
+            if error is not None:
+                reason = getattr(error, "reason", None)
+                self.fault = str(reason) if isinstance(reason, Reason) else type(error).__name__
+
+
+class AnswerFacts(NamedTuple):
+    """What an answer says of itself."""
+
+    model: str | None = None
+    response_id: str | None = None
+    finish_reasons: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -22,6 +72,39 @@ class CallFacts:
     started: float | None = None
     ended: float | None = None
     usage: PromptUsage = NOTHING_SAID
+    attempts: list[Attempt] = field(default_factory=list)
+    """Its requests, if they are traced."""
+    answer: AnswerFacts | None = None
+    """Of an answer that came in whole, if it is traced."""
+
+
+class RequestTrace(Protocol):
+    """Records one request for OpenTelemetry. A request without one leaves no trace."""
+
+    @property
+    def fields(self) -> Fields:
+        """The headers by which a server continues the trace of a request that passes through."""
+
+    def note_step(self, name: str, began: float, attributes: Mapping[str, Any]) -> None:
+        """Note that a step has ended now."""
+
+    def attempt(self, call: CallFacts, place: Place) -> Attempt:
+        """Begin a request of the call to an upstream."""
+
+    def end_call(
+        self,
+        call: CallFacts,
+        request: CacheRequest,
+        fault: Reason | None,
+        tried: Mapping[str, Reason],
+    ) -> None:
+        """Record a call that is over: why it failed, and why each upstream before the last did."""
+
+    def background(self) -> "RequestTrace":
+        """Return what records a call of ours that the request gives rise to."""
+
+    def end(self, seen: "Observation") -> None:
+        """Record the request."""
 
 
 @dataclass(slots=True)
@@ -39,7 +122,6 @@ class Observation:
     started: float
     clock: Callable[[], float]
     sinks: tuple["Sink", ...]
-    trace_headers: dict[str, str] = field(default_factory=dict)
     model: str = ""
     fallback_model: str | None = None
     """The smaller model that answers in place of ``model``, which had no room."""
@@ -89,8 +171,7 @@ class Observation:
     """The stored answer that was served."""
     verified: list[tuple[str, float | None]] = field(default_factory=list)
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
-    span: "Sink | None" = None
-    """A sink for this request alone."""
+    trace: RequestTrace | None = None
     method: str = "POST"
     """The method of the client's request, empty for a call of ours."""
 
@@ -139,6 +220,7 @@ class Observation:
             team=self.team,
             streamed=self.streamed,
             outcome=outcome,
+            trace=None if self.trace is None else self.trace.background(),
             method="",
         )
 
@@ -148,8 +230,8 @@ class Observation:
             self.ended = self.clock()
             for sink in self.sinks:
                 sink(self)
-            if self.span is not None:
-                self.span(self)
+            if self.trace is not None:
+                self.trace.end(self)
 
 
 Sink = Callable[[Observation], None]

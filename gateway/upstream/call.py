@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +25,7 @@ from gateway.protocol.messages import ALL_ADDITIONS, declared_name, read_up_to
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.streaming.decode import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
+from gateway.telemetry.observation import CallFacts
 from gateway.upstream.comparisons import Checks
 from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.retry import NOT_KEPT, Budget
@@ -150,7 +152,8 @@ class UpstreamCall:
         clock = usual.exchange.observation.clock
         if before is None:
             shared.upstream_started = clock()
-        async with self.upstream.send(self._outgoing(usual, others, before)) as upstream:
+        outgoing = self._outgoing(usual, others, before, shared.facts)
+        async with self.upstream.send(outgoing) as upstream:
             shared.upstream_head = clock()
             served, status = upstream.served, upstream.status
             if before is not None:
@@ -190,12 +193,16 @@ class UpstreamCall:
         return None
 
     def _outgoing(
-        self, usual: Variant, others: Mapping[str, Variant], before: Refusal | None
+        self,
+        usual: Variant,
+        others: Mapping[str, Variant],
+        before: Refusal | None,
+        call: CallFacts,
     ) -> Outgoing:
         exchange, raw = usual.exchange, usual.raw
-        request, trace = exchange.request, exchange.observation.trace_headers
-        fields = request_fields(request.fields, *_REPLACED_FIELDS, *trace)
-        fields = (*fields, ("Accept-Encoding", "identity"), *trace.items())
+        request, trace = exchange.request, exchange.observation.trace
+        fields = request_fields(request.fields, *_REPLACED_FIELDS)
+        fields = (*fields, ("Accept-Encoding", "identity"))
         if exchange.priority is not Priority.NORMAL:
             fields = (*fields, (PRIORITY, exchange.priority.value))
         prefix: tuple[int, ...] = ()
@@ -215,6 +222,7 @@ class UpstreamCall:
             client=exchange.client,
             sticky_id=_sticky_id(request.endpoint, request.body),
             pinned="" if before is None else _pin(before.reply.served),
+            attempt=None if trace is None else partial(trace.attempt, call),
         )
 
     def _note_variant(
@@ -247,8 +255,9 @@ class UpstreamCall:
         streaming: Streaming,
     ) -> None:
         """Pass events on as they end, until the upstream's stream does."""
+        traced = exchange.observation.trace is not None
         stream = streaming.follow(
-            assemble=exchange.state.store is not None, max_bytes=self.max_answer_bytes
+            assemble=traced or exchange.state.store is not None, max_bytes=self.max_answer_bytes
         )
         try:
             async with asyncio.timeout(None) as limit:

@@ -37,6 +37,7 @@ from aiohttp.http import HttpProcessingError, HttpResponseParser, RawResponseMes
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.telemetry import request_id
+from gateway.telemetry.observation import Attempt
 from gateway.upstream.pool.retry import FirstToken, FirstTokenDetector
 from gateway.upstream.request import Served
 
@@ -367,6 +368,8 @@ class HttpReply:
     decodes: bool = True
     logs: Callable[[], bool] | None = None
     first_token_by: float | None = None
+    attempt: Attempt | None = None
+    """What its trace says of it, if the call is traced."""
     served: Served = field(init=False)
     status: int = field(init=False)
     reason: str = field(init=False)
@@ -386,6 +389,8 @@ class HttpReply:
         except BaseException as error:
             self.upstream.in_use -= 1
             self._close()
+            if self.attempt is not None:
+                self.attempt.end(error)
             if isinstance(error, UpstreamError) and (self.logs is None or self.logs()):
                 self.upstream.failures.note_failure(error)
             raise
@@ -398,6 +403,8 @@ class HttpReply:
         self.upstream.in_use -= 1
         self._close()
         self._inflated = None  # it refers to this reply
+        if self.attempt is not None:
+            self.attempt.end(error)
         if self.logs is None and isinstance(error, UpstreamError):
             self.upstream.failures.note_failure(error)
 
@@ -407,6 +414,8 @@ class HttpReply:
         if piece and self._detector is not None:
             found = self._detector.add(piece, 0.0)
             self._detector = self._detector if found is FirstToken.PENDING else None
+        if piece and self.attempt is not None:
+            self.attempt.note_chunk()
         return piece
 
     async def _receive(self) -> bytes:
@@ -500,6 +509,8 @@ class HttpReply:
             self._detector = FirstTokenDetector(events=True)
         self.served = upstream.served
         self.status, self.reason = message.code, message.reason
+        if self.attempt is not None:
+            self.attempt.status = message.code
         self.headers = tuple(headers.items())
         self.content_type = _media_type(headers.get(hdrs.CONTENT_TYPE, ""))
         length = headers.get(hdrs.CONTENT_LENGTH)

@@ -39,8 +39,9 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import declared_name
+from gateway.telemetry.observation import Place
 from gateway.upstream.connection import FAULTS, HttpReply, OneReply
-from gateway.upstream.request import Outgoing, Served, with_key
+from gateway.upstream.request import OF_A_TRACE, Outgoing, Served, with_key
 from gateway.upstream.translated import MESSAGES, RefusedReply, TranslatedReply, translate
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class HttpUpstream:
     which stays in ``Host`` and is the name that the certificate must have.
 
     Unless ``api`` is ``anthropic``, requests to ``/v1/messages`` become chat completions.
-    ``asks_usage`` requests the usage of their streams.
+    ``asks_usage`` requests the usage of their streams. ``preset`` names it in traces.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class HttpUpstream:
         proxy: str | None = None,
         connect_to: str | None = None,
         api: str = "openai",
+        preset: str | None = None,
         asks_usage: bool = True,
     ) -> None:
         self.name = name or base_url
@@ -155,6 +157,9 @@ class HttpUpstream:
         if connect_to is not None:
             self._tls_name = self._origin.host
             self.url = self._origin = self._origin.with_host(connect_to)
+        self._traced_as = Place(
+            self.name, self.url.host or "", self.url.port or 0, preset=preset, api=api
+        )
         self._through = ""
         """Before each path if a proxy reads the request, which wants the whole URL."""
         if self._proxy is not None and self._origin.scheme == "http":
@@ -185,27 +190,32 @@ class HttpUpstream:
 
     def send(self, outgoing: Outgoing) -> HttpReply | TranslatedReply | RefusedReply:
         """POST; see the port. A failure leaves a line in the log."""
-        model, streamed = self._rename.get(outgoing.model), outgoing.streamed
+        model = self._rename.get(outgoing.model)
         if not (self._translates and outgoing.target.startswith(MESSAGES)):
             raw = outgoing.raw
             if outgoing.instead or model is not None:
                 raw = outgoing.sent_to(self._declared, model)
-            return self._post(outgoing.target, outgoing.fields, raw, streamed=streamed)
+            return self._post(outgoing, outgoing.target, outgoing.fields, raw)
         sent = translate(outgoing, model=model, asks_usage=self._asks_usage)
         if isinstance(sent, bytes):
             return RefusedReply(self.served, sent)
 
         def post(raw: bytes) -> HttpReply:
-            return self._post(sent.target, sent.fields, raw, streamed=streamed)
+            return self._post(outgoing, sent.target, sent.fields, raw)
 
         return TranslatedReply(post, sent, self.failures.note_refused_fields)
 
-    def _post(self, target: str, fields: Fields, raw: bytes, *, streamed: bool) -> HttpReply:
+    def _post(self, outgoing: Outgoing, target: str, fields: Fields, raw: bytes) -> HttpReply:
+        attempt = None
+        if outgoing.attempt is not None:
+            attempt = outgoing.attempt(self._traced_as)
+            if attempt.fields:
+                fields = (*without(fields, *OF_A_TRACE), *attempt.fields)
         request = self._head("POST", target, fields, f"Content-Length: {len(raw)}") + raw
-        if streamed and self._times_streams:
+        by = None
+        if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
-            return HttpReply(self, "POST", request, first_token_by=by)
-        return HttpReply(self, "POST", request)
+        return HttpReply(self, "POST", request, first_token_by=by, attempt=attempt)
 
     def request(
         self,

@@ -24,7 +24,7 @@ from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.messages import ALL_ADDITIONS, Addition
 from gateway.protocol.request import CacheRequest
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import Attempt, Observation, Place
 from policies.decision import Priority
 
 PRIORITY = "X-Refrain-Priority"
@@ -33,12 +33,12 @@ SALT = "cache_salt"
 OF_AN_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
 
 _REPLACED_FIELDS = ("accept-encoding", "content-encoding", "content-type", "cache-control")
-_OF_A_TRACE = ("traceparent", "tracestate")
+OF_A_TRACE = ("traceparent", "tracestate")
 
 
 def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
     """Return the headers of a call of our own, in JSON, for the client that sent these."""
-    client_fields = request_fields(fields, *_REPLACED_FIELDS, *_OF_A_TRACE, PRIORITY.lower())
+    client_fields = request_fields(fields, *_REPLACED_FIELDS, *OF_A_TRACE, PRIORITY.lower())
     ours = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
     return (*client_fields, *ours, (PRIORITY, Priority.LOW.value))
 
@@ -121,6 +121,8 @@ class Outgoing:
     """The only upstream that can answer it, if there is one."""
     native: bool = False
     """Whether only servers of Anthropic's API can answer it."""
+    attempt: Callable[[Place], Attempt] | None = field(default=None, repr=False)
+    """Begins the trace of each request that is sent, if the call is traced."""
 
     @property
     def lane(self) -> Lane:

@@ -1,16 +1,23 @@
 """The page on observability against the code: each metric, span attribute, reason and log line."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
+import orjson
 from metric_pages import engine_page, exposed, gateway_page, seen
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
+from opentelemetry.semconv._incubating.metrics.process_metrics import PROCESS_UPTIME
+from opentelemetry.trace import SpanKind
 
 from gateway.prompts.outcome import NotRewritten, Rewrite, Step
 from gateway.protocol.cache_status import Reason
-from gateway.telemetry.observation import Observation
-from gateway.telemetry.tracing import Tracing
+from gateway.protocol.request import CacheRequest
+from gateway.telemetry.observation import AnswerFacts, CallFacts, Observation, Place
+from gateway.telemetry.otel.tracing import Tracing
+from policies.decision import Endpoint
+from scripted_upstream import completion
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "operations" / "observability.md").read_text()
@@ -52,19 +59,69 @@ def test_no_other_metric_is_named_in_text_or_queries():
             assert re.sub("_(bucket|sum|count)$", "", name) in known, f"{page}: {name}"
 
 
-@pytest.mark.parametrize(("outcome", "failed"), [("miss", False), ("error", True)])
-def test_span_attributes_are_documented_and_documented_ones_exist(outcome, failed):
+def spans_where_everything_happens():
+    """The spans of a request in which everything happened, by name."""
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter)
-    observation = seen(outcome=outcome)
-    tracing.begin(observation, {})
+    observation = seen(outcome="error", streamed=True, stored=True)
+    tracing.begin(observation, {"host": "127.0.0.1:8080"})
+    trace, place = observation.trace, Place("b", "127.0.0.1", 8000)
+    parameters = {"max_tokens": 1, "n": 2, "seed": 3, "dimensions": 4, "top_k": 5}
+    parameters |= {"temperature": 1, "top_p": 1, "frequency_penalty": 1, "presence_penalty": 1}
+    body = {"model": "m", "messages": [], "response_format": {"type": "text"}, **parameters}
+    request = CacheRequest(Endpoint.CHAT, {**body, "stream": True}, b"", {}, (), "")
+    call = CallFacts(usage=observation.usage, answer=AnswerFacts("m", "id", ("stop",)))
+    for status in (503, 200):
+        attempt = trace.attempt(call, place)
+        attempt.status = status
+        attempt.note_chunk()
+    trace.end_call(call, request, None, {})
+    answer = completion("hi", model="m")
+    entry = replace(observation.hit.entry, result=orjson.dumps(answer))
+    observation.hit = replace(observation.hit, entry=entry)
     observation.finish()
     tracing.close()
-    (span,) = exporter.get_finished_spans()
-    assert {words(row[0])[0] for row in table("Attribute")} == set(span.attributes)
-    assert span.name == "chat m"
-    assert span.resource.attributes["service.name"] == "refrain"
-    assert span.status.is_ok is not failed
+    return exporter.get_finished_spans()
+
+
+def test_span_attributes_are_documented_and_documented_ones_exist():
+    spans = spans_where_everything_happens()
+    documented = {"request": set(), "upstream": set()}
+    for name, on, _ in table("Attribute"):
+        for span in on.split(", "):
+            documented.setdefault(span, set()).add(words(name)[0])
+    for span, kind in (("request", SpanKind.SERVER), ("upstream", SpanKind.CLIENT)):
+        found = {name for each in spans if each.kind is kind for name in each.attributes}
+        assert documented[span] == found, span
+    source = (ROOT / "gateway" / "server" / "traced.py").read_text()
+    of_steps = set(re.findall(r'"(refrain\.\w+)": ', source))
+    assert (
+        of_steps
+        == documented["lookup"]
+        | documented["embedding"]
+        | documented["verification"]
+        | documented["rewrite"]
+        | documented["admission"]
+    )
+
+
+def test_spans_are_documented_and_documented_spans_exist():
+    documented = [name for row in table("Span") for name in words(row[0])]
+    source = (ROOT / "gateway" / "server" / "traced.py").read_text()
+    steps = set(re.findall(r'^[A-Z]+ = "(refrain\.\w+)"', source, re.MULTILINE))
+    source = (ROOT / "backend" / "server" / "tracing.py").read_text()
+    steps |= set(re.findall(r'"(refrain\.\w+)"', source.partition("get_tracer")[2])) - {
+        "refrain.engine"
+    }
+    assert steps == {name for name in documented if name.startswith("refrain.")}
+
+
+def test_metrics_over_otlp_are_documented_and_documented_ones_exist():
+    source = (ROOT / "gateway" / "telemetry" / "otel" / "metrics.py").read_text()
+    constants = re.findall(r"gen_ai_metrics\.(GEN_AI_\w+)", source)
+    names = {getattr(gen_ai_metrics, constant) for constant in constants}
+    documented = {words(row[0])[0] for row in table("OTLP metric")}
+    assert documented == names | {PROCESS_UPTIME}
 
 
 def test_reasons_are_documented_and_documented_reasons_exist():

@@ -56,7 +56,7 @@ IO_MODULES = frozenset(
         "gateway.telemetry.metrics",
         "gateway.telemetry.prefix_metrics",
         "gateway.telemetry.request_id",
-        "gateway.telemetry.tracing",
+        "gateway.telemetry.otel",
         "gateway.telemetry.usage",
         "gateway.upstream.call",
         "gateway.upstream.coalescer",

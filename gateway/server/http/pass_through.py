@@ -22,7 +22,7 @@ from gateway.telemetry.observation import Observation
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.pass_through import PoolRequests
-from gateway.upstream.request import PRIORITY, with_upstream
+from gateway.upstream.request import OF_A_TRACE, PRIORITY, with_upstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ async def _pieces(read: Read) -> AsyncIterator[bytes]:
 
 
 def _fields(request: web.Request, seen: Observation) -> Fields:
-    trace = seen.trace_headers
-    fields = request_fields(request.headers.items(), PRIORITY.lower(), *trace)
-    fields += tuple(trace.items())
+    trace = () if seen.trace is None else seen.trace.fields
+    replaced = OF_A_TRACE if trace else ()
+    fields = request_fields(request.headers.items(), PRIORITY.lower(), *replaced) + trace
     if "Content-Encoding" in request.headers:
         # aiohttp has decoded the body: neither its coding nor its length is true any more.
         return without(fields, "content-encoding")
