@@ -195,10 +195,11 @@ def _open_otel(
     from gateway.telemetry.otel.tracing import Tracing  # noqa: PLC0415
 
     export.quiet_library()
+    resource = export.resource()
     try:
-        otlp = OtlpMetrics(metrics.own_families) if "METRICS" in signals else None
+        otlp = OtlpMetrics(metrics.own_families, resource) if "METRICS" in signals else None
         calls = None if otlp is None else otlp.calls
-        tracing = Tracing(traces="TRACES" in signals, calls=calls)
+        tracing = Tracing(traces="TRACES" in signals, calls=calls, resource=resource)
     except ValueError as error:
         _log.error("OpenTelemetry is off, since a variable OTEL_… has a wrong value: %s", error)
         return None

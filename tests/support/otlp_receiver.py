@@ -2,7 +2,7 @@
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from running_gateway import start_app
+
+Metrics = dict[str, list[tuple[dict[str, Any], Any]]]
 
 KINDS = {1: "INTERNAL", 2: "SERVER", 3: "CLIENT"}
 
@@ -89,17 +91,29 @@ class OtlpReceiver:
         return [span for span in self.spans if span.name in names]
 
     @property
-    def metrics(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+    def metrics(self) -> Metrics:
         """Attributes and points of each metric of the last export."""
-        last = [body for path, body in self.bodies if path == "/v1/metrics"][-1:]
-        found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
-        for body in last:
+        return [metrics for _, metrics in self._exports()][-1] if self.bodies else {}
+
+    @property
+    def metrics_of_processes(self) -> dict[str, Metrics]:
+        """The same of each process, by its ``service.instance.id``."""
+        return {resource["service.instance.id"]: found for resource, found in self._exports()}
+
+    def _exports(self) -> Iterator[tuple[dict[str, Any], Metrics]]:
+        for path, body in self.bodies:
+            if path != "/v1/metrics":
+                continue
             for group in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                for scope in group.scope_metrics:
-                    for metric in scope.metrics:
-                        points = getattr(metric, metric.WhichOneof("data")).data_points
-                        found[metric.name] = [(values(point.attributes), point) for point in points]
-        return found
+                found = {
+                    metric.name: [
+                        (values(point.attributes), point)
+                        for point in getattr(metric, metric.WhichOneof("data")).data_points
+                    ]
+                    for scope in group.scope_metrics
+                    for metric in scope.metrics
+                }
+                yield values(group.resource.attributes), found
 
 
 def values(attributes: Any) -> dict[str, Any]:

@@ -26,13 +26,13 @@ CLOSE_SECONDS = 3.0
 ABORT_SECONDS = 0.5
 """For threads that are told to give up. They end with the process in any case."""
 
-_LIBRARY = (
+_EXPORTERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
-    "opentelemetry.sdk._shared_internal",
-    "opentelemetry.sdk.metrics._internal.export",
 )
 """Loggers with a line or more for each batch that is lost."""
+_QUEUE = "opentelemetry.sdk._shared_internal"
+"""The logger with a line for each span that finds the queue full."""
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +47,29 @@ def resource() -> Resource:
 
 
 def quiet_library() -> None:
-    """Leave the lines about lost batches to ``Reachability``."""
-    for name in _LIBRARY:
+    """Leave the lines about lost data to this module."""
+    for name in _EXPORTERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    queue = logging.getLogger(_QUEUE)
+    if not any(isinstance(one, _FullQueue) for one in queue.filters):
+        queue.addFilter(_FullQueue())
+
+
+class _FullQueue(logging.Filter):
+    """Replaces the lines about a full queue by one line."""
+
+    _told = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith("Queue full"):
+            return True
+        if not self._told:
+            self._told = True
+            log.warning(
+                "OpenTelemetry: there are more spans than the collector takes, and some are"
+                " dropped; OTEL_TRACES_SAMPLER records fewer"
+            )
+        return False
 
 
 class Reachability:

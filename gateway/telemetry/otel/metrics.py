@@ -25,6 +25,7 @@ from opentelemetry.sdk.metrics.export import (
     PeriodicExportingMetricReader,
     Sum,
 )
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 from opentelemetry.semconv._incubating.metrics.process_metrics import create_process_uptime
@@ -110,14 +111,14 @@ class OtlpMetrics:
     ``families`` reads the registry. It is called in the event loop that ``start`` is called in.
     """
 
-    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
+    def __init__(self, families: Callable[[], Iterable[Family]], resource: Resource) -> None:
         self._families = families
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = time.time_ns()
         self._exporter = export.MetricExporter(self._with_registry)
         self._provider = MeterProvider(
             [PeriodicExportingMetricReader(self._exporter)],
-            resource=export.resource(),
+            resource=resource,
             shutdown_on_exit=False,
         )
         # The SDK exports nothing while it has nothing of its own.

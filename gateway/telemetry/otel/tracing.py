@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -70,6 +71,7 @@ class Tracing:
         self,
         exporter: SpanExporter | None = None,
         *,
+        resource: Resource | None = None,
         traces: bool = True,
         calls: CallMetrics | None = None,
     ) -> None:
@@ -80,7 +82,9 @@ class Tracing:
         if traces:
             self._exporter = exporter or export.SpanExporter()
             self._provider = TracerProvider(
-                resource=export.resource(), shutdown_on_exit=False, id_generator=self.ids
+                resource=resource or export.resource(),
+                shutdown_on_exit=False,
+                id_generator=self.ids,
             )
             self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
             self.tracer = self._provider.get_tracer("refrain.gateway")

@@ -121,7 +121,8 @@ async def test_a_collector_that_is_down_costs_one_line(
     for _ in range(20):
         assert (await gateway.ask()).status == 200
     await gateway.stop()
-    what = sorted(line.split("take ")[1].split(",")[0] for line in _lines(caplog))
+    refused = [line for line in _lines(caplog) if "does not take" in line]
+    what = sorted(line.split("take ")[1].split(",")[0] for line in refused)
     assert what == ["metrics", "spans"]
     assert not [one for one in caplog.records if one.name.startswith("opentelemetry")]
 
@@ -166,6 +167,30 @@ async def test_a_collector_that_never_answers_does_not_hold_the_stop_up(
     await gateway.stop()  # with the collector's default of 10 s, the answer below would come first
     assert not released.is_set()
     released.set()
+
+
+async def test_spans_that_find_the_queue_full_cost_one_line(
+    start_gateway, upstream, otlp, monkeypatch, caplog
+):
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    monkeypatch.setattr(export._FullQueue, "_told", False)
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "2")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
+    hold = asyncio.Event()
+
+    async def wait():
+        await hold.wait()
+        return web.Response()
+
+    otlp.answer = wait
+    gateway = await start_gateway()
+    for _ in range(5):
+        assert (await gateway.ask()).status == 200
+    hold.set()
+    await gateway.stop()
+    (line,) = [one for one in caplog.messages if "more spans than the collector takes" in one]
+    assert "OTEL_TRACES_SAMPLER" in line
+    assert not [one for one in caplog.messages if one.startswith("Queue full")]
 
 
 def test_closing_is_bounded_even_if_aborting_does_not_help(monkeypatch):
