@@ -173,7 +173,7 @@ async def test_spans_that_find_the_queue_full_cost_one_line(
     start_gateway, upstream, otlp, monkeypatch, caplog
 ):
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
-    monkeypatch.setattr(export._FullQueue, "_told", False)
+    monkeypatch.setattr(logging.getLogger(export._QUEUE), "filters", [])
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "2")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
     hold = asyncio.Event()
