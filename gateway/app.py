@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 from aiohttp import web
 from aiohttp.http import SERVER_SOFTWARE
@@ -53,13 +54,18 @@ def default_policy() -> Path:
     return Path(str(files("policies") / "default.yaml"))
 
 
-def _kinds(telemetry: Telemetry) -> tuple[type[Pipeline], type[Coalescer]]:
-    """Return the pipeline and the coalescer; they note their steps if OpenTelemetry wants them."""
+class _Kinds(NamedTuple):
+    pipeline: type[Pipeline] = Pipeline
+    coalescer: type[Coalescer] = Coalescer
+
+
+def _kinds(telemetry: Telemetry) -> _Kinds:
+    """Return the kinds of pipeline and coalescer, which may note their steps for OpenTelemetry."""
     if telemetry.trace is None:
-        return Pipeline, Coalescer
+        return _Kinds()
     from gateway.server import traced  # noqa: PLC0415 - imports OpenTelemetry
 
-    return traced.TracedPipeline, traced.TracedCoalescer
+    return _Kinds(traced.TracedPipeline, traced.TracedCoalescer)
 
 
 def create_app(
@@ -107,9 +113,8 @@ def create_app(
         now=time.time,
         quarantine=semantic.quarantine,
     )
-    pipeline_kind, coalescer_kind = _kinds(telemetry)
     make_coalescer = partial(
-        coalescer_kind,
+        _kinds(telemetry).coalescer,
         writer=writer,
         max_answer_bytes=settings.max_answer_bytes,
         claims=entries.claims,
@@ -119,7 +124,7 @@ def create_app(
         accepts=upstreams.accepts,
         retry_budget=upstreams.retry_budget,
     )
-    pipeline = pipeline_kind(
+    pipeline = _kinds(telemetry).pipeline(
         store=entries.store,
         semantic=semantic.service,
         verifier=semantic.verifier,

@@ -245,7 +245,7 @@ async def test_a_failed_request_says_why(start_gateway, server, otlp):
     await gateway.stop()
     request, invalid = otlp.named(SERVER_SPAN)
     assert request.failed
-    assert request.attributes["error.type"] == "500"
+    assert request.attributes["error.type"] == "upstream-status"
     (call,) = otlp.named("chat m")
     assert call.failed
     assert call.attributes["error.type"] == "500"
