@@ -84,6 +84,13 @@ def test_each_page_has_the_shape_that_a_code_host_shows(site):
     assert differing == {}
 
 
+def test_the_first_sentence_of_each_page_says_what_it_has():
+    keys = ROOT / "docs" / "reference" / "policy"
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent != keys]
+    firsts = {page: page.read_text().split("\n\n")[1] for page in pages}
+    assert [page for page, first in firsts.items() if not first.startswith("This page ")] == []
+
+
 def test_no_page_loads_anything_from_elsewhere(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > len(SOURCES)

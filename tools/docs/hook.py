@@ -29,6 +29,7 @@ PAGES = {
 }
 """The page on the site of a file of the repository. The README is the site's first page."""
 
+_LAST_IN_SEARCH = "---\nsearch:\n  boost: 0.2\n---\n"
 _FILES = {page: file for file, page in PAGES.items() if page != "README.md"}
 _CODE_OR_LINK = re.compile(
     r"^ *```.*?^ *```[ \t]*$|`[^`\n]*`"
@@ -41,7 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages that stand outside docs/."""
     for page, file in _FILES.items():
         text = policy_files() if page == "project/policy-files.md" else (ROOT / file).read_text()
-        files.append(File.generated(config, page, content=text))
+        files.append(File.generated(config, page, content=_LAST_IN_SEARCH + text))
     return files
 
 
