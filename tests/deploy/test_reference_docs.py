@@ -1,6 +1,7 @@
 """The generated parts of the docs are what the code says."""
 
 import re
+from difflib import unified_diff
 
 import pytest
 
@@ -11,7 +12,12 @@ from tools.docs.reference import PARTS, ROOT, renewed
 
 
 def test_no_generated_part_is_out_of_date():
-    assert list(renewed()) == [], "run: make reference"
+    changes = [
+        line
+        for page, text in renewed().items()
+        for line in unified_diff((ROOT / page).read_text().splitlines(), text.splitlines(), page)
+    ]
+    assert "\n".join(changes) == "", "run: make reference"
 
 
 def test_each_part_stands_on_a_page():
@@ -45,10 +51,13 @@ def test_each_setting_and_each_secret_is_explained():
 @pytest.mark.parametrize(
     ("setting", "row"),
     [
-        ("port", r"`REFRAIN_PORT` \| 0 to 65535 \| `8080` \| Port to listen on."),
+        ("port", r"`REFRAIN_PORT`, `--port` \| 0 to 65535 \| `8080` \| Port to listen on."),
         ("store_bytes", r"`REFRAIN_STORE_BYTES` \| size \| `1GiB` \| "),
         ("vectors_timeout", r"`REFRAIN_VECTORS_TIMEOUT` \| time \| `50ms` \| "),
-        ("log_format", r"`REFRAIN_LOG_FORMAT` \| `auto`, `text`, `json` \| `auto` \| "),
+        (
+            "log_format",
+            r"`REFRAIN_LOG_FORMAT`, `--log-format` \| `auto`, `text`, `json` \| `auto` \| ",
+        ),
         ("dns_server", r"`REFRAIN_DNS_SERVER` \| text \| those of /etc/resolv.conf \| IP address"),
     ],
 )
@@ -60,3 +69,17 @@ def test_a_row_has_type_default_and_meaning(setting, row):
 def test_every_setting_has_a_row():
     rows = list(PARTS["settings"](lambda page: page))[2:]
     assert [re.search(r"`(\w+)`", row)[1] for row in rows] == list(Settings.model_fields)
+
+
+def test_every_command_has_its_help():
+    lines = "\n".join(PARTS["commands"](lambda page: page))
+    for command in ("serve", "policy explain", "keys rotate"):
+        assert f"| [`refrain {command}`](#refrain-{command.replace(' ', '-')}) |" in lines
+        assert f"### refrain {command}\n\n```text\nUsage: refrain {command} " in lines
+
+
+def test_every_flag_of_the_engine_has_its_default():
+    rows = "\n".join(PARTS["engine-flags"](lambda page: page))
+    assert "| `--model DIR_OR_HUB_ID` | required | " in rows
+    assert "| `--step-timeout TIME` | `300` s | " in rows
+    assert r"| `--speculation prompt-lookup\|off` | `prompt-lookup` | " in rows

@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import click
+
 from gateway.cli.main import cli
 
 
 def parsed(words: Sequence[str]) -> SimpleNamespace:
     """Return the options of a command; the first word is its name. Raises click.UsageError."""
     command, *arguments = words
-    return SimpleNamespace(**cli.commands[command].make_context(command, arguments).params)
+    above = click.Context(cli, info_name="refrain", **cli.context_settings)
+    context = cli.commands[command].make_context(command, arguments, parent=above)
+    return SimpleNamespace(**context.params)

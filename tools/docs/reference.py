@@ -1,18 +1,23 @@
-"""The parts of the docs that are made from the code: settings, policy keys, the operator's API.
+"""The parts of the docs that are made from the code: commands, settings and policy keys.
 
 A page has each part between two comments, so that code hosts show it, too. A test fails if a part
 is not what the code says.
 """
 
+import dataclasses
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
+from click.testing import CliRunner
 
+from backend.settings import Settings as EngineSettings
+from gateway.cli.commands import cli
 from gateway.cli.config import json_schema as settings_schema
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS
 from policies.format.load import json_schema as policy_schema
@@ -68,8 +73,21 @@ SEE = {
     "headers": "guides/upstreams.md#address-and-headers",
     "api_key_env": "operations/security.md#keys",
     "accepts": "guides/upstreams.md#what-the-gateway-adds",
+    # Commands.
+    "doctor": "operations/troubleshooting.md",
+    "warm": "operations/admin.md#fill-the-cache",
+    "audit": "operations/admin.md#scan-stored-entries-again",
+    "estimate": "start/estimate.md",
+    "usage": "operations/usage.md",
+    "policy check": "guides/policy.md",
+    "policy explain": "guides/policy.md#why-was-that-a-miss",
+    "policy replay": "guides/decision-log.md",
+    "semantic calibrate": "concepts/semantic.md#calibrating-on-your-own-traffic",
+    "semantic report": "concepts/semantic.md",
+    "keys add": "guides/gateway-keys.md",
+    "prefix report": "guides/prefix-report.md",
 }
-"""The page that says more about a setting, below docs/."""
+"""The page below docs/ that says more about a setting or a command."""
 
 POLICY_PAGES = {
     file.read_text(encoding="utf-8")
@@ -80,6 +98,7 @@ POLICY_PAGES = {
 """The page of each policy key, which is its heading."""
 
 _TYPES = {"boolean": "`true`, `false`", "integer": "whole number", "number": "number"}
+_WIDTH = 90
 
 
 def renewed() -> dict[str, str]:
@@ -162,12 +181,15 @@ def _value(value: Any, kind: str) -> str:
 
 
 def _settings(link: Link) -> Iterator[str]:
-    keys = settings_schema()["properties"]
-    rows = (
-        (_name(name, link), f"`{ENVIRONMENT_PREFIX}{name.upper()}`", _kind(key), *_default(key))
-        for name, key in keys.items()
-    )
-    return _table("Key", "Variable", "Type", "Default", "Meaning", rows=rows)
+    flags = {each.name: each.opts[0] for each in cli.commands["serve"].params}
+    rows = []
+    for name, key in settings_schema()["properties"].items():
+        # A list of mappings has no form in the environment.
+        places = [] if name == "upstreams" else [f"{ENVIRONMENT_PREFIX}{name.upper()}"]
+        places += [flags[name]] if name in flags else []
+        where = ", ".join(f"`{each}`" for each in places)
+        rows.append((_name(name, link), where, _kind(key), *_default(key)))
+    return _table("Key", "Variable, flag", "Type", "Default", "Meaning", rows=rows)
 
 
 def _secrets(link: Link) -> Iterator[str]:
@@ -228,7 +250,67 @@ def _yaml(value: object) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
+def _commands(link: Link) -> Iterator[str]:
+    """Yield a table of the commands, and the help of each."""
+    leaves = dict(_leaves(cli, ()))
+    rows = []
+    for words, each in leaves.items():
+        name = " ".join(words)
+        more = f" ([more]({link(SEE[name])}))" if name in SEE else ""
+        anchor = f"#{'-'.join(('refrain', *words))}"
+        help_text = each.get_short_help_str(limit=200).removesuffix(".")
+        rows.append((f"[`refrain {name}`]({anchor})", f"{help_text}{more}"))
+    yield from _table("Command", "What it does", rows=rows)
+    for words in leaves:
+        if words != ("backend",):
+            yield from ("", f"### refrain {' '.join(words)}", "", "```text")
+            yield from _help(words).splitlines()
+            yield "```"
+    yield from (
+        "",
+        "### refrain backend",
+        "",
+        "[The next section](#flags-of-refrain-backend) lists its flags.",
+    )
+
+
+def _leaves(
+    group: click.Group, words: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, each in group.commands.items():
+        if isinstance(each, click.Group):
+            yield from _leaves(each, (*words, name))
+        else:
+            yield (*words, name), each
+
+
+def _help(words: Sequence[str]) -> str:
+    asked = CliRunner().invoke(
+        cli, [*words, "--help"], prog_name="refrain", terminal_width=_WIDTH, catch_exceptions=False
+    )
+    return asked.output.rstrip()
+
+
+def _engine_flags(_link: Link) -> Iterator[str]:
+    rows = []
+    for each in dataclasses.fields(EngineSettings):
+        flag = each.metadata.get("flag", {"help": ""})
+        value = "|".join(flag.get("choices") or ()) or flag.get("metavar") or ""
+        meaning, _, default = flag["help"].removesuffix(")").partition(" (default: ")
+        if each.default is dataclasses.MISSING:
+            default = "required"
+        elif not default or default.startswith("%("):
+            default = "" if each.default in (None, False) else f"`{each.default}`"
+            default = default.replace(".0`", "` s")
+        if meaning:
+            name = f"--{each.name.replace('_', '-')} {value}".strip()
+            rows.append((f"`{name}`", default, meaning))
+    return _table("Flag", "Default", "Meaning", rows=rows)
+
+
 PARTS: dict[str, Part] = {
+    "commands": _commands,
+    "engine-flags": _engine_flags,
     "settings": _settings,
     "secrets": _secrets,
     "upstreams": _upstreams,
