@@ -154,6 +154,7 @@ def create_app(
         make_coalescer=make_coalescer,
         key_of=access.key,
         team_of=access.team_of,
+        hits_of=telemetry.usage.hits_of if settings.workers == 1 else None,
     )
     comparisons = SemanticOperations(semantic.journal, time.time, semantic.budgets)
 

@@ -44,6 +44,8 @@ FLUSH_SECONDS = 5.0
 SEED_DAYS = 7
 """Days whose mean time of a call holds until the first call of a model."""
 
+COUNTED_ENTRIES = 10_000
+"""Of so many entries that were hit last, the hits are counted: about 4 MB."""
 _MOST_ENTRIES = 4_096
 _MOST_MODELS = 256
 _MOST_CALLS = 101
@@ -64,6 +66,7 @@ class RepeatedHit:
     """A hit that the hot path may repeat. ``account`` is worked out with the next counting."""
 
     account: Account | None = None
+    key: bytes = b""
 
 
 class UsageLedger:
@@ -103,6 +106,8 @@ class UsageLedger:
         self._typical = TypicalTimes()
         self._usages: OrderedDict[tuple[bytes, float], PromptUsage] = OrderedDict()
         self._series: set[tuple[str, str]] = set()
+        self._hits: OrderedDict[bytes, int] = OrderedDict()
+        """Hits by the key of the entry, the latest hit at the end."""
 
     def observe(self, seen: Observation) -> None:
         """Take one finished request."""
@@ -110,7 +115,14 @@ class UsageLedger:
         if len(self._waiting) >= _MOST_WAITING:
             self.collect()
 
+    def hits_of(self, key: bytes) -> int:
+        """Return how often this process served the entry."""
+        self.collect()
+        return self._hits.get(key, 0)
+
     def _observe(self, seen: Observation) -> None:
+        if seen.hit is not None:
+            self._count_hits(seen.hit.entry.key, 1)
         counted = self.account(seen)
         if counted is None:
             return
@@ -133,10 +145,12 @@ class UsageLedger:
         remembered, self.remembered = self.remembered, []
         for hit, seen in remembered:
             hit.account = self.account(seen)
+            hit.key = b"" if seen.hit is None else seen.hit.entry.key
         repeated, self.repeated = self.repeated, defaultdict(int)
         for hit, times in repeated.items():
             if hit.account is not None:
                 self._add(hit.account, times)
+                self._count_hits(hit.key, times)
 
     async def report(self, since: str, by: str, team: str | None = None) -> dict[str, Any]:
         """Return the figures from a day on, summed as ``report`` does. Raises StoreError."""
@@ -210,6 +224,11 @@ class UsageLedger:
             row = row[0], OTHERS
         add(self._rows.setdefault(row, Figures()), counted.figures, times)
         self._count_metrics(counted, times)
+
+    def _count_hits(self, key: bytes, times: int) -> None:
+        self._hits[key] = self._hits.pop(key, 0) + times
+        if len(self._hits) > COUNTED_ENTRIES:
+            self._hits.popitem(last=False)
 
     def _count_metrics(self, counted: Account, times: int) -> None:
         figures, count = counted.figures, self._count

@@ -184,6 +184,8 @@ class Operations:
     """Returns the gateway key in headers. Raises UnauthorizedError."""
     team_of: Callable[[str], str | None]
     """Returns the team of a holder of gateway keys."""
+    hits_of: Callable[[bytes], int] | None = None
+    """Returns how often an entry was served; None where one of several workers cannot know."""
 
     async def entries(
         self, selection: Selection, after: bytes | None, limit: int
@@ -216,6 +218,7 @@ class Operations:
             "ttl": int(entry.expires_at - now),
             "bytes": encoded_size(entry),
             "tokens": entry.tokens,
+            "hits": None if self.hits_of is None else self.hits_of(entry.key),
             "semantic": entry.question is not None and not self.quarantine.holds(entry.key),
         }
 

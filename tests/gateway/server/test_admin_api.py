@@ -64,6 +64,21 @@ async def test_entries_are_listed_by_what_the_operator_knows_of_them(gateway):
     assert one["bytes"] > 100
 
 
+async def test_each_entry_has_its_hits(gateway):
+    for question, times in (("Where is it?", 5), ("What does it cost?", 1)):
+        for _ in range(times):
+            await gateway.ask(question)
+    listed = await entries(gateway)
+    assert sorted(entry["hits"] for entry in listed) == [0, 4]
+
+
+async def test_of_several_workers_none_knows_the_hits_of_an_entry(start_gateway):
+    gateway = await start_gateway(workers=2)
+    for _ in range(3):
+        await gateway.ask("Where is it?")
+    assert [entry["hits"] for entry in await entries(gateway)] == [None]
+
+
 async def test_a_list_comes_in_pages(gateway):
     await fill(gateway)
     keys, after = [], ""

@@ -23,7 +23,7 @@ from gateway.telemetry.savings import (
     first_day,
     report,
 )
-from gateway.telemetry.usage import UsageLedger
+from gateway.telemetry.usage import RepeatedHit, UsageLedger
 
 NOW = 1_800_000_000.0
 DAY = "2027-01-15"
@@ -355,3 +355,25 @@ async def test_a_report_of_one_team_leaves_out_all_others():
         "dan"
     ]
     assert OTHERS.text() == USAGE_OTHER
+
+
+def test_the_hits_of_the_entries_hit_last_are_counted(monkeypatch):
+    monkeypatch.setattr("gateway.telemetry.usage.COUNTED_ENTRIES", 2)
+    rig = Rig()
+
+    def hit(key):
+        found = hit_by()
+        found = replace(found, entry=replace(found.entry, key=key * 32))
+        rig.ledger.observe(seen_by(outcome="hit", reason=Reason.EXACT, hit=found))
+
+    for key in (b"a", b"a", b"b", b"a"):
+        hit(key)
+    assert [rig.ledger.hits_of(key * 32) for key in (b"a", b"b", b"c")] == [3, 1, 0]
+    hit(b"c")
+    hit(b"a")
+    assert [rig.ledger.hits_of(key * 32) for key in (b"a", b"b", b"c")] == [4, 0, 1]
+    repeated = RepeatedHit()
+    first = replace(hit_by(), entry=replace(hit_by().entry, key=b"a" * 32))
+    rig.ledger.remembered.append((repeated, seen_by(outcome="hit", hit=first)))
+    rig.ledger.repeated[repeated] += 6
+    assert rig.ledger.hits_of(b"a" * 32) == 10

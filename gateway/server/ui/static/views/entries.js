@@ -34,6 +34,7 @@ export function entries(place, [key]) {
       { name: "Model", cell: (entry) => entry.model },
       { name: "Age", number: true, cell: (entry) => seconds(entry.age) },
       { name: "Fresh for", number: true, cell: freshFor },
+      ...(page.entries.some((entry) => entry.hits !== null) ? [{ name: "Hits", number: true, cell: (entry) => count(entry.hits) }] : []),
       { name: "By meaning", cell: (entry) => (entry.semantic ? "yes" : "no") },
       { name: "Tokens", number: true, cell: (entry) => count(entry.tokens) },
       { name: "Size", number: true, cell: (entry) => bytes(entry.bytes) },
@@ -54,6 +55,7 @@ export function entries(place, [key]) {
         ["Model", entry.model], ["Upstream", entry.upstream], ["Stored by rule", entry.rule],
         ["Tags", entry.tags.join(", ") || "none"], ["Policy generation", count(entry.generation)],
         ["Stored at", `${clock(entry.stored_at)} (${seconds(entry.age)} ago)`], ["Fresh until", `${clock(entry.expires_at)} (${freshFor(entry)})`],
+        ...(entry.hits === null ? [] : [["Hits since the start", count(entry.hits)]]),
         ["A hit saves", `${count(entry.tokens)} tokens`], ["Found by meaning", entry.semantic ? "yes" : "no"], ["Size", bytes(entry.bytes)],
       ]),
       h("div", { class: "actions" }, look, wrong, drop), h("p", { class: "hint" }, "Each look at a question and its answer is in the audit log."), result);
