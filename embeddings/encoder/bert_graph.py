@@ -52,6 +52,23 @@ def quantised(weight: NDArray[np.float32]) -> Quantised:
     return Quantised(np.round(weight / scale[:, None]).astype(np.int8), scale)
 
 
+def seven_bits(values: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Return what a product multiplies for weights in eight bits."""
+    narrow = values.astype(np.float32) * (_SEVEN_BITS / _EIGHT_BITS)
+    whole: NDArray[np.int8] = np.round(narrow).astype(np.int8)
+    return whole
+
+
+def compressible(values: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Return weights in eight bits with the same product, one for each that it can tell apart.
+
+    Half of all values do not occur, so a wheel needs a bit less for each weight.
+    """
+    wide = seven_bits(values).astype(np.float32) * (_EIGHT_BITS / _SEVEN_BITS)
+    whole: NDArray[np.int8] = np.round(wide).astype(np.int8)
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """An ONNX model, and the constants that it names without holding them.
@@ -187,9 +204,8 @@ class _Graph:
             whole = np.concatenate([_floats(part) for part in parts])
             product = self.add("MatMul", value, self.constant(name, whole.T))
             return self.add("Add", product, *biases) if bias else product
-        values = np.concatenate([part.values for part in eight]).T.astype(np.float32)
+        narrow = seven_bits(np.concatenate([part.values for part in eight]).T)
         scale = np.concatenate([part.scale for part in eight])
-        narrow = np.round(values * (_SEVEN_BITS / _EIGHT_BITS)).astype(np.int8)
         wide = (scale * (_EIGHT_BITS / _SEVEN_BITS)).astype(np.float32)
         weight = self.constant(name, narrow), self.constant(f"{name}.scale", wide)
         zero_point = [""] if bias else []

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tiny_verifier import CONFIG, random_weights, write_tiny_verifier
 
+from embeddings.encoder.bert_graph import compressible, seven_bits
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
 from embeddings.messages import Reason
 from embeddings.verify.calibration import parse_calibration
@@ -119,6 +120,23 @@ def test_what_is_large_is_stored_in_eight_bits_and_positions_as_far_as_they_are_
     assert stored["classifier.weight"].dtype == np.float32
     assert len(stored["embeddings.position_embeddings.weight"]) == CONFIG["max_tokens"]
     assert (directory / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_what_makes_a_file_compressible_changes_no_product():
+    every = np.arange(-127, 128, dtype=np.int8)
+    fewer = compressible(every)
+    assert np.array_equal(seven_bits(fewer), seven_bits(every))
+    assert len(np.unique(fewer)) == len(np.unique(seven_bits(every))) == 127
+
+
+def test_a_stored_file_is_as_compressible_as_it_can_be_and_has_no_words_that_no_text_has(directory):
+    stored = load_file(directory / "model.safetensors")
+    weights = stored["encoder.layer.0.output.dense.weight"]
+    assert np.array_equal(weights, compressible(weights))
+    words = stored["embeddings.word_embeddings.weight"]
+    vocabulary = json.loads(TOKENIZER.read_text())["model"]["vocab"]
+    assert not words[vocabulary["[unused5]"]].any()
+    assert words[vocabulary["password"]].any()
 
 
 def test_names_with_the_prefix_of_transformers_and_unused_weights_make_no_difference(

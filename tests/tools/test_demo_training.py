@@ -2,9 +2,11 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,6 +24,7 @@ from tools.demo_model.tokenizer import (
     train_tokenizer,
 )
 
+MODEL = Path(__file__).parents[2] / "backend" / "demo" / "model"
 ARGUMENTS = ["--device", "cpu", "--examples", "16", "--batch-tokens", "512", "--threads", "1"]
 
 
@@ -127,3 +130,19 @@ def test_muon_descends():
         ((weight - target) ** 2).sum().backward()
         optimizer.step()
     assert ((weight - target) ** 2).sum() < first / 10
+
+
+def test_rounded_rows_have_few_values_and_stay_near():
+    matrix = torch.cat(
+        [torch.randn(8, 256, generator=torch.Generator().manual_seed(1)), torch.zeros(1, 256)]
+    )
+    fewer = train.rounded(matrix)
+    assert torch.equal(train.rounded(fewer), fewer)
+    assert torch.equal(fewer.to(torch.bfloat16).float(), fewer)
+    assert all(len(row.unique()) <= 2 * train.ROUNDED_STEPS + 1 for row in fewer)
+    assert (fewer - matrix).norm() < 0.03 * matrix.norm()
+
+
+def test_the_shipped_weights_are_rounded():
+    for name, weight in load_file(MODEL / "model.safetensors").items():
+        assert weight.ndim != 2 or torch.equal(train.rounded(weight.float()), weight.float()), name

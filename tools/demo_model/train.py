@@ -35,6 +35,7 @@ SORTED_TOGETHER = 2048  # examples; long enough that batches hold sequences of o
 WARMUP = 0.03  # shares of all steps
 DECAY = 0.4
 CHECKPOINT_SECONDS = 300
+ROUNDED_STEPS = 47  # fewer cost answers, more cost bytes
 
 Encoded = tuple[list[int], list[int]]
 
@@ -101,12 +102,26 @@ def build_model(vocab_size: int) -> LlamaForCausalLM:
 
 
 def save_model(model: LlamaForCausalLM, directory: Path) -> None:
-    """Write config.json, generation_config.json and model.safetensors in bfloat16."""
+    """Write config.json, generation_config.json and model.safetensors in bfloat16, rounded."""
     config = LlamaConfig.from_dict(model.config.to_dict())
     copy = LlamaForCausalLM(config)
     copy.load_state_dict(model.state_dict())
     copy.generation_config = model.generation_config
+    with torch.no_grad():
+        for weight in copy.parameters():
+            if weight.ndim == 2:
+                weight.copy_(rounded(weight))
     copy.to(torch.bfloat16).save_pretrained(directory)
+
+
+def rounded(matrix: Tensor) -> Tensor:
+    """Return a matrix of fewer values, which a wheel compresses to less than half.
+
+    A row has whole multiples of a power of two, the largest of ROUNDED_STEPS at most.
+    """
+    largest = matrix.abs().amax(1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    step = torch.exp2(torch.ceil(torch.log2(largest / ROUNDED_STEPS)))
+    return torch.round(matrix / step) * step
 
 
 def _train(

@@ -9,14 +9,21 @@ from typing import Any, Final
 import numpy as np
 from safetensors.numpy import save_file
 
-from embeddings.encoder.bert_graph import quantised
+from embeddings.encoder.bert_graph import compressible, quantised
 from embeddings.encoder.model_files import ModelError
 from embeddings.verify.files import CONFIG, FILES, POSITIONS, SCALE, TOKENIZER, WEIGHTS
 
 MOST_BYTES: Final = 24_000_000
 # The head and the few token types are small, and the score hangs on them.
 _KEPT_WHOLE: Final = ("classifier.weight", "embeddings.token_type_embeddings.weight", POSITIONS)
+_WORDS: Final = "embeddings.word_embeddings.weight"
 _UNUSED: Final = ("position_ids", "token_type_ids", "pooler.dense.weight", "pooler.dense.bias")
+
+
+def _unused_words(tokenizer: Path) -> list[int]:
+    """Return the rows that no text reaches: BERT's places for words of one's own."""
+    vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
+    return [row for word, row in vocabulary.items() if word.startswith("[unused")]
 
 
 def save_verifier(
@@ -38,7 +45,11 @@ def save_verifier(
             floats = np.ascontiguousarray(floats[: int(config["max_tokens"])])
         if floats.ndim == 2 and name not in _KEPT_WHOLE:
             eight = quantised(floats)
-            packed[name], packed[name + SCALE] = eight.values, eight.scale
+            if name == _WORDS:  # they are looked up, not multiplied
+                unused = [row for row in _unused_words(tokenizer) if row < len(eight.values)]
+                eight.values[unused] = 0
+            values = eight.values if name == _WORDS else compressible(eight.values)
+            packed[name], packed[name + SCALE] = values, eight.scale
         else:
             packed[name] = floats
     written = {**config, "max_position_embeddings": len(packed[POSITIONS])}
