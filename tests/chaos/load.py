@@ -64,6 +64,8 @@ class Tally:
     slowest: float = 0.0
     answered: dict[Asked, float | None] = field(default_factory=dict)
     """When each question was answered whole for the first time, if it ever was."""
+    stored: dict[Asked, float] = field(default_factory=dict)
+    """When a reply first said that its answer is stored. The head of a stream cannot say it."""
     faults: list[str] = field(default_factory=list)
 
     def add(self, asked: Asked, reply: Reply, seconds: float) -> None:
@@ -74,6 +76,8 @@ class Tally:
             self.statuses[reply.status] += 1
         if self.answered.setdefault(asked) is None and reply.kind in ("hit", "miss"):
             self.answered[asked] = time.monotonic()
+        if "stored" in reply.cache or reply.kind == "hit":
+            self.stored.setdefault(asked, time.monotonic())
         if reply.kind in BAD and len(self.faults) < 5:
             self.faults.append(f"{reply.kind}: {asked.question!r}: {reply.detail}")
 
@@ -292,18 +296,20 @@ class Load:
             await asyncio.sleep(0.01)
         return None
 
-    async def lost(self, before: float) -> list[Asked]:
-        """Return what was answered before a moment and is not found now; judge all that is found.
+    async def lost(self, before: float, *, promised: bool) -> list[float]:
+        """Return when what is not found now was answered, if before a moment; judge what is found.
 
-        What was never answered whole must not be found either: half an answer may not be stored.
+        ``promised`` leaves out what no reply said to be stored. What was never answered whole must
+        not be found: half an answer may not be stored.
         """
         missing = []
-        for asked, at in list(self.tally.answered.items()):
+        for asked, answered in list(self.tally.answered.items()):
             reply = await self._client.ask(asked, control="only-if-cached")
+            at = self.tally.stored.get(asked) if promised else answered
             if reply.kind == "hit":
                 continue
             if reply.kind != "error":
                 self.tally.add(asked, reply, 0.0)
             if at is not None and at < before:
-                missing.append(asked)
+                missing.append(at)
         return missing

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -76,6 +77,9 @@ class Operator:
 
 @pytest.fixture
 def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
+    lacking = [tool for tool in ("curl", "openssl", "pgrep", "ps") if shutil.which(tool) is None]
+    if lacking:
+        pytest.skip(f"not installed: {', '.join(lacking)}")
     monkeypatch.setenv("REFRAIN_ADMIN_TOKEN", TOKEN)
     command(tmp_path / "bin", "refrain", "-m", "gateway.cli")
     (tmp_path / "bin" / "redis-cli").symlink_to(redis_program("redis-cli"))
@@ -341,7 +345,7 @@ async def test_processes_are_looked_at_and_ended(operator: Operator, upstream: S
     process = Process(*argv, cwd=operator.folder)
     try:
         line = await asyncio.to_thread(process.wait_for_line, "ready: base URL")
-        operator.gateway(line.rpartition(" ")[2].removesuffix("/v1"))
+        operator.gateway(re.findall(r"http://[\d.:]+", line)[0])
         async with asyncio.timeout(60):
             url = operator.replaced["http://127.0.0.1:8080"]
             client = Client(f"{url}/v1")
