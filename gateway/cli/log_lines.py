@@ -71,7 +71,9 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """Return the line without a traceback."""
         parts = [super().formatMessage(record)]
-        parts += [f"{name}={_word(value)}" for name, value in _fields(record).items()]
+        # The kind of an event is for programs; people, and who reads the last word, have the text.
+        fields = (pair for pair in _fields(record).items() if pair[0] != "event")
+        parts += [f"{name}={_word(value)}" for name, value in fields]
         if request_id := self._request_id():
             parts.append(f"[{request_id}]")
         return " ".join(parts)

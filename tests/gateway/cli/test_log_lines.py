@@ -82,6 +82,12 @@ def record_of(message: str, **attributes: object) -> logging.LogRecord:
     return logging.makeLogRecord({**given, "created": AT, "msecs": 123.0, **attributes})
 
 
+def test_the_kind_of_an_event_is_for_programs_alone():
+    record = record_of("ready: base URL http://h/v1", fields={"event": "gateway"})
+    assert log_lines.TextFormatter().format(record).endswith("base URL http://h/v1")
+    assert json.loads(log_lines.JsonFormatter().format(record))["event"] == "gateway"
+
+
 def test_a_line_for_people_has_date_zone_level_fields_and_request():
     formatter = log_lines.TextFormatter(lambda: "mine-1")
     line = formatter.format(record_of("it left", fields={"status": 502}))
