@@ -83,3 +83,11 @@ def test_every_flag_of_the_engine_has_its_default():
     assert "| `--model DIR_OR_HUB_ID` | required | " in rows
     assert "| `--step-timeout TIME` | `300` s | " in rows
     assert r"| `--speculation prompt-lookup\|off` | `prompt-lookup` | " in rows
+
+
+def test_every_path_of_the_operators_api_says_what_it_does():
+    rows = list(PARTS["operator-api"](lambda page: page))[2:]
+    assert all(
+        re.fullmatch(r"\| `(GET|POST)` \| `/admin/\S+` \| [A-Z].+\. \|", row) for row in rows
+    )
+    assert any("`/admin/policy/replay`" in row for row in rows)

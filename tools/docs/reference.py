@@ -1,4 +1,4 @@
-"""The parts of the docs that are made from the code: commands, settings and policy keys.
+"""The parts of the docs that are made from the code: commands, settings, policy keys and others.
 
 A page has each part between two comments, so that code hosts show it, too. A test fails if a part
 is not what the code says.
@@ -9,16 +9,23 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
+from aiohttp import web
 from click.testing import CliRunner
 
 from backend.settings import Settings as EngineSettings
 from gateway.cli.commands import cli
 from gateway.cli.config import json_schema as settings_schema
+from gateway.server.admin.api import Admin
+from gateway.server.admin.operations import Operations
+from gateway.server.admin.overview import Overview
+from gateway.server.admin.policy_editor import PolicyEditor
+from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS
 from policies.format.load import json_schema as policy_schema
 from policies.format.load import parse_policy
@@ -99,6 +106,12 @@ POLICY_PAGES = {
 
 _TYPES = {"boolean": "`true`, `false`", "integer": "whole number", "number": "number"}
 _WIDTH = 90
+_PARTS_OF_ADMIN = {
+    "_operations": Operations,
+    "_semantic": SemanticOperations,
+    "_overview": Overview,
+    "_policy": PolicyEditor,
+}
 
 
 def renewed() -> dict[str, str]:
@@ -308,7 +321,34 @@ def _engine_flags(_link: Link) -> Iterator[str]:
     return _table("Flag", "Default", "Meaning", rows=rows)
 
 
+def _operator_api(_link: Link) -> Iterator[str]:
+    """Yield a table of the paths below /admin, each with the first sentence of its docstring."""
+    admin = _bare(Admin)
+    for name, part in _PARTS_OF_ADMIN.items():
+        setattr(admin, name, _bare(part))
+    app = web.Application()
+    admin.add_routes(app)
+    rows = []
+    for route in app.router.routes():
+        if route.method in ("GET", "POST") and route.resource is not None:
+            does: Any = route.handler
+            while isinstance(does, partial):
+                does = does.args[-1]
+            sentence = (getdoc(does) or "").partition("\n\n")[0].replace("``", "`")
+            sentence = re.sub(r" Raises .*", "", sentence)
+            rows.append((f"`{route.method}`", f"`{route.resource.canonical}`", sentence))
+    return _table(
+        "Method", "Path", "What it does", rows=sorted(rows, key=lambda row: row[1].strip("`"))
+    )
+
+
+def _bare(part: Any) -> Any:
+    """Return an instance that has methods, and nothing else."""
+    return part.__new__(part)
+
+
 PARTS: dict[str, Part] = {
+    "operator-api": _operator_api,
     "commands": _commands,
     "engine-flags": _engine_flags,
     "settings": _settings,

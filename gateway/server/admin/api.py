@@ -107,8 +107,8 @@ class Admin:
         }
         pages: dict[str, Page] = {
             "semantic": self._semantic.report,
-            "prefix-hits": self._prefix_hits,
-            "keys": lambda: {"keys": self._keys()},
+            "prefix-hits": self._show_prefix_hits,
+            "keys": self._show_keys,
         }
         shown: dict[str, Handle] = {name: partial(_show_page, page) for name, page in pages.items()}
         shown |= {"entries": self._list, "entries/{key}": self._show, "usage": self._show_usage}
@@ -180,7 +180,16 @@ class Admin:
             raise UnfinishedError(message) from error
         return result
 
+    def _show_prefix_hits(self) -> Fields:
+        """Return what the prefix caches of upstreams have found, by rule and model."""
+        return self._prefix_hits()
+
+    def _show_keys(self) -> Fields:
+        """Return the gateway keys without their secrets."""
+        return {"keys": self._keys()}
+
     async def _list(self, request: web.Request) -> Fields:
+        """Return a page of the entries that are selected, with figures of each."""
         query = dict(request.query)
         limit, after = query.pop("limit", str(DEFAULT_LIMIT)), query.pop("after", None)
         if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and int(limit) > 0):
@@ -200,6 +209,7 @@ class Admin:
         return {"entries": listed, "after": None if more is None else more.hex()}
 
     async def _show(self, request: web.Request) -> Fields:
+        """Return one entry; ``answer=1`` adds its question and answer, which is audited."""
         key = read_hash("key", request.match_info["key"])
         entries, _ = await self._operations.entries(Selection(key=key), None, 1)
         if not entries:
@@ -214,9 +224,11 @@ class Admin:
         return shown
 
     async def _list_events(self) -> Fields:
+        """Return the latest events of all workers, the newest first."""
         return {"events": await self._events()}
 
     async def _show_usage(self, request: web.Request) -> Fields:
+        """Return what was used and saved, by model or another group, since a day."""
         for name in request.query:
             if name not in ("by", "since", "team"):
                 raise InvalidFieldError(name, "one of the parameters by, since, team")
@@ -230,6 +242,7 @@ class Admin:
         return await self._usage(since, by, request.query.get("team"))
 
     async def _explain(self, fields: Fields) -> Fields:
+        """Return what would become of a request, and why; forward and store nothing."""
         holder = fields.pop("holder", None) if "body" in fields else None
         if not isinstance(holder, str | None) or holder == "":
             raise InvalidFieldError("holder", "the name of a holder of gateway keys")

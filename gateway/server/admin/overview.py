@@ -113,7 +113,7 @@ class Overview:
         return {"samples": list(self._samples)}
 
     async def page(self) -> Fields:
-        """Return the latest look, or look again."""
+        """Return the figures of the page's overview; those of a moment ago, if there are some."""
         async with self._lock:
             if self._latest is None or self.clock() - self._latest[0] >= SHARED_SECONDS:
                 self._latest = self.clock(), await self._look()
