@@ -349,7 +349,8 @@ class SharedResponse(Flight):
         if (observation := self._billed_request()) is None:
             return
         observation.declined = reason
-        if observation.streamed:  # the head of a stream is sent before this is known
+        # The head of a stream is sent before this is known. A store that fails has its own line.
+        if observation.streamed and reason is not Reason.STORE_FAULT:
             text = "%s rule=%s: a streamed answer was not stored: %s"
             log.info(text, observation.endpoint, observation.rule, reason)
 

@@ -1,6 +1,7 @@
 """Redis frozen, killed, full and back, under a whole gateway: no request fails for it."""
 
 import asyncio
+import logging
 
 import pytest
 from redis.asyncio import Redis
@@ -67,6 +68,21 @@ async def test_while_redis_is_frozen_every_request_is_answered_and_after_it_hits
     await hit_again(gateway, "known")
     await gateway.ask("new")
     await hit_again(gateway, "new")
+
+
+async def test_a_frozen_redis_has_one_line_in_the_log_and_not_one_for_each_stream(
+    start_gateway, server, caplog
+):
+    caplog.set_level(logging.INFO, "gateway")
+    gateway = await start_gateway(store=server.url)
+    server.freeze()
+    try:
+        await burst(gateway, "frozen")
+    finally:
+        server.thaw()
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("store: not used until it answers again" in line for line in lines) == 1
+    assert not [line for line in lines if "store-fault" in line]
 
 
 async def test_once_it_is_known_to_be_frozen_nobody_waits_for_it(gateway, server, upstream):
