@@ -34,6 +34,8 @@ class Attempt:
     """The ids of its trace and of its span."""
     fields: Fields = ()
     """The headers by which the upstream continues the trace."""
+    model: str | None = None
+    """The upstream's name of the model, if it is not the client's."""
     status: int = 0
     first_chunk: float | None = None
     ended: float | None = None

@@ -209,6 +209,7 @@ class HttpUpstream:
         attempt = None
         if outgoing.attempt is not None:
             attempt = outgoing.attempt(self._traced_as)
+            attempt.model = self._rename.get(outgoing.model)
             if attempt.fields:
                 fields = (*without(fields, *OF_A_TRACE), *attempt.fields)
         request = self._head("POST", target, fields, f"Content-Length: {len(raw)}") + raw

@@ -51,6 +51,7 @@ _BY_HOST = {
     ".services.ai.azure.com": _Provider.AZURE_AI_INFERENCE.value,
     "generativelanguage.googleapis.com": _Provider.GCP_GEMINI.value,
     "aiplatform.googleapis.com": _Provider.GCP_VERTEX_AI.value,
+    "-aiplatform.googleapis.com": _Provider.GCP_VERTEX_AI.value,
     ".anthropic.com": _Provider.ANTHROPIC.value,
     ".amazonaws.com": _Provider.AWS_BEDROCK.value,
     ".cohere.com": _Provider.COHERE.value,
@@ -92,7 +93,7 @@ def provider_of(place: Place) -> str:
         return _BY_PRESET.get(place.preset, place.preset)
     host = f".{place.address.lower()}"
     for end, provider in _BY_HOST.items():
-        if host.endswith(end if end.startswith(".") else f".{end}"):
+        if host.endswith(end if end.startswith((".", "-")) else f".{end}"):
             return provider
     return _Provider.ANTHROPIC.value if place.api == "anthropic" else COMPATIBLE
 
@@ -127,12 +128,13 @@ def of_answer(answer: AnswerFacts | None) -> Attributes:
     }
 
 
-def of_operation(request: CacheRequest, place: Place) -> Attributes:
-    """Return what a request asks of an upstream, as metrics have it too."""
+def of_operation(request: CacheRequest, attempt: Attempt) -> Attributes:
+    """Return what is asked of an upstream, as metrics have it too."""
+    place = attempt.place
     return {
         gen_ai.GEN_AI_OPERATION_NAME: SPECS[request.endpoint].operation,
         gen_ai.GEN_AI_PROVIDER_NAME: provider_of(place),
-        gen_ai.GEN_AI_REQUEST_MODEL: _text(request.model),
+        gen_ai.GEN_AI_REQUEST_MODEL: _text(attempt.model or request.model),
         server.SERVER_ADDRESS: place.address,
         server.SERVER_PORT: place.port,
     }

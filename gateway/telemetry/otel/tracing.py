@@ -185,7 +185,7 @@ class Trace:
                 why = fault if is_last else tried.get(attempt.place.name)
                 error = None if why is None else why.value
             answered = is_last and error is None
-            operation = convention.of_operation(request, attempt.place)
+            operation = convention.of_operation(request, attempt)
             answer = convention.of_answer(call.answer if answered else None)
             if (calls := self._tracing.calls) is not None:
                 usage = call.usage if answered else NOTHING_SAID

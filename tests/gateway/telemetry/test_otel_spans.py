@@ -186,12 +186,13 @@ async def test_each_attempt_at_an_upstream_is_a_span_with_its_own_error(
     start_gateway, server, otlp
 ):
     busy, good = await server(status(503)), await server(says("an answer"))
+    small, large = {"rename": {"m": "small"}, "probe": "off"}, {"rename": {"m": "large"}}
     gateway = await start_gateway(
         upstream=(),
         upstreams=[
-            {"name": "down", "url": CLOSED, "tier": 1, "probe": "off"},
-            {"name": "busy", "url": f"{busy.url}/v1", "tier": 2, "probe": "off"},
-            {"name": "good", "url": f"{good.url}/v1", "tier": 3, "preset": "mistral"},
+            {"name": "down", "url": CLOSED, "tier": 1, **small},
+            {"name": "busy", "url": f"{busy.url}/v1", "tier": 2, **small},
+            {"name": "good", "url": f"{good.url}/v1", "tier": 3, "preset": "mistral", **large},
         ],
     )
     reply = await gateway.ask(QUESTION, headers=CLIENT)
@@ -199,7 +200,7 @@ async def test_each_attempt_at_an_upstream_is_a_span_with_its_own_error(
     await gateway.stop()
     (request,) = otlp.named(SERVER_SPAN)
     assert not request.failed
-    down, refused, answered = otlp.named("chat m")
+    (down, refused), (answered,) = otlp.named("chat small"), otlp.named("chat large")
     assert [one.attributes["refrain.upstream"] for one in (down, refused, answered)] == [
         "down",
         "busy",
@@ -213,6 +214,8 @@ async def test_each_attempt_at_an_upstream_is_a_span_with_its_own_error(
     assert "error.type" not in answered.attributes
     assert answered.attributes["http.request.resend_count"] == 2
     assert answered.attributes["gen_ai.provider.name"] == "mistral_ai"
+    assert answered.attributes["gen_ai.request.model"] == "large"
+    assert request.attributes["gen_ai.request.model"] == "m"
     assert answered.attributes["gen_ai.usage.input_tokens"] == 7
     assert "gen_ai.usage.input_tokens" not in refused.attributes
     for one, span in ((busy, refused), (good, answered)):
