@@ -138,10 +138,10 @@ class OtlpMetrics:
 
     def _with_registry(self, data: MetricsData) -> MetricsData:
         """Add the registry's figures. Runs in the exporter's thread."""
-        if self._loop is None:
+        if self._loop is None or self._loop.is_closed():
             return data
-        reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
         try:
+            reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
             families = reading.result(READ_SECONDS)
         except Exception:  # noqa: BLE001 - such as a store that is closed already
             log.warning("OpenTelemetry: the metrics could not be read, and are not sent this time")

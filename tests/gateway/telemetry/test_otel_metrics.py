@@ -97,3 +97,18 @@ async def test_metrics_come_in_time_without_a_stop(start_gateway, upstream, otlp
         otlp.came.clear()
         await otlp.came.wait()
     assert otlp.metrics["process.uptime"]
+
+
+async def test_figures_that_cannot_be_read_are_left_out_of_one_export(
+    start_gateway, upstream, otlp, caplog, monkeypatch
+):
+    def fail(_self):
+        raise RuntimeError("such as a store that is closed")
+
+    gateway = await start_gateway()
+    await gateway.ask(QUESTION)
+    monkeypatch.setattr("gateway.telemetry.metrics._StoreCollector.collect", fail)
+    await gateway.stop()
+    assert "gen_ai.client.operation.duration" in otlp.metrics
+    assert "refrain_requests_total" not in otlp.metrics
+    assert "the metrics could not be read" in caplog.text
