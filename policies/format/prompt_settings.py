@@ -72,7 +72,13 @@ PATTERN = Value(_volatile_pattern, {**REGEX.schema, "maxLength": LONGEST_PATTERN
 MARKER = Value(_marker, {"type": "string", "minLength": 1, "maxLength": LONGEST_MARKER})
 KIND = members(VolatileKind)
 MARKERS = (
-    Key("begin", MARKER, "The exact text at the beginning of each, on one line.", ("<document>",)),
+    Key(
+        "begin",
+        MARKER,
+        "The exact text at the beginning of each, at most 200 characters on one line. `<document`"
+        ' without its bracket also finds `<document id="7">`.',
+        ("<document>",),
+    ),
     Key("end", MARKER, "The exact text at the end of each.", ("</document>",)),
 )
 
@@ -129,19 +135,23 @@ PREFIX = Table(
     Key(
         "schema_keys",
         members(SchemaKeys),
-        "Sort the keys of tool schemas. `keywords`: only the keys of the schema language, not the"
-        " names of properties.",
+        "`on`: the keys of tool schemas are sorted by name, at every depth; arrays keep their "
+        "order. `keywords`: only keys of the schema language (`type`, `properties` …) are sorted,"
+        " and names of properties keep their order.",
     ),
     Key(
         "tools",
         choice({"sorted": True, "as_sent": False}),
-        "`sorted`: tools are sorted by name.",
+        "`sorted`: tools are sorted by name. If the client marked some tools for the provider's "
+        "cache, the order stays.",
         sets="sorts_tools",
     ),
     Key(
         "whitespace",
         ON_OFF,
-        "One form for line ends, and for white space at the end of lines and texts. Code stays.",
+        "Line ends become one line feed; spaces and tabs at the end of lines and texts are "
+        "removed. These stay: fenced code, the ends of indented lines, the two spaces of a line "
+        "break in Markdown.",
         hide="off",
     ),
     Key(
@@ -159,7 +169,8 @@ PREFIX = Table(
             Key(
                 "patterns",
                 ListOf(PATTERN, least=0, most=MOST_PATTERNS, into=unique),
-                "Your own RE2 patterns. If a pattern has a group, only the group moves.",
+                "Your own RE2 patterns, at most 32 of 1,000 characters each. If a pattern has a "
+                "group, only the group moves, and the rest says where it is.",
                 ([r"build-[0-9a-f]{7,40}", r"(?i)ticket: ([A-Z]+-\d+)"],),
             ),
             short=Short(
@@ -180,18 +191,25 @@ PREFIX = Table(
         _Documents(
             "DocumentsSpec",
             "Retrieved documents, in detail.",
-            Key("enabled", ON_OFF, "Sort documents.", unset=True),
+            Key(
+                "enabled",
+                ON_OFF,
+                "Sort documents. `off` switches off what `default` switches on.",
+                unset=True,
+            ),
             *MARKERS,
             Key(
                 "order",
                 members(DocumentOrder),
-                "`content`: by a digest of each. `shared`: documents of earlier requests of the "
-                "same tenant come first. Unset: `content`.",
+                "`content`: by a digest of each document. `shared`: documents of earlier requests"
+                " of the same tenant come first, in the order in which they were seen again. "
+                "Unset: `content`.",
             ),
             short=on_or_off("{begin: <document>, end: </document>}"),
             refuse=lambda mapping: _two_markers(mapping) if mapping["enabled"] else None,
         ),
-        "Retrieved documents that follow each other, each between these markers, get one order.",
+        "Retrieved documents get one order, if they follow each other with only white space "
+        "between them.",
         ({"begin": "<document>", "end": "</document>"},),
         sets="documents",
         hide="off",
@@ -200,8 +218,8 @@ PREFIX = Table(
         "turns",
         choice({"system": False, "earlier": True}),
         "Which texts `whitespace`, `volatile` and `documents` apply to. `system`: system and "
-        "developer messages, and everything before the first user turn. `earlier`: every turn "
-        "before the last user turn.",
+        "developer messages, `instructions`, and everything before the first user turn. "
+        "`earlier`: every turn before the last user turn.",
         sets="earlier_turns",
         hide="system",
     ),
@@ -230,11 +248,11 @@ COMPRESS = Table(
             short=on_or_off("{begin: <document>, end: </document>}"),
             refuse=lambda mapping: _two_markers(mapping) if len(mapping) > 1 else None,
         ),
-        "The text between these markers in user turns is context. `on`: the markers of "
-        "`prefix.documents`.",
+        "The text between these markers in a user turn is context. `on`: the markers of "
+        "`prefix.documents`, if there are any. `off`: no text between markers is context.",
         ({"begin": "<document>", "end": "</document>"},),
     ),
-    Key("tool_results", ON_OFF, "Results of tools are context, too."),
+    Key("tool_results", ON_OFF, "Everything that tools returned is context, too."),
     Key(
         "minify",
         ON_OFF,
@@ -250,21 +268,22 @@ COMPRESS = Table(
     Key(
         "keep",
         PERCENT,
-        "Remove passages that do not concern the question, until this share of its context is "
-        "left.",
+        "Passages that do not concern the question are removed, until about this share of its "
+        "context remains. `100%`: none is removed.",
         ("50%",),
     ),
     Key(
         "protect",
         ListOf(members(Protected), least=0, into=frozenset),
-        "Of removed passages, sentences with these stay, unless they are about something else.",
+        "Sentences with these stay if their passage is removed, unless they are about something "
+        "else. `[]`: none of them.",
         (["numbers", "negation", "ids"],),
     ),
     Key(
         "history",
         or_word(whole(2, MOST_TURNS), "off", 0),
-        "Of longer conversations the upstream sums up all but the latest user turns: this many, "
-        "and up to as many more.",
+        "A summary replaces the earlier turns of longer conversations, and at least this many "
+        "user turns stay.",
         (8, "off"),
     ),
     Key(
@@ -283,25 +302,27 @@ HINTS = Table(
     Key(
         "breakpoints",
         members(Breakpoints),
-        "Mark the end of the stable prefix, for providers that cache up to a mark. `system`: the "
-        "ends of the first system messages. `earlier`: also the end of the turns before the last "
-        "user turn.",
+        "`system`: marks at the ends of the first system and developer messages; tools come "
+        "before them and are covered. `earlier`: also a mark at the end of the turns before the "
+        "last user turn, so that the cache covers a conversation up to its last exchange.",
     ),
     Key(
         "field",
         members(BreakpointField),
-        "How a mark is written. `auto`: by the name of the model.",
+        "The form of a mark. `cache_control`: Anthropic's form, which OpenRouter, LiteLLM and "
+        "others accept in parts of a message. `prompt_cache_breakpoint`: OpenAI's form. `auto`: "
+        "by the name of the model; an unknown model gets no mark.",
     ),
     Key(
         "lifetime",
         members(BreakpointLifetime),
-        "How long the provider keeps what stands before a mark of `cache_control`.",
+        "Of `cache_control`: how long the provider keeps the prefix. `1h` costs more to write.",
     ),
     Key(
         "min_tokens",
         or_word(whole(1, MOST_TOKENS), "auto", None, first=True),
-        "A shorter prefix gets no mark, because the provider would not cache it. `auto`: by the "
-        "name of the model.",
+        "A shorter prefix gets no mark, because the provider would ignore it. Tokens are "
+        "estimated, four bytes each. `auto`: by the name of the model.",
         (1024, "auto"),
     ),
     Key(
@@ -313,14 +334,16 @@ HINTS = Table(
     Key(
         "keys",
         whole(1, MOST_KEYS),
-        "Over how many keys the conversations of one beginning are spread: one for each 15 "
-        "requests a minute.",
+        "Number of keys for conversations with one beginning. Each conversation stays with one "
+        "key. OpenAI advises about 15 requests a minute for each key; above that, requests "
+        "overflow to machines with an empty cache.",
         (4,),
     ),
     Key(
         "retention",
         members(KeyRetention),
-        "Send `prompt_cache_retention` if the client says nothing about it.",
+        "`24h`: `prompt_cache_retention` is sent if the client says nothing about it, and OpenAI "
+        "stores prefixes longer. Models that do not know the field refuse it.",
     ),
     short=only_off(
         "{cache_key: on}", dict.fromkeys(("breakpoints", "cache_key", "retention"), "off")

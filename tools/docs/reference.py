@@ -177,7 +177,7 @@ def _kind(key: Mapping[str, Any]) -> str:
 
 def _default(key: Mapping[str, Any]) -> tuple[str, str]:
     """Return the default of a setting, and its meaning without what it says about the default."""
-    meaning, _, otherwise = key["description"].partition(" Unset: ")
+    meaning, _, otherwise = key["description"].partition(_UNSET)
     unset, _, rest = otherwise.partition(". ")
     value = _value(key.get("default"), _kind(key))
     return value or unset.removesuffix("."), f"{meaning} {rest}".strip()
@@ -223,6 +223,7 @@ _BARE_POLICY = """\
 version: 1
 default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass}
 """
+_UNSET = " Unset: "
 _INHERITED = " Unset: as in the default settings, or else "
 
 
@@ -239,8 +240,9 @@ def _policy(mapping: str, prefix: str = "", *leave_out: str, linked: bool = True
         for name, key in found["properties"].items():
             page = POLICY_PAGES.get(prefix + name) if linked else None
             shown = f"[`{prefix}{name}`]({link(page)})" if page else f"`{prefix}{name}`"
-            meaning, _, otherwise = key["description"].partition(_INHERITED)
-            default = key.get("default", otherwise.removesuffix(".") or unset.get(name))
+            description = key["description"].replace(_INHERITED, _UNSET)
+            meaning, _, otherwise = description.partition(_UNSET)
+            default = key.get("default", otherwise.strip("`.") or unset.get(name))
             if name in found.get("required", ()):
                 cell = "required"
             else:
@@ -363,4 +365,10 @@ PARTS: dict[str, Part] = {
     "policy-grace": _policy("GraceSpec", linked=False),
     "policy-coalescing": _policy("CoalescingSpec", linked=False),
     "policy-tenants": _policy("TenantSpec", linked=False),
+    "policy-prefix": _policy("PrefixSpec", linked=False),
+    "policy-volatile": _policy("VolatileSpec", linked=False),
+    "policy-documents": _policy("DocumentsSpec", linked=False),
+    "policy-compress": _policy("CompressSpec", linked=False),
+    "policy-context": _policy("ContextSpec", linked=False),
+    "policy-hints": _policy("HintsSpec", linked=False),
 }
