@@ -37,7 +37,7 @@ class FaissBuildError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Parse `argv` (without the program's name), serve, return the exit code."""
     arguments = _parser().parse_args(argv)
-    log_to_stderr(arguments.log_format)
+    log_to_stderr(arguments.log_format, logging.getLevelNamesMapping()[arguments.log_level.upper()])
     for chatty in ("sentence_transformers", "transformers", "httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
@@ -131,6 +131,8 @@ def _parser() -> argparse.ArgumentParser:
         help="trained verifier: a directory (default: the one that is shipped)",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
+    levels = ("debug", "info", "warning", "error")
+    parser.add_argument("--log-level", choices=levels, default="info", help="least severe lines")
     parser.add_argument("--log-format", choices=FORMATS, default="auto", help="of lines on stderr")
     parser.add_argument(
         "--max-vectors",

@@ -303,7 +303,8 @@ async def _start_service(
     socket: Path, folder: Path, *arguments: str
 ) -> AsyncIterator[asyncio.Task[int]]:
     argv = [*PYTHON, "-m", "embeddings", "--socket", str(socket), "--data-dir", str(folder)]
-    argv += arguments
+    # Its start is no news; what is wrong is.
+    argv += ["--log-level", "warning", *arguments]
     if not arguments and (model := os.environ.get("REFRAIN_EMBEDDINGS_MODEL")):
         argv += ["--model", model]
     child = Child("embeddings", argv, {"REFRAIN_VECTORS": "faiss"}, stop_seconds=5.0)

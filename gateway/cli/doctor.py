@@ -6,6 +6,7 @@ data directory is made, no entry is read or written.
 
 import asyncio
 import importlib.util
+import logging
 import os
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +31,7 @@ from gateway.cli.launch import listen, lock_holder
 from gateway.cli.plan import find_faults, missing_libraries, read_settings
 from gateway.cli.supervisor import PYTHON
 from gateway.cli.terminal import CommandError, FailedError
-from gateway.server.open_upstreams import make_upstream
+from gateway.server.open_upstreams import make_upstream, replica_of, source_of
 from gateway.server.secrets import (
     SecretSettingError,
     check_secrets,
@@ -39,6 +41,8 @@ from gateway.server.secrets import (
     upstream_keys,
 )
 from gateway.settings import Settings
+from gateway.upstream.discovery import DiscoveryError
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.probes import ModelsAnswer, models_answer
 from gateway.upstream.settings import UpstreamSettings
 
@@ -50,6 +54,8 @@ _LEAST_FREE = 256 * 2**20
 _REDIS_OVERHEAD = 1.25
 """Redis needs about a quarter more than its entries."""
 _CLOCK_SECONDS = 60.0
+_MOST_REPLICAS = 16
+"""Of one upstream, so many are tried."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 _GPU = """
 import torch
@@ -78,6 +84,8 @@ class Finding:
 
 def doctor(*, as_json: bool, **flags: Any) -> int:
     """Print a line for each check; return 1 if there is a fault, else 0."""
+    # Each line of a check tells what is wrong; the log would tell it again.
+    logging.getLogger().addHandler(logging.NullHandler())
     return asyncio.run(_print(flags, as_json=as_json))
 
 
@@ -260,37 +268,55 @@ async def check_upstreams(settings: Settings) -> AsyncIterator[Finding]:
         yield Finding("proxy", Level.OK, text)
     if not proxies:
         yield Finding("proxy", Level.OK, "none on the way to upstreams")
-    tried = [
-        (one, headers)
-        for one, headers in zip(upstreams, fixed, strict=True)
-        if one.discover is None or one.discover == "dns"
-    ]
 
-    async def ask(one: UpstreamSettings, headers: Any) -> tuple[Finding, float | None]:
+    async def ask(one: UpstreamSettings, headers: Any) -> list[tuple[Finding, float | None]]:
         if _is_itself(one.url, settings):
             text = f"{one.url} is this gateway itself; give it the URL of a model server"
-            return Finding("upstream", Level.FAULT, text), None
-        upstream = make_upstream(
-            one,
-            one.label,
+            return [(Finding("upstream", Level.FAULT, text), None)]
+        make = partial(
+            make_upstream,
             settings=settings,
             api_key=keys[one.label],
             headers=headers,
             environment=os.environ,
             own_keys=own_keys,
         )
-        await upstream.open()
+        if one.discover is None:
+            return [await _ask(one.url, make(one, one.label))]
         try:
-            answer = await models_answer(upstream)
-        finally:
-            await upstream.close()
-        level = Level.OK if answer.is_healthy else Level.FAULT
-        return Finding("upstream", level, f"{one.url} {answer.text}"), _ahead(answer, time.time())
+            source = source_of(one, settings.dns_server)
+            addresses, _ = await source.look()
+        except (DiscoveryError, OSError):  # one of the faults of the settings
+            return []
+        if source.problem is not None:
+            text = f"{one.url}: {source.problem}; correct url or discover in the settings"
+            return [(Finding("upstream", Level.FAULT, text), None)]
+        tried = [
+            (f"{one.url} ({each.text})", replica_of(one, make, one.label, each))
+            for each in addresses[:_MOST_REPLICAS]
+        ]
+        found = list(await asyncio.gather(*(_ask(*replica) for replica in tried)))
+        if more := len(addresses) - len(tried):
+            text = f"{one.url}: {more:,} more replicas are not tried"
+            found.append((Finding("upstream", Level.OK, text), None))
+        return found
 
-    answers = await asyncio.gather(*(ask(one, headers) for one, headers in tried))
-    for found, _ in answers:
+    answers = await asyncio.gather(*map(ask, upstreams, fixed))
+    every = [found for each in answers for found in each]
+    for found, _ in every:
         yield found
-    yield check_clock([ahead for _, ahead in answers if ahead is not None])
+    yield check_clock([ahead for _, ahead in every if ahead is not None])
+
+
+async def _ask(name: str, upstream: HttpUpstream) -> tuple[Finding, float | None]:
+    """Return what an upstream answers, and by how much this clock is ahead of its own."""
+    await upstream.open()
+    try:
+        answer = await models_answer(upstream)
+    finally:
+        await upstream.close()
+    level = Level.OK if answer.is_healthy else Level.FAULT
+    return Finding("upstream", level, f"{name} {answer.text}"), _ahead(answer, time.time())
 
 
 def _is_itself(url: str, settings: Settings) -> bool:

@@ -207,8 +207,8 @@ def open_upstreams(
     discovered = [
         Discovered(
             one.label,
-            _source(one, settings.dns_server),
-            partial(_replica, one, make[one.label]),
+            source_of(one, settings.dns_server),
+            partial(replica_of, one, make[one.label]),
             partial(_replica_member, members[one.label]),
         )
         for one in given
@@ -241,7 +241,8 @@ def read_discovery_file(one: UpstreamSettings, path: Path) -> WatchedFile[tuple[
     return WatchedFile(path, partial(read_addresses, port=port), in_force)
 
 
-def _source(one: UpstreamSettings, dns_server: str | None) -> Source:
+def source_of(one: UpstreamSettings, dns_server: str | None) -> Source:
+    """Return the place of an upstream's replicas. Raises DiscoveryError and OSError for a file."""
     if isinstance(one.discover, DiscoveryFile):
         return FileSource(read_discovery_file(one, one.discover.file))
     server = None
@@ -252,7 +253,7 @@ def _source(one: UpstreamSettings, dns_server: str | None) -> Source:
     return DnsSource(one.label, parts.hostname or "", parts.port, server)
 
 
-def _replica(
+def replica_of(
     one: UpstreamSettings, make: Callable[..., HttpUpstream], name: str, address: Address
 ) -> HttpUpstream:
     """Return a replica. Those by the addresses of a host name keep the name for TLS."""

@@ -7,10 +7,12 @@ import socket
 from contextlib import asynccontextmanager
 from email.utils import formatdate
 from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
 from aiohttp import web
+from dns_server import dns_server
 
 from gateway.cli import doctor
 from gateway.cli.doctor import Level, gpu_finding
@@ -259,6 +261,59 @@ async def test_an_upstream_that_is_the_gateway_itself(settings):
     found = await of_upstreams(settings(upstream=("http://localhost:9123/v1",), port=9123))
     text = "http://localhost:9123/v1 is this gateway itself; give it the URL of a model server"
     assert ("upstream", FAULT, text) in found
+
+
+HOST = "replicas.example"
+
+
+async def test_replicas_in_srv_records_are_tried(settings):
+    async with dns_server() as dns, answering() as url, answering(503, "{}") as other:
+        ports = [urlsplit(each).port for each in (url, other)]
+        dns.set(HOST, "SRV", *(f"0 0 {port} localhost." for port in ports))
+        one = {"url": f"http://{HOST}/v1", "discover": "srv"}
+        found = await of_upstreams(settings(upstreams=(one,), dns_server=dns.address))
+    told = {text: level for check, level, text in found if check == "upstream"}
+    assert told[f"http://{HOST}/v1 (localhost:{ports[0]}) answers, 1 model"] is OK
+    assert [level for text, level in told.items() if f"localhost:{ports[1]}" in text] == [FAULT]
+
+
+async def test_replicas_of_a_name_are_tried_at_their_addresses(settings):
+    async with dns_server() as dns, answering() as url:
+        port = urlsplit(url).port
+        dns.set(HOST, "A", "127.0.0.1")
+        one = {"url": f"http://{HOST}:{port}/v1", "discover": "dns"}
+        found = await of_upstreams(settings(upstreams=(one,), dns_server=dns.address))
+    assert ("upstream", OK, f"http://{HOST}:{port}/v1 (127.0.0.1:{port}) answers, 1 model") in found
+
+
+async def test_a_name_without_replicas_is_told_once(quick, capsys, tmp_path):
+    async with dns_server() as dns:
+        one = f"{{url: 'http://{HOST}/v1', discover: srv}}"
+        text = f"upstreams: [{one}]\ndns_server: {dns.address}\n"
+        (tmp_path / "refrain.yaml").write_text(text)
+        code, out, err = await run(capsys)
+    assert (code, err) == (1, "")
+    [line] = [line for line in out.splitlines() if line.startswith("fault")]
+    assert line.startswith(f"fault    upstream   http://{HOST}/v1: the name {HOST} does not exist")
+    assert line.endswith("correct url or discover in the settings")
+
+
+async def test_replicas_in_a_file_are_tried_up_to_a_bound(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_MOST_REPLICAS", 1)
+    file = tmp_path / "replicas.txt"
+    one = {"url": "http://gpu/v1", "discover": {"file": file}}
+    async with answering() as url:
+        file.write_text(f"{url.removeprefix('http://')}\n127.0.0.2:1\n")
+        found = await of_upstreams(settings(upstreams=(one,)))
+    told = [text for check, _, text in found if check == "upstream"]
+    assert told == [
+        f"http://gpu/v1 ({url.removeprefix('http://')}) answers, 1 model",
+        "http://gpu/v1: 1 more replicas are not tried",
+    ]
+    file.unlink()
+    assert [
+        each for each in await of_upstreams(settings(upstreams=(one,))) if each[1] is FAULT
+    ] == []
 
 
 async def test_proxies_are_told_without_their_password(settings, monkeypatch):
