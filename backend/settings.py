@@ -1,33 +1,30 @@
 """The settings of `refrain backend`: each is declared once, with its flag, default and help."""
 
-import argparse
-import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
-
-from backend.log_lines import FORMATS
+from typing import Any
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h)?", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+_UNITS = {"s": "seconds", "ms": "milliseconds"}
 
 
 def name(text: str) -> str:
     """Read a name that people and logs can show."""
     if not text.strip() or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"expected a name, got {text!a}")
+        raise ValueError(f"expected a name, got {text!a}")
     return text
 
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got '{text}'")
+        raise ValueError(f"expected a whole number of at least 1, got '{text}'")
     return int(text)
 
 
@@ -37,7 +34,7 @@ def up_to(most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         number = positive(text)
         if number > most:
-            raise argparse.ArgumentTypeError(f"expected at most {most}, got {number}")
+            raise ValueError(f"expected at most {most}, got {number}")
         return number
 
     return read
@@ -50,7 +47,7 @@ def above_zero(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
+        raise ValueError(f"expected a number above 0, got '{text}'")
     return number
 
 
@@ -58,14 +55,14 @@ def share(text: str) -> float:
     """Read a number above 0 and of at most 1."""
     number = above_zero(text)
     if number > 1:
-        raise argparse.ArgumentTypeError(f"expected a number above 0 and at most 1, got '{text}'")
+        raise ValueError(f"expected a number above 0 and at most 1, got '{text}'")
     return number
 
 
 def port(text: str) -> int:
     """Read a port."""
     if not text.isascii() or not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got '{text}'")
+        raise ValueError(f"expected a port from 0 to 65535, got '{text}'")
     return int(text)
 
 
@@ -73,32 +70,36 @@ def size(text: str) -> int:
     """Read a number of bytes: 512MiB and 2G are of 1024, 1GB is of 1000."""
     written = _SIZE.fullmatch(text.strip())
     if written is None or (written[3] and not written[2]) or float(written[1]) == 0:
-        raise argparse.ArgumentTypeError(f"expected bytes such as 512MiB or 8GiB, got '{text}'")
+        raise ValueError(f"expected bytes such as 512MiB or 8GiB, got '{text}'")
     decimal = bool(written[4]) and not written[3]
     return int(float(written[1]) * (1000 if decimal else 1024) ** _POWERS[written[2].lower()])
 
 
 def seconds(text: str) -> float:
     """Read a time above 0, such as 500ms, 30s, 5m or a number of seconds."""
-    return _seconds(text, "a time above 0") or _not_a_time(text, "a time above 0")
+    return _time(text, "s", above_zero=True)
 
 
 def seconds_from_zero(text: str) -> float:
     """Read a time, which may be 0."""
-    return _seconds(text, "a time")
+    return _time(text, "s")
 
 
-def _seconds(text: str, what: str) -> float:
+def milliseconds(text: str) -> float:
+    """Read a time above 0, such as 50ms, 0.2s or a number of milliseconds."""
+    return _time(text, "ms", above_zero=True) * 1000
+
+
+def _time(text: str, bare: str, *, above_zero: bool = False) -> float:
+    """Return the seconds of a time; ``bare`` is the unit of a plain number."""
     written = _TIME.fullmatch(text.strip())
-    if written is None:
-        _not_a_time(text, what)
-    return float(written[1]) * _SECONDS[written[2] or "s"]
-
-
-def _not_a_time(text: str, what: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(
-        f"expected {what}, such as 500ms, 30s, 5m or a number of seconds, got '{text}'"
-    )
+    number = float(written[1]) * _SECONDS[written[2] or bare] if written else 0.0
+    if written is None or (above_zero and not number):
+        what, unit = "a time above 0" if above_zero else "a time", _UNITS[bare]
+        raise ValueError(
+            f"expected {what}, such as 500ms, 30s, 5m or a number of {unit}, got '{text}'"
+        )
+    return number
 
 
 def _flag(
@@ -110,11 +111,7 @@ def _flag(
     choices: Sequence[str] | None = None,
 ) -> Any:
     """Return a field with a flag of its name; ``default`` MISSING makes the flag required."""
-    flag: dict[str, Any] = {"help": explanation}
-    if isinstance(default, bool):
-        flag["action"] = argparse.BooleanOptionalAction if default else "store_true"
-    else:
-        flag |= {"type": read, "metavar": metavar, "choices": choices}
+    flag = {"help": explanation, "read": read, "metavar": metavar, "choices": choices}
     return field(default=default, metadata={"flag": flag})
 
 
@@ -125,7 +122,7 @@ class EngineOptions:
     model: str = _flag(MISSING, "what to serve", metavar="DIR_OR_HUB_ID")
     device: str = _flag(
         "auto",
-        "where to compute; auto takes CUDA where there is a device (default: %(default)s)",
+        "where to compute; auto takes CUDA where there is a device",
         choices=("auto", "cpu", "cuda"),
     )
     dtype: str = _flag(
@@ -136,8 +133,8 @@ class EngineOptions:
     )
     quantization: str | None = _flag(
         None,
-        "make weights 8 bits wide at load, which halves their memory (default: as the "
-        "checkpoint has them)",
+        "make weights 8 bits wide at load, which halves their memory [default: as the "
+        "checkpoint has them]",
         choices=("int8",),
     )
     kv_dtype: str = _flag(
@@ -148,81 +145,80 @@ class EngineOptions:
     attention: str = _flag(
         "auto",
         "what attends on CUDA: our Triton kernels, FlashInfer, or PyTorch; auto takes our kernels, "
-        "and FlashInfer for prompts where it is installed (default: %(default)s)",
+        "and FlashInfer for prompts where it is installed",
         choices=("auto", "triton", "flashinfer", "torch"),
     )
     max_model_len: int | None = _flag(
         None,
-        "longest prompt and answer together (default: the model's context)",
+        "longest prompt and answer together [default: the model's context]",
         read=positive,
         metavar="TOKENS",
     )
     max_num_seqs: int | None = _flag(
         None,
-        "most sequences computed together (default: 16 on CPU, 256 on CUDA)",
+        "most sequences computed together [default: 16 on CPU, 256 on CUDA]",
         read=up_to(65_536),
         metavar="N",
     )
     max_tokens_per_step: int | None = _flag(
         None,
         "how much of long prompts one step computes, which delays everybody's next token "
-        "(default: 512 on CPU, 8192 on CUDA)",
+        "[default: 512 on CPU, 8192 on CUDA]",
         read=positive,
         metavar="TOKENS",
     )
     kv_bytes: int | None = _flag(
         None,
-        "memory of the KV cache, such as 512MiB or 8GiB (default: a share of what is there)",
+        "memory of the KV cache, such as 512MiB or 8GiB [default: a share of what is there]",
         read=size,
         metavar="BYTES",
     )
     gpu_memory_utilization: float = _flag(
         0.9,
         "share of the GPU's memory that weights, steps and KV cache may take, above 0 and at "
-        "most 1 (default: %(default)s)",
+        "most 1",
         read=share,
         metavar="SHARE",
     )
     self_check: bool = _flag(
         True,
         "on CUDA, compare each kernel with a reference at start, and compute in PyTorch what "
-        "differs (default: on)",
+        "differs [default: on]",
     )
     threads: int | None = _flag(
-        None, "CPU threads (default: torch's choice)", read=up_to(1_024), metavar="N"
+        None, "CPU threads [default: torch's choice]", read=up_to(1_024), metavar="N"
     )
     max_waiting: int = _flag(
         1024,
-        "sequences that may wait for their first step; more are answered 429 (default: "
-        "%(default)s)",
+        "sequences that may wait for their first step; more are answered 429",
         read=positive,
         metavar="N",
     )
     queue_timeout: float | None = _flag(
         None,
         "answer 503 when nothing of a request was computed after so long; a request's own "
-        "X-Refrain-Queue-Timeout goes before it (default: wait without end)",
+        "X-Refrain-Queue-Timeout goes before it [default: wait without end]",
         read=seconds,
         metavar="TIME",
     )
     target_ttft_ms: float | None = _flag(
         None,
         "keep steps so short that a first token comes within this, where nobody waits in the "
-        "queue (default: as long as the token budget makes them)",
-        read=above_zero,
+        "queue [default: as long as the token budget makes them]",
+        read=milliseconds,
         metavar="MS",
     )
     target_itl_ms: float | None = _flag(
         None,
         "keep steps so short, and so few sequences in them, that the next token comes within "
-        "this (default: no target)",
-        read=above_zero,
+        "this [default: no target]",
+        read=milliseconds,
         metavar="MS",
     )
     speculation: str = _flag(
         "prompt-lookup",
         "guess the next tokens from the prompt and the answer so far, verify them in one step, and "
-        "keep those that would have come anyway, where that is faster (default: %(default)s)",
+        "keep those that would have come anyway, where that is faster",
         choices=("prompt-lookup", "off"),
     )
     kv_events: bool = _flag(
@@ -230,8 +226,8 @@ class EngineOptions:
     )
     log_format: str = _flag(
         "auto",
-        "of log lines on stderr; auto is text on a terminal, else JSON (default: %(default)s)",
-        choices=FORMATS,
+        "of log lines on stderr; auto is text on a terminal, else JSON",
+        choices=("auto", "text", "json"),
     )
     overlap: bool | None = None
     """Launch a step before the last one's tokens are known; None: on CUDA."""
@@ -243,52 +239,49 @@ class Settings(EngineOptions):
 
     served_model_name: str | None = _flag(
         None,
-        "what clients call it (default: the directory's name, or the hub id)",
+        "what clients call it [default: the directory's name, or the hub id]",
         read=name,
         metavar="NAME",
     )
-    host: str = _flag("127.0.0.1", "address to listen on (default: %(default)s)")
-    port: int = _flag(
-        8000, "port to listen on, 0 for any free one (default: %(default)s)", read=port
-    )
+    host: str = _flag("127.0.0.1", "address to listen on")
+    port: int = _flag(8000, "port to listen on, 0 for any free one", read=port)
     tool_call_parser: str = _flag(
         "auto",
-        "how the model calls functions; auto is as its chat template says (default: %(default)s)",
+        "how the model calls functions; auto is as its chat template says",
         choices=("auto", "qwen", "llama", "none"),
     )
     reasoning_parser: str = _flag(
         "auto",
         "how the model marks its reasoning, which goes into reasoning_content; auto chooses "
-        "by the model's name (default: %(default)s)",
+        "by the model's name",
         choices=("auto", "qwen3", "deepseek_r1", "none"),
     )
     allow_unknown_fields: bool = _flag(
-        False, "ignore fields of requests that no server is known to read (default: refuse them)"
+        False, "ignore fields of requests that no server is known to read [default: refuse them]"
     )
     step_timeout: float = _flag(
         300.0,
         "kill an engine that has requests and says nothing for so long, and start another; "
-        "longer than the longest step may take (default: %(default)g s)",
+        "longer than the longest step may take",
         read=seconds,
         metavar="TIME",
     )
     load_timeout: float = _flag(
         600.0,
         "give up an engine that reports no progress for so long while it is loaded; the "
-        "whole may take longer (default: %(default)g s)",
+        "whole may take longer",
         read=seconds,
         metavar="TIME",
     )
     drain_delay: float = _flag(
         1.0,
-        "told to stop, answer /readyz with 503 for so long before the port is closed "
-        "(default: %(default)g s)",
+        "told to stop, answer /readyz with 503 for so long before the port is closed",
         read=seconds_from_zero,
         metavar="TIME",
     )
     drain_timeout: float = _flag(
         30.0,
-        "and wait for open requests for so long (default: %(default)g s)",
+        "and wait for open requests for so long",
         read=seconds_from_zero,
         metavar="TIME",
     )
@@ -300,26 +293,3 @@ class Settings(EngineOptions):
             return self.served_model_name
         directory = Path(self.model).expanduser()
         return directory.resolve().name if directory.is_dir() else self.model
-
-
-def add_flags(
-    parser: argparse.ArgumentParser,
-    options: type[EngineOptions],
-    only: Collection[str] | None = None,
-) -> None:
-    """Add a flag for each setting in ``options``, which has the parsed values as its arguments.
-
-    ``only`` names the settings that get one, None: all.
-    """
-    for each in dataclasses.fields(options):
-        if "flag" not in each.metadata or (only is not None and each.name not in only):
-            continue
-        flag = {key: value for key, value in each.metadata["flag"].items() if value is not None}
-        required = each.default is MISSING
-        parser.add_argument(
-            f"--{each.name.replace('_', '-')}",
-            dest=each.name,
-            required=required,
-            default=None if required else each.default,
-            **flag,
-        )

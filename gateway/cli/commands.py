@@ -11,8 +11,20 @@ from gateway.cli import options
 from gateway.cli.options import FILE, FOLDER, Choice, ErrorBudget, Group, Time
 
 
+class Root(Group):
+    """All commands. That of the engine is declared by the engine, and imported when it is used."""
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command, None if there is none."""
+        if name == "backend":
+            from backend.__main__ import cli as backend
+
+            return backend
+        return super().get_command(ctx, name)
+
+
 @click.group(
-    cls=Group, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+    cls=Root, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
 @click.version_option(package_name="refrain-gateway", message="refrain %(version)s")
 def cli() -> None:
@@ -226,15 +238,7 @@ def usage() -> None:
     """
 
 
-@cli.command(
-    add_help_option=False, context_settings={"ignore_unknown_options": True}, options_metavar=""
-)
-@argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def backend(arguments: tuple[str, ...]) -> int:
-    """Run the engine alone (refrain backend --help)."""
-    from backend.__main__ import main
-
-    return main(arguments)
+cli.add_command(click.Command("backend"))  # in its place; see Root
 
 
 @cli.command()

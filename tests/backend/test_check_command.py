@@ -72,7 +72,7 @@ def test_without_a_compiler_the_error_says_so(capsys, monkeypatch):
 @pytest.mark.parametrize("arguments", [["--device", "tpu"], ["--port", "80"], ["more"]])
 def test_bad_usage(capsys, arguments):
     assert main(["check", *arguments]) == 2
-    assert "usage: refrain backend check" in capsys.readouterr().err
+    assert "Usage: refrain backend check" in capsys.readouterr().err
 
 
 def test_help_tells_of_exit_codes(capsys):

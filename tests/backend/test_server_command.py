@@ -11,9 +11,10 @@ from pathlib import Path
 import orjson
 import pytest
 from aiohttp import ClientSession
+from parsed_command import parsed_backend
 
-from backend.__main__ import main, parse
-from backend.settings import Settings, seconds, size
+from backend.__main__ import main
+from backend.settings import Settings, milliseconds, seconds, size
 
 pytest_plugins = ["running_backend"]
 
@@ -193,6 +194,9 @@ async def test_a_port_in_use(start, chat_model):
         (seconds, "500ms", 0.5),
         (seconds, "2m", 120),
         (seconds, "2.5", 2.5),
+        (milliseconds, "50", 50),
+        (milliseconds, "50ms", 50),
+        (milliseconds, "0.2s", 200),
     ],
 )
 def test_sizes_and_times_take_units(read, text, value):
@@ -210,15 +214,15 @@ def test_sizes_and_times_take_units(read, text, value):
         (["--model", "m", "--queue-timeout", "0"], "expected a time above 0, such as 500ms"),
         (["--model", "m", "--step-timeout", "0"], "expected a time above 0, such as 500ms"),
         (["--model", "m", "--load-timeout", "never"], "or a number of seconds, got 'never'"),
-        (["--model", "m", "--target-itl-ms", "fast"], "expected a number above 0, got 'fast'"),
+        (["--model", "m", "--target-itl-ms", "fast"], "or a number of milliseconds, got 'fast'"),
         (["--model", "m", "--kv-bytes", "lots"], "expected bytes such as 512MiB"),
-        (["--model", "m", "--dtype", "int4"], "invalid choice"),
-        (["--model", "m", "--served-model-name", ""], "argument --served-model-name: expected a"),
-        (["--model", "m", "--served-model-name", " \t"], "argument --served-model-name: expected"),
+        (["--model", "m", "--dtype", "int4"], "'int4' is not one of"),
+        (["--model", "m", "--served-model-name", ""], "'--served-model-name': expected a"),
+        (["--model", "m", "--served-model-name", " \t"], "'--served-model-name': expected"),
         (["--model", "m", "--served-model-name", "a\nb"], "expected a name, got 'a\\nb'"),
         (["--model", "m", "--gpu-memory-utilization", "1.1"], "expected a number above 0 and at"),
-        (["--model", "m", "tune"], "unrecognized arguments: tune"),
-        (["--model", "m", "--no-such-flag"], "unrecognized arguments"),
+        (["--model", "m", "tune"], "No such command 'tune'"),
+        (["--model", "m", "--prot", "1"], "Did you mean"),
     ],
 )
 def test_bad_usage(capsys, arguments, said):
@@ -227,8 +231,8 @@ def test_bad_usage(capsys, arguments, said):
 
 
 def test_the_self_check_is_on_unless_it_is_told_off():
-    assert parse(["--model", "m"]).self_check
-    assert not parse(["--model", "m", "--no-self-check"]).self_check
+    assert parsed_backend(["--model", "m"]).self_check
+    assert not parsed_backend(["--model", "m", "--no-self-check"]).self_check
 
 
 def test_help_has_examples(capsys):
@@ -243,7 +247,7 @@ def test_help_has_examples(capsys):
 def test_sizes(monkeypatch, text, size):
     seen = []
     monkeypatch.setattr("backend.__main__._serve", lambda settings: seen.append(settings) or 0)
-    monkeypatch.setattr("backend.__main__.configure_logging", lambda _form: None)
+    monkeypatch.setattr("backend.process.configure_logging", lambda _form: None)
     assert main(["--model", "m", "--kv-bytes", text]) == 0
     assert seen == [Settings(model="m", kv_bytes=size)]
 

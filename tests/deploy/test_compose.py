@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from parsed_command import parsed
+from parsed_command import parsed, parsed_backend
 
-from backend.__main__ import parse as parse_backend
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -237,10 +236,10 @@ def test_the_gateway_accepts_its_command_line():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_engine_accepts_its_command_line(engine):
-    settings = parse_backend(command(engine))
+    settings = parsed_backend(command(engine))
     assert settings.model == "/models/refrain-demo"
     assert settings.device == ("cuda" if engine == "backend-gpu" else "cpu")
-    assert parse_backend(command(engine, REFRAIN_MODEL="a/b")).model == "a/b"
+    assert parsed_backend(command(engine, REFRAIN_MODEL="a/b")).model == "a/b"
 
 
 def test_every_setting_in_the_environment_exists():

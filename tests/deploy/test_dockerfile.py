@@ -13,9 +13,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from parsed_command import parsed
+from parsed_command import parsed, parsed_backend
 
-from backend.__main__ import parse as parse_backend
 from gateway.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +190,7 @@ def test_the_engine_starts_with_its_image_alone():
     (default,) = STAGES["backend"].arguments("CMD")
     program, subcommand, *arguments = json.loads(entry)
     assert (program, subcommand) == ("refrain", "backend")
-    settings = parse_backend([*arguments, *json.loads(default)])
+    settings = parsed_backend([*arguments, *json.loads(default)])
     assert (settings.host, settings.port) == ("0.0.0.0", 8000)
     copies = [line.split()[-1] for line in lineage("backend")[-2].arguments("COPY")]
     assert settings.model in copies

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from parsed_command import parsed
+from parsed_command import parsed, parsed_backend
 
-from backend.__main__ import parse as parse_backend
 from gateway.cli.supervisor import STOP_SECONDS
 from gateway.settings import SECRETS, Settings, load_settings
 
@@ -106,7 +105,7 @@ def test_the_engine_accepts_its_flags_and_the_gateway_finds_each_replica(manifes
         return
     engine = manifests["StatefulSet", "engine"]
     (container,) = pods(manifests)["engine"]["containers"]
-    flags = parse_backend(container["args"])
+    flags = parsed_backend(container["args"])
     assert flags.device == "cuda"
     service = manifests["Service", "engine"]
     assert engine["spec"]["serviceName"] == service["metadata"]["name"]
@@ -128,7 +127,7 @@ def test_a_pod_is_killed_only_after_its_drain(manifests, tmp_path):
     assert grace > settings.drain_delay + settings.drain_timeout + 2 * STOP_SECONDS
     if "engine" in pods(manifests):
         engine = pods(manifests)["engine"]
-        flags = parse_backend(engine["containers"][0]["args"])
+        flags = parsed_backend(engine["containers"][0]["args"])
         assert engine["terminationGracePeriodSeconds"] > flags.drain_delay + flags.drain_timeout
 
 

@@ -4,9 +4,8 @@ import shlex
 from configparser import ConfigParser
 from pathlib import Path
 
-from parsed_command import parsed
+from parsed_command import parsed, parsed_backend
 
-from backend.__main__ import parse as parse_backend
 from gateway.cli.supervisor import STOP_SECONDS
 from gateway.settings import load_settings
 
@@ -37,7 +36,7 @@ def test_the_engine_unit():
     service = unit("refrain-backend.service")["Service"]
     program, subcommand, *arguments = shlex.split(service["ExecStart"])
     assert (program, subcommand) == ("/opt/refrain/bin/refrain", "backend")
-    settings = parse_backend(arguments)
+    settings = parsed_backend(arguments)
     assert settings.model == "Qwen/Qwen3-0.6B"
     assert float(service["TimeoutStopSec"]) > settings.drain_delay + settings.drain_timeout
     assert f"HF_HOME=/var/cache/{service['CacheDirectory']}" in service["Environment"]

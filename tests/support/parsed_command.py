@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import click
 
+from backend.__main__ import cli as engine
+from backend.settings import Settings
 from gateway.cli.main import cli
 
 
@@ -14,3 +16,8 @@ def parsed(words: Sequence[str]) -> SimpleNamespace:
     above = click.Context(cli, info_name="refrain", **cli.context_settings)
     context = cli.commands[command].make_context(command, arguments, parent=above)
     return SimpleNamespace(**context.params)
+
+
+def parsed_backend(words: Sequence[str]) -> Settings:
+    """Return the settings of an engine; ``words`` are without its name."""
+    return Settings(**engine.make_context("backend", list(words)).params)
