@@ -73,16 +73,9 @@ def test_every_setting_has_a_row():
 
 def test_every_command_has_its_help():
     lines = "\n".join(PARTS["commands"](lambda page: page))
-    for command in ("serve", "policy explain", "keys rotate"):
+    for command in ("serve", "policy explain", "keys rotate", "backend", "backend check"):
         assert f"| [`refrain {command}`](#refrain-{command.replace(' ', '-')}) |" in lines
         assert f"### refrain {command}\n\n```text\nUsage: refrain {command} " in lines
-
-
-def test_every_flag_of_the_engine_has_its_default():
-    rows = "\n".join(PARTS["engine-flags"](lambda page: page))
-    assert "| `--model DIR_OR_HUB_ID` | required | " in rows
-    assert "| `--step-timeout TIME` | `300` s | " in rows
-    assert r"| `--speculation prompt-lookup\|off` | `prompt-lookup` | " in rows
 
 
 def test_every_path_of_the_operators_api_says_what_it_does():

@@ -4,7 +4,6 @@ A page has each part between two comments, so that code hosts show it, too. A te
 is not what the code says.
 """
 
-import dataclasses
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ import yaml
 from aiohttp import web
 from click.testing import CliRunner
 
-from backend.settings import Settings as EngineSettings
 from gateway.cli.commands import cli
 from gateway.cli.config import json_schema as settings_schema
 from gateway.server.admin.api import Admin
@@ -277,26 +275,24 @@ def _commands(link: Link) -> Iterator[str]:
         rows.append((f"[`refrain {name}`]({anchor})", f"{help_text}{more}"))
     yield from _table("Command", "What it does", rows=rows)
     for words in leaves:
-        if words != ("backend",):
-            yield from ("", f"### refrain {' '.join(words)}", "", "```text")
-            yield from _help(words).splitlines()
-            yield "```"
-    yield from (
-        "",
-        "### refrain backend",
-        "",
-        "[The next section](#flags-of-refrain-backend) lists its flags.",
-    )
+        yield from ("", f"### refrain {' '.join(words)}", "", "```text")
+        yield from _help(words).splitlines()
+        yield "```"
 
 
 def _leaves(
     group: click.Group, words: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, each in group.commands.items():
+    """Yield each command that runs something, and its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        each = group.get_command(context, name)
+        if each is not None and not (
+            isinstance(each, click.Group) and not each.invoke_without_command
+        ):
+            yield (*words, name), each
         if isinstance(each, click.Group):
             yield from _leaves(each, (*words, name))
-        else:
-            yield (*words, name), each
 
 
 def _help(words: Sequence[str]) -> str:
@@ -304,23 +300,6 @@ def _help(words: Sequence[str]) -> str:
         cli, [*words, "--help"], prog_name="refrain", terminal_width=_WIDTH, catch_exceptions=False
     )
     return asked.output.rstrip()
-
-
-def _engine_flags(_link: Link) -> Iterator[str]:
-    rows = []
-    for each in dataclasses.fields(EngineSettings):
-        flag = each.metadata.get("flag", {"help": ""})
-        value = "|".join(flag.get("choices") or ()) or flag.get("metavar") or ""
-        meaning, _, default = flag["help"].removesuffix(")").partition(" (default: ")
-        if each.default is dataclasses.MISSING:
-            default = "required"
-        elif not default or default.startswith("%("):
-            default = "" if each.default in (None, False) else f"`{each.default}`"
-            default = default.replace(".0`", "` s")
-        if meaning:
-            name = f"--{each.name.replace('_', '-')} {value}".strip()
-            rows.append((f"`{name}`", default, meaning))
-    return _table("Flag", "Default", "Meaning", rows=rows)
 
 
 def _operator_api(_link: Link) -> Iterator[str]:
@@ -352,7 +331,6 @@ def _bare(part: Any) -> Any:
 PARTS: dict[str, Part] = {
     "operator-api": _operator_api,
     "commands": _commands,
-    "engine-flags": _engine_flags,
     "settings": _settings,
     "secrets": _secrets,
     "upstreams": _upstreams,
