@@ -1,6 +1,7 @@
 """The scenarios: what fails, what clients may see of it, and what must be found afterwards."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
