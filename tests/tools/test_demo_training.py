@@ -140,7 +140,7 @@ def test_rounded_rows_have_few_values_and_stay_near():
     assert torch.equal(train.rounded(fewer), fewer)
     assert torch.equal(fewer.to(torch.bfloat16).float(), fewer)
     assert all(len(row.unique()) <= 2 * train.ROUNDED_STEPS + 1 for row in fewer)
-    assert (fewer - matrix).norm() < 0.03 * matrix.norm()
+    assert (fewer - matrix).norm() < 0.05 * matrix.norm()
 
 
 def test_the_shipped_weights_are_rounded():
