@@ -83,3 +83,8 @@ def rewrite(link: re.Match[str], uri: str) -> str:
         place += f"#{anchor}"
     relative = posixpath.relpath(place, posixpath.dirname(uri) or ".")
     return f"{link['mark']}[{link['text']}]({relative})"
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the theme's search for screen readers."""
+    return output.replace(' role="dialog">', ' role="dialog" aria-label="Search">')
