@@ -173,11 +173,7 @@ def audit() -> None:
     show_default="10m",
     help="How long a prompt stays in a prefix cache; a number is of minutes.",
 )
-@option(
-    "--prices",
-    type=FILE,
-    help="Prices of your own, by model.  [default: the shipped table]",
-)
+@option("--prices", type=FILE, help="Prices of your own, by model.  [default: the shipped table]")
 @options.data_dir
 @option("--html", type=FILE, help="Also write a page with plots.")
 @options.as_json
@@ -202,24 +198,14 @@ def estimate() -> None:
     """
 
 
-@cli.command(
-    run="usage:usage",
-    exclusive=(
-        ("as_csv", "as_json"),
-        ("url", "data_dir"),
-    ),
-)
+@cli.command(run="usage:usage", exclusive=(("as_csv", "as_json"), ("url", "data_dir")))
 @option(
     "--by",
     type=Choice(("model", "holder", "team", "rule", "upstream", "day")),
     default="model",
     help="What a row is.",
 )
-@option(
-    "--since",
-    metavar="DAY",
-    help="First day, or a number of days such as 7d.  [default: 30d]",
-)
+@option("--since", metavar="DAY", help="First day, or a number of days such as 7d.  [default: 30d]")
 @option("--team", metavar="TEAM", help="Only holders of keys of this team ('': of none).")
 @option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @options.as_json

@@ -37,11 +37,7 @@ class Command(click.Command):
     """
 
     def __init__(
-        self,
-        *given: Any,
-        run: str = "",
-        exclusive: tuple[tuple[str, str], ...] = (),
-        **named: Any,
+        self, *given: Any, run: str = "", exclusive: tuple[tuple[str, str], ...] = (), **named: Any
     ) -> None:
         super().__init__(*given, **named)
         if self.help is not None:
