@@ -4,7 +4,8 @@
 
 Law: a tier in memory must learn of every change of the store behind it. In front of the disk, one
 process makes all changes, or several tell them through memory that they share; in front of Redis,
-each process receives invalidations.
+each process receives invalidations. A worker begins with the first or second, and is told if that
+changes.
 """
 
 import logging
@@ -67,6 +68,8 @@ class OpenedStore:
     claims: Claims | None = None
     key_counts: KeyCounts | None = None
     """Where the use of gateway keys is counted with others; None: in this process alone."""
+    file: SqliteStore | None = None
+    """The store on the disk, which one worker may have alone."""
 
     @property
     def memory(self) -> MemoryTier | None:
@@ -85,6 +88,25 @@ class OpenedStore:
         """Look whether the store answers."""
         if self.guard is not None:
             await self.guard.check()
+
+    async def share(self) -> None:
+        """Let another worker use the store, too; return once it may begin to."""
+        if self.file is not None:
+            if isinstance(self.store, TieredStore):
+                self.store.look_out(self.file)
+            await self.file.share()
+
+    async def have_alone(self) -> None:
+        """Use the store as its only worker. Raises StoreError, and it stays shared."""
+        if self.file is not None:
+            await self.file.have_alone()
+            if isinstance(self.store, TieredStore):
+                self.store.look_out(None)
+
+    async def leave(self) -> None:
+        """Answer no more from what another worker does not see."""
+        if self.kind == "memory":
+            await self.store.close()
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -106,29 +128,30 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
         memory = MemoryStore(max_bytes=settings.memory_bytes)
         return OpenedStore("memory", memory, SqliteUsage(settings.data_dir / USAGE))
     if settings.store == "disk":
-        alone, shared = settings.workers == 1, environment.get(SHARED_CHANGES)
+        shared = environment.get(SHARED_CHANGES)
+        # A worker of a supervisor is told when it is alone.
+        alone = settings.workers == 1 and shared is None
         file = SqliteStore(
             settings.data_dir / "entries.sqlite3",
             max_bytes=settings.store_bytes,
             alone=alone,
-            shared=None if alone or shared is None else SharedChanges(Path(shared)),
+            shared=None if shared is None else SharedChanges(Path(shared)),
         )
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
         cold, forget_keys = _encrypt(file, keys, settings, environment)
         disk = GuardedStore(cold, read_seconds=DISK_READ_SECONDS, write_seconds=DISK_WRITE_SECONDS)
-        told = None if alone else file
 
         def lacks(key: bytes) -> bool:
             # While the disk is not used, each miss has to show its fault.
             return disk.fault is None and file.lacks(key)
 
-        store = _add_memory_tier(settings, disk, file.touch, told, lacks)
+        store = _add_memory_tier(settings, disk, file.touch, file, lacks)
         if alone and isinstance(store, TieredStore):
             # All changes pass through the tier: it need not ask before each hit.
-            file.listen(store.forget, store.forget_all)
+            store.look_out(None)
         counts = SqliteKeyCounts(settings.data_dir / KEY_COUNTS)
         usage = SqliteUsage(settings.data_dir / USAGE)
-        return OpenedStore("disk", store, usage, forget_keys, disk, key_counts=counts)
+        return OpenedStore("disk", store, usage, forget_keys, disk, key_counts=counts, file=file)
     return _open_redis(settings, environment)
 
 

@@ -18,7 +18,13 @@ from collections.abc import Hashable
 from sys import getsizeof
 from typing import TypeVar, cast
 
-from gateway.cache.ports import Entry, EntryTooLargeError, Page, StoreError, StoreStats
+from gateway.cache.ports import (
+    Entry,
+    EntryTooLargeError,
+    Page,
+    StoreStats,
+    StoreUnavailableError,
+)
 
 ENTRY_SHARE = 8
 """One entry may take an eighth of a store: a larger one would evict too much for one answer."""
@@ -137,7 +143,7 @@ class MemoryStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError("the store is closed")
+            raise StoreUnavailableError("the store is closed")
 
 
 class _Slot:

@@ -13,6 +13,9 @@ reaches the callers. ``delete`` and ``walk`` come after all puts before them, so
 entry that waits. A filter in memory tells which keys were never stored, so that a miss reads
 nothing; it is filled in the background.
 
+A process that has the file alone may ``share`` it, before another one opens it, and have it alone
+again once that one is gone. So one process can take the place of another.
+
 Threads read and write, so that the loop never waits for a disk. A point read from the page cache
 takes some 10 us and the hop to a thread ten times that; but a busy disk may take any time. For that
 ``GuardedStore`` bounds the waits for get, put and delete. A caller that no longer waits costs a
@@ -65,6 +68,7 @@ KEYS_AT_ONCE = 500
 """Keys that the filter is told in one turn of the loop."""
 
 FILL_AGAIN_SECONDS = 5.0
+SHARE_AGAIN_SECONDS = 0.01
 
 _FILE_BYTES_AT_LEAST = 1 << 20
 _READERS = 2
@@ -92,7 +96,8 @@ class SqliteStore:
         """Start the threads, which open the file; calls raise its faults.
 
         ``alone`` says that no other process changes the file, ``shared`` is where all processes
-        that do tell their changes. Without either, the file is all that this store knows.
+        that do tell their changes. Without either, the file is all that this store knows. With
+        both, ``alone`` holds until ``share``.
 
         ``read_seconds`` bounds the wait for the file's lock when it is opened, ``write_seconds``
         that for other writers and for a page of a walk. Recent uses are written down every
@@ -215,6 +220,37 @@ class SqliteStore:
         if self._shared is not None and not self._closed:
             self._shared.take(self._note_changed, self._note_lost)
         return self._alone or self._shared is not None
+
+    async def share(self) -> None:
+        """Have all puts so far in the file, and let each later one wait for its commit.
+
+        Puts that cannot be written are lost, as they always are. A disk that does not answer takes
+        any time.
+        """
+        self._check_open()
+        if self._alone and self._shared is not None:
+            self._shared.skip()
+        self._alone = False
+        while self._waiting:
+            try:
+                await self._writer.submit(Write(None))
+            except StoreError:
+                await asyncio.sleep(SHARE_AGAIN_SECONDS)
+
+    async def have_alone(self) -> None:
+        """Return puts before their commit from now on: no other process has the file any more.
+
+        Raises StoreError, and nothing has changed.
+        """
+        self._check_open()
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                # First: this notices a process that died in a commit.
+                await self._writer.submit(Write(None))
+        except TimeoutError:
+            raise StoreUnavailableError("the disk does not answer") from None
+        self.current(b"")
+        self._alone = True
 
     def stats(self) -> StoreStats:
         """Return the figures of the latest commit here, or of the latest upkeep.
