@@ -30,7 +30,7 @@ from gateway.server.http.pass_through import PassThrough
 from gateway.server.keys.meter import Meter
 from gateway.server.local_encoder import local_model
 from gateway.server.open_semantic import open_semantic
-from gateway.server.open_store import open_store
+from gateway.server.open_store import OpenedStore, open_store
 from gateway.server.open_telemetry import Telemetry, open_telemetry
 from gateway.server.open_upstreams import in_background, open_upstreams
 from gateway.server.pipeline import Pipeline
@@ -47,6 +47,9 @@ POLICY_POLL_SECONDS = 0.5
 
 END_CALLS: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("end_calls")
 """Ends the calls to the upstream, even if requests wait for them."""
+
+READINESS: web.AppKey[Readiness] = web.AppKey("readiness")
+STORE: web.AppKey[OpenedStore] = web.AppKey("store")
 
 
 def default_policy() -> Path:
@@ -235,7 +238,10 @@ def create_app(
     if settings.ui:
         OperatorPage(operator).add_routes(app)
     handlers.add_routes(app)
-    app[SERVE], app[END_CALLS], app[GREET] = handlers.serve, pipeline.close, upstreams.greet
+    app[SERVE], app[END_CALLS], app[GREET], app[READINESS], app[STORE] = (
+        *(handlers.serve, pipeline.close, upstreams.greet),
+        *(readiness, entries),
+    )
 
     def on_policy_reload(accepted: bool) -> None:
         metrics.count_policy_reload(accepted)

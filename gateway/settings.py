@@ -149,7 +149,16 @@ SECRETS = {
 }
 """From the environment alone, or with ``_file`` behind the name from a file that it names."""
 
-_OTHERS = ("parent_pipe", "worker_settings", "instance", "data", "model", "publish", "redis_memory")
+_OTHERS = (
+    "parent_pipe",
+    "worker_settings",
+    "instance",
+    "seat",
+    "data",
+    "model",
+    "publish",
+    "redis_memory",
+)
 """Variables of other parts: processes, benchmarks, compose.yaml."""
 
 

@@ -25,9 +25,9 @@ from embeddings.verify.binomial import upper_bound
 from embeddings.verify.calibration import Calibration, calibrated, least_hits, written_calibration
 from gateway.cache.append_files import previous_file
 from gateway.cache.comparison_journal import CHECKS_FILE
+from gateway.cli.child_process import PYTHON, Child, run_child
 from gateway.cli.json_lines import Lines
 from gateway.cli.progress import for_each, progress
-from gateway.cli.supervisor import PYTHON, Child, run_child
 from gateway.cli.terminal import CommandError, FailedError, say
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.ports import SemanticUnavailableError

@@ -27,9 +27,9 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from gateway.cache.ports import StoreError
 from gateway.cli.calibrate import scoring_service
+from gateway.cli.child_process import PYTHON
 from gateway.cli.launch import listen, lock_holder
 from gateway.cli.plan import find_faults, missing_libraries, read_settings
-from gateway.cli.supervisor import PYTHON
 from gateway.cli.terminal import CommandError, FailedError
 from gateway.server.open_upstreams import make_upstream, replica_of, source_of
 from gateway.server.secrets import (

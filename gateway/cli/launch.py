@@ -1,4 +1,4 @@
-"""Starts the processes of an installation: the supervisor's own, small part.
+"""Starts the processes of an installation, and reloads them: the supervisor's own, small part.
 
 Law: nothing is imported here that reads settings or policies; see ``plan``.
 """
@@ -10,23 +10,20 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gateway.cache.stores.sqlite import SHARED_CHANGES
-from gateway.cli.supervisor import (
-    INSTANCE,
-    PYTHON,
-    WORKER_SETTINGS,
-    Child,
-    Supervisor,
-)
+from gateway.cli.child_process import PYTHON, Child
+from gateway.cli.supervisor import INSTANCE, WORKER_SETTINGS, ReloadError, Supervisor
 from gateway.cli.terminal import FailedError, configure_logging
 from gateway.telemetry.events import event_log
 
@@ -36,6 +33,11 @@ _EVENT = {"fields": {"event": "gateway"}}
 _SOCKET = "embeddings.sock"
 _READY_SECONDS = 3.0
 _LOOK_SECONDS = 0.1
+_PLAN_SECONDS = 60.0
+_TERMINAL = "/dev/tty"
+"""Can be opened by those who have a terminal."""
+
+_PLAN = (*PYTHON, "-m", "gateway.cli.plan")
 
 _READY = """
 Refrain is ready.  base_url: {url}/v1   model: {model}
@@ -83,11 +85,15 @@ def run_demo(**flags: Any) -> int:
 
 
 def _run(given: Mapping[str, Any], *, is_demo: bool) -> int:
+    # A demo's engine gets another port in each plan.
+    reloads = not is_demo and not _ends_with_terminal()
+    if reloads:
+        # A signal before the supervisor listens for it: the settings are read anyway.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     flags = {name: value for name, value in given.items() if value is not None}
-    asked = json.dumps({**flags, "is_demo": is_demo}, default=str).encode()
-    argv = [*PYTHON, "-m", "gateway.cli.plan"]
+    asked = {**flags, "is_demo": is_demo}
     planned = subprocess.run(  # noqa: S603 - our own module
-        argv, input=asked, stdout=subprocess.PIPE, start_new_session=True, check=False
+        _PLAN, input=_encode(asked), stdout=subprocess.PIPE, start_new_session=True, check=False
     )
     if planned.returncode:
         return max(planned.returncode, 1)
@@ -99,10 +105,28 @@ def _run(given: Mapping[str, Any], *, is_demo: bool) -> int:
         # Not in the data directory: a unix socket's path may be no longer than 107 bytes.
         tempfile.TemporaryDirectory(prefix="refrain-", ignore_cleanup_errors=True) as folder,
     ):
-        return _serve(plan, sock, Path(folder))
+        return _serve(plan, sock, Path(folder), asked if reloads else None)
 
 
-def _serve(plan: Plan, sock: socket.socket, runtime: Path) -> int:
+def _ends_with_terminal() -> bool:
+    """Tell whether SIGHUP says that the terminal is gone: a service has none, nohup ignores it."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return False
+    try:
+        os.close(os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _encode(asked: Mapping[str, Any]) -> bytes:
+    return json.dumps(asked, default=str).encode()
+
+
+def _serve(
+    plan: Plan, sock: socket.socket, runtime: Path, asked: Mapping[str, Any] | None = None
+) -> int:
+    """Run the plan. ``asked`` is what made it; without it, the settings cannot be reloaded."""
     host = f"[{plan.host}]" if ":" in plan.host else plan.host
     url = f"http://{host}:{sock.getsockname()[1]}"
     children = []
@@ -113,7 +137,14 @@ def _serve(plan: Plan, sock: socket.socket, runtime: Path) -> int:
     if plan.embeddings is not None:
         argv = [*plan.embeddings, "--socket", str(runtime / _SOCKET)]
         children.append(Child("embeddings", argv, plan.embeddings_environment, vital=False))
-    children += _workers(plan, sock, runtime)
+    name = os.environ.get(INSTANCE) or secrets.token_hex(6)
+    children += _workers(plan, sock, runtime, name)
+
+    async def reload() -> list[Child]:
+        new = await _plan_again({**(asked or {}), "in_force": plan.worker_settings})
+        log.info("reload: upstream %s", ", ".join(new.upstreams))
+        return _workers(replace(new, embeddings=plan.embeddings), sock, runtime, name)
+
     stopped, address = threading.Event(), sock.getsockname()
 
     def watch() -> None:
@@ -129,10 +160,40 @@ def _serve(plan: Plan, sock: socket.socket, runtime: Path) -> int:
     # A worker that will not start must not block others: it is refused as soon as all stop.
     with event_log(Path(plan.data_dir)):
         log.info("the gateway starts", extra=_EVENT)
-        code = asyncio.run(Supervisor(children, stopping=sock.close).run())
+        code = asyncio.run(_supervise(children, sock.close, None if asked is None else reload))
         log.info("the gateway has stopped", extra=_EVENT)
     stopped.set()
     return code
+
+
+async def _supervise(
+    children: list[Child],
+    stopping: Callable[[], None],
+    reload: Callable[[], Awaitable[list[Child]]] | None,
+) -> int:
+    return await Supervisor(children, stopping=stopping, reload=reload).run()
+
+
+async def _plan_again(asked: Mapping[str, Any]) -> Plan:
+    """Return the plan by the settings as they are now. Raises ReloadError."""
+    planning = await asyncio.create_subprocess_exec(
+        *_PLAN,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(_PLAN_SECONDS):
+            planned, _ = await planning.communicate(_encode(asked))
+    except TimeoutError:
+        raise ReloadError(f"the settings were not read in {_PLAN_SECONDS:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            planning.kill()
+    if planning.returncode:
+        faults = planned.decode(errors="replace").splitlines()
+        raise ReloadError("; ".join(faults) or "the settings could not be read")
+    return Plan(**json.loads(planned))
 
 
 def _is_ready(address: tuple[str, int]) -> bool:
@@ -208,26 +269,35 @@ def listen(host: str, port: int) -> socket.socket:
         raise FailedError(f"cannot listen on {host}:{port}: {why}") from None
 
 
-def _workers(plan: Plan, sock: socket.socket, runtime: Path) -> list[Child]:
+def forget_gauges(metrics: Path, worker: str) -> None:
+    """Remove the gauges of a worker that has ended: its calls are over."""
+    for file in metrics.glob(f"gauge_live*_{worker}.db"):
+        file.unlink(missing_ok=True)
+
+
+def _workers(plan: Plan, sock: socket.socket, runtime: Path, name: str) -> list[Child]:
+    """Return the workers of the installation with this name."""
     argv = [*PYTHON, "-m", "gateway.cli.worker", "--socket-fd", str(sock.fileno())]
     if plan.embeddings is not None:
         argv += ["--semantic-socket", str(runtime / _SOCKET)]
     is_demo = plan.engine is not None
     if is_demo:
         argv += ["--engine-required"]
-    name = os.environ.get(INSTANCE) or secrets.token_hex(6)
     environment = {WORKER_SETTINGS: plan.worker_settings, INSTANCE: name}
+    # One worker shares the store while another one takes its place.
+    environment[SHARED_CHANGES] = str(runtime / "changes")
+    metrics = runtime / "metrics"
     if plan.workers > 1:
-        metrics = runtime / "metrics"
-        metrics.mkdir()
+        metrics.mkdir(exist_ok=True)
         environment["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
-        environment[SHARED_CHANGES] = str(runtime / "changes")
     child = Child(
         "gateway-1",
         argv if is_demo else [*argv, "--greet-upstreams"],
         environment,
         (sock.fileno(),),
         front=True,
+        alone=plan.workers == 1,
+        ended=partial(forget_gauges, metrics),
         stop_seconds=plan.worker_stop_seconds,
     )
     others = range(2, plan.workers + 1)

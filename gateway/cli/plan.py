@@ -2,6 +2,9 @@
 
     python -m gateway.cli.plan < flags as JSON > plan as JSON
 
+For a reload, ``in_force`` is among the flags: the settings of the running workers. A fault is then
+written in place of the plan, and the supervisor logs it.
+
 A process of its own, since all that reads settings and policies takes memory: it ends, while the
 supervisor stays.
 """
@@ -22,8 +25,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from gateway.cli.child_process import PYTHON, STOP_SECONDS
 from gateway.cli.launch import Plan
-from gateway.cli.supervisor import PYTHON, STOP_SECONDS
 from gateway.cli.terminal import CommandError, FailedError, configure_logging, say, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.open_prices import read_price_file
@@ -33,7 +36,14 @@ from gateway.server.secrets import (
     log_proxies,
     warn_of_shared_credentials,
 )
-from gateway.settings import Settings, SettingsError, load_settings, tls_files, unknown_variables
+from gateway.settings import (
+    Settings,
+    SettingsError,
+    load_settings,
+    origins,
+    tls_files,
+    unknown_variables,
+)
 from gateway.telemetry.prices import PricesError
 from gateway.upstream.discovery import DiscoveryError, read_addresses
 from gateway.upstream.settings import DiscoveryFile
@@ -44,24 +54,40 @@ log = logging.getLogger(__name__)
 
 DEMO_MODEL = "refrain-demo"
 
+RESTART = (
+    *("host", "port", "data_dir", "workers", "store", "log_format"),
+    *("embeddings_model", "embeddings_device", "vectors", "vectors_timeout"),
+)
+"""Settings that a reload cannot change: of the socket, the data and the processes behind."""
+
 
 def main() -> int:
     """Read flags, write the plan; return the exit code of the command."""
     flags = orjson.loads(sys.stdin.buffer.read())
+    in_force = flags.pop("in_force", None)
     try:
-        plan = make_plan(flags, is_demo=flags.pop("is_demo"))
+        plan = make_plan(flags, is_demo=flags.pop("is_demo"), in_force=in_force)
     except CommandError as error:
-        say(str(error))
+        if in_force is None:
+            say(str(error))
+        else:
+            sys.stdout.write(str(error))
         return error.code
     sys.stdout.buffer.write(orjson.dumps(asdict(plan)))
     return 0
 
 
-def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
-    """Return what is to run. ``flags`` are those of the command line. Raises CommandError."""
-    settings = read_settings(flags)
+def make_plan(flags: Mapping[str, Any], *, is_demo: bool, in_force: str | None = None) -> Plan:
+    """Return what is to run. ``flags`` are those of the command line. Raises CommandError.
+
+    ``in_force`` are the settings of the running workers as JSON, if there are any.
+    """
+    settings = read_settings(flags, warns=in_force is None)
     configure_logging(settings.log_level, settings.log_format)
-    if faults := find_faults(settings, needs_upstream=not is_demo):
+    faults = find_faults(settings, needs_upstream=not is_demo)
+    if in_force is not None:
+        faults += _need_restart(settings, orjson.loads(in_force), flags)
+    if faults:
         raise CommandError("\n".join(faults))
     if is_demo and importlib.util.find_spec("torch") is None:
         what = "the bundled engine needs torch"
@@ -96,9 +122,21 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool) -> Plan:
     )
 
 
-def read_settings(given: Mapping[str, Any]) -> Settings:
+def _need_restart(
+    settings: Settings, in_force: Mapping[str, Any], flags: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield what a reload cannot change; no value is told, since it may hold a password."""
+    places = origins(setting_flags(flags), os.environ, settings_file(flags))
+    new = settings.model_dump(mode="json")
+    for key in RESTART:
+        if new[key] != in_force[key]:
+            place = f"{places[key]}: " if key in places else ""
+            yield f"{place}{key}: a change needs a restart of the gateway"
+
+
+def read_settings(given: Mapping[str, Any], *, warns: bool = True) -> Settings:
     """Return the settings in force; ``given`` may have other flags, too. Raises CommandError."""
-    for problem in unknown_variables(os.environ):
+    for problem in unknown_variables(os.environ) if warns else ():
         say(f"warning: {problem}")
     try:
         return load_settings(setting_flags(given), os.environ, settings_file(given))

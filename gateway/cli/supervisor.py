@@ -1,27 +1,24 @@
-"""Starts the processes of one installation and keeps them running until it is stopped.
+"""Keeps the processes of one installation running until it is stopped, and replaces its workers.
 
 Children get a session of their own, so that Ctrl-C reaches the supervisor alone and they stop in
-order: in front first, since they have answers to finish that need those behind. Their stdin is a
-pipe held here, so that not even a killed supervisor leaves one behind.
+order: in front first, since they have answers to finish that need those behind.
+
+A reload replaces one worker after another. The new one is ready before the old one leaves, so that
+at every moment somebody accepts. If the new one does not become ready, the old one stays.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+
+from gateway.cli.child_process import Child, ChildError, ChildProcess, Order, Report
 
 log = logging.getLogger(__name__)
-
-PYTHON = (sys.executable, "-P")
-"""Starts a child. ``python -m`` alone would import modules from the current folder."""
-
-PARENT_PIPE = "REFRAIN_PARENT_PIPE"
-"""Set to 1 where stdin is a pipe that the parent holds: its end means that the parent is gone."""
+_EVENT = {"fields": {"event": "gateway"}}
 
 WORKER_SETTINGS = "REFRAIN_WORKER_SETTINGS"
 """Carries a worker's settings as JSON: unlike a command line, an environment is private."""
@@ -29,42 +26,78 @@ WORKER_SETTINGS = "REFRAIN_WORKER_SETTINGS"
 INSTANCE = "REFRAIN_INSTANCE"
 """Carries the name of the installation; ``upstream.http_client`` reads it."""
 
-STOP_SECONDS = 8.0
+SEAT = "REFRAIN_SEAT"
+"""Carries a worker's name among those that run. Another worker gets it once this one has ended."""
+
 FIRST_BACKOFF_SECONDS = 0.5
 LAST_BACKOFF_SECONDS = 10.0
 SETTLED_SECONDS = 60.0
 """A child that ran for so long has started well; before, its own exit code 1 or 2 is final."""
 
+READY_SECONDS = 60.0
+SHARED_SECONDS = 30.0
 
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A process to run: it is restarted when it ends by itself.
 
-    ``vital`` children that exit with 1 or 2 before they have settled end everything; others are
-    started again and again, since the rest can do without them. ``front`` ones are stopped first.
-    """
+class ReloadError(Exception):
+    """The settings in force stay; the message says why."""
 
-    name: str
-    argv: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    pass_fds: Sequence[int] = ()
-    vital: bool = True
-    front: bool = False
-    stop_seconds: float = STOP_SECONDS
-    """The time for a child to stop before it is killed."""
+
+Reload = Callable[[], Awaitable[Sequence[Child]]]
+"""Reads the settings again, and returns the workers by them. Raises ReloadError."""
+
+
+class Slot:
+    """A place for one process at a time: it is started again if it ends, or replaced."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        """What is started next."""
+        self.process: ChildProcess | None = None
+        self.lock = asyncio.Lock()
+        """Held while a process is put here."""
+        self.moved = asyncio.Event()
+        """Set when another process was put here."""
+        self._running: dict[int, ChildProcess] = {}
+        """The process here and those that leave, by a number that is free once they have ended."""
+
+    async def start(self, child: Child) -> ChildProcess:
+        """Start a process for this place; those that leave it may still run."""
+        running = self._running = self._still_running()
+        number = next(number for number in count() if number not in running)
+        seat = f"{child.name}.{number}"
+        process = await ChildProcess.start(child, {SEAT: seat})
+        process.end.add_done_callback(lambda _: child.ended(seat))
+        running[number] = process
+        return process
+
+    def tell_if_alone(self) -> None:
+        """Tell the process here if it is the only worker."""
+        if self.process is not None and self.child.alone and len(self._still_running()) == 1:
+            self.process.order(Order.ALONE)
+
+    def _still_running(self) -> dict[int, ChildProcess]:
+        return {number: one for number, one in self._running.items() if not one.end.done()}
 
 
 class Supervisor:
     """Runs children; ``run`` returns when all have ended.
 
-    ``stopping`` is called once they are to end, before any of them does.
+    ``stopping`` is called once they are to end, before any of them does. ``reload`` is called at
+    SIGHUP; without it, that signal ends everything.
     """
 
     def __init__(
-        self, children: Sequence[Child], stopping: Callable[[], None] = lambda: None
+        self,
+        children: Sequence[Child],
+        stopping: Callable[[], None] = lambda: None,
+        reload: Reload | None = None,
     ) -> None:
-        self._children = children
+        self._front = [Slot(child) for child in children if child.front]
+        self._behind = [Slot(child) for child in children if not child.front]
         self._stopping = stopping
+        self._reload = reload
+        self._reload_due = asyncio.Event()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._stop_behind = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -80,29 +113,44 @@ class Supervisor:
         self._stopping()
 
     async def run(self) -> int:
-        """Run until SIGINT, SIGTERM or SIGHUP (returns 0), or a child cannot start (its code)."""
+        """Run until SIGINT or SIGTERM (returns 0), or a child cannot start (its code)."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
-        front = [self._keep(child, self._stop) for child in self._children if child.front]
-        behind = [
-            self._keep(child, self._stop_behind) for child in self._children if not child.front
-        ]
+        hang_up = self.stop if self._reload is None else self._reload_due.set
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+        front = [self._keep(slot, self._stop) for slot in self._front]
+        behind = [self._keep(slot, self._stop_behind) for slot in self._behind]
         rest = asyncio.gather(*behind)
-        await asyncio.gather(self._stop.wait(), *front)
+        await asyncio.gather(self._reload_until_stop(), *front)
         self._stop_behind.set()
         await rest
         return self._exit_code
 
-    async def _keep(self, child: Child, stop: asyncio.Event) -> None:
+    async def _keep(self, slot: Slot, stop: asyncio.Event) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while not stop.is_set():
-            began = time.monotonic()
-            code = await run_child(child, stop, self._at_once)
-            if self._stop.is_set():
+            async with slot.lock:
+                if slot.process is None and not stop.is_set():
+                    slot.process = await slot.start(slot.child)
+                    slot.tell_if_alone()
+                    slot.process.order(Order.ACCEPT)
+                process = slot.process
+                slot.moved.clear()
+            if process is None:
                 return
-            lived = time.monotonic() - began
-            if child.vital and code in (1, 2) and lived < SETTLED_SECONDS:
+            await _first(process.end, stop, slot.moved)
+            if stop.is_set():
+                break
+            async with slot.lock:
+                if slot.process is not process:
+                    backoff = FIRST_BACKOFF_SECONDS
+                    continue
+                slot.process = None
+            child, code = process.child, process.end.result()
+            lived = time.monotonic() - process.began
+            settled = process.was_ready or lived >= SETTLED_SECONDS
+            if child.vital and code in (1, 2) and not settled:
                 # The child has written the fault to stderr; a restart would not help.
                 log.debug("%s cannot start (exit code %d)", child.name, code)
                 self._exit_code = code
@@ -115,52 +163,107 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), backoff)
             backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+        if slot.process is not None:
+            await slot.process.stop(self._at_once)
+
+    async def _reload_until_stop(self) -> None:
+        reloading = asyncio.create_task(self._reload_when_due())
+        await self._stop.wait()
+        reloading.cancel()
+        await asyncio.wait([reloading])
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _reload_when_due(self) -> None:
+        while True:
+            await self._reload_due.wait()
+            self._reload_due.clear()
+            try:
+                await self._replace_all()
+            except ReloadError as error:
+                log.error("reload: keeping the settings in force: %s", error, extra=_EVENT)  # noqa: TRY400
+            except Exception:
+                text = "reload: keeping the settings in force, because of a defect"
+                log.exception(text, extra=_EVENT)
+
+    async def _replace_all(self) -> None:
+        """Replace the workers, or none. Raises ReloadError."""
+        if self._reload is None:
+            return
+        log.info("reload: reading the settings")
+        replaced: list[tuple[Slot, Child]] = []
+        for slot, child in zip(self._front, await self._reload(), strict=True):
+            former = slot.child
+            try:
+                await self._replace(slot, child)
+            except ChildError as error:
+                await self._put_back(replaced)
+                raise ReloadError(str(error)) from None
+            replaced.append((slot, former))
+        log.info("reload: the new settings are in force", extra=_EVENT)
+        # So many processes at most: the next reload begins once these have left.
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    async def _put_back(self, replaced: Sequence[tuple[Slot, Child]]) -> None:
+        for slot, former in replaced:
+            try:
+                await self._replace(slot, former)
+            except ChildError as error:
+                text = "reload: %s has the new settings still: %s"
+                log.error(text, former.name, error, extra=_EVENT)  # noqa: TRY400
+
+    async def _replace(self, slot: Slot, child: Child) -> None:
+        """Put a new process in the place of the old one. Raises ChildError, and the old one stays.
+
+        While both run, neither has the store alone.
+        """
+        async with slot.lock:
+            old = slot.process
+            try:
+                if old is not None and child.alone:
+                    await _share(old)
+                new = await slot.start(child)
+                try:
+                    await new.report(Report.READY, READY_SECONDS)
+                except BaseException:
+                    await new.stop(self._at_once)
+                    raise
+            except BaseException:
+                slot.tell_if_alone()
+                raise
+            # Nothing waits from here on: a stop finds the old process in its place, or the new one.
+            new.was_ready = True
+            slot.child, slot.process = child, new
+            new.order(Order.ACCEPT)
+            slot.moved.set()
+            if old is not None:
+                old.order(Order.LEAVE)
+                leaving = asyncio.create_task(self._see_off(slot, old))
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+            slot.tell_if_alone()
+
+    async def _see_off(self, slot: Slot, old: ChildProcess) -> None:
+        await old.await_end(self._at_once)
+        async with slot.lock:
+            slot.tell_if_alone()
 
 
-async def run_child(child: Child, stop: asyncio.Event, at_once: asyncio.Event) -> int:
-    """Run a child until it ends, or ``stop`` is set; return its exit code."""
-    process = await asyncio.create_subprocess_exec(
-        *child.argv,
-        stdin=asyncio.subprocess.PIPE,
-        env={**os.environ, **child.environment, PARENT_PIPE: "1"},
-        pass_fds=child.pass_fds,
-        start_new_session=True,
-    )
-    end = asyncio.create_task(process.wait())
-    await _wait(end, stop)
-    with contextlib.suppress(ProcessLookupError):
-        if not end.done():
-            process.terminate()
-            if not await _wait(end, at_once, child.stop_seconds):
-                seconds = child.stop_seconds
-                text = "%s did not stop in %.0f s and is killed"
-                log.warning(text, child.name, seconds, extra={"fields": {"event": "process"}})
-            if not end.done():
-                process.kill()
-    return await end
+async def _share(old: ChildProcess) -> None:
+    """Have the worker share its store. Raises ChildError, unless it has ended."""
+    old.order(Order.SHARE)
+    try:
+        await old.report(Report.SHARED, SHARED_SECONDS)
+    except ChildError:
+        if not old.end.done():
+            raise
 
 
-async def _wait(end: asyncio.Task[int], event: asyncio.Event, seconds: float | None = None) -> bool:
-    """Return whether a process ended, or an event was set, within ``seconds``."""
-    other = asyncio.create_task(event.wait())
-    done, _ = await asyncio.wait((end, other), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    other.cancel()
-    return bool(done)
-
-
-def stop_event() -> asyncio.Event:
-    """Return an event that is set by SIGTERM, SIGINT or the parent's end."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    if os.environ.get(PARENT_PIPE) == "1":
-        descriptor = sys.stdin.fileno()
-
-        def readable() -> None:
-            if not os.read(descriptor, 4096):
-                loop.remove_reader(descriptor)
-                stop.set()
-
-        loop.add_reader(descriptor, readable)
-    return stop
+async def _first(end: "asyncio.Task[int]", *events: asyncio.Event) -> None:
+    others = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait((end, *others), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for other in others:
+            other.cancel()

@@ -1,4 +1,4 @@
-"""One gateway worker process: serves the socket it is given until it is stopped.
+"""One gateway worker process: serves the socket it is given until it is stopped or replaced.
 
 Started by the supervisor, which binds the socket so that a port in use is found at once and
 several workers share it.
@@ -12,27 +12,48 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import uvloop
 from aiohttp import web
+from prometheus_client import values
 
-from gateway.app import END_CALLS, create_app
-from gateway.cli.supervisor import WORKER_SETTINGS, stop_event
+from gateway.app import END_CALLS, READINESS, STORE, create_app
+from gateway.cache.ports import StoreError
+from gateway.cli.child_process import Order, ParentLine, Report
+from gateway.cli.supervisor import SEAT, WORKER_SETTINGS
 from gateway.cli.terminal import configure_logging, log_stray, say
 from gateway.server.auth import KeyRingError
 from gateway.server.http.handlers import refuse
 from gateway.server.http.hot_connection import new_connection
 from gateway.server.http.http_server import Runner
-from gateway.server.http.middleware import STOPPING
+from gateway.server.http.middleware import REPLACED, STOPPING
 from gateway.server.secrets import SecretError, SecretSettingError
 from gateway.settings import Settings
 from gateway.upstream.discovery import DiscoveryError
 from gateway.upstream.pool.probes import GREET
 from policies.format.load import PolicyError
 
+log = logging.getLogger(__name__)
+
 LAST_WORDS_SECONDS = 0.5
 """Time for clients to read the last error, and then for requests still running."""
+
+WARM_SECONDS = 20.0
+"""A worker that replaces another one accepts after this, whether it is ready by then or not."""
+
+IDLE_SECONDS = 5.0
+"""A replaced worker closes connections on which nothing came for so long.
+
+It answers the next request on any other one, and closes it with the reply: a client that has just
+sent a request would lose it by a connection that closes.
+"""
+
+SHARE_SECONDS = 20.0
+"""A report after that would come too late, and could be taken for that of a later order."""
+
+_LOOK_SECONDS = 0.1
 
 
 async def serve(
@@ -46,36 +67,108 @@ async def serve(
     """Serve until SIGTERM, SIGINT or the parent's end; then finish the running requests.
 
     First ``/readyz`` says 503 for ``drain_delay`` seconds, so that load balancers send their
-    requests elsewhere. Then the port is closed, and answers get ``drain_timeout`` seconds.
+    requests elsewhere. Then the port is closed, and answers get ``drain_timeout`` seconds. A worker
+    that is replaced closes the port at once: another one serves it.
     ``greets`` says that this worker is the one that asks the upstreams how they are.
     """
     asyncio.get_running_loop().set_exception_handler(log_stray)
-    stop = stop_event()
+    line = ParentLine()
     app = create_app(settings, semantic_socket=semantic, engine_required=engine_required)
     # Handlers are cancelled when their client is gone, and with them the upstream call.
     runner = Runner(
         app, refuse, connection=new_connection(app), shutdown_timeout=LAST_WORDS_SECONDS
     )
     await runner.setup()
+    orders = Orders(line, app)
     try:
+        await orders.may_accept()
+        if line.stop.is_set():
+            return
         site = web.SockSite(runner, sock, backlog=2048)
         await site.start()
         tune_collector()
         greeting = asyncio.ensure_future(app[GREET]()) if greets else None
-        await stop.wait()
+        await _first(line.stop, orders.leave)
         if greeting is not None:
             greeting.cancel()
+        is_replaced = not line.stop.is_set()
+        if is_replaced:
+            app[REPLACED].set()
         app[STOPPING].set()
-        await asyncio.sleep(settings.drain_delay)
+        if not is_replaced:
+            await asyncio.sleep(settings.drain_delay)
         await site.stop()
         # Else the kernel still takes connections that no process accepts.
         sock.close()
-        await runner.idle(settings.drain_timeout)
+        await runner.idle(settings.drain_timeout, quiet=IDLE_SECONDS if is_replaced else 0.0)
         # Clients that still wait for an upstream get an error, in the form that is right by then.
         await app[END_CALLS]()
         await runner.idle(LAST_WORDS_SECONDS)
     finally:
+        orders.ignore()
         await runner.cleanup()
+
+
+class Orders:
+    """Does what the parent says, in the order in which it says so."""
+
+    def __init__(self, line: ParentLine, app: web.Application) -> None:
+        self.leave = asyncio.Event()
+        """Set once another worker has taken this one's place."""
+        self._line = line
+        self._app = app
+        self._accept = asyncio.Event()
+        if not line.has_parent:
+            self._accept.set()
+        self._following = asyncio.create_task(self._follow())
+
+    async def may_accept(self) -> None:
+        """Wait until connections may be accepted, or the worker is to stop.
+
+        A worker that replaces another one is told so after it was ready.
+        """
+        ready = asyncio.create_task(self._report_readiness())
+        await _first(self._accept, self._line.stop)
+        ready.cancel()
+
+    def ignore(self) -> None:
+        """Take no more orders."""
+        self._following.cancel()
+
+    async def _report_readiness(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WARM_SECONDS):
+                while (await self._app[READINESS].report())["reasons"]:  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
+        self._line.report(Report.READY)
+
+    async def _follow(self) -> None:
+        store = self._app[STORE]
+        while True:
+            match await self._line.orders.get():
+                case Order.ACCEPT:
+                    self._accept.set()
+                case Order.SHARE:
+                    with suppress(TimeoutError, StoreError):
+                        await asyncio.wait_for(store.share(), SHARE_SECONDS)
+                        self._line.report(Report.SHARED)
+                case Order.ALONE:
+                    try:
+                        await store.have_alone()
+                    except StoreError as error:
+                        log.warning("store: each write waits for the disk from now on: %s", error)
+                case Order.LEAVE:
+                    await store.leave()
+                    self.leave.set()
+
+
+async def _first(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def tune_collector() -> None:
@@ -87,6 +180,16 @@ def tune_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+def name_figures() -> None:
+    """Count on in the files of the worker that had the same name before this one.
+
+    The library names files by process ids. Each restart and each reload would leave files behind,
+    all of which are read for each page.
+    """
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ and (seat := os.environ.get(SEAT)):
+        values.ValueClass = values.MultiProcessValue(lambda: seat)  # type: ignore[no-untyped-call]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # by the handlers.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     sock = socket.socket(fileno=options.socket_fd)
+    name_figures()
     try:
         uvloop.run(
             serve(

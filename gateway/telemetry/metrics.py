@@ -9,7 +9,6 @@ import os
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -222,23 +221,11 @@ class Metrics:
 
     def _counted(self) -> CollectorRegistry:
         """Return what all workers have counted."""
-        folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-        if folder is None:
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return self.registry
-        _forget_ended_workers(folder)
         registry = CollectorRegistry()
         MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return registry
-
-
-def _forget_ended_workers(folder: str) -> None:
-    """Remove the gauges of workers that have ended: their calls are over."""
-    for file in Path(folder).glob("gauge_live*.db"):
-        pid = int(file.stem.rpartition("_")[2])
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            file.unlink(missing_ok=True)
 
 
 class _Durations:

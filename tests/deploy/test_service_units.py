@@ -6,7 +6,7 @@ from pathlib import Path
 
 from parsed_command import parsed, parsed_backend
 
-from gateway.cli.supervisor import STOP_SECONDS
+from gateway.cli.child_process import STOP_SECONDS
 from gateway.settings import load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -28,6 +28,7 @@ def test_the_gateway_unit():
     assert settings.upstream
     assert str(options.data_dir) == f"/var/lib/{service['StateDirectory']}"
     drained = settings.drain_delay + settings.drain_timeout
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
     # The processes in front end before those behind.
     assert float(service["TimeoutStopSec"]) > drained + 2 * STOP_SECONDS
 

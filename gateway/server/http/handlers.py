@@ -31,6 +31,7 @@ from gateway.server.http.hot_connection import NO_BODY, HotConnection
 from gateway.server.http.http_server import read_body
 from gateway.server.http.middleware import (
     METHOD,
+    REPLACED,
     STOPPING,
     TICKET,
     ResponseSink,
@@ -287,7 +288,7 @@ class Handlers:
 
     async def _readyz(self, request: web.Request) -> web.Response:
         report = await self.readiness.report()
-        if request.app[STOPPING].is_set():
+        if request.app[STOPPING].is_set() and not request.app[REPLACED].is_set():
             report |= {"status": "stopping", "reasons": ["the gateway was told to stop"]}
         return _json(200 if report["status"] == "ready" else 503, report)
 

@@ -66,6 +66,9 @@ def _set_cache_headers(request: web.Request, response: web.StreamResponse) -> No
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
 """Set once the server is to stop: it still answers, and tells clients to close connections."""
 
+REPLACED: web.AppKey[asyncio.Event] = web.AppKey("replaced")
+"""Set before STOPPING if another process goes on in its place: the gateway stays ready."""
+
 TICKET = web.RequestKey("ticket", Ticket)
 """Of a request whose key has limits."""
 
@@ -75,7 +78,7 @@ _LOOP = "This gateway has sent this request to itself: its upstream is the gatew
 def new_app(refuse: Refuse, *, client_max_size: int) -> web.Application:
     """Return an application with this middleware in front."""
     app = web.Application(client_max_size=client_max_size, middlewares=[_middleware(refuse)])
-    app[STOPPING] = asyncio.Event()
+    app[STOPPING], app[REPLACED] = asyncio.Event(), asyncio.Event()
     return app
 
 

@@ -1,5 +1,6 @@
 """What starts the processes: a stop before anything is ready is no fault."""
 
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -39,7 +40,9 @@ def test_a_stop_before_it_is_ready_ends_in_silence(tmp_path: Path, monkeypatch: 
         faults.append(given.exc_value)
         looks.release()
 
-    def supervise(_children: Any, *, stopping: Any) -> Any:
+    def supervise(_children: Any, *, stopping: Any, reload: Any) -> Any:
+        assert reload is None
+
         async def run() -> int:
             assert looks.acquire(timeout=30)
             stopping()
@@ -55,3 +58,17 @@ def test_a_stop_before_it_is_ready_ends_in_silence(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(threading, "excepthook", fault)
     assert launch._serve(PLAN, socket.create_server(("127.0.0.1", 0)), tmp_path) == 0
     assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("ignored", "has_terminal", "ends"),
+    [(False, True, True), (False, False, False), (True, True, False)],
+)
+def test_a_hang_up_ends_what_a_terminal_started_unless_by_nohup(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ignored: bool, has_terminal: bool, ends: bool
+):
+    (tmp_path / "tty").touch()
+    monkeypatch.setattr(launch, "_TERMINAL", str(tmp_path / ("tty" if has_terminal else "none")))
+    handler = signal.SIG_IGN if ignored else signal.SIG_DFL
+    monkeypatch.setattr(signal, "getsignal", lambda _: handler)
+    assert launch._ends_with_terminal() == ends

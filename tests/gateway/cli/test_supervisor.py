@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import supervisor as module
-from gateway.cli.supervisor import Child, Supervisor
+from gateway.cli.child_process import Child
+from gateway.cli.supervisor import Supervisor
 from gateway.upstream.http_client import VARIABLE
 
 WAITS = """
 import asyncio, os
-from gateway.cli.supervisor import stop_event
+from gateway.cli.child_process import ParentLine
 async def main():
-    stop = stop_event()
+    stop = ParentLine().stop
     os.write({fd}, b"%d\\n" % os.getpid())
     await stop.wait()
 asyncio.run(main())
@@ -34,7 +35,8 @@ signal.pause()
 
 PARENT = """
 import asyncio, sys
-from gateway.cli.supervisor import Child, Supervisor
+from gateway.cli.child_process import Child
+from gateway.cli.supervisor import Supervisor
 child = Child("c", [sys.executable, "-c", {child!r}], pass_fds=({fd},))
 sys.exit(asyncio.run(Supervisor([child]).run()))
 """

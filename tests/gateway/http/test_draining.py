@@ -10,6 +10,7 @@ from aiohttp import ClientSession
 from raw_upstream import EVENTS, RawUpstream, StartRaw, answer, raw_servers, whole
 
 from gateway.cli import worker
+from gateway.cli.child_process import ParentLine
 from gateway.settings import Settings
 from running_gateway import Asked, RunningGateway
 from scripted_upstream import chunk, stream_of
@@ -54,10 +55,10 @@ class Rig:
 
 @pytest.fixture
 async def stop(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    event = asyncio.Event()
-    monkeypatch.setattr(worker, "stop_event", lambda: event)
+    line = ParentLine()
+    monkeypatch.setattr(worker, "ParentLine", lambda: line)
     monkeypatch.setattr(worker, "LAST_WORDS_SECONDS", 30.0)
-    return event
+    return line.stop
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.cache.ports import StoreStats
+from gateway.cli.launch import forget_gauges
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.open_telemetry import Telemetry
 from gateway.telemetry.metrics import Metrics
@@ -148,6 +149,7 @@ def test_figures_are_those_of_all_workers_and_a_killed_one_has_no_calls(tmp_path
         assert figures() == ["6", "2", "False"]
         second.kill()
         second.wait()
+        forget_gauges(tmp_path, str(second.pid))
         assert figures() == ["3", "2", "True"]
 
 

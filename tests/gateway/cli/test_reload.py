@@ -1,0 +1,279 @@
+"""The supervisor replaces its workers: real child processes, which obey as a worker does."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from gateway.cli import supervisor as module
+from gateway.cli.child_process import Child
+from gateway.cli.supervisor import ReloadError, Supervisor
+
+WORKER = """
+import asyncio, os, sys
+from gateway.cli.child_process import Order, ParentLine, Report
+from gateway.cli.supervisor import SEAT
+
+name = sys.argv[1]
+
+def say(word):
+    os.write(int(sys.argv[2]), f"{name} {word} {os.getpid()} {os.environ[SEAT]}\\n".encode())
+
+async def follow(line):
+    while True:
+        order = await line.orders.get()
+        say(order)
+        if order is Order.SHARE:
+            line.report(Report.SHARED)
+        elif order is Order.LEAVE and "stays" not in name:
+            return
+
+async def main():
+    line = ParentLine()
+    say("began")
+    if "broken" in name:
+        sys.exit(1)
+    if "slow" not in name:
+        line.report(Report.READY)
+    left, stopped = asyncio.create_task(follow(line)), asyncio.create_task(line.stop.wait())
+    await asyncio.wait((left, stopped), return_when=asyncio.FIRST_COMPLETED)
+    say("ended")
+
+asyncio.run(main())
+"""
+
+
+class Rig:
+    """A supervisor, and what its workers say."""
+
+    def __init__(self, reader: asyncio.StreamReader, fd: int) -> None:
+        self._reader = reader
+        self._fd = fd
+        self.said: list[str] = []
+        self.pids: dict[str, int] = {}
+        self.seats: dict[str, str] = {}
+        self.next: list[Sequence[str] | str] = []
+        """The names of the workers after each reload, or the fault of its settings."""
+        self.reads = 0
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+        self.supervisor: Supervisor
+        self.running: asyncio.Task[int]
+
+    def start(self, *names: str) -> None:
+        self.supervisor = Supervisor(self._children(names), reload=self._reload)
+        self.running = asyncio.create_task(self.supervisor.run())
+
+    def hang_up(self) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    def _children(self, names: Sequence[str]) -> list[Child]:
+        return [
+            Child(
+                f"gateway-{number}",
+                [sys.executable, "-c", WORKER, name, str(self._fd)],
+                pass_fds=(self._fd,),
+                front=True,
+                alone=len(names) == 1,
+                stop_seconds=30.0,
+            )
+            for number, name in enumerate(names, 1)
+        ]
+
+    async def _reload(self) -> list[Child]:
+        self.reads += 1
+        await self.may_read.wait()
+        names = self.next.pop(0)
+        if isinstance(names, str):
+            raise ReloadError(names)
+        return self._children(names)
+
+    async def until(self, *expected: str) -> None:
+        """Wait until all this was said, since the last time."""
+        left = set(expected)
+        while left:
+            line = await asyncio.wait_for(self._reader.readline(), 60)
+            name, word, pid, seat = line.decode().split()
+            self.pids[name], self.seats[name] = int(pid), seat
+            self.said.append(f"{name} {word}")
+            left.discard(f"{name} {word}")
+
+    async def until_logged(self, text: str, caplog: pytest.LogCaptureFixture) -> None:
+        async with asyncio.timeout(60):
+            while text not in caplog.text:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0)
+
+    async def stop(self) -> int:
+        self.supervisor.stop()
+        return await asyncio.wait_for(self.running, 60)
+
+
+@pytest.fixture
+async def rig(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Rig]:
+    caplog.set_level("INFO")
+    read, write = os.pipe()
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read, "rb")
+    )
+    rig = Rig(reader, write)
+    yield rig
+    if not rig.running.done():
+        assert await rig.stop() == 0
+    assert not [pid for pid in rig.pids.values() if os.path.exists(f"/proc/{pid}")]  # noqa: ASYNC240, PTH110
+    transport.close()
+    os.close(write)
+
+
+async def test_the_new_one_is_there_before_the_old_one_leaves(rig: Rig):
+    rig.start("old")
+    await rig.until("old alone", "old accept")
+    rig.next = [["new"]]
+    rig.hang_up()
+    await rig.until("old ended", "new alone")
+    order = [word for word in rig.said if word.split()[1] not in ("ended", "leave")]
+    assert order[3:] == ["old share", "new began", "new accept", "new alone"]
+    assert rig.said.index("new began") < rig.said.index("old leave")
+    assert rig.said.index("old ended") < rig.said.index("new alone")
+    assert (rig.seats["old"], rig.seats["new"]) == ("gateway-1.0", "gateway-1.1")
+
+
+async def test_wrong_settings_change_nothing(rig: Rig, caplog: pytest.LogCaptureFixture):
+    rig.start("old")
+    await rig.until("old accept")
+    rig.next = ["refrain.yaml:3: prot: unknown key", ["new"]]
+    rig.hang_up()
+    await rig.until_logged("in force: refrain.yaml:3: prot: unknown key", caplog)
+    assert rig.said == ["old began", "old alone", "old accept"]
+    rig.hang_up()
+    await rig.until("new alone")
+
+
+async def test_if_the_new_one_does_not_start_the_old_one_stays(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+):
+    rig.start("old")
+    await rig.until("old accept")
+    rig.next = [["broken"]]
+    rig.hang_up()
+    await rig.until("old share", "broken began", "old alone")
+    assert "old leave" not in rig.said
+    await rig.until_logged("in force: gateway-1 ended (exit code 1)", caplog)
+    assert not rig.running.done()
+
+
+async def test_if_the_new_one_is_never_ready_it_is_ended(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "READY_SECONDS", 1.0)
+    rig.start("old")
+    await rig.until("old accept")
+    rig.next = [["slow"]]
+    rig.hang_up()
+    await rig.until("old alone")
+    await rig.until_logged("in force: gateway-1 did not report ready in 1 s", caplog)
+    assert "old leave" not in rig.said
+
+
+async def test_several_workers_are_replaced_and_never_told_that_they_are_alone(rig: Rig):
+    rig.start("one", "two")
+    await rig.until("one accept", "two accept")
+    rig.next = [["three", "four"]]
+    rig.hang_up()
+    await rig.until("one ended", "two ended", "three accept", "four accept")
+    assert not any("alone" in word or "share" in word for word in rig.said)
+    assert rig.said.index("three began") < rig.said.index("four began")
+
+
+async def test_if_one_of_several_cannot_be_replaced_none_is(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+):
+    rig.start("one", "two")
+    await rig.until("one accept", "two accept")
+    rig.next = [["three", "broken"]]
+    rig.hang_up()
+    await rig.until("one ended", "three accept", "broken began", "three ended", "one accept")
+    assert "two leave" not in rig.said
+    await rig.until_logged("in force: gateway-2 ended (exit code 1)", caplog)
+
+
+async def test_a_worker_that_is_killed_starts_again_with_the_newest_settings(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
+    rig.start("old")
+    await rig.until("old accept")
+    rig.next = [["new"]]
+    rig.hang_up()
+    await rig.until("new alone")
+    os.kill(rig.pids["new"], signal.SIGKILL)
+    await rig.until("new began", "new alone", "new accept")
+
+
+async def test_while_the_old_one_leaves_its_successor_has_nothing_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    """Not even one that was started after a crash."""
+    monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
+    rig.start("old-stays")
+    await rig.until("old-stays accept")
+    rig.next = [["new"]]
+    rig.hang_up()
+    await rig.until("old-stays leave", "new accept")
+    os.kill(rig.pids["new"], signal.SIGKILL)
+    await rig.until("new began", "new accept")
+    assert "new alone" not in rig.said
+    assert rig.seats["new"] == "gateway-1.1"  # the name of the one that was killed
+    os.kill(rig.pids["old-stays"], signal.SIGKILL)
+    await rig.until("new alone")
+
+
+async def test_if_the_old_one_dies_meanwhile_the_new_one_takes_its_place(rig: Rig):
+    rig.start("old")
+    await rig.until("old accept")
+    rig.may_read.clear()
+    rig.next = [["new"]]
+    rig.hang_up()
+    os.kill(rig.pids["old"], signal.SIGSTOP)
+    rig.may_read.set()
+    # It cannot say that it shares.
+    os.kill(rig.pids["old"], signal.SIGKILL)
+    await rig.until("new accept", "new alone")
+
+
+async def test_signals_during_a_reload_are_one_more_reload(rig: Rig):
+    rig.start("old")
+    await rig.until("old accept")
+    rig.may_read.clear()
+    rig.next = [["second"], ["third"], ["fourth"]]
+    rig.hang_up()
+    async with asyncio.timeout(60):
+        while not rig.reads:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    for _ in range(3):
+        rig.hang_up()
+        await asyncio.sleep(0)
+    rig.may_read.set()
+    await rig.until("third alone")
+    assert rig.next == [["fourth"]]
+
+
+@pytest.mark.parametrize("phase", ["reads", "starts", "leaves"])
+async def test_a_stop_during_a_reload_ends_everything(rig: Rig, phase: str):
+    rig.start("old-stays" if phase == "leaves" else "old")
+    await rig.until(*(["old-stays accept"] if phase == "leaves" else ["old accept"]))
+    rig.next = [["slow" if phase == "starts" else "new"]]
+    if phase == "reads":
+        rig.may_read.clear()
+    rig.hang_up()
+    if phase == "starts":
+        await rig.until("slow began")
+    elif phase == "leaves":
+        await rig.until("old-stays leave", "new accept")
+        rig.supervisor.stop()
+        await rig.until("new ended")
+        rig.supervisor.stop()  # it has no answers to finish, and would wait for its time
+    assert (await rig.stop() if phase != "leaves" else await asyncio.wait_for(rig.running, 60)) == 0
