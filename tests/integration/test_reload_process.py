@@ -4,6 +4,7 @@ import asyncio
 import os
 import pty
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -221,13 +222,17 @@ async def test_what_was_stored_just_before_is_a_hit_after_and_a_crash_changes_no
     async with ClientSession() as session:
         for question in questions:
             assert "stored" in (await ask(session, url, question))[0]
+        await ask_while_the_disk_is_busy(gateway, session, url, "Before?")
         behind = set(gateway.process.children())
         gateway.settings["upstream"] = after.url  # its name in keys stays
         gateway.write()
         await gateway.reload()
         for question in questions:
             assert "hit" in (await ask(session, url, question))[0]
-    await gateway.until_children(2)
+        await gateway.until_children(2)
+        for number in range(20):  # until the new worker knows that it is alone
+            assert "stored" in (await ask(session, url, f"Who is {number}?"))[0]
+        await ask_while_the_disk_is_busy(gateway, session, url, "After?")
     worker = next(pid for pid in gateway.process.children() if pid not in behind)
     os.kill(worker, signal.SIGKILL)
     await gateway.line("starting it again")
@@ -237,6 +242,18 @@ async def test_what_was_stored_just_before_is_a_hit_after_and_a_crash_changes_no
     second = Process("-m", "gateway.cli", "serve", "--config", str(gateway.file))
     await asyncio.to_thread(second.wait_for_line, f"(pid {gateway.process.popen.pid})")
     assert await asyncio.to_thread(second.popen.wait, 60) == 1
+
+
+async def ask_while_the_disk_is_busy(
+    gateway: Gateway, session: ClientSession, url: str, question: str
+) -> None:
+    """Show that the worker has the store alone: its replies do not wait for the disk."""
+    connection = sqlite3.connect(gateway.folder / "data" / "entries.sqlite3", isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        assert "stored" in (await ask(session, url, question))[0]
+    finally:
+        connection.close()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -365,10 +382,12 @@ async def test_the_figures_of_several_workers_go_on_and_a_stop_ends_a_reload(
 
 def files_of_figures(process: Process) -> set[str]:
     """Return the names of the files in which the workers count."""
-    opened = [Path(f"/proc/{child}/fd") for child in process.children()]
-    folders = {link.readlink().parent for each in opened for link in each.iterdir()}
-    [folder] = [folder for folder in folders if folder.name == "metrics"]
-    return {path.name for path in folder.iterdir()}
+    for child in process.children():
+        for variable in Path(f"/proc/{child}/environ").read_text().split("\0"):
+            name, _, value = variable.partition("=")
+            if name == "PROMETHEUS_MULTIPROC_DIR":
+                return {path.name for path in Path(value).iterdir()}
+    raise AssertionError("no worker counts in files")
 
 
 async def test_entries_in_memory_alone_are_gone_and_a_purge_by_the_old_process_fails(
