@@ -46,10 +46,6 @@ class Way:
             for code in self._entered
         ]
 
-    @property
-    def files(self) -> set[str]:
-        return {hop.partition(":")[0] for hop in self.hops}
-
 
 @contextmanager
 def traced_way() -> Iterator[Way]:

@@ -25,6 +25,8 @@ from running_gateway import start_app
 ROOT = Path(__file__).parents[3]
 
 GREEN = r"\x1b\[[0-9;]*32m"
+SIZE = ("COLUMNS", "LINES")
+"""Variables that would override the size of the terminal."""
 READY = {"status": "ready", "reasons": []}
 EMPTY = {
     "time": 1000.0,
@@ -69,6 +71,7 @@ def command(monkeypatch, capsys):
 @asynccontextmanager
 async def live(url, *arguments, columns=100, **environment):
     """Run the command in a terminal; yield its screen and its process."""
+    outside = {name: value for name, value in os.environ.items() if name not in SIZE}
     with pseudo_terminal(columns) as screen:
         before = termios.tcgetattr(screen.slave)
         process = await asyncio.create_subprocess_exec(
@@ -78,7 +81,7 @@ async def live(url, *arguments, columns=100, **environment):
             stdout=screen.slave,
             stderr=screen.slave,
             cwd=ROOT,
-            env={**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **environment},
+            env={**outside, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), **environment},
             start_new_session=True,
         )
         try:

@@ -132,14 +132,15 @@ async def test_a_header_that_nobody_may_send_on_is_left_out(
         assert "X-Odd" not in reply.headers
 
 
-async def test_an_error_is_an_event_of_its_own_after_an_unfinished_one(
+async def test_an_error_takes_the_place_of_an_unfinished_event(
     start_gateway: StartGateway, raw: StartRaw
 ):
-    body = chunk(delta={"content": "Half"}) + b'data: {"choices": ['
-    upstream = await raw(sends(whole(body, kind=EVENTS)))
+    half = chunk(delta={"content": "Half"})
+    upstream = await raw(sends(whole(half + b'data: {"choices": [', kind=EVENTS)))
     gateway = await start_gateway(upstream=(upstream.url,))
     reply = await gateway.ask(stream=True)
-    told = reply.raw.removeprefix(body + b"\n\n")
+    assert reply.raw.startswith(half)
+    told = reply.raw.removeprefix(half)
     assert told.startswith(b'data: {"error":{"message":"The upstream ended the stream')
 
 
