@@ -122,9 +122,8 @@ def test_users_get_ranges_and_no_pin_but_that_of_the_encoder_s_weights():
 
 
 def test_the_demo_has_what_structured_answers_need():
-    made = subprocess.run(
-        ("make", "--dry-run", "--always-make", ".venv/.demo"), cwd=ROOT, capture_output=True, text=True
-    )
+    argv = ("make", "--dry-run", "--always-make", ".venv/.demo")
+    made = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     alone = [line for line in made.stdout.splitlines() if "--no-deps" in line]
     assert any("xgrammar" in line for line in alone), made
     assert "--editable '.[cpu]' transformers" in made.stdout

@@ -40,7 +40,7 @@ def nothing_beside_the_request(caplog, patient, monkeypatch):
 
 
 async def way_of(start_gateway, socket, kind):
-    """Return the functions that each of five requests of this kind enters, once the gateway is warm."""
+    """Return the functions that each of five requests of a kind enters in a warm gateway."""
     with traced_way() as way:
         gateway = await start_gateway(semantic_socket=socket)
         while (await gateway.get("/readyz")).status != 200:
