@@ -57,6 +57,8 @@ class Plan:
     host: str
     port: int
     data_dir: str
+    config: str | None
+    """The file of settings that was read; None if there was none."""
     log_level: str
     log_format: str
     workers: int
@@ -140,8 +142,14 @@ def _serve(
     name = os.environ.get(INSTANCE) or secrets.token_hex(6)
     children += _workers(plan, sock, runtime, name)
 
+    file = plan.config
+
     async def reload() -> list[Child]:
-        new = await _plan_again({**(asked or {}), "in_force": plan.worker_settings})
+        nonlocal file
+        # A file that was read once is never taken for absent, which would mean all defaults.
+        more = {"in_force": plan.worker_settings} | ({} if file is None else {"config": file})
+        new = await _plan_again({**(asked or {}), **more})
+        file = new.config
         log.info("reload: upstream %s", ", ".join(new.upstreams))
         return _workers(replace(new, embeddings=plan.embeddings), sock, runtime, name)
 

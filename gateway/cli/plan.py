@@ -105,6 +105,7 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool, in_force: str | None =
         host=settings.host,
         port=settings.port,
         data_dir=str(settings.data_dir),
+        config=None if (file := settings_file(flags)) is None else str(file),
         log_level=settings.log_level,
         log_format=settings.log_format,
         workers=settings.workers,
@@ -280,7 +281,8 @@ def _embeddings(settings: Settings) -> list[str] | None:
         log.warning("semantic lookup is off: %s; pip install 'refrain-gateway[semantic]'", what)
         return None
     argv = [*PYTHON, "-m", "embeddings", "--data-dir", str(settings.data_dir)]
-    argv += ["--device", settings.embeddings_device, "--log-format", settings.log_format]
+    argv += ["--device", settings.embeddings_device]
+    argv += ["--log-level", settings.log_level, "--log-format", settings.log_format]
     if settings.embeddings_model is not None:
         argv += ["--model", settings.embeddings_model]
     return argv

@@ -3,6 +3,7 @@
 import signal
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ PLAN = launch.Plan(
     host="127.0.0.1",
     port=0,
     data_dir="",
+    config=None,
     log_level="info",
     log_format="text",
     workers=1,
@@ -58,6 +60,38 @@ def test_a_stop_before_it_is_ready_ends_in_silence(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(threading, "excepthook", fault)
     assert launch._serve(PLAN, socket.create_server(("127.0.0.1", 0)), tmp_path) == 0
     assert faults == []
+
+
+def test_a_reload_reads_the_file_of_settings_that_was_read_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan = replace(PLAN, data_dir=str(tmp_path), workers=2)
+    found: list[str | None] = [None, "refrain.yaml"]
+    asked: list[str | None] = []
+
+    async def plan_again(given: Any) -> launch.Plan:
+        asked.append(given.get("config"))
+        return replace(plan, config=found[len(asked) - 1])
+
+    def supervise(_children: Any, *, stopping: Any, reload: Any) -> Any:
+        async def run() -> int:
+            for _ in found:
+                assert len(await reload()) == 2
+            stopping()
+            return 0
+
+        return SimpleNamespace(run=run)
+
+    monkeypatch.setattr(launch, "_plan_again", plan_again)
+    monkeypatch.setattr(launch, "_is_ready", lambda _: True)
+    monkeypatch.setattr(launch, "Supervisor", supervise)
+    for config in (None, "other.yaml"):
+        sock = socket.create_server(("127.0.0.1", 0))
+        first = replace(plan, config=config)
+        assert launch._serve(first, sock, tmp_path, {"is_demo": False}) == 0
+        assert asked == [config, found[0]]
+        asked.clear()
+        found[0] = "refrain.yaml"
 
 
 @pytest.mark.parametrize(

@@ -48,3 +48,24 @@ def test_the_demo_needs_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(FailedError, match=r"needs torch: pip install 'refrain-gateway\[cpu\]'"):
         make_plan({"data_dir": str(tmp_path), "port": 0}, is_demo=True)
+
+
+def test_a_reload_without_the_file_that_was_read_is_refused(tmp_path, monkeypatch):
+    """Not all defaults, as at a start without such a file: gateway keys would be off."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").touch()
+    file = tmp_path / "refrain.yaml"
+    file.write_text("upstream: http://127.0.0.1:9/v1\ngateway_keys: keys\ndata_dir: data\n")
+    first = make_plan({"port": 0}, is_demo=False)
+    assert first.config == "refrain.yaml"
+    again = {"port": 0, "upstream": ["http://127.0.0.1:9/v1"], "config": first.config}
+    assert make_plan(again, is_demo=False, in_force=first.worker_settings).config == first.config
+    file.unlink()
+    with pytest.raises(CommandError, match=r"refrain\.yaml: cannot be read: No such file"):
+        make_plan(again, is_demo=False, in_force=first.worker_settings)
+
+
+def test_the_embeddings_service_logs_as_the_gateway_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("REFRAIN_LOG_LEVEL", "warning")
+    argv = " ".join(plan(tmp_path).embeddings)
+    assert "--log-level warning --log-format auto" in argv
