@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -188,8 +189,24 @@ def name_figures() -> None:
     The library names files by process ids. Each restart and each reload would leave files behind,
     all of which are read for each page.
     """
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ and (seat := os.environ.get(SEAT)):
-        values.ValueClass = values.MultiProcessValue(lambda: seat)  # type: ignore[no-untyped-call]
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ or not (seat := os.environ.get(SEAT)):
+        return
+    in_file = values.MultiProcessValue(lambda: seat)  # type: ignore[no-untyped-call]
+
+    class OwnValue(in_file):  # type: ignore[misc, valid-type]
+        """Counts on in the file, and returns what this process has counted.
+
+        The page reads the files. OTLP sends the figures of this process since its start.
+        """
+
+        def __init__(self, typ: str, *args: Any, **kwargs: Any) -> None:
+            super().__init__(typ, *args, **kwargs)
+            self._before = 0.0 if typ == "gauge" else super().get()
+
+        def get(self) -> float:
+            return float(super().get() - self._before)
+
+    values.ValueClass = OwnValue
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,10 +9,12 @@ import threading
 from functools import partial
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, values
 
 from gateway.cache.ports import StoreStats
 from gateway.cli.launch import forget_gauges
+from gateway.cli.supervisor import SEAT
+from gateway.cli.worker import name_figures
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.open_telemetry import Telemetry
 from gateway.telemetry.metrics import Metrics
@@ -151,6 +153,40 @@ def test_figures_are_those_of_all_workers_and_a_killed_one_has_no_calls(tmp_path
         second.wait()
         forget_gauges(tmp_path, str(second.pid))
         assert figures() == ["3", "2", "True"]
+
+
+async def test_a_worker_counts_on_for_the_page_and_from_zero_for_otlp(monkeypatch, tmp_path):
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setenv(SEAT, "gateway-0.0")
+
+    async def count(times):
+        """Count in a process that is new at the seat; return what OTLP and the page get."""
+        name_figures()
+        metrics = new_metrics()
+        metrics.add_sum("calls_in_flight", "Calls.", lambda: 3)
+        for _ in range(times):
+            observe(metrics)
+        return [
+            {
+                sample.name: sample.value
+                for family in families
+                for sample in family.samples
+                if sample.labels.get("le", "+Inf") == "+Inf"
+            }
+            for families in (metrics.own_families(), await metrics.families())
+        ]
+
+    await count(2)
+    own, page = await count(3)
+    for name, one in (
+        ("refrain_requests_total", 1),
+        ("refrain_request_seconds_bucket", 1),
+        ("refrain_request_seconds_count", 1),
+        ("refrain_request_seconds_sum", 0.5),
+    ):
+        assert (own[name], page[name]) == (3 * one, 5 * one), name
+    assert own["refrain_calls_in_flight"] == page["refrain_calls_in_flight"] == 3
 
 
 async def test_the_loop_goes_on_while_the_figures_are_read(monkeypatch):
