@@ -1,6 +1,7 @@
 """compose.yaml: valid by the specification's schema, and true to the programs it starts."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,14 @@ def test_every_service_is_confined(service):
     assert settings["tmpfs"][0].startswith("/tmp")
     assert settings["init"] is True
     assert settings["restart"] == "unless-stopped"
+
+
+def test_the_reload_of_the_docs_leaves_the_restart_policy_in_force():
+    start = "    docker compose exec gateway sh"
+    [line] = [line for line in DEPLOY.splitlines() if line.startswith(start)]
+    assert shlex.split(line)[-3:] == ["sh", "-c", "kill -HUP 1"]
+    # Docker starts no container again that got a signal by its own command.
+    assert "    docker compose kill" not in DEPLOY
 
 
 @pytest.mark.parametrize("service", sorted({*SERVICES} - {*OURS}))
