@@ -78,7 +78,7 @@ def screen(found: Mapping[str, Any]) -> Iterator[str]:
     if overview:
         rows += _requests(overview)
     rows += _upstreams(ready, overview)
-    rows.append(("store", _with_problem(ready["store"]["kind"], ready["store"]["problem"])))
+    rows.append(("store", _store(ready["store"])))
     policy = ready["policy"]
     text = f"{policy['source']}, generation {policy['generation']}"
     rows.append(("policy", _with_problem(text, policy["problem"])))
@@ -127,6 +127,14 @@ def _upstreams(ready: Mapping[str, Any], overview: Mapping[str, Any]) -> Iterato
             text = f"{name}: {state['state']}{why}, {state['in_flight']} in flight"
         yield label, text
         label = ""
+
+
+def _store(store: Mapping[str, Any]) -> str:
+    text = _with_problem(store["kind"], store["problem"])
+    if "since" not in store:
+        return text
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(store["since"]))
+    return f"{text} since {since}: {store['why']}"
 
 
 def _semantic(ready: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -137,7 +137,12 @@ async def test_a_gateway_that_is_silent_is_told(command, monkeypatch):
 
 def test_problems_stand_beside_their_part():
     text = shown(
-        store={"kind": "redis", "problem": "not answering"},
+        store={
+            "kind": "redis",
+            "problem": "not answering",
+            "since": 1_800_000_000.5,
+            "why": "refused",
+        },
         policy={"source": "policy.yaml", "generation": 3, "problem": "policy.yaml:2: exact: no"},
         vectors={"index": "qdrant", "fault": "no answer"},
         verifier={"kind": "none", "fault": "no file"},
@@ -152,7 +157,7 @@ def test_problems_stand_beside_their_part():
     assert text.splitlines()[1:] == [
         "upstreams  a: open (failures), 0 in flight",
         "           b: up, 2 in flight",
-        "store      redis; PROBLEM: not answering",
+        "store      redis; PROBLEM: not answering since 2027-01-15 08:00:00 UTC: refused",
         "policy     policy.yaml, generation 3; PROBLEM: policy.yaml:2: exact: no",
         "semantic   on, vectors in qdrant, verifier none; PROBLEM: no answer; no file",
         "           off in rule faq: too many hits were wrong",
