@@ -12,6 +12,10 @@ KEY_VERSION = 2
 """Raised when the canonical form or the entry format changes; part of every key and entry."""
 
 
+SEALED = "sealed"
+"""The endpoint of an entry that is encrypted, and that this process has no key for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One stored answer and all that identifies the request it answers.
@@ -112,8 +116,9 @@ class Store(Protocol):
         """Return up to ``limit`` entries from ``after`` on; None begins.
 
         For the operator, not for requests. A walk over all pages returns every entry that exists
-        throughout the walk at least once; damaged entries are left out. A page may hold fewer than
-        ``limit`` entries, even none, and not be the last. Only this store can interpret ``after``.
+        throughout the walk at least once; damaged entries are left out. Of an entry that is
+        ``SEALED``, only key and end are known. A page may hold fewer than ``limit`` entries, even
+        none, and not be the last. Only this store can interpret ``after``.
         Raises PositionError if ``after`` is invalid.
         """
 

@@ -20,7 +20,7 @@ import orjson
 
 from gateway.app import default_policy
 from gateway.cache.pii_scan import Scans
-from gateway.cache.ports import PolicySource, Store, StoreError
+from gateway.cache.ports import SEALED, PolicySource, Store, StoreError
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.cli.operator import ask_gateway
@@ -165,7 +165,7 @@ async def _explain_here(
         identity = settings.upstream_identity
         if identity is None:  # that of most entries: it is part of every key
             page = await store.walk(None, _SAMPLE)
-            counts = Counter(entry.upstream for entry in page.entries)
+            counts = Counter(one.upstream for one in page.entries if one.endpoint != SEALED)
             identity = next((name for name, _ in counts.most_common(1)), "")
         salts = settings.upstream_cache_salt
         explainer = Explainer(

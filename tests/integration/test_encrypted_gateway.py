@@ -40,6 +40,38 @@ async def test_entries_are_encrypted_on_disk_and_keys_rotate(
     assert b"canary" not in on_disk(gateway.data_dir)
 
 
+@pytest.mark.parametrize("masters", [OLD, None])
+async def test_a_purge_passes_over_no_entry_that_it_cannot_read(
+    start_gateway, monkeypatch, masters
+):
+    async def start(keys):
+        monkeypatch.setenv("REFRAIN_ENCRYPTION_KEYS", keys or "")
+        return await start_gateway()
+
+    async def purge(**fields):
+        reply = await gateway.post("/admin/purge", orjson.dumps({**fields, "dry_run": False}))
+        return reply.status, reply.json
+
+    gateway = await start(NEW)
+    for number in range(2):
+        await gateway.ask(f"{QUESTION} {number}")
+    await gateway.stop()
+    gateway = await start(masters)
+    await gateway.ask(f"{QUESTION} 2")
+    [one] = (await gateway.get("/admin/entries")).json["entries"]
+    status, reply = await purge(rule=one["rule"])
+    assert status == 500
+    assert reply["error"]["message"].startswith(
+        "1 entries were selected. 2 more cannot be read without their master key"
+    )
+    assert (await gateway.get("/admin/entries")).json["entries"] == []
+    status, reply = await purge(all=True)
+    assert (status, reply["entries"]) == (200, 2)
+    await gateway.stop()
+    gateway = await start(NEW)
+    assert "stored" in (await gateway.ask(f"{QUESTION} 1")).cache
+
+
 async def test_keys_tell_no_prompt_even_where_nothing_is_encrypted(start_gateway, tmp_path):
     """Who knows a prompt and all of the code cannot tell from a key that it was asked here."""
     found = []

@@ -31,7 +31,7 @@ from cachetools import LRUCache
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from gateway.cache.ports import Entry, Page, ScopeKeys, Store, StoreError, StoreStats
+from gateway.cache.ports import SEALED, Entry, Page, ScopeKeys, Store, StoreError, StoreStats
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 
 KEY_BYTES = 32
@@ -150,9 +150,6 @@ def _entry_key(data_key: bytes, salt: bytes) -> bytes:
     return blake2b(salt, digest_size=KEY_BYTES, key=data_key, person=b"refrain entry").digest()
 
 
-SEALED = "sealed"
-"""The endpoint of the entries that the store behind sees."""
-
 KNOWN_SECONDS = 5.0
 KEPT_BEYOND = 86_400.0
 """A data key outlives its entries by this much, so that not each put has to write it."""
@@ -211,7 +208,7 @@ class SealedStore:
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         page = await self._store.walk(after, limit)
-        opened = [await self._open(envelope) for envelope in page.entries]
+        opened = [await self._open(envelope, or_sealed=True) for envelope in page.entries]
         return Page([entry for entry in opened if entry is not None], page.after)
 
     async def forget(self, scope: bytes) -> None:
@@ -232,8 +229,11 @@ class SealedStore:
         finally:
             await self._keys.close()
 
-    async def _open(self, envelope: Entry) -> Entry | None:
-        """Return the entry, or None if it does not open; such an envelope is deleted."""
+    async def _open(self, envelope: Entry, *, or_sealed: bool = False) -> Entry | None:
+        """Return the entry, or None if it does not open; such an envelope is deleted.
+
+        Without its master key, an envelope is not found, or returned as it is with ``or_sealed``.
+        """
         try:
             if envelope.endpoint != SEALED:
                 self._warn_once(
@@ -251,7 +251,7 @@ class SealedStore:
                         "not given: they are not found until it stands in "
                         "REFRAIN_ENCRYPTION_KEYS again",
                     )
-                    return None
+                    return envelope if or_sealed else None
                 if (entry := await self._unseal(head, envelope)) is not None:
                     return entry
         except DamagedEntryError as error:

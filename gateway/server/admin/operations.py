@@ -28,7 +28,15 @@ import orjson
 from gateway.cache.append_files import Journal
 from gateway.cache.key import identify, scope_ids
 from gateway.cache.pii_scan import ScanFailedError
-from gateway.cache.ports import Entry, ForgetKeys, Quarantine, Store, StoreError, UnfinishedError
+from gateway.cache.ports import (
+    SEALED,
+    Entry,
+    ForgetKeys,
+    Quarantine,
+    Store,
+    StoreError,
+    UnfinishedError,
+)
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.conversation import answer_text, as_names
@@ -57,6 +65,10 @@ _TEXTS = ("model", "tag", "rule")
 SELECTION_FIELDS = (*_HASHES, *_TEXTS, "all")
 _NOT_EVICTED = (
     "The key is barred from semantic reuse, but the entry was not evicted ({}). Report it again."
+)
+_SEALED = (
+    "{} entries were selected. {} more cannot be read without their master key, and may be among "
+    "those you mean: repeat after the reload, give REFRAIN_ENCRYPTION_KEYS the key, or purge all."
 )
 
 
@@ -196,6 +208,7 @@ class Operations:
         while True:
             page = await self.pipeline.store.walk(after, limit)
             found = [entry for entry in page.entries if selection.holds(entry)]
+            found = [entry for entry in found if entry.endpoint != SEALED]
             if found or page.after is None:
                 return found, page.after
             after = page.after
@@ -223,7 +236,10 @@ class Operations:
         }
 
     async def purge(self, fields: Fields) -> Fields:
-        """Remove the selected entries, or only count them."""
+        """Remove the selected entries, or only count them.
+
+        Raises UnfinishedError if some could not be removed, or if nobody here can read them.
+        """
         dry_run = read_switch(fields, "dry_run", default=True)
         return await self._purge(parse_selection(fields), dry_run=dry_run)
 
@@ -231,9 +247,12 @@ class Operations:
         counts = {"entries": 0, "bytes": 0, "tokens": 0}
         sample: list[str] = []
         batch: list[bytes] = []
-        gone, has_begun = 0, False
+        gone, sealed, has_begun = 0, 0, False
         try:
             async for entry in self._select(selection):
+                if not selection.holds(entry):
+                    sealed += 1
+                    continue
                 counts["entries"] += 1
                 counts["bytes"] += encoded_size(entry)
                 counts["tokens"] += entry.tokens
@@ -255,6 +274,8 @@ class Operations:
                 raise
             message = f"The store failed: {error}. At least {gone} entries are purged: purge again."
             raise UnfinishedError(message) from error
+        if sealed:
+            raise UnfinishedError(_SEALED.format(counts["entries"], sealed))
         return {"dry_run": dry_run, **counts, "sample": sample}
 
     async def wrong(self, fields: Fields) -> Fields:
@@ -411,6 +432,7 @@ class Operations:
         return headers, holder, self.team_of(holder)
 
     async def _select(self, selection: Selection) -> AsyncIterator[Entry]:
+        """Yield the selected entries, and sealed ones, which may be among them."""
         store = self.pipeline.store
         if selection.key is not None:
             entry = await store.get(selection.key)
@@ -420,7 +442,7 @@ class Operations:
         seen: set[bytes] = set()
         async for page in walk(store):
             for entry in page:
-                if entry.key not in seen and selection.holds(entry):
+                if entry.key not in seen and (selection.holds(entry) or entry.endpoint == SEALED):
                     seen.add(entry.key)
                     yield entry
 
