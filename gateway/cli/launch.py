@@ -46,7 +46,8 @@ Refrain is ready.  base_url: {url}/v1   model: {model}
     -d '{{"model": "{model}",
          "messages": [{{"role": "user", "content": "How do I reset my password?"}}]}}'
 
-Ask twice and look at the Cache-Status header. Metrics: {url}/metrics   Stop: Ctrl-C
+Ask twice and look at the Cache-Status header.
+{page}Metrics: {url}/metrics   Stop: Ctrl-C
 """
 
 
@@ -159,10 +160,13 @@ def _serve(
         while not _is_ready(address):
             if stopped.wait(_LOOK_SECONDS):
                 return
+        log.info("ready: base URL %s/v1", url, extra=_EVENT)
+        has_page = json.loads(plan.worker_settings).get("ui")
         if plan.engine is not None:
-            print(_READY.format(url=url, model=plan.model), flush=True)
-        else:
-            log.info("ready: base URL %s/v1", url, extra=_EVENT)
+            page = f"Page: {url}/ui   " if has_page else ""
+            print(_READY.format(url=url, model=plan.model, page=page), flush=True)
+        elif has_page:
+            log.info("the operator's page: %s/ui", url)
 
     threading.Thread(target=watch, daemon=True).start()
     # A worker that will not start must not block others: it is refused as soon as all stop.

@@ -128,11 +128,13 @@ class Supervisor:
         return self._exit_code
 
     async def _keep(self, slot: Slot, stop: asyncio.Event) -> None:
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff, has_ended = FIRST_BACKOFF_SECONDS, False
         while not stop.is_set():
             async with slot.lock:
                 if slot.process is None and not stop.is_set():
                     slot.process = await slot.start(slot.child)
+                    if has_ended:
+                        log.info("%s was started again", slot.child.name, extra=_EVENT)
                     slot.tell_if_alone()
                     slot.process.order(Order.ACCEPT)
                 process = slot.process
@@ -160,6 +162,7 @@ class Supervisor:
                 backoff = FIRST_BACKOFF_SECONDS
             text = "%s ended (exit code %d); starting it again"
             log.error(text, child.name, code, extra={"fields": {"event": "process"}})
+            has_ended = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), backoff)
             backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)

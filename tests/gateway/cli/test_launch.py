@@ -1,8 +1,11 @@
 """What starts the processes: a stop before anything is ready is no fault."""
 
+import json
+import logging
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.cli import launch
+from gateway.telemetry.events import EVENTS_FILE
 
 PLAN = launch.Plan(
     host="127.0.0.1",
@@ -58,7 +62,8 @@ def test_a_stop_before_it_is_ready_ends_in_silence(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(launch, "_is_ready", look)
     monkeypatch.setattr(launch, "Supervisor", supervise)
     monkeypatch.setattr(threading, "excepthook", fault)
-    assert launch._serve(PLAN, socket.create_server(("127.0.0.1", 0)), tmp_path) == 0
+    plan = replace(PLAN, data_dir=str(tmp_path))
+    assert launch._serve(plan, socket.create_server(("127.0.0.1", 0)), tmp_path) == 0
     assert faults == []
 
 
@@ -106,3 +111,51 @@ def test_a_hang_up_ends_what_a_terminal_started_unless_by_nohup(
     handler = signal.SIG_IGN if ignored else signal.SIG_DFL
     monkeypatch.setattr(signal, "getsignal", lambda _: handler)
     assert launch._ends_with_terminal() == ends
+
+
+@pytest.fixture
+def when_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[launch.Plan], str]:
+    """Return what starts a plan, ends it once it is ready, and returns its URL."""
+
+    supervised = threading.Event()
+
+    async def supervise(*_: Any) -> int:
+        supervised.set()
+        for one in threading.enumerate():
+            if "(watch)" in one.name:
+                one.join(30)
+        return 0
+
+    def start(plan: launch.Plan) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as sock:
+            assert launch._serve(replace(plan, data_dir=str(tmp_path)), sock, tmp_path) == 0
+            return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+    monkeypatch.setattr(launch, "_is_ready", lambda _: supervised.wait(30))
+    monkeypatch.setattr(launch, "_supervise", supervise)
+    return start
+
+
+@pytest.mark.parametrize("ui", [True, False])
+def test_the_log_names_the_page_in_a_line_of_its_own_unless_it_is_off(
+    when_ready: Callable[[launch.Plan], str], caplog: pytest.LogCaptureFixture, ui: bool
+):
+    caplog.set_level(logging.INFO, launch.log.name)
+    url = when_ready(replace(PLAN, worker_settings=json.dumps({"ui": ui})))
+    # Programs take the last word for the base URL.
+    assert f"ready: base URL {url}/v1" in caplog.messages
+    assert (f"the operator's page: {url}/ui" in caplog.messages) == ui
+
+
+@pytest.mark.parametrize("ui", [True, False])
+def test_a_demo_has_the_event_and_a_banner_that_names_the_page_unless_it_is_off(
+    when_ready: Callable[[launch.Plan], str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    ui: bool,
+):
+    caplog.set_level(logging.INFO, launch.log.name)
+    url = when_ready(replace(PLAN, engine=["engine"], worker_settings=json.dumps({"ui": ui})))
+    assert f"ready: base URL {url}/v1" in (tmp_path / EVENTS_FILE).read_text()
+    assert (f"\nPage: {url}/ui   Metrics: " in capsys.readouterr().out) == ui

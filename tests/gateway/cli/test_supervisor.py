@@ -1,6 +1,7 @@
 """The supervisor with real child processes: stopping, restarting, and never leaving one behind."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -85,6 +86,11 @@ async def gone(pid: int) -> None:
         os.close(descriptor)
 
 
+def event_of(record: logging.LogRecord) -> str:
+    fields: dict[str, str] = record.__dict__["fields"]
+    return fields["event"]
+
+
 async def test_stop_ends_every_child_cleanly(pids: Pids):
     running = Supervisor([python(WAITS, pids), python(WAITS, pids)])
     task = asyncio.create_task(running.run())
@@ -112,6 +118,7 @@ async def test_a_child_that_is_killed_is_started_again(
     pids: Pids, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
+    caplog.set_level(logging.INFO, module.log.name)
     running = Supervisor([python(WAITS, pids, "engine")])
     task = asyncio.create_task(running.run())
     first = await pids.next()
@@ -121,7 +128,10 @@ async def test_a_child_that_is_killed_is_started_again(
     await asyncio.wait_for(task, 60)
 
     assert first != second
-    assert "engine ended (exit code -9); starting it again" in caplog.text
+    assert [(event_of(record), record.getMessage()) for record in caplog.records] == [
+        ("process", "engine ended (exit code -9); starting it again"),
+        ("gateway", "engine was started again"),
+    ]
 
 
 @pytest.mark.parametrize("code", [1, 2])
