@@ -84,8 +84,7 @@ def status() -> None:
 @option(
     "--interval",
     type=Time(least=0.1, most=3600),
-    default=2.0,
-    show_default="2s",
+    default="2s",
     help="Between looks.",
 )
 @option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
@@ -169,8 +168,7 @@ def audit() -> None:
     "--prefix-minutes",
     "prefix_seconds",
     type=Time(bare="m", least=6, most=604_800),
-    default=600.0,
-    show_default="10m",
+    default="10m",
     help="How long a prompt stays in a prefix cache; a number is of minutes.",
 )
 @option("--prices", type=FILE, help="Prices of your own, by model.  [default: the shipped table]")
@@ -354,8 +352,7 @@ def semantic() -> None:
     "--budget",
     type=ErrorBudget(),
     multiple=True,
-    default=(0.001, 0.005, 0.01, 0.02, 0.05),
-    show_default="0.1% 0.5% 1% 2% 5%",
+    default=("0.1%", "0.5%", "1%", "2%", "5%"),
     metavar="B",
     help="Share of hits that may be wrong; repeated: several.",
 )
@@ -442,8 +439,7 @@ def keys_revoke() -> None:
 @option(
     "--overlap",
     type=Time(),
-    default=0.0,
-    show_default="0",
+    default="0",
     metavar="TIME",
     help="How long old keys stay valid, such as 1d; a number is of seconds.",
 )

@@ -115,6 +115,8 @@ async def fetch(
     match reply.status, parsed:
         case HTTPStatus.OK, dict() if parsed:
             return reply.headers.get("Cache-Status", ""), parsed
+        case HTTPStatus.UNAUTHORIZED, dict() if path.startswith("/admin"):
+            raise FailedError("401: set REFRAIN_ADMIN_TOKEN to the gateway's token")
         case status, {"error": {"message": str(message)}}:
             raise FailedError(f"{status}: {message}")
     raise FailedError(f"{url} answers {reply.status} and not as a gateway does: is it one?")

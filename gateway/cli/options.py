@@ -114,13 +114,13 @@ class Time(click.ParamType[float]):
         self._bare, self._least, self._most = bare, least, most
 
     def convert(
-        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the seconds; a default is a number already."""
+        """Return the seconds."""
         from policies.format.units import read_time, time_text
 
         try:
-            seconds = read_time(value, self._bare) if isinstance(value, str) else value
+            seconds = read_time(value, self._bare)
         except ValueError as error:
             self.fail(f"{error}, got {value!r}", param, ctx)
         if not self._least <= seconds <= self._most:
@@ -135,14 +135,14 @@ class ErrorBudget(click.ParamType[float]):
     name = "percentage"
 
     def convert(
-        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the share; a default is a number already."""
+        """Return the share."""
         # Costs as much to import as all else.
         from policies.format.values import ERROR_BUDGET, UnexpectedValueError
 
         try:
-            return float(ERROR_BUDGET.read(value) if isinstance(value, str) else value)
+            return float(ERROR_BUDGET.read(value))
         except UnexpectedValueError as refused:
             self.fail(f"expected {refused}, got {value!r}", param, ctx)
 

@@ -125,6 +125,8 @@ def _upstreams(ready: Mapping[str, Any], overview: Mapping[str, Any]) -> Iterato
         if state is not None:
             why = f" ({state['why']})" if state["why"] else ""
             text = f"{name}: {state['state']}{why}, {state['in_flight']} in flight"
+            if state["state"] != "up":
+                text += "; PROBLEM"
         yield label, text
         label = ""
 
@@ -147,9 +149,9 @@ def _semantic(ready: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     text = f"on, vectors in {vectors.get('index') or 'an index not known yet'}, verifier {kind}"
     yield "semantic", _with_problem(text, "; ".join(faults))
     for rule in ready["rules_off"]:
-        yield "", f"off in rule {rule}: too many hits were wrong"
+        yield "", _with_problem(f"off in rule {rule}", "too many hits were wrong")
     for rule in ready["budgets_not_kept"]:
-        yield "", f"no threshold keeps the budget of rule {rule}"
+        yield "", f"no threshold keeps the budget of rule {rule}; PROBLEM"
 
 
 def _with_problem(text: str, problem: str | None) -> str:

@@ -26,6 +26,7 @@ from rich.text import Text
 from gateway.cli.operator import fetch, share_text
 from gateway.cli.status import KINDS, duration
 from gateway.cli.terminal import FailedError
+from gateway.cli.usage import dollars_text, time_text
 
 _LOOK_SECONDS = 5.0
 _KEPT = 16
@@ -118,13 +119,22 @@ def frame(url: str, looks: Sequence[Look], problem: str | None) -> RenderableTyp
     now = looks[-1] if looks else None
     parts: list[RenderableType] = [_head(url, now, problem)]
     if now is not None:
-        ready = now["ready"]
-        parts += [Text(f"not ready: {reason}", _BAD) for reason in ready["reasons"]]
+        parts += [Text(problem, _BAD) for problem in _problems(now["ready"])]
         parts += [Text(), _requests(looks), Text(), _saved(now), _times(looks)]
         parts += [Text(), _upstreams(now)]
         if names := sorted({*now["rules"], *now["budgets"].get("rules", {})} - {""}):
             parts += [Text(), _rules(now, names)]
     return Group(*parts)
+
+
+def _problems(ready: Mapping[str, Any]) -> Iterator[str]:
+    for reason in ready["reasons"]:
+        yield f"not ready: {reason}"
+    for part in ("store", "policy"):
+        if problem := ready[part]["problem"]:
+            yield f"{part}: {problem}"
+    for problem in ready.get("keys", {}).get("problems", ()):
+        yield f"keys: {problem}"
 
 
 def _head(url: str, now: Look | None, problem: str | None) -> Text:
@@ -173,8 +183,9 @@ def _saved(now: Look) -> Text:
 
     # Tokens that a prefix cache had were sent all the same: they were only cheaper.
     tokens, dollars, seconds = of("tokens", but="prefix"), of("dollars"), of("seconds")
+    money = dollars_text(dollars if dollars or not (tokens or of("tokens")) else None)
     text = Text("saved     ", _HEAD)
-    return text.append(f"{tokens:,.0f} tokens, ${dollars:,.2f}, {duration(seconds)}", "not bold")
+    return text.append(f"{tokens:,.0f} tokens, {money}, {time_text(seconds)}", "not bold")
 
 
 def _times(looks: Sequence[Look]) -> Text:

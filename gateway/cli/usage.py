@@ -110,10 +110,11 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
         part = total["saved"][way.value]
         if part["requests"]:
             unit = "tokens cheaper" if way is Way.PREFIX else "tokens"
-            seconds = f", {_time(part['seconds'])}" if part["seconds"] else ""
+            requests = "request" if part["requests"] == 1 else "requests"
+            seconds = f", {time_text(part['seconds'])}" if part["seconds"] else ""
             yield (
-                f"  {name:<15}{part['requests']:>11,} requests, {part['tokens']:,} {unit}, "
-                f"{_dollars(part['dollars'])}{seconds}"
+                f"  {name:<15}{part['requests']:>11,} {requests}, {part['tokens']:,} {unit}, "
+                f"{dollars_text(part['dollars'])}{seconds}"
             )
     unpriced = total["unpriced_tokens"] + total["saved_total"]["unpriced_tokens"]
     if unpriced:
@@ -137,9 +138,9 @@ def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{hits / row['requests']:.0%}" if row["requests"] else "-",
         f"{row['prompt_tokens'] + row['completion_tokens']:,}",
         f"{saved['tokens']:,}",
-        _dollars(row["dollars"]),
-        _dollars(saved["dollars"]),
-        _time(saved["seconds"]),
+        dollars_text(row["dollars"]),
+        dollars_text(saved["dollars"]),
+        time_text(saved["seconds"]),
     )
 
 
@@ -147,13 +148,15 @@ def _cells(cells: tuple[str, ...]) -> str:
     return "".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
 
 
-def _dollars(dollars: float | None) -> str:
+def dollars_text(dollars: float | None) -> str:
+    """Write an amount; None where no price is known."""
     if dollars is None:
         return "no price"
     return f"${dollars:,.2f}" if dollars >= 0.01 or not dollars else f"${dollars:.6f}"
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Write a time in the unit that suits it."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:,.1f} min" if seconds < 3600 else f"{seconds / 3600:,.1f} h"

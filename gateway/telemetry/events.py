@@ -50,7 +50,8 @@ _ACTIONS = {
     "policy": "saved a policy",
 }
 """Of an operator, those that change something."""
-_SWITCHES = ("dry_run", "purge")
+_DIGESTS = ("sha256",)
+_UNTOLD = ("dry_run", "purge", *_DIGESTS)
 _FIGURES = ("entries", "purged", "evicted")
 
 
@@ -196,11 +197,20 @@ def _action(line: Mapping[str, Any]) -> dict[str, Any] | None:
             if text is None or result.get("dry_run") or result.get("purged") == 0:
                 return None
             asked = line.get("asked") or {}
-            named = [f"{name} {str(asked[name])[:16]}" for name in asked if name not in _SWITCHES]
-            named += [f"{name}: {result[name]}" for name in _FIGURES if name in result]
+            # Of a saved policy, the text that is in force now.
+            shown = {name: asked[name] for name in asked if name not in _UNTOLD}
+            shown |= {name: result[name] for name in _DIGESTS if name in result}
+            named = [f"{name} {str(value)[:16]}" for name, value in shown.items()]
+            named += [_figure(name, result[name]) for name in _FIGURES if name in result]
             more = f" ({', '.join(named)})" if named else ""
             return _entry(at, "info", "operator", f"an operator {text}{more}")
     return None
+
+
+def _figure(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name}: {value}"
 
 
 def _entry(at: float, level: str, event: str, text: str) -> dict[str, Any]:

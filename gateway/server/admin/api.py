@@ -172,7 +172,11 @@ class Admin:
         line = {"action": name, "peer": peer_of(request), "asked": audited}
         await self._audit_log.append({"time": time.time(), **line})
         result = await action(fields)
-        figures = {key: each for key, each in result.items() if not isinstance(each, str | list)}
+        figures = {
+            key: each
+            for key, each in result.items()
+            if key == "sha256" or not isinstance(each, str | list)
+        }
         try:
             await self._audit_log.append({"time": time.time(), **line, "result": figures})
         except OSError as error:

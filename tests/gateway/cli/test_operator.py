@@ -175,7 +175,7 @@ async def test_the_token_comes_from_the_environment(start_gateway, command, ques
     assert (await command(*arguments))[0] == 0
     monkeypatch.setenv("REFRAIN_ADMIN_TOKEN", "another")
     code, _, err = await command(*arguments)
-    assert (code, ":1: 401: This needs the operator's token" in err) == (1, True)
+    assert (code, ":1: 401: set REFRAIN_ADMIN_TOKEN to the gateway's token" in err) == (1, True)
 
 
 async def test_an_audit_tells_by_exit_code_and_purges_when_told(start_gateway, tmp_path, command):

@@ -87,7 +87,10 @@ async def test_without_the_token_the_rest_is_shown(start_gateway, command, monke
     assert code == 0
     assert out.splitlines()[0] == f"gateway    {gateway.url}, ready"
     assert "store      disk" in out
-    assert err.startswith("refrain: version, uptime and requests are not known: 401: ")
+    assert err == (
+        "refrain: version, uptime and requests are not known: "
+        "401: set REFRAIN_ADMIN_TOKEN to the gateway's token\n"
+    )
     monkeypatch.setenv("REFRAIN_ADMIN_TOKEN", "guess-me")
     code, out, err = await command("--gateway", gateway.url)
     assert (code, err) == (0, "")
@@ -155,13 +158,13 @@ def test_problems_stand_beside_their_part():
         },
     )
     assert text.splitlines()[1:] == [
-        "upstreams  a: open (failures), 0 in flight",
+        "upstreams  a: open (failures), 0 in flight; PROBLEM",
         "           b: up, 2 in flight",
         "store      redis; PROBLEM: not answering since 2027-01-15 08:00:00 UTC: refused",
         "policy     policy.yaml, generation 3; PROBLEM: policy.yaml:2: exact: no",
         "semantic   on, vectors in qdrant, verifier none; PROBLEM: no answer; no file",
-        "           off in rule faq: too many hits were wrong",
-        "           no threshold keeps the budget of rule laws",
+        "           off in rule faq; PROBLEM: too many hits were wrong",
+        "           no threshold keeps the budget of rule laws; PROBLEM",
         "keys       PROBLEM: keys:2: no key",
     ]
 

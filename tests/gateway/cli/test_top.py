@@ -27,7 +27,13 @@ ROOT = Path(__file__).parents[3]
 GREEN = r"\x1b\[[0-9;]*32m"
 SIZE = ("COLUMNS", "LINES")
 """Variables that would override the size of the terminal."""
-READY = {"status": "ready", "reasons": []}
+READY = {
+    "status": "ready",
+    "reasons": [],
+    "store": {"kind": "redis", "problem": None},
+    "policy": {"source": "policy.yaml", "generation": 1, "problem": None},
+    "keys": {"problems": []},
+}
 EMPTY = {
     "time": 1000.0,
     "started": 10.0,
@@ -105,7 +111,7 @@ async def test_one_frame_of_a_real_gateway(gateway, upstream, command):
     assert ["all", "0.0", "4"] in lines
     assert ["exact", "hits", "0.0", "75%", "3"] in lines
     assert ["misses", "0.0", "25%", "1"] in lines
-    assert "saved     30 tokens, $0.00, 0 s" in [line.rstrip() for line in out.splitlines()]
+    assert "saved     30 tokens, no price, 0.0 s" in [line.rstrip() for line in out.splitlines()]
     assert [f"{upstream.url}/v1", "0"] in lines
     assert ["default", "4", "75%", "-", "-"] in lines
 
@@ -207,7 +213,8 @@ def test_engines_states_and_queues_are_shown():
     }
     look = {
         "upstreams": ["a", "b"],
-        "ready": {"status": "starting", "reasons": ["encoder: loading"], "upstreams": states},
+        "ready": READY
+        | {"status": "starting", "reasons": ["encoder: loading"], "upstreams": states},
         "engines": {"a": {"running": 5, "waiting": 1234, "kv_use": 0.25}},
         "waiting": 7,
     }
@@ -216,6 +223,35 @@ def test_engines_states_and_queues_are_shown():
     assert ["a", "up", "3", "5", "1,234", "25%"] in rows(text)
     assert ["b", "down", "(connection", "refused)", "0"] in rows(text)
     assert ["waiting", "here", "7"] in rows(text)
+
+
+def test_what_is_wrong_stands_at_the_top():
+    ready = READY | {
+        "store": {"kind": "redis", "problem": "not answering"},
+        "policy": READY["policy"] | {"problem": "policy.yaml:2: exact: no"},
+        "keys": {"problems": ["keys:2: no key"]},
+    }
+    assert drawn({"ready": ready}).splitlines()[1:4] == [
+        "store: not answering",
+        "policy: policy.yaml:2: exact: no",
+        "keys: keys:2: no key",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("saved", "shown"),
+    [
+        ({}, "0 tokens, $0.00, 0.0 s"),
+        ({"exact": {"tokens": 9, "dollars": 0.0}}, "9 tokens, no price, 0.0 s"),
+        ({"prefix": {"tokens": 9, "dollars": 0.0}}, "0 tokens, no price, 0.0 s"),
+        (
+            {"exact": {"tokens": 9, "dollars": 0.0021, "seconds": 90}},
+            "9 tokens, $0.002100, 1.5 min",
+        ),
+    ],
+)
+def test_savings_without_a_known_price_are_no_dollars(saved, shown):
+    assert f"saved     {shown}" in [line.rstrip() for line in drawn({"saved": saved}).splitlines()]
 
 
 @pytest.mark.parametrize(

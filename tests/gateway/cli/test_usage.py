@@ -43,6 +43,7 @@ async def data_dir(tmp_path):
         "exact_tokens": 6_000,
         "exact_dollars": 2.25,
         "exact_seconds": 7_200.0,
+        "compression_requests": 1,
         "prefix_requests": 2,
         "prefix_tokens": 300,
         "prefix_dollars": 0.001,
@@ -76,6 +77,7 @@ async def test_a_table_shows_what_was_used_and_what_saved(data_dir, command):
     assert lines[2].split() == ["own", "1", "0%", "50", "0", "no", "price", "$0.00", "0.0", "s"]
     assert lines[3].split()[:3] == ["all", "11", "45%"]
     assert "  exact hits               5 requests, 6,000 tokens, $2.25, 2.0 h" in lines
+    assert "  compression              1 request, 0 tokens, $0.00" in lines
     assert "  prefix caches            2 requests, 300 tokens cheaper, $0.001000" in lines
     assert "50 of these tokens have no known price" in out
     assert "old" not in out

@@ -83,7 +83,8 @@ async def test_a_saved_policy_takes_effect(gateway, policy):
     text = (gateway.data_dir / "admin-audit.jsonl").read_text()
     lines = [orjson.loads(line) for line in text.splitlines()]
     assert [line["action"] for line in lines] == ["policy", "policy"]
-    assert lines[0]["asked"] == {"sha256": before["sha256"]}
+    assert [line["asked"] for line in lines] == [{"sha256": before["sha256"]}] * 2
+    assert lines[1]["result"] == {"sha256": saved["sha256"], "bytes": len(EDITED)}
     assert "prices" not in text
 
 

@@ -122,7 +122,16 @@ async def test_what_several_workers_see_is_one_event_and_what_happens_again_is_a
         ),
         (
             {"action": "wrong", "asked": {"entry": "ab" * 32}, "result": {"evicted": True}},
-            f"an operator reported a wrong hit (entry {'ab' * 8}, evicted: True)",
+            f"an operator reported a wrong hit (entry {'ab' * 8}, evicted)",
+        ),
+        (
+            {"action": "wrong", "asked": {"entry": "ab" * 32}, "result": {"evicted": False}},
+            f"an operator reported a wrong hit (entry {'ab' * 8}, not evicted)",
+        ),
+        (
+            {"action": "policy", "asked": {"sha256": "ab" * 32}}
+            | {"result": {"sha256": "cd" * 32, "bytes": 9}},
+            f"an operator saved a policy (sha256 {'cd' * 8})",
         ),
         ({"action": "policy", "asked": {}, "result": {"bytes": 9}}, "an operator saved a policy"),
         ({"action": "purge", "asked": {}, "result": {"dry_run": True, "entries": 12}}, None),

@@ -4,7 +4,7 @@
 import { fill, h } from "./dom.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const time = (value) => new Date(value * 1000).toLocaleTimeString("en-GB");
+const time = (value) => new Date(value * 1000).toLocaleTimeString("en-GB", { timeZone: "UTC" });
 const ROOM_RIGHT = 32; // half of the last time on the axis
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

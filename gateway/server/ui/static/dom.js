@@ -116,11 +116,11 @@ export function dollars(value) {
   return `$${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: value && value < 1 ? 4 : 2 })}`;
 }
 
-/** Write a time, in seconds since the epoch, as the reader's clock has it. */
-export const clock = (time) => new Date(time * 1000).toLocaleString("en-GB");
+/** Write a time, in seconds since the epoch, as logs have it. */
+export const utcText = (time) => `${new Date(time * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`;
 
-/** Write a time as logs have it. */
-export const utc = (time) => h("time", { datetime: new Date(time * 1000).toISOString(), title: `${clock(time)} by your clock` },
-  `${new Date(time * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`);
+/** Write a time as logs have it; a pointer shows it by the reader's clock, too. */
+export const utc = (time) => h("time", { datetime: new Date(time * 1000).toISOString(), title: `${new Date(time * 1000).toLocaleString("en-GB")} by your clock` },
+  utcText(time));
 
 export const hash = (text) => h("code", { title: text }, `${text.slice(0, 10)}…`);

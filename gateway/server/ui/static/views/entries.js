@@ -1,7 +1,7 @@
 // Stored answers: search, look at one, purge, report a wrong hit.
 
 import { get, post } from "../api.js";
-import { bytes, clock, count, dialog, facts, fill, h, hash, labelled, run, seconds, table } from "../dom.js";
+import { bytes, count, dialog, facts, fill, h, hash, labelled, run, seconds, table, utc } from "../dom.js";
 import { answerText } from "./quality.js";
 
 const FIELDS = [
@@ -54,7 +54,7 @@ export function entries(place, [key]) {
         ["Key", h("code", {}, entry.key)], ["Scope", h("code", {}, entry.scope)], ["Endpoint", entry.endpoint],
         ["Model", entry.model], ["Upstream", entry.upstream], ["Stored by rule", entry.rule],
         ["Tags", entry.tags.join(", ") || "none"], ["Policy generation", count(entry.generation)],
-        ["Stored at", `${clock(entry.stored_at)} (${seconds(entry.age)} ago)`], ["Fresh until", `${clock(entry.expires_at)} (${freshFor(entry)})`],
+        ["Stored at", [utc(entry.stored_at), ` (${seconds(entry.age)} ago)`]], ["Fresh until", [utc(entry.expires_at), ` (${freshFor(entry)})`]],
         ...(entry.hits === null ? [] : [["Hits since the start", count(entry.hits)]]),
         ["A hit saves", `${count(entry.tokens)} tokens`], ["Found by meaning", entry.semantic ? "yes" : "no"], ["Size", bytes(entry.bytes)],
       ]),

@@ -1,7 +1,7 @@
 // What happens now: figures, charts of the last ten minutes, upstreams, engines, rules, errors.
 
 import { chart } from "../charts.js";
-import { brief, bytes, clock, count, dollars, facts, fill, h, rate, seconds, share, table, utc } from "../dom.js";
+import { brief, bytes, count, dollars, facts, fill, h, rate, seconds, share, table, utc } from "../dom.js";
 import { covered, follow, grown, latest, quantiles, rates, times, values } from "../history.js";
 import { eventTable } from "./events.js";
 
@@ -43,7 +43,8 @@ export function overview(place) {
     ], count, { whole: true }), () => [values((poll) => poll.calls), values((poll) => poll.waiting), values((poll) => engineSum(poll, "waiting"))]],
   ];
   const alarm = storeAlarm();
-  fill(place, state, alarm.element, tiles, h("div", { class: "charts" }, charts.map(([each]) => each.figure)), tables);
+  fill(place, state, alarm.element, tiles, h("p", { class: "hint" }, "Charts: the last ten minutes, in UTC"),
+    h("div", { class: "charts" }, charts.map(([each]) => each.figure)), tables);
 
   const draw = (problem) => {
     const now = latest();
@@ -71,7 +72,7 @@ function engineSum(poll, figure) {
 }
 
 function status(now, problem) {
-  if (problem) return h("p", { class: "problem", role: "alert" }, problem.message, now && ` The figures are of ${clock(now.time)}.`);
+  if (problem) return h("p", { class: "problem", role: "alert" }, problem.message, now && [" The figures are of ", utc(now.time), "."]);
   if (!now) return h("p", { class: "hint" }, "Loading …");
   const { ready } = now;
   const list = [...(ready.status === "ready" ? [] : ready.reasons), ...problems(ready)];
@@ -83,7 +84,7 @@ function status(now, problem) {
 }
 
 const STORES = {
-  redis: ["Redis", "See that Redis runs, and that this machine reaches it: redis-cli ping, then refrain doctor."],
+  redis: ["Redis", "See that Redis runs, and that this machine reaches it: redis-cli -u "$REFRAIN_STORE" ping, then refrain doctor."],
   disk: ["The disk", "See that the disk has room, and is not read-only: df, then refrain doctor."],
 };
 

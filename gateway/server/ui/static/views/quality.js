@@ -1,7 +1,7 @@
 // How often semantic hits are wrong: figures by rule, and the comparisons to judge by hand.
 
 import { get, post } from "../api.js";
-import { clock, count, dialog, fill, h, labelled, run, share, table } from "../dom.js";
+import { count, dialog, fill, h, labelled, run, share, table, utc, utcText } from "../dom.js";
 
 const SHOWN = { open: "Different or unsure", "": "All", different: "Different", unsure: "Unsure", equal: "The same" };
 
@@ -54,7 +54,7 @@ export function quality(place) {
   function show() {
     const chosen = all.filter((one) => (outcome.value === "open" ? one.outcome !== "equal" : !outcome.value || one.outcome === outcome.value));
     fill(list, table("Latest comparisons", [
-      { name: "Time", cell: (one) => clock(one.time) },
+      { name: "Time", cell: (one) => utc(one.time) },
       { name: "Rule", cell: (one) => one.rule },
       { name: "Kind", cell: (one) => one.kind },
       { name: "Outcome", cell: (one) => one.outcome },
@@ -62,7 +62,7 @@ export function quality(place) {
       { name: "Similarity", number: true, cell: (one) => one.similarity.toFixed(3) },
       { name: "Score", number: true, cell: (one) => one.score.toFixed(3) },
       { name: "Judged", cell: (one) => (one.judged_same === null ? "" : one.judged_same ? "right" : "wrong") },
-      { name: "Answers", cell: (one) => h("button", { type: "button", class: "link", "aria-label": `Judge the comparison of ${clock(one.time)}`, onclick: () => judge(one) }, "Judge") },
+      { name: "Answers", cell: (one) => h("button", { type: "button", class: "link", "aria-label": `Judge the comparison of ${utcText(one.time)}`, onclick: () => judge(one) }, "Judge") },
     ], chosen, "No comparison."));
   }
 

@@ -50,7 +50,7 @@ function ways(total) {
       { name: "Way", cell: ([way]) => WAYS[way] ?? way },
       { name: "Requests", number: true, cell: ([, part]) => count(part.requests) },
       { name: "Tokens", number: true, cell: ([, part]) => brief(part.tokens) },
-      { name: "Money", number: true, cell: ([, part]) => dollars(part.dollars) },
+      { name: "Money", number: true, cell: ([, part]) => (part.requests ? dollars(part.dollars) : "–") },
       { name: "Waiting", number: true, cell: ([, part]) => seconds(part.seconds) },
     ], Object.entries(total.saved)),
     unpriced ? h("p", { class: "hint" }, `${count(unpriced)} of these tokens have no known price. Money leaves them out.`) : null,
