@@ -121,22 +121,31 @@ def _upstreams(ready: Mapping[str, Any], overview: Mapping[str, Any]) -> Iterato
     states = ready.get("upstreams") or dict.fromkeys(overview.get("upstreams", ()))
     label = "upstreams"
     for name, state in states.items():
-        text = name
-        if state is not None:
-            why = f" ({state['why']})" if state["why"] else ""
-            text = f"{name}: {state['state']}{why}, {state['in_flight']} in flight"
-            if state["state"] != "up":
-                text += "; PROBLEM"
-        yield label, text
+        yield label, name if state is None else f"{name}: {_state(state)}"
         label = ""
 
 
 def _store(store: Mapping[str, Any]) -> str:
     text = _with_problem(store["kind"], store["problem"])
-    if "since" not in store:
-        return text
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(store["since"]))
-    return f"{text} since {since}: {store['why']}"
+    return f"{text}{_since(store)}: {store['why']}" if "since" in store else text
+
+
+def _since(part: Mapping[str, Any]) -> str:
+    return time.strftime(" since %Y-%m-%d %H:%M:%S UTC", time.gmtime(part["since"]))
+
+
+def _state(state: Mapping[str, Any]) -> str:
+    """Write the state of an upstream; what gets in the way of requests is a problem."""
+    word, why = state["state"], state["why"]
+    text = word
+    if word == "open":  # alone, the word reads like "open for business"
+        text = f"out (open: {why})" if why else "out (open)"
+    elif why:
+        text = f"{word} ({why})"
+    if "since" in state:
+        text += _since(state)
+    problem = "" if word in ("up", "draining") else "; PROBLEM"
+    return f"{text}, {state['in_flight']} in flight{problem}"
 
 
 def _semantic(ready: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

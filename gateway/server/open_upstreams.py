@@ -25,13 +25,20 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstream.discovery import Address, DnsSource, FileSource, Source, read_addresses
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.engine_load import EngineLoad
+from gateway.upstream.pool.health import State
 from gateway.upstream.pool.membership import Discovered, Membership
 from gateway.upstream.pool.pass_through import PoolRequests
-from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool, log_change
+from gateway.upstream.pool.pool import (
+    OnlyUpstreamCollector,
+    UpstreamCollector,
+    UpstreamMetrics,
+    UpstreamPool,
+    log_change,
+)
 from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.probes import PATHS, Prober, log_upstream, log_upstreams
 from gateway.upstream.pool.retry import Budget
-from gateway.upstream.pool.routing import LeastLoaded, PrefixAware
+from gateway.upstream.pool.routing import LeastLoaded, PrefixAware, Route
 from gateway.upstream.pool.table import Member, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.pool.warm_up import WarmUp
@@ -99,7 +106,7 @@ class Upstreams:
     def details(self) -> dict[str, Any]:
         """Return the part of ``/readyz`` about upstreams."""
         if self.pool is None:
-            return {}
+            return {"upstreams": {name: _state_alone(one) for name, one in self.each.items()}}
         now = time.monotonic()
         upstreams = {}
         for upstream, state, _ in states(self.pool.table, now):
@@ -151,6 +158,7 @@ def open_upstreams(
     retry_budget = Budget()
     if is_alone:
         [first] = each.values()
+        _count_alone(first, counts, metrics)
         return Upstreams(
             upstream=first,
             passing=first,
@@ -232,6 +240,32 @@ def open_upstreams(
         warm_up=warm_up,
         chains=chains,
     )
+
+
+def _state_alone(upstream: HttpUpstream) -> dict[str, Any]:
+    """Return what ``/readyz`` says of an upstream without a pool. It gets requests in any state."""
+    outage = upstream.failures.outage
+    if outage is None:
+        return {"state": State.UP.value, "why": None, "in_flight": upstream.in_use}
+    return {
+        "state": State.FAILING.value,
+        "why": outage.why.value,
+        "since": outage.since,
+        "in_flight": upstream.in_use,
+    }
+
+
+def _count_alone(upstream: HttpUpstream, counts: UpstreamMetrics, metrics: Metrics) -> None:
+    """Count the calls of an upstream without a pool, and note its outages."""
+    name = upstream.name
+
+    def take_calls() -> int:
+        calls, upstream.calls = upstream.calls, 0
+        return calls
+
+    metrics.add_count(counts.requests.labels(name, Route.ONLY.value), take_calls)
+    metrics.add(OnlyUpstreamCollector(upstream))
+    upstream.failures.count = lambda reason: counts.failures.labels(name, reason.value).inc()
 
 
 def read_discovery_file(one: UpstreamSettings, path: Path) -> WatchedFile[tuple[Address, ...]]:

@@ -42,7 +42,7 @@ from gateway.upstream.pool.retry import FirstToken, FirstTokenDetector
 from gateway.upstream.request import Served
 
 if TYPE_CHECKING:
-    from gateway.upstream.http_client import HttpUpstream
+    from gateway.upstream.http_client import HttpUpstream, Outage
 
 _LARGEST_HEADER = 64 * 1024
 _MOST_HEADERS = 512
@@ -380,6 +380,8 @@ class HttpReply:
     _upload: asyncio.Task[None] | None = None
     _inflated: AsyncIterator[bytes] | None = None
     _detector: FirstTokenDetector | None = None
+    _outage: "Outage | None" = None
+    """What ends if this call ends well: the outage in which its head came."""
 
     async def __aenter__(self) -> Self:
         """Send the request, and wait for the head of the reply. Raises UpstreamError."""
@@ -391,8 +393,11 @@ class HttpReply:
             self._close()
             if self.attempt is not None:
                 self.attempt.end(error)
-            if isinstance(error, UpstreamError) and (self.logs is None or self.logs()):
-                self.upstream.failures.note_failure(error)
+            if isinstance(error, UpstreamError):
+                if self.logs is None:
+                    self.upstream.failures.note_failed_call(error)
+                elif self.logs():
+                    self.upstream.failures.note_failure(error)
             raise
         return self
 
@@ -405,8 +410,12 @@ class HttpReply:
         self._inflated = None  # it refers to this reply
         if self.attempt is not None:
             self.attempt.end(error)
-        if self.logs is None and isinstance(error, UpstreamError):
-            self.upstream.failures.note_failure(error)
+        if self.logs is not None:
+            return
+        if isinstance(error, UpstreamError):
+            self.upstream.failures.note_failed_call(error)
+        elif self._outage is not None and error is None:
+            self.upstream.failures.end_outage(self._outage)
 
     async def read(self) -> bytes:
         """Return the next piece of the body, none at its end. Raises UpstreamError."""
@@ -515,9 +524,15 @@ class HttpReply:
         self.content_type = _media_type(headers.get(hdrs.CONTENT_TYPE, ""))
         length = headers.get(hdrs.CONTENT_LENGTH)
         self.content_length = None if length is None else int(length)
-        if self.logs is None and (self.status != HTTPStatus.OK or self.content_type == "text/html"):
-            own = upstream.own_credential
-            upstream.failures.note_reply(self.status, self.content_type, own_credential=own)
+        failures, own = upstream.failures, upstream.own_credential
+        self._outage = failures.outage
+        is_plain = self.status == HTTPStatus.OK and self.content_type != "text/html"
+        if (
+            self.logs is None
+            and not is_plain
+            and failures.note_reply(self.status, self.content_type, own_credential=own)
+        ):
+            self._outage = None
 
     def _close(self) -> None:
         """Give the connection back if the reply is complete, else close it."""

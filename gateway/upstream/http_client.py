@@ -15,6 +15,7 @@ import secrets
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -130,6 +131,8 @@ class HttpUpstream:
         self.url = URL(base_url)
         self.in_use = 0
         """Requests under way, of any kind."""
+        self.calls = 0
+        """Calls that were begun since they were counted last."""
         self.served = Served(self.name)
         self.failures = FailureLog(self.name)
         self._drops_credentials = own_credential
@@ -207,6 +210,7 @@ class HttpUpstream:
         return TranslatedReply(post, sent, self.failures.note_refused_fields)
 
     def _post(self, outgoing: Outgoing, target: str, fields: Fields, raw: bytes) -> HttpReply:
+        self.calls += 1
         attempt = None
         if outgoing.attempt is not None:
             attempt = outgoing.attempt(self._traced_as)
@@ -332,29 +336,64 @@ def _unreachable(error: BaseException, host: str | None, place: str) -> str:
             return f"no connection to {place}"
 
 
-class FailureLog:
-    """A line for each failed call to one upstream, at most one of a kind in some seconds."""
+@dataclass(eq=False, slots=True)
+class Outage:
+    """The time from a failed call of an upstream to its next good one."""
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    since: float
+    why: Reason
+    """Of the last call that failed."""
+    is_logged: bool = False
+
+
+class FailureLog:
+    """A line for each failed call to one upstream, at most one of a kind in some seconds.
+
+    An upstream without a pool has ``count``, which counts a failed call. Its outages are noted
+    here; a pool has the states of its upstreams.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._name = name
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._last: dict[Reason, float] = {}
         self._suppressed: dict[Reason, int] = {}
+        self.count: Callable[[Reason], None] | None = None
+        self.outage: Outage | None = None
+
+    def note_failed_call(self, error: UpstreamError) -> None:
+        """Log and count a call that failed."""
+        self._note(error.reason, error.detail or error.message)
 
     def note_failure(self, error: UpstreamError) -> None:
-        """Log a call that failed."""
+        """Log another request that failed."""
         self._warn(error.reason, error.detail or error.message)
 
-    def note_reply(self, status: int, content_type: str, *, own_credential: bool) -> None:
-        """Log a reply that shows a fault of the upstream or of its settings."""
+    def note_reply(self, status: int, content_type: str, *, own_credential: bool) -> bool:
+        """Log a reply that shows a fault of the upstream or of its settings; tell if it does."""
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._warn(Reason.UPSTREAM_STATUS, f"it answered with status {status}")
+            text = f"it answered with status {status}"
         elif own_credential and status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             text = f"it refuses the key that the gateway has for it (status {status})"
-            self._warn(Reason.UPSTREAM_STATUS, text)
         elif status == HTTPStatus.OK and content_type == "text/html":
             text = "it answered with a web page; is its URL that of an API?"
-            self._warn(Reason.UPSTREAM_STATUS, text)
+        else:
+            return False
+        self._note(Reason.UPSTREAM_STATUS, text)
+        return True
+
+    def end_outage(self, outage: Outage) -> None:
+        """Note that a call ended well whose head came within this outage."""
+        if outage is not self.outage:
+            return
+        self.outage = None
+        if outage.is_logged:
+            log.info("upstream %s answers again", self._name, extra=_EVENT)
 
     def note_refused_fields(self, names: Sequence[str]) -> None:
         """Log that a translated request was sent twice: the first had these fields."""
@@ -363,15 +402,27 @@ class FailureLog:
             text += "; if it does not know stream_options, leave stream-usage out of its accepts"
         self._warn(Reason.UPSTREAM_STATUS, text)
 
-    def _warn(self, reason: Reason, what: str) -> None:
+    def _note(self, reason: Reason, what: str) -> None:
+        is_logged = self._warn(reason, what)
+        if self.count is None:
+            return
+        self.count(reason)
+        if self.outage is None:
+            self.outage = Outage(self._wall(), reason)
+        self.outage.why = reason
+        self.outage.is_logged = self.outage.is_logged or is_logged
+
+    def _warn(self, reason: Reason, what: str) -> bool:
+        """Log a fault; tell whether it has a line."""
         now = self._clock()
         if (last := self._last.get(reason)) is not None and now - last < EVERY_SECONDS:
             self._suppressed[reason] = self._suppressed.get(reason, 0) + 1
-            return
+            return False
         self._last[reason] = now
         suppressed = self._suppressed.pop(reason, 0)
         more = f" ({suppressed} more since the last line)" if suppressed else ""
         log.warning("upstream %s: %s%s", self._name, what, more, extra=_EVENT)
+        return True
 
 
 class OneReplyConnector(TCPConnector):

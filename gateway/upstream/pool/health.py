@@ -37,6 +37,8 @@ class State(StrEnum):
     OPEN = "open"
     DRAINING = "draining"
     """It has left the pool, and finishes its calls."""
+    FAILING = "failing"
+    """Its last call failed, and it gets requests: there is no other upstream."""
 
 
 @dataclass(frozen=True, slots=True)

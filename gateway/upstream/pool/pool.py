@@ -25,6 +25,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
 from gateway.protocol.messages import declared_name
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.retry import (
     NOT_KEPT,
@@ -58,14 +59,14 @@ class UpstreamMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "refrain_upstream_requests_total",
-            "Requests sent to an upstream of a pool, tries that failed among them.",
+            "Requests sent to an upstream, tries that failed among them.",
             ("upstream", "route"),
             registry=registry,
         )
         self._of_route: dict[tuple[str, Route], Counter] = {}
         self.failures = Counter(
             "refrain_upstream_failures_total",
-            "Requests that an upstream of a pool failed, by reason.",
+            "Requests that failed at an upstream, by reason.",
             ("upstream", "reason"),
             registry=registry,
         )
@@ -102,10 +103,7 @@ class UpstreamCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield calls under way, state and remaining pause of each upstream."""
         names = ["upstream"]
-        text = "1 for the state an upstream is in."
-        states_of = GaugeMetricFamily("refrain_upstream_state", text, labels=[*names, "state"])
-        text = "Requests under way."
-        in_flight = GaugeMetricFamily("refrain_upstream_in_flight", text, labels=names)
+        in_flight, states_of = _in_flight_and_state()
         text = "Seconds for which an upstream still gets no requests."
         pauses = GaugeMetricFamily("refrain_upstream_rest_seconds", text, labels=names)
         text = "Requests that wait at an upstream's engine, as it reports."
@@ -118,10 +116,8 @@ class UpstreamCollector(Collector):
             if upstream.signal is not None and upstream.signal.is_fresh(now):
                 queued.add_metric([name], upstream.signal.load.waiting)
                 kv_use.add_metric([name], upstream.signal.load.kv_use)
-            in_flight.add_metric([name], upstream.in_flight)
             pauses.add_metric([name], seconds)
-            for one in State:
-                states_of.add_metric([name, one.value], float(one is state))
+            _add(in_flight, states_of, name, upstream.in_flight, state)
         text = "Replicas that were found for an upstream."
         replicas = GaugeMetricFamily("refrain_upstream_replicas", text, labels=names)
         text = "1 if the list of an upstream's replicas cannot be renewed."
@@ -130,6 +126,40 @@ class UpstreamCollector(Collector):
             replicas.add_metric([name], found["replicas"])
             failing.add_metric([name], float(found["problem"] is not None))
         yield from (in_flight, states_of, pauses, queued, kv_use, replicas, failing)
+
+
+class OnlyUpstreamCollector(Collector):
+    """Reads the state of an upstream without a pool for each scrape."""
+
+    def __init__(self, upstream: HttpUpstream) -> None:
+        self._upstream = upstream
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield calls under way, and the state."""
+        in_flight, states_of = _in_flight_and_state()
+        one = self._upstream
+        state = State.UP if one.failures.outage is None else State.FAILING
+        _add(in_flight, states_of, one.name, one.in_use, state)
+        yield from (in_flight, states_of)
+
+
+def _in_flight_and_state() -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
+    text = "Requests under way."
+    in_flight = GaugeMetricFamily("refrain_upstream_in_flight", text, labels=["upstream"])
+    text, labels = "1 for the state an upstream is in.", ["upstream", "state"]
+    return in_flight, GaugeMetricFamily("refrain_upstream_state", text, labels=labels)
+
+
+def _add(
+    in_flight: GaugeMetricFamily,
+    states_of: GaugeMetricFamily,
+    name: str,
+    calls: int,
+    state: State,
+) -> None:
+    in_flight.add_metric([name], calls)
+    for one in State:
+        states_of.add_metric([name, one.value], float(one is state))
 
 
 class PoolReply:
@@ -407,10 +437,11 @@ def log_change(change: Change) -> None:
         case State.RESTING:
             log.warning("upstream %s pauses for %.1f s%s", change.name, change.seconds, why)
         case State.TRIAL:
-            log.info("upstream %s answers probes again: the next call tries it", change.name)
+            text = "upstream %s answers probes again: the next call tries it"
+            log.info(text, change.name, extra=_EVENT)
         case State.OPEN:
             log.warning(
-                "upstream %s fails%s: no requests for %.1f s",
+                "upstream %s is out%s until a probe succeeds; the next is in %.1f s",
                 *(change.name, why, change.seconds),
                 extra=_EVENT,
             )

@@ -40,6 +40,8 @@ class Route(StrEnum):
     """Another holds more of it and has too much to do, or only load counts."""
     RETRY = "retry"
     """It was the only upstream left, or gets the request again."""
+    ONLY = "only"
+    """There is no other upstream, and no pool."""
 
 
 class Load(NamedTuple):

@@ -6,6 +6,7 @@ import re
 import orjson
 import pytest
 from aiohttp import web
+from faulty_upstreams import CLOSED
 
 from gateway.cli.main import main
 from gateway.cli.status import duration, screen
@@ -56,10 +57,19 @@ async def test_a_ready_gateway(gateway, upstream, command):
         ["exact", "hits", "2", "67%"],
         ["misses", "1", "33%"],
     ]
-    assert f"upstreams  {upstream.url}/v1" in lines
+    assert f"upstreams  {upstream.url}/v1: up, 0 in flight" in lines
     assert "store      disk" in lines
     assert re.search(r"^policy     .*default.yaml, generation 0$", out, re.MULTILINE)
     assert "semantic   off: the libraries are not installed" in lines
+
+
+async def test_an_only_upstream_that_is_dead_is_a_problem(start_gateway, command):
+    gateway = await start_gateway(upstream=CLOSED)
+    assert (await gateway.ask("Hi?")).status == 502
+    code, out, _ = await command("--gateway", gateway.url)
+    assert code == 0  # it serves hits
+    said = re.escape(f"upstreams  {CLOSED}: failing (upstream-unreachable) since ")
+    assert re.search(said + r"20\d\d-\S+ \S+ UTC, 0 in flight; PROBLEM$", out, re.MULTILINE)
 
 
 async def test_json_has_all(gateway, command):
@@ -155,11 +165,13 @@ def test_problems_stand_beside_their_part():
         upstreams={
             "a": {"state": "open", "why": "failures", "in_flight": 0},
             "b": {"state": "up", "why": None, "in_flight": 2},
+            "c": {"state": "failing", "why": "timeout", "since": 90.0, "in_flight": 1},
         },
     )
     assert text.splitlines()[1:] == [
-        "upstreams  a: open (failures), 0 in flight; PROBLEM",
+        "upstreams  a: out (open: failures), 0 in flight; PROBLEM",
         "           b: up, 2 in flight",
+        "           c: failing (timeout) since 1970-01-01 00:01:30 UTC, 1 in flight; PROBLEM",
         "store      redis; PROBLEM: not answering since 2027-01-15 08:00:00 UTC: refused",
         "policy     policy.yaml, generation 3; PROBLEM: policy.yaml:2: exact: no",
         "semantic   on, vectors in qdrant, verifier none; PROBLEM: no answer; no file",

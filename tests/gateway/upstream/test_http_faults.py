@@ -195,7 +195,7 @@ def test_lines_are_bounded_in_number_and_none_is_forgotten(caplog: pytest.LogCap
 def test_answers_that_are_none(
     caplog: pytest.LogCaptureFixture, status: int, kind: str, own: bool, said: str | None
 ):
-    FailureLog("gpu-1").note_reply(status, kind, own_credential=own)
+    assert FailureLog("gpu-1").note_reply(status, kind, own_credential=own) is (said is not None)
     assert (said in caplog.text) if said else not caplog.records
 
 
