@@ -59,6 +59,8 @@ async def test_a_purge_passes_over_no_entry_that_it_cannot_read(
     gateway = await start(masters)
     await gateway.ask(f"{QUESTION} 2")
     [one] = (await gateway.get("/admin/entries")).json["entries"]
+    audit = (await gateway.post("/admin/audit", b"{}")).json
+    assert (audit["failed"], audit["purged"]) == (2, 0)
     status, reply = await purge(rule=one["rule"])
     assert status == 500
     assert reply["error"]["message"].startswith(
