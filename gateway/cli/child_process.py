@@ -2,7 +2,8 @@
 
 The line is the child's stdin: a socket of which the parent holds the other end. Its end tells that
 the parent is gone, so that not even a killed supervisor leaves a process behind. Gateway workers
-also get orders through it, and report.
+also get orders through it, and report. Orders are numbered: a report names the one that it answers,
+so that a late report is not taken for that of a later order.
 """
 
 import asyncio
@@ -27,6 +28,9 @@ PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 """Set to 1 where stdin is the line to the parent: its end means that the parent is gone."""
 
 STOP_SECONDS = 8.0
+NO_ORDER = 0
+"""The number of a report that answers no order."""
+
 _STDIN = 0
 
 
@@ -50,6 +54,8 @@ class Report(StrEnum):
     """It may be told to accept."""
     SHARED = "shared"
     """It has done what SHARE says."""
+    LEFT = "left"
+    """It has been told to LEAVE, and takes no connections any more."""
 
 
 class ChildError(Exception):
@@ -95,6 +101,7 @@ class ChildProcess:
         """Whether it is known to have started well."""
         self._process = process
         self._reports, self._orders = line
+        self._ordered = 0
         self.end.add_done_callback(lambda _: self._orders.close())
 
     @classmethod
@@ -117,18 +124,23 @@ class ChildProcess:
                 raise
         return cls(child, process, line)
 
-    def order(self, *orders: Order) -> None:
-        """Tell a worker what to do."""
+    def order(self, order: Order) -> int:
+        """Tell a worker what to do; return the number of the order."""
+        self._ordered += 1
         if not self._orders.is_closing():
-            self._orders.write("".join(f"{order}\n" for order in orders).encode())
+            self._orders.write(f"{order} {self._ordered}\n".encode())
+        return self._ordered
 
-    async def report(self, expected: Report, seconds: float) -> None:
-        """Wait for a report. Raises ChildError if it does not come in time."""
+    async def report(self, expected: Report, seconds: float, number: int = NO_ORDER) -> None:
+        """Wait for a report on the order with this number.
+
+        Raises ChildError if it does not come in time.
+        """
         try:
             async with asyncio.timeout(seconds):
                 with contextlib.suppress(ConnectionError):
                     while line := await self._reports.readline():
-                        if line == f"{expected}\n".encode():
+                        if line == f"{expected} {number}\n".encode():
                             return
                 code = await self.end
         except TimeoutError:
@@ -186,7 +198,8 @@ class ParentLine:
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.has_parent = os.environ.get(PARENT_PIPE) == "1"
-        self.orders: asyncio.Queue[Order] = asyncio.Queue()
+        self.orders: asyncio.Queue[tuple[Order, int]] = asyncio.Queue()
+        """What to do, and the number of the order."""
         self._begun = b""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -194,10 +207,10 @@ class ParentLine:
         if self.has_parent:
             loop.add_reader(_STDIN, self._read)
 
-    def report(self, report: Report) -> None:
-        """Tell the parent. If it is gone, ``stop`` is about to be set."""
+    def report(self, report: Report, number: int = NO_ORDER) -> None:
+        """Tell the parent, in answer to an order. If it is gone, ``stop`` is about to be set."""
         with contextlib.suppress(OSError):
-            os.write(_STDIN, f"{report}\n".encode())
+            os.write(_STDIN, f"{report} {number}\n".encode())
 
     def _read(self) -> None:
         try:
@@ -210,4 +223,5 @@ class ParentLine:
             return
         *lines, self._begun = (self._begun + data).split(b"\n")
         for line in lines:
-            self.orders.put_nowait(Order(line.decode()))
+            order, _, number = line.decode().partition(" ")
+            self.orders.put_nowait((Order(order), int(number)))

@@ -34,8 +34,12 @@ LAST_BACKOFF_SECONDS = 10.0
 SETTLED_SECONDS = 60.0
 """A child that ran for so long has started well; before, its own exit code 1 or 2 is final."""
 
+MOST_LEAVING = 2
+"""So many replaced processes of one place may finish their answers at a time."""
+
 READY_SECONDS = 60.0
 SHARED_SECONDS = 30.0
+LEFT_SECONDS = 10.0
 
 
 class ReloadError(Exception):
@@ -74,6 +78,12 @@ class Slot:
         """Tell the process here if it is the only worker."""
         if self.process is not None and self.child.alone and len(self._still_running()) == 1:
             self.process.order(Order.ALONE)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether no process may be replaced until one of those that leave has ended."""
+        leaving = [one for one in self._still_running().values() if one is not self.process]
+        return len(leaving) >= MOST_LEAVING
 
     def _still_running(self) -> dict[int, ChildProcess]:
         return {number: one for number, one in self._running.items() if not one.end.done()}
@@ -182,6 +192,9 @@ class Supervisor:
             await self._reload_due.wait()
             self._reload_due.clear()
             try:
+                await self._await_room()
+                # The settings are read only now: signals during the wait ask for the same.
+                self._reload_due.clear()
                 await self._replace_all()
             except ReloadError as error:
                 log.error("reload: keeping the settings in force: %s", error, extra=_EVENT)  # noqa: TRY400
@@ -204,9 +217,14 @@ class Supervisor:
                 raise ReloadError(str(error)) from None
             replaced.append((slot, former))
         log.info("reload: the new settings are in force", extra=_EVENT)
-        # So many processes at most: the next reload begins once these have left.
-        if self._leaving:
-            await asyncio.wait(self._leaving)
+
+    async def _await_room(self) -> None:
+        """Wait while too many replaced workers finish their answers: each takes memory."""
+        if number := sum(slot.is_crowded for slot in self._front):
+            text = "reload: it waits for %d workers that finish their answers"
+            log.info(text, number, extra=_EVENT)
+        while any(slot.is_crowded for slot in self._front):
+            await asyncio.wait(self._leaving, return_when=asyncio.FIRST_COMPLETED)
 
     async def _put_back(self, replaced: Sequence[tuple[Slot, Child]]) -> None:
         for slot, former in replaced:
@@ -241,11 +259,15 @@ class Supervisor:
             new.order(Order.ACCEPT)
             slot.moved.set()
             if old is not None:
-                old.order(Order.LEAVE)
+                number = old.order(Order.LEAVE)
                 leaving = asyncio.create_task(self._see_off(slot, old))
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
             slot.tell_if_alone()
+        if old is not None:
+            # From then on, each new connection finds the new settings.
+            with contextlib.suppress(ChildError):
+                await old.report(Report.LEFT, LEFT_SECONDS, number)
 
     async def _see_off(self, slot: Slot, old: ChildProcess) -> None:
         await old.await_end(self._at_once)
@@ -255,9 +277,9 @@ class Supervisor:
 
 async def _share(old: ChildProcess) -> None:
     """Have the worker share its store. Raises ChildError, unless it has ended."""
-    old.order(Order.SHARE)
+    number = old.order(Order.SHARE)
     try:
-        await old.report(Report.SHARED, SHARED_SECONDS)
+        await old.report(Report.SHARED, SHARED_SECONDS, number)
     except ChildError:
         if not old.end.done():
             raise

@@ -11,18 +11,19 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import orjson
 import uvloop
 from aiohttp import web
 from prometheus_client import values
 
 from gateway.app import END_CALLS, READINESS, STORE, create_app
 from gateway.cache.ports import StoreError
-from gateway.cli.child_process import Order, ParentLine, Report
+from gateway.cli.child_process import NO_ORDER, Order, ParentLine, Report
 from gateway.cli.supervisor import SEAT, WORKER_SETTINGS
 from gateway.cli.terminal import configure_logging, log_stray, say
 from gateway.server.auth import KeyRingError
@@ -41,8 +42,8 @@ log = logging.getLogger(__name__)
 LAST_WORDS_SECONDS = 0.5
 """Time for clients to read the last error, and then for requests still running."""
 
-WARM_SECONDS = 20.0
-"""A worker that replaces another one accepts after this, whether it is ready by then or not."""
+OTHERS_SECONDS = 10.0
+"""If ``/readyz`` of the workers that serve takes longer, any other worker is better than they."""
 
 IDLE_SECONDS = 5.0
 """A replaced worker closes connections on which nothing came for so long.
@@ -52,7 +53,10 @@ sent a request would lose it by a connection that closes.
 """
 
 SHARE_SECONDS = 20.0
-"""A report after that would come too late, and could be taken for that of a later order."""
+"""A report after that would come too late: the supervisor waits little longer."""
+
+ALONE_AGAIN_SECONDS = 1.0
+"""A worker that is alone tries so often to have the store alone, while the disk does not answer."""
 
 _LOOK_SECONDS = 0.1
 
@@ -80,7 +84,7 @@ async def serve(
         app, refuse, connection=new_connection(app), shutdown_timeout=LAST_WORDS_SECONDS
     )
     await runner.setup()
-    orders = Orders(line, app)
+    orders = Orders(line, app, sock)
     try:
         await orders.may_accept()
         if line.stop.is_set():
@@ -101,6 +105,8 @@ async def serve(
         await site.stop()
         # Else the kernel still takes connections that no process accepts.
         sock.close()
+        if is_replaced:
+            orders.report_left()
         await runner.idle(settings.drain_timeout, quiet=IDLE_SECONDS if is_replaced else 0.0)
         # Clients that still wait for an upstream get an error, in the form that is right by then.
         await app[END_CALLS]()
@@ -113,54 +119,122 @@ async def serve(
 class Orders:
     """Does what the parent says, in the order in which it says so."""
 
-    def __init__(self, line: ParentLine, app: web.Application) -> None:
+    def __init__(self, line: ParentLine, app: web.Application, sock: socket.socket) -> None:
         self.leave = asyncio.Event()
         """Set once another worker has taken this one's place."""
         self._line = line
         self._app = app
+        self._sock = sock
         self._accept = asyncio.Event()
         if not line.has_parent:
             self._accept.set()
-        self._following = asyncio.create_task(self._follow())
+        self._lacks: set[str] = set()
+        """Why this worker is not ready, while those that serve are."""
+        self._told_to_leave = NO_ORDER
+        self._having_alone: asyncio.Task[None] | None = None
+        self._following = self._begin(self._follow())
 
     async def may_accept(self) -> None:
         """Wait until connections may be accepted, or the worker is to stop.
 
         A worker that replaces another one is told so after it was ready.
         """
-        ready = asyncio.create_task(self._report_readiness())
+        ready = self._begin(self._report_readiness())
         await _first(self._accept, self._line.stop)
+        if self._lacks and not self._accept.is_set():
+            log.error("not ready to take connections: %s", "; ".join(sorted(self._lacks)))
         ready.cancel()
+
+    def report_left(self) -> None:
+        """Tell that all connections go to others from now on."""
+        self._line.report(Report.LEFT, self._told_to_leave)
 
     def ignore(self) -> None:
         """Take no more orders."""
         self._following.cancel()
+        if self._having_alone is not None:
+            self._having_alone.cancel()
 
     async def _report_readiness(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WARM_SECONDS):
-                while (await self._app[READINESS].report())["reasons"]:  # noqa: ASYNC110
-                    await asyncio.sleep(_LOOK_SECONDS)
+        """Report once this worker is as ready as those that serve.
+
+        An outage that they have, too, such as that of the encoder, must not block a reload.
+        """
+        while reasons := set((await self._app[READINESS].report())["reasons"]):
+            try:
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    self._lacks = reasons - await _reasons_of_others(self._sock)
+            except TimeoutError:
+                break
+            except (OSError, ValueError) as error:
+                log.debug("/readyz of the workers that serve: %s", error)
+            else:
+                if not self._lacks:
+                    break
+            await asyncio.sleep(_LOOK_SECONDS)
         self._line.report(Report.READY)
 
     async def _follow(self) -> None:
         store = self._app[STORE]
         while True:
-            match await self._line.orders.get():
+            order, number = await self._line.orders.get()
+            match order:
                 case Order.ACCEPT:
                     self._accept.set()
                 case Order.SHARE:
+                    if self._having_alone is not None:
+                        self._having_alone.cancel()
+                        await asyncio.wait([self._having_alone])
                     with suppress(TimeoutError, StoreError):
                         await asyncio.wait_for(store.share(), SHARE_SECONDS)
-                        self._line.report(Report.SHARED)
+                        self._line.report(Report.SHARED, number)
                 case Order.ALONE:
-                    try:
-                        await store.have_alone()
-                    except StoreError as error:
-                        log.warning("store: each write waits for the disk from now on: %s", error)
+                    self._having_alone = self._begin(self._have_alone())
                 case Order.LEAVE:
                     await store.leave()
+                    self._told_to_leave = number
                     self.leave.set()
+
+    async def _have_alone(self) -> None:
+        """Have the store alone as soon as the disk answers."""
+        is_told = False
+        while True:
+            try:
+                await self._app[STORE].have_alone()
+            except StoreError as error:
+                if not is_told:
+                    log.warning("store: each write waits for the disk until it answers: %s", error)
+                is_told = True
+            else:
+                if is_told:
+                    log.info("store: the disk answers, and no write waits for it any more")
+                return
+            await asyncio.sleep(ALONE_AGAIN_SECONDS)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        """Stop if a task fails: a worker that follows no orders would stay for ever."""
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("a defect: this worker stops", exc_info=fault)
+            self._line.stop.set()
+
+
+async def _reasons_of_others(sock: socket.socket) -> set[str]:
+    """Return why the workers that accept on the same socket are not ready.
+
+    Raises OSError, or ValueError if the answer was cut.
+    """
+    reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
+    try:
+        writer.write(b"GET /readyz HTTP/1.0\r\n\r\n")
+        page = (await reader.read()).partition(b"\r\n\r\n")[2]
+    finally:
+        writer.close()
+    return set(orjson.loads(page)["reasons"])
 
 
 async def _first(*events: asyncio.Event) -> None:

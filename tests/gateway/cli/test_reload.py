@@ -3,36 +3,42 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from gateway.cli import supervisor as module
-from gateway.cli.child_process import Child
+from gateway.cli.child_process import Child, ChildProcess, Order, Report
 from gateway.cli.supervisor import ReloadError, Supervisor
 
 WORKER = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from gateway.cli.child_process import Order, ParentLine, Report
 from gateway.cli.supervisor import SEAT
 
-name = sys.argv[1]
+name, hears = sys.argv[1], asyncio.Event()
 
 def say(word):
     os.write(int(sys.argv[2]), f"{name} {word} {os.getpid()} {os.environ[SEAT]}\\n".encode())
 
 async def follow(line):
     while True:
-        order = await line.orders.get()
+        order, number = await line.orders.get()
         say(order)
         if order is Order.SHARE:
-            line.report(Report.SHARED)
-        elif order is Order.LEAVE and "stays" not in name:
-            return
+            line.report(Report.SHARED, number)
+        elif order is Order.LEAVE:
+            if "deaf" in name:
+                await hears.wait()
+            line.report(Report.LEFT, number)
+            if "stays" not in name:
+                return
 
 async def main():
     line = ParentLine()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, hears.set)
     say("began")
     if "broken" in name:
         sys.exit(1)
@@ -277,3 +283,78 @@ async def test_a_stop_during_a_reload_ends_everything(rig: Rig, phase: str):
         await rig.until("new ended")
         rig.supervisor.stop()  # it has no answers to finish, and would wait for its time
     assert (await rig.stop() if phase != "leaves" else await asyncio.wait_for(rig.running, 60)) == 0
+
+
+async def test_a_reload_waits_for_no_stream_unless_too_many_old_workers_have_one(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+):
+    rig.start("first-stays")
+    await rig.until("first-stays accept")
+    rig.next = [["second-stays"], ["third-stays"], ["fourth"]]
+    rig.hang_up()
+    await rig.until("first-stays leave", "second-stays accept")
+    rig.hang_up()
+    await rig.until("second-stays leave", "third-stays accept")
+    assert "first-stays ended" not in rig.said
+    rig.hang_up()
+    await rig.until_logged("waits for 1 workers that finish their answers", caplog)
+    rig.hang_up()  # the settings are read later: no further reload
+    os.kill(rig.pids["first-stays"], signal.SIGKILL)
+    await rig.until("third-stays leave", "fourth accept")
+    assert rig.seats["fourth"] == "gateway-1.0"
+    assert not rig.next
+    # Three of them had the store together.
+    assert "fourth alone" not in rig.said
+    assert not any(f"{name}-stays alone" in rig.said for name in ("second", "third"))
+    for name in ("second-stays", "third-stays"):
+        os.kill(rig.pids[name], signal.SIGKILL)
+    await rig.until("fourth alone")
+
+
+async def test_settings_are_in_force_once_the_old_worker_takes_no_connections(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+):
+    rig.start("old-deaf")
+    await rig.until("old-deaf accept")
+    rig.next = [["new"]]
+    rig.hang_up()
+    await rig.until("old-deaf leave", "new accept")
+    assert "are in force" not in caplog.text
+    os.kill(rig.pids["old-deaf"], signal.SIGUSR1)
+    await rig.until_logged("are in force", caplog)
+
+
+async def test_an_old_worker_that_does_not_obey_holds_a_reload_up_for_a_while_only(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "LEFT_SECONDS", 0.01)
+    rig.start("old-deaf")
+    await rig.until("old-deaf accept")
+    rig.next = [["new"]]
+    rig.hang_up()
+    await rig.until_logged("are in force", caplog)
+    os.kill(rig.pids["old-deaf"], signal.SIGUSR1)
+    await rig.until("old-deaf ended")
+
+
+async def test_a_late_report_does_not_answer_a_later_order():
+    class Process:
+        async def wait(self) -> int:
+            return await asyncio.get_running_loop().create_future()
+
+    ours, theirs = socket.socketpair()
+    line = await asyncio.open_unix_connection(sock=ours)
+    process = ChildProcess(Child("gateway-1", []), Process(), line)  # type: ignore[arg-type]
+    with theirs:
+        first, second = process.order(Order.SHARE), process.order(Order.SHARE)
+        assert theirs.recv(64) == f"share {first}\nshare {second}\n".encode()
+        theirs.sendall(f"shared {first}\n".encode())
+        answered = asyncio.create_task(process.report(Report.SHARED, 60, second))
+        theirs.sendall(b"ready 0\n")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not answered.done()
+        theirs.sendall(f"shared {second}\n".encode())
+        await answered
+    process.end.cancel()
+    await asyncio.wait([process.end])
