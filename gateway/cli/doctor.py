@@ -53,6 +53,7 @@ _LEAST_FREE = 256 * 2**20
 """Less is a fault: SQLite and its log need room."""
 _REDIS_OVERHEAD = 1.25
 """Redis needs about a quarter more than its entries."""
+_REDIS_PORT = 6379
 _CLOCK_SECONDS = 60.0
 _MOST_REPLICAS = 16
 """Of one upstream, so many are tried."""
@@ -183,7 +184,7 @@ async def check_store(settings: Settings, holder: str | None) -> Finding:
         return _check_disk(settings.data_dir / "entries.sqlite3", holder)
     try:
         return await _check_redis(settings)
-    except (StoreError, ValueError, ModuleNotFoundError) as error:
+    except (ValueError, ModuleNotFoundError) as error:
         return Finding("store", Level.FAULT, f"{error} (store: in the settings)")
 
 
@@ -201,9 +202,9 @@ def _check_disk(file: Path, holder: str | None) -> Finding:
 
 
 async def _check_redis(settings: Settings) -> Finding:
-    """Return what Redis says of itself. Raises StoreError."""
+    """Return what Redis says of itself."""
     # Costs half a second to import.
-    from gateway.cache.stores.redis.link import RedisLink
+    from gateway.cache.stores.redis.link import SILENCE, RedisLink
 
     password = secret_setting(os.environ, "STORE_PASSWORD")
     link = RedisLink(settings.store, seconds=_REDIS_SECONDS, password=password)
@@ -216,6 +217,9 @@ async def _check_redis(settings: Settings) -> Finding:
         except StoreError as error:
             text = f"answers a PING, but not INFO: {error}"
             return Finding("store", Level.WARNING, text)
+    except StoreError as error:
+        advice = "; start it, or correct store in the settings" if str(error) in SILENCE else ""
+        return Finding("store", Level.FAULT, f"{_place(settings.store)}: {error}{advice}")
     finally:
         await link.close()
     version = info.get("redis_version", "of unknown version")
@@ -229,6 +233,14 @@ async def _check_redis(settings: Settings) -> Finding:
         advice = "a full Redis refuses entries: set maxmemory-policy allkeys-lru"
         return Finding("store", Level.WARNING, f"{text}; {advice}")
     return Finding("store", Level.OK, text)
+
+
+def _place(store: str) -> str:
+    """Return host and port of a Redis, and nothing else: its URL may hold a password."""
+    parts = urlsplit(store)
+    if parts.scheme == "unix":
+        return parts.path
+    return f"{parts.hostname}:{parts.port or _REDIS_PORT}"
 
 
 async def check_vectors(settings: Settings) -> Finding:

@@ -158,6 +158,23 @@ async def test_scripts_survive_a_script_flush(open_store, redis):
     assert (await store.get(ENTRY.key)).result == b"newer"
 
 
+async def test_a_redis_that_was_emptied_has_one_line_that_says_what_is_lost(
+    open_store, redis, caplog
+):
+    store = open_store()
+    await store.put(ENTRY)
+    await store.run_upkeep()
+    await redis.flushall()
+    for _ in range(2):
+        await store.run_upkeep()
+    [line] = [record for record in caplog.records if record.fields == {"event": "store"}]
+    assert line.getMessage() == (
+        "store: Redis has no index of entries any more (was it restarted empty?); "
+        "what it has lost is a miss, and is stored again"
+    )
+    assert await store.get(ENTRY.key) is None
+
+
 async def test_what_was_used_longest_ago_goes_first(open_store):
     size = encoded_size(example_entry(b"0", b"x" * 1000))
     store = open_store(10 * size)

@@ -207,9 +207,26 @@ async def test_redis(settings, server, redis):
 
 
 async def test_a_redis_that_is_gone(settings):
-    found = await doctor.check_store(settings(store="redis://127.0.0.1:1/0"), None)
+    found = await doctor.check_store(settings(store="redis://user:secret@127.0.0.1:1/0"), None)
+    assert (found.level, found.text) == (
+        FAULT,
+        "127.0.0.1:1: Redis cannot be reached; start it, or correct store in the settings",
+    )
+    found = await doctor.check_store(settings(store="unix:///nowhere/redis.sock"), None)
+    assert found.text.startswith("/nowhere/redis.sock: Redis cannot be reached; start it")
+
+
+async def test_a_redis_that_answers_needs_no_start(settings, server, redis):
+    await redis.config_set("requirepass", "secret")
+    try:
+        found = await doctor.check_store(settings(store=server.url), None)
+    finally:
+        await redis.config_set("requirepass", "")
     assert found.level is FAULT
-    assert found.text.startswith("Redis cannot be reached")
+    assert found.text == (
+        f"{urlsplit(server.url).netloc}: "
+        "Redis wants a password, or refused the one in the store's URL"
+    )
 
 
 async def test_vectors(settings):

@@ -69,6 +69,12 @@ _REMEDIES = {
     "UNKILLABLE": "Redis is busy with somebody's script",
     "NOREPLICAS": "Redis has too few replicas to accept writes (min-replicas-to-write)",
 }
+SILENCE = (
+    "Redis did not answer in time",
+    "the Redis cluster cannot be reached",
+    "Redis cannot be reached",
+)
+"""What errors say if there is no answer, so that nothing else is known."""
 _UNAVAILABLE = ("WRONGPASS", "DENIED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY")
 _PHRASES = {
     # Redis 6 has no code for a command that a script may not run.
@@ -213,12 +219,12 @@ def store_error(error: Exception) -> StoreError:
         kind = StoreUnavailableError if code in _UNAVAILABLE else StoreError
         return kind(_REMEDIES[code])
     if isinstance(error, RedisTimeoutError | TimeoutError):
-        return StoreUnavailableError("Redis did not answer in time")
+        return StoreUnavailableError(SILENCE[0])
     if isinstance(error, ResponseError):
         return StoreError(f"Redis refused the command ({str(error).split(' ', 1)[0][:32]})")
     if isinstance(error, RedisClusterException):
-        return StoreUnavailableError("the Redis cluster cannot be reached")
-    return StoreUnavailableError("Redis cannot be reached")
+        return StoreUnavailableError(SILENCE[1])
+    return StoreUnavailableError(SILENCE[2])
 
 
 def _code(error: Exception) -> str | None:

@@ -277,7 +277,8 @@ class RedisStore:
         if not await self.link.run(REPAIR, shard, *shard.head):
             return
         _log.warning(
-            "store: Redis has lost the index of entries; it is made anew",
+            "store: Redis has no index of entries any more (was it restarted empty?); "
+            "what it has lost is a miss, and is stored again",
             extra={"fields": {"event": "store"}},
         )
         cursor = 0
