@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import re
+from datetime import UTC, datetime
 
 import orjson
 import pytest
@@ -233,6 +234,32 @@ async def test_on_a_narrow_screen_no_time_of_the_axis_is_cut(browser, gateway):
         texts = await page.evaluate("window.texts")
         assert texts
         assert [each for each in texts if min(each[1:]) < 0] == []
+
+
+HOUR = 3600
+
+
+def from_now(text, form):
+    """Return the seconds from now in UTC to a time, in a day of its own choice."""
+    day = 24 * HOUR
+    shown = datetime.strptime(text, form).replace(tzinfo=UTC)
+    return ((shown - datetime.now(UTC)).total_seconds() + day / 2) % day - day / 2
+
+
+async def test_a_reader_far_away_sees_times_in_utc(browser, gateway):
+    async with logged_in(browser, gateway, timezone_id="Asia/Kolkata") as page:
+        await page.add_init_script(RECORD_TEXTS)
+        await page.reload()
+        await page.locator("canvas").first.wait_for()
+        shown = [text for text, *_ in await page.evaluate("window.texts")]
+        assert shown
+        for text in shown:
+            assert abs(from_now(text, "%H:%M:%S")) < HOUR
+        await page.get_by_role("link", name="Entries").click()
+        await page.get_by_role("button", name="Open entry").first.click()
+        stored = page.get_by_role("dialog").locator("time").first
+        assert abs(from_now(await stored.inner_text(), "%Y-%m-%d %H:%M:%S UTC")) < HOUR
+        assert (await stored.get_attribute("title")).endswith(" by your clock")
 
 
 async def test_an_answer_is_looked_at_purged_and_never_read_as_html(browser, gateway):
