@@ -147,6 +147,7 @@ async def test_a_frozen_store_is_seen_at_a_glance_and_what_happened_stays_in_the
             text = await alarm.inner_text()
             assert "no wrong answer is served" in text
             assert "did not answer" in text
+            assert 'redis-cli -u "$REFRAIN_STORE" ping' in text
             assert re.search(r"Since\s+20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC, for", text)
             assert await run_axe(page) == []
             # What a screen reader has read is not put there anew at each poll.

@@ -84,7 +84,7 @@ function status(now, problem) {
 }
 
 const STORES = {
-  redis: ["Redis", "See that Redis runs, and that this machine reaches it: redis-cli -u "$REFRAIN_STORE" ping, then refrain doctor."],
+  redis: ["Redis", 'See that Redis runs, and that this machine reaches it: redis-cli -u "$REFRAIN_STORE" ping, then refrain doctor.'],
   disk: ["The disk", "See that the disk has room, and is not read-only: df, then refrain doctor."],
 };
 
