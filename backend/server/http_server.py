@@ -169,16 +169,21 @@ class Runner(web.AppRunner):
     async def _make_server(self) -> web.Server:
         return Server(await super()._make_server(), self._connection)
 
-    async def idle(self, seconds: float) -> None:
+    async def idle(self, seconds: float, *, quiet: float = 0.0) -> None:
         """Wait until no request is under way and all replies are sent, or for so long.
 
-        aiohttp's own shutdown reads nothing more of bodies, and does not wait for replies.
+        Also wait until each connection that is still open was idle for ``quiet`` seconds. aiohttp's
+        own shutdown reads nothing more of bodies, and does not wait for replies.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while self.server is not None and loop.time() < until:
-            connections = self.server.connections
-            if not any(isinstance(one, Connection) and one.busy for one in connections):
+        began = loop.time()
+        idle_since: dict[object, float] = {}
+        while self.server is not None and (now := loop.time()) < began + seconds:
+            open_ones = [one for one in self.server.connections if isinstance(one, Connection)]
+            idle_since = {
+                one: idle_since.get(one, began) if not one.busy else now for one in open_ones
+            }
+            if not any(one.busy or idle_since[one] + quiet > now for one in open_ones):
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 
