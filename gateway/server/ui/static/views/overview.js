@@ -131,7 +131,7 @@ function problems(ready) {
   for (const [rule, budget] of Object.entries(ready.budgets_not_kept ?? {})) say(`No threshold keeps the error budget of ${rule}`, share(budget));
   for (const route of ready.hints_never_hit ?? []) say("Hints never hit", route);
   for (const [name, one] of Object.entries(ready.upstreams ?? {})) {
-    if (one.state !== "up") say(`Upstream ${name} is ${one.state}`, one.why ?? "no reason known");
+    if (one.state !== "up") say(`Upstream ${name} ${one.state === "open" ? "gets no requests" : `is ${one.state}`}`, one.why ?? "no reason known");
   }
   return found;
 }
