@@ -103,7 +103,9 @@ def test_the_long_form_has_no_place_in_a_variable():
 def test_one_url_alone_has_nothing_before_it():
     alone = opened({}, upstream=(URL,))
     assert isinstance(alone.upstream, HttpUpstream)
-    assert (alone.upstream.name, alone.details()) == (URL, {})
+    assert alone.upstream.name == URL
+    state = {"state": "up", "why": None, "in_flight": 0}
+    assert alone.details() == {"upstreams": {URL: state}}
     assert not alone.overloaded("m")
 
 
