@@ -206,7 +206,7 @@ def _upstreams(now: Look) -> Table:
         state = Text(word, _GOOD if word == "up" else _BAD)
         if one and one["why"]:
             state.append(f" ({one['why']})")
-        # One upstream alone has no pool that knows its calls.
+        # A gateway of an older version tells no state of an only upstream.
         cells: list[RenderableType] = [
             Text(name),
             state,
