@@ -59,9 +59,9 @@ def after_beat(state: SyncState, epoch: bytes, seq: int, sent: float) -> SyncSta
     return None
 
 
-def is_proven(state: SyncState, now: float) -> bool:
+def is_proven(state: SyncState, now: float, seconds: float = PROVEN_SECONDS) -> bool:
     """Tell whether copies may be used."""
-    return state is not None and now - state.proved <= PROVEN_SECONDS
+    return state is not None and now - state.proved <= seconds
 
 
 BEAT_SECONDS = 0.4
@@ -72,9 +72,12 @@ _log = logging.getLogger(__name__)
 class RedisInvalidations:
     """The port ``Invalidations`` of the tier in memory. Used from one event loop."""
 
-    def __init__(self, link: RedisLink, shards: Shards) -> None:
+    def __init__(
+        self, link: RedisLink, shards: Shards, proven_seconds: float = PROVEN_SECONDS
+    ) -> None:
         self._link = link
         self._shards = shards
+        self._proven_seconds = proven_seconds
         self.origin = secrets.token_hex(8).encode()
         """Names the changes made here: the tier in front knows them."""
         self._channel = CHANNEL + b":" + self.origin
@@ -90,7 +93,8 @@ class RedisInvalidations:
         self._on_change, self._on_loss = changed, lost
 
     def current(self, key: bytes) -> bool:
-        return is_proven(self._states[self._shards.of(key).number], time.monotonic())
+        state = self._states[self._shards.of(key).number]
+        return is_proven(state, time.monotonic(), self._proven_seconds)
 
     def rename(self) -> None:
         """Let all changes under way count as made elsewhere: the end of one is not known here."""
@@ -116,9 +120,9 @@ class RedisInvalidations:
             try:
                 async with self._link.subscribe(CHANNEL, self._channel) as next_message:
                     self._subscribed.set()
-                    while (message := await next_message(PROVEN_SECONDS)) is not None:
+                    while (message := await next_message(self._proven_seconds)) is not None:
                         self._take(*message)
-                _log.debug("store: no news from Redis for %g s", PROVEN_SECONDS)
+                _log.debug("store: no news from Redis for %g s", self._proven_seconds)
             except StoreError as error:
                 _log.debug("store: no news from Redis: %s", error)
             finally:
@@ -174,7 +178,8 @@ class RedisInvalidations:
             # Reads that began before may return entries that were replaced since.
             self._on_loss()
         self._states[shard.number] = after
-        if all(is_proven(state, time.monotonic()) for state in self._states):
+        now = time.monotonic()
+        if all(is_proven(state, now, self._proven_seconds) for state in self._states):
             self.proven.set()
 
     def _lose(self, shards: Iterable[Shard]) -> None:

@@ -31,7 +31,7 @@ from gateway.cache.ports import (
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.redis.claims import RedisClaims
-from gateway.cache.stores.redis.invalidation import RedisInvalidations
+from gateway.cache.stores.redis.invalidation import PROVEN_SECONDS, RedisInvalidations
 from gateway.cache.stores.redis.link import Batches, Call, RedisLink
 from gateway.cache.stores.redis.scripts import (
     ADOPT,
@@ -75,12 +75,14 @@ class RedisStore:
         clock: Callable[[], float] = time.time,
         seconds: float = 1.0,
         upkeep_seconds: float = 1.0,
+        proven_seconds: float = PROVEN_SECONDS,
         shards: int | None = None,
     ) -> None:
         """Connect at the first call. Raises ValueError if the URL is not a Redis URL.
 
-        ``password`` is for a URL without one. ``seconds`` bounds every wait. All gateways must use
-        the same number of ``shards``.
+        ``password`` is for a URL without one. ``seconds`` bounds every wait, ``proven_seconds``
+        the age of a beat that lets copies in memory be used. All gateways must use the same
+        number of ``shards``.
         """
         self.link = RedisLink(url, seconds=seconds, password=password)
         """The connections, which this store closes."""
@@ -105,7 +107,7 @@ class RedisStore:
         self._upkeep_seconds = upkeep_seconds
         self._upkeep: asyncio.Task[None] | None = None
         self.claims = RedisClaims(self.link, self._shards)
-        self.invalidations = RedisInvalidations(self.link, self._shards)
+        self.invalidations = RedisInvalidations(self.link, self._shards, proven_seconds)
 
     async def begin(self) -> None:
         """Connect, if Redis is there."""
