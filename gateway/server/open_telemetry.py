@@ -196,12 +196,16 @@ def _open_otel(
 
     export.quiet_library()
     resource = export.resource()
+    otlp: OtlpMetrics | None = None
     try:
-        otlp = OtlpMetrics(metrics.own_families, resource) if "METRICS" in signals else None
+        if "METRICS" in signals:
+            otlp = OtlpMetrics(metrics.own_families, resource)
         calls = None if otlp is None else otlp.calls
         tracing = Tracing(traces="TRACES" in signals, calls=calls, resource=resource)
     except ValueError as error:
         _log.error("OpenTelemetry is off, since a variable OTEL_… has a wrong value: %s", error)
+        if otlp is not None:
+            otlp.close()
         return None
     if otlp is None:
         return tracing.begin, [], [tracing.close]

@@ -181,7 +181,7 @@ class Pipeline:
     refuse_unknown: Callable[[str], None] | None = None
     """Raises ClientError for a model that no upstream declares."""
     learned: ComparisonJournal | None = None
-    draw: Callable[[], float] = random.random
+    draw: Callable[[], float] = field(default_factory=lambda: random.Random().random)
     misses: SingleFlight[Hit | Forward | Refused] = field(default_factory=SingleFlight)
 
     async def answer(self, request: CacheRequest, observation: Observation) -> Reply:

@@ -45,6 +45,7 @@ GOOD = {
     "import gateway.server.http.handlers",
     "gateway/server/open_semantic.py": "from embeddings.client import EmbeddingsClient",
     "gateway/semantic/verifier.py": "from embeddings.verify.guards import guard",
+    "gateway/upstream/pool/pool.py": "import random\njitter = random.Random().random",
     "gateway/cli/commands.py": "def main():\n    from backend.__main__ import main",
     "gateway/cli/worker.py": "import uvloop\nfrom gateway.app import create_app",
     "embeddings/client.py": "import asyncio\nfrom embeddings import link",
@@ -128,6 +129,10 @@ BAD = {
         ("gateway/cache/_helpers.py", ""),
         ("backend/common/__init__.py", ""),
         ("policies/base.py", ""),
+    ],
+    "every_draw_has_an_owner": [
+        ("gateway/server/pipeline.py", "import random\ndraw = random.random"),
+        ("gateway/server/pipeline.py", "def f():\n    from random import choice"),
     ],
     "files_say_what_they_are_for": [],
 }

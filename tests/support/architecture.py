@@ -367,6 +367,27 @@ def files_say_what_they_are_for(root: Path) -> list[str]:
     return [module.name for module in modules(root) if not ast.get_docstring(module.tree)]
 
 
+def every_draw_has_an_owner(root: Path) -> list[str]:
+    """Nobody draws from the global generator: who seeds it would feel every thread."""
+    owned = {"Random", "SystemRandom"}
+    found = []
+    for module in modules(root):
+        names = {f"random.{name}" for name in owned} | {"random"}
+        imports = [one for one in module.imports if one.target.split(".")[0] == "random"]
+        lines = [one.line for one in imports if one.target not in names]
+        if imports:
+            lines += [
+                node.lineno
+                for node in ast.walk(module.tree)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "random"
+                and node.attr not in owned
+            ]
+        found += [f"{module.name}: line {line}" for line in lines]
+    return found
+
+
 LAWS: tuple[Law, ...] = (
     pure_modules_are_pure,
     pure_modules_import_pure_modules,
@@ -378,5 +399,6 @@ LAWS: tuple[Law, ...] = (
     the_gateway_has_few_rooms,
     files_are_small,
     names_say_what_is_inside,
+    every_draw_has_an_owner,
     files_say_what_they_are_for,
 )

@@ -116,11 +116,13 @@ class OtlpMetrics:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = time.time_ns()
         self._exporter = export.MetricExporter(self._with_registry)
-        self._provider = MeterProvider(
-            [PeriodicExportingMetricReader(self._exporter)],
-            resource=resource,
-            shutdown_on_exit=False,
-        )
+        reader = PeriodicExportingMetricReader(self._exporter)
+        try:
+            self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        except ValueError:
+            # Its thread would go on exporting.
+            reader.shutdown()
+            raise
         # The SDK exports nothing while it has nothing of its own.
         create_process_uptime(self._provider.get_meter(SCOPE), [self._uptime])
         self.calls = CallMetrics(self._provider)

@@ -9,6 +9,7 @@ Laws:
   a request that joined it has a link to them.
 """
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -52,13 +53,22 @@ _NANO = 1_000_000_000
 
 
 class _Ids(RandomIdGenerator):
-    """Takes the id of the next span from ``chosen``, if it was chosen before."""
+    """Takes the id of the next span from ``chosen``, if it was chosen before.
+
+    The SDK's generator draws from the global one, which others may have seeded.
+    """
 
     chosen: int | None = None
 
+    def __init__(self) -> None:
+        self._random = random.Random()
+
     def generate_span_id(self) -> int:
         chosen, self.chosen = self.chosen, None
-        return super().generate_span_id() if chosen is None else chosen
+        return self._random.randrange(1, 1 << 64) if chosen is None else chosen
+
+    def generate_trace_id(self) -> int:
+        return self._random.randrange(1, 1 << 128)
 
 
 class Tracing:

@@ -288,7 +288,7 @@ class UpstreamPool:
     _: KW_ONLY
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
-    jitter: Callable[[], float] = random.random
+    jitter: Callable[[], float] = field(default_factory=lambda: random.Random().random)
     metrics: UpstreamMetrics | None = None
     passes_credentials: bool = False
     sticky_ids: StickyIds = field(default_factory=StickyIds)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import time
+import threading
 
 import pytest
 from aiohttp import web
@@ -96,14 +96,20 @@ async def test_a_disabled_sdk_sends_nothing(start_gateway, upstream, otlp, monke
     assert "traceparent" not in upstream.requests[0].headers
 
 
-async def test_a_wrong_value_leaves_one_line_and_a_gateway(
-    start_gateway, upstream, otlp, monkeypatch, caplog
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OTEL_BSP_MAX_QUEUE_SIZE", "0"), ("OTEL_METRICS_EXEMPLAR_FILTER", "sometimes")],
+)
+@pytest.mark.usefixtures("upstream", "otlp")
+async def test_a_wrong_value_leaves_one_line_a_gateway_and_no_thread(
+    start_gateway, monkeypatch, caplog, variable, value
 ):
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    monkeypatch.setenv(variable, value)
     gateway = await start_gateway()
     assert (await gateway.ask()).status == 200
     (line,) = [one for one in caplog.messages if "OpenTelemetry is off" in one]
     assert "OTEL_" in line
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("Otel")]
 
 
 async def test_a_collector_that_is_down_costs_one_line(
@@ -196,9 +202,10 @@ async def test_spans_that_find_the_queue_full_cost_one_line(
 def test_closing_is_bounded_even_if_aborting_does_not_help(monkeypatch):
     monkeypatch.setattr(export, "CLOSE_SECONDS", 0.01)
     monkeypatch.setattr(export, "ABORT_SECONDS", 0.01)
-    aborted = []
-    export.close_in_time(lambda: time.sleep(3600), lambda: aborted.append(True))
+    aborted, over = [], threading.Event()
+    export.close_in_time(over.wait, lambda: aborted.append(True))
     assert aborted == [True]
+    over.set()
 
 
 def _lines(caplog):
