@@ -11,7 +11,6 @@ Laws:
 
 import asyncio
 import select
-import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -34,10 +33,10 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.connector import Connection
 from aiohttp.http import HttpProcessingError, HttpResponseParser, RawResponseMessage
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Attempt
+from gateway.upstream.coding import inflate, is_coded, odd_reply
 from gateway.upstream.pool.retry import FirstToken, FirstTokenDetector
 from gateway.upstream.request import Served
 
@@ -46,7 +45,15 @@ if TYPE_CHECKING:
 
 _LARGEST_HEADER = 64 * 1024
 _MOST_HEADERS = 512
-"""Bounds of a reply's head, above what servers send."""
+_LARGEST_HEAD = 512 * 1024
+"""Bounds of a reply's head, above what servers send. The last also holds for all interim heads
+(1xx) of a reply together, and for what comes of a body's framing without a byte of the body."""
+
+_MOST_INTERIM = 256
+"""Interim heads of one reply, one every few seconds while a slow answer is made."""
+
+_HEAD_PIECE = 4096
+"""Bytes parsed at once before the reply's head is there: a read may hold 10,000 interim heads."""
 
 _BUFFERED = 256 * 1024
 """Bytes of a body that are held before the socket is left unread."""
@@ -60,16 +67,15 @@ _RESOLUTION = 0.001
 """Seconds by which the loop's timer may fire too early."""
 
 
-PIECE = 65_536
-"""Bytes inflated at a time, if an upstream compresses against the request."""
-
-_CODINGS = ("gzip", "x-gzip", "deflate")
-
 FAULTS = (ClientError, HttpProcessingError, OSError)
 """What a connection raises; OSError covers TimeoutError."""
 
 _RETRIED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """Methods of requests that may be sent again if the connection broke before the reply."""
+
+
+class EndlessReplyError(HttpProcessingError):
+    """The head of a reply does not end, or the framing of its body."""
 
 
 class OneReply(BaseProtocol):
@@ -107,8 +113,9 @@ class OneReply(BaseProtocol):
         self._awaits_reply = True
         self._message = None
         self._body: StreamReader = EMPTY_PAYLOAD
-        self._heads = self._last = b""
-        self._received = self._interim = 0
+        self._heads = bytearray()
+        self._last = b""
+        self._received = self._interim = self._bare = self._body_bytes = 0
         self._parser = HttpResponseParser(
             self,
             self._loop,
@@ -228,6 +235,12 @@ class OneReply(BaseProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read the data; close the connection if some of the data is not part of the reply."""
+        while len(data) > _HEAD_PIECE and self._awaits_reply and self._message is None:
+            self._read(data[:_HEAD_PIECE])
+            data = data[_HEAD_PIECE:]
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         if data:
             if not self._awaits_reply:
                 self._close_transport()
@@ -241,22 +254,39 @@ class OneReply(BaseProtocol):
             return
         try:
             messages, _, _ = self._parser.feed_data(data)
+            excess = self._take_heads(messages)
+            self._check_progress(len(data))
         except Exception as error:  # noqa: BLE001 - whatever it is, the reply cannot be read
             self._awaits_reply = False
             self._parser = None
             self._close_transport()
             self._fail(error if isinstance(error, HttpProcessingError) else HttpProcessingError())
             return
-        excess = False
-        for message, body in messages:
-            excess = excess or self._message is not None
-            self._take_head(message, body)
         if self._message is not None and self._awaits_reply and self._body.is_eof():
             self._awaits_reply = False
             self._parser = self._deadline = None
             if excess or not self._ends_with(self._message):
                 self._close_transport()
         self._wake()
+
+    def _check_progress(self, more: int) -> None:
+        """Raise EndlessReplyError if the upstream sends on and on, and nothing of an answer."""
+        if self._body.total_bytes != self._body_bytes:
+            self._bare, self._body_bytes = 0, self._body.total_bytes
+            return
+        self._bare += more
+        if self._bare > _LARGEST_HEAD or self._interim > _MOST_INTERIM:
+            part = "head" if self._message is None else "framing"
+            message = f"sent a {part} of over {_LARGEST_HEAD} bytes or {_MOST_INTERIM} replies 1xx"
+            raise EndlessReplyError(message=message)
+
+    def _take_heads(self, messages: Sequence[tuple[RawResponseMessage, StreamReader]]) -> bool:
+        """Note the heads that have come; tell whether one is of no request."""
+        excess = False
+        for message, body in messages:
+            excess = excess or self._message is not None
+            self._take_head(message, body)
+        return excess
 
     def _take_head(self, message: RawResponseMessage, body: StreamReader) -> None:
         """Note a head. The first final one is the reply's; any after it is of no request."""
@@ -507,10 +537,10 @@ class HttpReply:
         if request_id.HEADER in headers:
             request_id.adopt(headers)
         if message.code < HTTPStatus.OK:
-            raise _odd(f"the status {message.code} in place of an answer")
+            raise odd_reply(f"the status {message.code} in place of an answer")
         for coding in headers.getall(hdrs.TRANSFER_ENCODING, ()):
             if coding.strip().lower() not in ("chunked", "identity"):
-                raise _odd(f"the unasked Transfer-Encoding {coding[:40]}")
+                raise odd_reply(f"the unasked Transfer-Encoding {coding[:40]}")
         encoding = headers.get(hdrs.CONTENT_ENCODING)
         if encoding and self.decodes and is_coded(encoding):
             self._inflated = inflate(self._encoded())
@@ -552,39 +582,3 @@ def _media_type(content_type: str) -> str:
     """Return a Content-Type without its parameters, in lower case."""
     media_type = content_type.partition(";")[0].strip().lower()
     return media_type if media_type.count("/") == 1 else "application/octet-stream"
-
-
-def _odd(what: str) -> UpstreamError:
-    message = f"The upstream sent {what}.".encode("ascii", "replace").decode()
-    return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
-
-
-def is_coded(encoding: str) -> bool:
-    """Tell whether a Content-Encoding names one that is inflated. Raises UpstreamError."""
-    named = [token.strip().lower() for token in encoding.split(",")]
-    codings = [coding for coding in named if coding not in ("", "identity")]
-    if len(codings) > 1 or any(coding not in _CODINGS for coding in codings):
-        raise _odd(f"the unasked Content-Encoding {', '.join(codings)[:40]}")
-    return bool(codings)
-
-
-async def inflate(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield a gzip or deflate body decoded; an incomplete one is an error. Raises UpstreamError."""
-    inflater = None
-    async for chunk in chunks:
-        rest, more = chunk, bool(chunk)
-        while more:
-            if inflater is None or inflater.eof:
-                inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its head
-            try:
-                piece = inflater.decompress(rest, PIECE)
-            except zlib.error:
-                raise _odd("a body that could not be decoded") from None
-            rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
-            more = bool(rest) or (len(piece) == PIECE and not inflater.eof)
-            if piece:
-                yield piece
-            if more:
-                await asyncio.sleep(0)  # others come between two pieces
-    if inflater is not None and not inflater.eof:
-        raise _odd("a body that was cut short")

@@ -41,7 +41,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import declared_name
 from gateway.telemetry.observation import Place
-from gateway.upstream.connection import FAULTS, HttpReply, OneReply
+from gateway.upstream.connection import FAULTS, EndlessReplyError, HttpReply, OneReply
 from gateway.upstream.request import OF_A_TRACE, Outgoing, Served, with_key
 from gateway.upstream.translated import MESSAGES, RefusedReply, TranslatedReply, translate
 
@@ -304,6 +304,8 @@ class HttpUpstream:
                 text = error.message if isinstance(error, HttpProcessingError) else ""
                 if url.scheme == "http" and any(record in text for record in _TLS_RECORDS):
                     detail = f"{place} speaks TLS; is https:// meant?"
+                elif isinstance(error, EndlessReplyError):
+                    detail = f"{place} {text}"
                 reason = Reason.UPSTREAM_BROKE
                 return UpstreamError(502, message, reason, answered=True, detail=detail)
 

@@ -61,6 +61,7 @@ IO_MODULES = frozenset(
         "gateway.upstream.call",
         "gateway.upstream.coalescer",
         "gateway.upstream.shared_response",
+        "gateway.upstream.coding",
         "gateway.upstream.connection",
         "gateway.upstream.discovery",
         "gateway.upstream.http_client",

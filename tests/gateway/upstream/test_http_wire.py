@@ -8,7 +8,17 @@ from typing import Any
 
 import orjson
 import pytest
-from raw_upstream import EVENTS, RawUpstream, Says, StartRaw, answer, raw_servers, sends, whole
+from raw_upstream import (
+    EVENTS,
+    JSON,
+    RawUpstream,
+    Says,
+    StartRaw,
+    answer,
+    raw_servers,
+    sends,
+    whole,
+)
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
@@ -176,6 +186,57 @@ async def test_a_head_that_never_ends_is_waited_for_no_longer_than_one_that_neve
     url = (await raw(says)).url
     async with opened(HttpUpstream(url, connect_seconds=0.1, read_seconds=0.1)) as client:
         assert await fault(client.send(OUTGOING)) is Reason.UPSTREAM_TIMEOUT
+
+
+CHUNKED = HEAD + JSON + b"Transfer-Encoding: chunked\r\n\r\n"
+EARLY_HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n"
+ENDLESS = {
+    "interim replies": (b"", EARLY_HINTS),
+    "interim replies with long heads": (
+        b"",
+        b"HTTP/1.1 102 P\r\nX: " + b"a" * 60_000 + b"\r\n\r\n",
+    ),
+    "empty lines before the head": (b"", b"\r\n"),
+    "a status line": (b"HTTP/1.1 200 O", b"K"),
+    "the name of a header": (HEAD, b"X"),
+    "the value of a header": (HEAD + b"X: ", b"a"),
+    "headers": (HEAD, b"X-Header: a\r\n"),
+    "long headers": (HEAD, b"X-Header: " + b"a" * 60_000 + b"\r\n"),
+    "the extension of a chunk": (CHUNKED + b"1;", b"a"),
+    "the size of a chunk": (CHUNKED, b"0"),
+    "trailers": (CHUNKED + b"0\r\n", b"X-Trailer: a\r\n"),
+    "long trailers": (CHUNKED + b"0\r\n", b"X-Trailer: " + b"a" * 60_000 + b"\r\n"),
+}
+"""What begins a reply, and what never ends."""
+
+
+@pytest.mark.parametrize(("begins", "goes_on"), ENDLESS.values(), ids=ENDLESS.keys())
+async def test_a_reply_that_never_comes_to_its_answer_is_a_fault_after_few_bytes(
+    raw: StartRaw, begins: bytes, goes_on: bytes
+):
+    sent = 0
+
+    async def floods(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(begins)
+        while True:
+            writer.write(goes_on * (2**16 // len(goes_on) + 1))
+            sent += 2**16
+            await writer.drain()
+
+    upstream = await raw(floods)
+    async with opened(HttpUpstream(upstream.url, read_seconds=600.0)) as client:
+        assert await fault(client.send(OUTGOING)) is Reason.UPSTREAM_BROKE
+    assert upstream.calls == 1
+    assert sent < 2**25  # most of it lies in the buffers of two sockets
+
+
+async def test_an_answer_that_comes_after_some_interim_replies_is_read(
+    start_gateway: StartGateway, raw: StartRaw
+):
+    upstream = await raw(sends(EARLY_HINTS * 200 + whole(HELLO)))
+    reply = await (await start_gateway(upstream=(upstream.url,))).ask()
+    assert (reply.status, reply.text) == (200, "Hello.")
 
 
 async def takes_nothing(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
