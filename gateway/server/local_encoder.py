@@ -64,7 +64,7 @@ class LocalUpstream:
     @asynccontextmanager
     async def send(self, outgoing: Outgoing) -> AsyncIterator["LocalReply"]:
         """Answer at once, there is one path only; see the port."""
-        served = Served(self.name)
+        served = Served(self.name, passes_credentials=False)
         try:
             reply = LocalReply(200, await self._answer(orjson.loads(outgoing.raw)), served)
         except ClientError as error:

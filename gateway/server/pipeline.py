@@ -296,14 +296,12 @@ class Pipeline:
             return refuse(observation)
         if isinstance(end, Hit):
             if end.check is not None:
-                await self._sample(context, end)
+                self._sample(context, end)
             if end.revalidate is None:
                 until = fresh_until(context, end)
                 return render_hit(context.request, end, observation, fresh_until=until)
             stale = Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
-            exchange = await self._exchange(context, stale)
-            background = observation.of_background("refresh")
-            context.coalescer.refresh(replace(exchange, observation=background))
+            self._refresh(context, stale, "refresh")
             return render_hit(context.request, end, observation)
         exchange = await self._exchange(context, end)
         if items:
@@ -312,15 +310,20 @@ class Pipeline:
             send = context.coalescer.forward(exchange)
         return await self._forward(exchange, send)
 
-    async def _sample(self, context: RequestContext, hit: Hit) -> None:
+    def _sample(self, context: RequestContext, hit: Hit) -> None:
         """Ask the upstream as well, for one of some hits, so that the answers can be compared."""
         if self.draw() >= context.decision.sample:
             return
         state = Forward(ForwardStatus(Forwarded.MISS), hit.plan, check=hit.check)
         decision = replace(context.decision, priority=Priority.LOW)
-        background = context.observation.of_background("sample")
-        context = context._replace(decision=decision, observation=background)
-        context.coalescer.refresh(await self._exchange(context, state))
+        self._refresh(context._replace(decision=decision), state, "sample")
+
+    def _refresh(self, context: RequestContext, state: Forward, outcome: str) -> None:
+        """Begin a call in the background. It is prepared there: no hit waits for that."""
+        context = context._replace(observation=context.observation.of_background(outcome))
+        request, scanner = context.request, context.active.scanner
+        exchange = Exchange(request, state, scanner, context.observation)
+        context.coalescer.refresh(exchange, partial(self._exchange, context, state))
 
     async def _forward(self, exchange: Exchange, send: Awaitable[Reply]) -> Reply:
         """Return the upstream's reply, or the stale answer that stands in for its failure."""

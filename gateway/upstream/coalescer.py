@@ -6,6 +6,12 @@ Laws:
 - The cancellation of one follower touches no other.
 - A follower gets the whole answer in its own wire mode, or the failure. If the response cannot take
   that form, the request goes to another call at once.
+- A refusal (4xx) is shared like an answer, with one exception: the upstream got the credential of
+  the leader, and the follower has another. An account's rights may decide even a 400 or a 404. So
+  that follower leaves, and the followers with one other credential share one more call. After a 429
+  nobody calls again: more calls are what the upstream refuses.
+- A stale entry is refreshed once, and prepared once, however many clients and gateways are served
+  it. A gateway that cannot claim a refresh leaves it to the one that can.
 - Across processes, sharing is never worse than a call of one's own. A plain request waits for the
   process that makes the call, and takes the entry which that process stored. A streamed request
   does not wait: its first token would come only with the end of the other call. If claims fail, or
@@ -13,9 +19,10 @@ Laws:
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
@@ -36,8 +43,10 @@ from gateway.protocol.messages import Reply
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.savings import entry_usage
 from gateway.upstream.call import UpstreamCall
-from gateway.upstream.request import Exchange
+from gateway.upstream.request import Exchange, Served
 from gateway.upstream.shared_response import FlightTable, Head, SharedResponse, TooSlowError
+
+log = logging.getLogger(__name__)
 
 LINGER_SECONDS = 2.0
 
@@ -52,10 +61,11 @@ SSE_TYPE = ("Content-Type", "text/event-stream; charset=utf-8")
 
 
 class Sharing(Enum):
-    """Which call a request may join: any, one with the same wire mode, or none."""
+    """Which call a request may join: any, one with the same wire mode or credential, or none."""
 
     ANY_WIRE = auto()
     SAME_WIRE = auto()
+    SAME_CREDENTIAL = auto()
     ALONE = auto()
 
 
@@ -96,11 +106,12 @@ class Coalescer(UpstreamCall):
                 return reply
             sharing = reply
 
-    def refresh(self, exchange: Exchange) -> bool:
+    def refresh(self, exchange: Exchange, prepare: Callable[[], Awaitable[Exchange]]) -> bool:
         """Begin a call to which no client listens: its answer is only stored.
 
         Return False if one for the same key is under way, nothing may be stored, or there are too
-        many. The exchange's observation is finished here, when the call has ended.
+        many. The ``exchange`` is the request as it came. The one to send is prepared in the
+        background, and only if a call is made. Then its observation is finished here.
         """
         plan = exchange.state.store
         outcome = "refresh" if exchange.state.check is None else "sample"
@@ -115,7 +126,7 @@ class Coalescer(UpstreamCall):
             self.table, plan.coalescing_key, exchange, self.max_answer_bytes, attended=False
         )
         self._background[outcome] += 1
-        self._run(self._refresh(exchange, shared, outcome), shared)
+        self._run(self._refresh(exchange, prepare, shared, plan), shared)
         return True
 
     def has_missed(self, plan: Plan) -> bool:
@@ -140,13 +151,13 @@ class Coalescer(UpstreamCall):
 
     def _follow(self, exchange: Exchange, plan: Plan | None, sharing: Sharing) -> "Follower":
         """Join the call under the request's slot, or make one."""
-        slot, observation = None, exchange.observation
+        slot: Hashable | None = None
+        observation = exchange.observation
         if observation.looking:
             observation.looking = False
             self.table.looking -= 1
         if plan is not None and sharing is not Sharing.ALONE:
-            key = plan.coalescing_key
-            slot = key if sharing is Sharing.ANY_WIRE else (key, exchange.request.streamed)
+            slot = _slot(plan.coalescing_key, exchange, sharing)
             # `no-cache` also rules out answers to calls that began earlier.
             if not plan.directives.no_cache:
                 most, since = plan.decision.max_followers, observation.started
@@ -176,10 +187,12 @@ class Coalescer(UpstreamCall):
         claimed, entry = False, None
         try:
             claimed = await claims.take(slot)
-            if not claimed and shared.attended and not exchange.request.streamed:
+            if not claimed and not exchange.request.streamed:
                 entry = await self._wait_for_entry(claims, plan, slot)
         except (StoreError, TimeoutError):
             pass
+        except Exception:
+            log.exception("a claim failed: the call is made without it")
         if entry is not None:
             shared.elsewhere = shared.complete = True
             shared.facts.usage = entry_usage(entry)
@@ -213,6 +226,10 @@ class Coalescer(UpstreamCall):
 
         def on_end(_: asyncio.Task[None]) -> None:
             self.calls.discard(task)
+            defect = None if task.cancelled() else task.exception()
+            if isinstance(defect, Exception):
+                log.error("a call to the upstream failed", exc_info=defect)
+                shared.close(defect)
             if not shared.over:
                 # The call was cancelled, perhaps before it began: its followers must not wait.
                 message = "The gateway was stopped before the answer was complete."
@@ -223,16 +240,58 @@ class Coalescer(UpstreamCall):
         task.add_done_callback(on_end)
         return task
 
-    async def _refresh(self, exchange: Exchange, shared: SharedResponse, outcome: str) -> None:
-        observation = exchange.observation
+    async def _refresh(
+        self,
+        exchange: Exchange,
+        prepare: Callable[[], Awaitable[Exchange]],
+        shared: SharedResponse,
+        plan: Plan,
+    ) -> None:
+        observation, claims = exchange.observation, self.claims
+        outcome = observation.outcome
+        claimed = False
         try:
-            await self._call(exchange, shared)
+            if claims is not None:
+                claimed = await self._claim_refresh(claims, plan)
+                # Who followed meanwhile needs an answer, whichever process refreshes.
+                if not (claimed or shared.followers):
+                    shared.close()
+                    return
+            try:
+                sent = await prepare()
+                shared.set_leader(sent)
+                await self.call(sent, shared)
+            except Exception as defect:
+                shared.close(defect)
+                raise
+            finally:
+                _note_call(shared, observation)
+                observation.status = shared.head.status if shared.head is not None else 0
+                _note_fault(shared, observation)
+                observation.finish()
         finally:
             self._background[outcome] -= 1
-            _note_call(shared, observation)
-            observation.status = shared.head.status if shared.head is not None else 0
-            _note_fault(shared, observation)
-            observation.finish()
+            if claims is not None and claimed:
+                claims.release(plan.coalescing_key)
+
+    async def _claim_refresh(self, claims: Claims, plan: Plan) -> bool:
+        """Claim a refresh; tell whether this process makes it.
+
+        A claim that fails leaves the refresh to the next stale hit: its answer is for this store.
+        """
+        slot = plan.coalescing_key
+        try:
+            if not await claims.take(slot):
+                return False
+            entry = await self.writer.entries.get(plan.key)
+        except (StoreError, TimeoutError):
+            claims.release(slot)
+            return False
+        found = evaluate_entry(plan, entry, self.writer.now())
+        if isinstance(found, Hit) and found.status.stale is None:
+            claims.release(slot)  # another process has just refreshed it
+            return False
+        return True
 
     def _forget(self) -> None:
         """Drop calls that landed some time ago, and schedule the next such drop."""
@@ -251,6 +310,9 @@ class Follower(AsyncIterator[bytes]):
         self._exchange = exchange
         self._other = Sharing.SAME_WIRE if sharing is Sharing.ANY_WIRE else Sharing.ALONE
         """Which call to join if this response cannot take the form that the request needs."""
+        joins_any = sharing in (Sharing.ANY_WIRE, Sharing.SAME_WIRE)
+        self._other_credential = Sharing.SAME_CREDENTIAL if joins_any else Sharing.ALONE
+        """Which call to join if its credential was refused."""
         self._leads = shared.leader is exchange
         self._without_usage = False
         self._observation = observation = exchange.observation
@@ -278,9 +340,8 @@ class Follower(AsyncIterator[bytes]):
         if head is None:
             shared.raise_fault()
             raise AssertionError("a call without head or fault")
-        refused = HTTPStatus.BAD_REQUEST <= head.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        if refused and not self._same_tenant():
-            return Sharing.ALONE  # another credential may be accepted
+        if _may_depend_on_credential(head.status, shared.served) and not self._same_tenant():
+            return self._other_credential
         streamed = exchange.request.streamed
         other_wire = shared.leader.request.streamed is not streamed
         if head.body is not None:
@@ -391,6 +452,26 @@ class Follower(AsyncIterator[bytes]):
                 _note_fault(shared, self._observation)
                 raise StopAsyncIteration
             await shared.news.wait()
+
+
+def _slot(key: bytes, exchange: Exchange, sharing: Sharing) -> Hashable:
+    """Return what the calls share that a request may join."""
+    request = exchange.request
+    match sharing:
+        case Sharing.SAME_WIRE:
+            return key, request.streamed
+        case Sharing.SAME_CREDENTIAL:
+            return key, request.streamed, identify(request.headers)
+        case _:
+            return key
+
+
+def _may_depend_on_credential(status: int, served: Served | None) -> bool:
+    """Tell whether a follower with another credential may get another reply than this one."""
+    if served is not None and not served.passes_credentials:
+        return False
+    is_refusal = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return is_refusal and status != HTTPStatus.TOO_MANY_REQUESTS
 
 
 def _note_call(shared: SharedResponse, observation: Observation) -> None:

@@ -133,7 +133,7 @@ class HttpUpstream:
         """Requests under way, of any kind."""
         self.calls = 0
         """Calls that were begun since they were counted last."""
-        self.served = Served(self.name)
+        self.served = Served(self.name, passes_credentials=not own_credential)
         self.failures = FailureLog(self.name)
         self._drops_credentials = own_credential
         self._api_key, self._auth = api_key, auth

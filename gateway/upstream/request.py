@@ -150,6 +150,8 @@ class Served:
     tried: Tried = ()
     several: bool = False
     """Whether another one could have answered."""
+    passes_credentials: bool = True
+    """Whether the upstream gets the credentials of clients, and not one of the gateway or none."""
     report: Callable[[int | None, str], None] | None = field(
         default=None, repr=False, compare=False
     )

@@ -108,6 +108,14 @@ class Rig:
         await asyncio.sleep(0)  # a request joins before it first waits
         return asked
 
+    def refresh(self, exchange: Exchange) -> bool:
+        """Begin a refresh of which nothing has to be prepared."""
+
+        async def ready() -> Exchange:
+            return exchange
+
+        return self.coalescer.refresh(exchange, ready)
+
     def exchange(
         self,
         content: str = "hi",

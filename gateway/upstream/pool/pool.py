@@ -197,6 +197,8 @@ class PoolReply:
         self._reply = reply = await context.__aenter__()
         self._context = context
         self.sent = not isinstance(reply, RefusedReply)
+        passes = reply.served.passes_credentials
+        self.served = replace(self.served, passes_credentials=passes)
         self.status, self.headers = reply.status, reply.headers
         self.content_type = reply.content_type
         if self.status != HTTPStatus.OK:

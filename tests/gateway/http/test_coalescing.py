@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientResponse, ClientSession, TCPConnector, web
 
-from running_gateway import RunningGateway
+from gateway.upstream.shared_response import FlightTable
+from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import DONE, ScriptedUpstream, completion, stream_of
 
 ANSWER = stream_of("slowly does it")
@@ -93,3 +96,47 @@ async def test_however_the_many_come_there_is_one_call(
         raw = await asyncio.gather(*(ask() for _ in range(CLIENTS)))
     assert upstream.calls == 1
     assert all(one.endswith(DONE if streamed else b"}") for one in raw)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 429])
+@pytest.mark.parametrize("pool", [False, True])
+async def test_the_keys_of_one_gateway_repeat_no_refusal(
+    start_gateway: StartGateway,
+    upstream: ScriptedUpstream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    status: int,
+    pool: bool,
+):
+    go_on, followed, follow = asyncio.Event(), [], FlightTable.follow
+
+    def counted(table: Any, slot: Any, **options: Any) -> Any:
+        if (flight := follow(table, slot, **options)) is not None:
+            followed.append(flight)
+        return flight
+
+    monkeypatch.setattr(FlightTable, "follow", counted)
+
+    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        await go_on.wait()
+        return web.json_response({"error": {"message": "no"}}, status=status)
+
+    upstream.answer = answer
+    names = [f"gk-{number}" for number in range(6)]
+    keys = tmp_path / "keys"
+    keys.write_text("".join(f"team {sha256(name.encode()).hexdigest()}\n" for name in names))
+    upstreams = {"upstream": (), "upstreams": [{"url": f"{upstream.url}/v1", "probe": "off"}]}
+    gateway = await start_gateway(gateway_keys=keys, **(upstreams if pool else {}))
+    asked = [
+        asyncio.create_task(gateway.ask("same", headers={"Authorization": f"Bearer {name}"}))
+        for name in names
+    ]
+    async with asyncio.timeout(60):
+        while len(followed) < len(names) - 1:  # noqa: ASYNC110 - nothing tells of each
+            await asyncio.sleep(0)
+    go_on.set()
+    replies = [await one for one in asked]
+    assert {reply.status for reply in replies} == {status}
+    assert upstream.calls == 1
+    assert all("authorization" not in request.headers for request in upstream.requests)

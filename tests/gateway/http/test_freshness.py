@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gateway.server.prepare import Outbox
+from gateway.upstream.request import Exchange
 from running_gateway import Asked, RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, chunk, completion
 
@@ -114,6 +116,64 @@ async def test_within_its_grace_a_stale_answer_is_served_at_once_and_refreshed_o
     page = (await gateway.get("/metrics")).raw.decode()
     assert 'outcome="hit",reason="stale-while-revalidate"' in page
     assert 'outcome="refresh"' in page
+
+
+class Preparation:
+    """Preparations of requests to send, which wait until ``done`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.done = asyncio.Event()
+        self.fault: Exception | None = None
+        exchange = Outbox.exchange
+
+        async def slow(outbox: Outbox, *args: Any) -> Exchange:
+            self.count += 1
+            await self.done.wait()
+            if self.fault is not None:
+                raise self.fault
+            return await exchange(outbox, *args)
+
+        monkeypatch.setattr(Outbox, "exchange", slow)
+
+
+async def test_a_stale_answer_waits_for_no_preparation_and_one_is_made_for_all(
+    start: Any, clock: Clock, answers: Answers, monkeypatch: pytest.MonkeyPatch
+):
+    gateway = await start()
+    await gateway.ask()
+    preparation = Preparation(monkeypatch)
+    clock.ahead = 112
+    async with asyncio.timeout(60):
+        replies = await asyncio.gather(*(gateway.ask(stream=n % 2 == 0) for n in range(8)))
+    assert [reply.text for reply in replies] == ["Answer 1"] * 8
+    assert (preparation.count, answers.calls) == (1, 1)
+    preparation.done.set()
+    await until_fresh(gateway, "Answer 2")
+    assert (preparation.count, answers.calls) == (1, 2)
+
+
+async def test_a_preparation_that_fails_is_told_and_tried_again(
+    start: Any,
+    clock: Clock,
+    answers: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    gateway = await start()
+    await gateway.ask()
+    preparation = Preparation(monkeypatch)
+    preparation.fault = ZeroDivisionError()
+    clock.ahead = 112
+    assert (await gateway.ask()).text == "Answer 1"
+    preparation.done.set()
+    async with asyncio.timeout(60):
+        while "a call to the upstream failed" not in caplog.text:
+            page = (await gateway.get("/metrics")).raw.decode()
+    assert 'outcome="error",reason="internal-error"' in page
+    preparation.fault = None
+    assert (await gateway.ask()).text == "Answer 1"
+    await until_fresh(gateway, "Answer 2")
 
 
 async def test_a_stream_is_served_stale_as_well(start: Any, clock: Clock, answers: Answers):

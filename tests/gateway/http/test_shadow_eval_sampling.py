@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 from semantic_rig import learning
 
+from gateway.server.prepare import Outbox
 from scripted_upstream import completion
 
 
@@ -94,6 +95,27 @@ async def test_a_hit_waits_for_no_sample_and_closing_ends_it(upstream, tmp_path)
         async with asyncio.timeout(60):
             await upstream.cancelled.wait()
     assert rig.counted == []
+
+
+async def test_a_hit_waits_for_no_preparation_of_its_sample(upstream, tmp_path, monkeypatch):
+    prepared, exchange = [], Outbox.exchange
+    may_go_on = asyncio.Event()
+
+    async def slow(outbox, *args):
+        prepared.append(args)
+        await may_go_on.wait()
+        return await exchange(outbox, *args)
+
+    async with learning(tmp_path, upstream.url, "sample: 100%") as rig:
+        await rig.ask("how many")
+        monkeypatch.setattr(Outbox, "exchange", slow)
+        async with asyncio.timeout(60):
+            replies = await asyncio.gather(*(rig.ask("how many please") for _ in range(5)))
+        assert all('detail="semantic;' in cache for cache, _ in replies)
+        assert (len(prepared), upstream.calls) == (1, 1)
+        may_go_on.set()
+        await background_done(rig)
+    assert upstream.calls == 2
 
 
 async def test_answers_without_vectors_are_unsure(upstream, tmp_path):

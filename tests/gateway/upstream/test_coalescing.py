@@ -7,9 +7,11 @@ from typing import Any
 import orjson
 import pytest
 from coalescer_rig import Got, Rig
+from gated_upstream import Call
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.upstream.request import Served
 from policies.decision import Scope
 from scripted_upstream import DONE, chunk, completion, stream_of, usage_event
 
@@ -489,6 +491,85 @@ async def test_a_refused_credential_is_no_answer_to_another(rig: Rig, streamed: 
     assert (first.status, second.status) == (401, 200)
 
 
+def refuse(call: Call, status: int) -> None:
+    call.plain({"error": {"message": "no"}}, status, [("Retry-After", "7")])
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+async def test_followers_with_another_credential_share_one_more_call(rig: Rig, status: int):
+    public = {"scope": Scope.PUBLIC}
+    asked = [
+        await rig.ask(headers={"authorization": f"Bearer {name}"}, decision=public)
+        for name in "aabbbcc"
+    ]
+    for _ in "abc":
+        refuse(await rig.upstream.next_call(), status)
+    assert {got.status for got in await all_of(*asked)} == {status}
+    sent = sorted(dict(call.asked)["authorization"] for call in rig.upstream.calls)
+    assert sent == ["Bearer a", "Bearer b", "Bearer c"]
+
+
+async def test_nobody_repeats_a_request_that_meets_a_limit(rig: Rig):
+    public = {"scope": Scope.PUBLIC}
+    asked = [
+        await rig.ask(headers={"authorization": f"Bearer {name}"}, decision=public, stream=streamed)
+        for name in "abc"
+        for streamed in (False, True)
+    ]
+    refuse(await rig.upstream.next_call(), 429)
+    replies = await all_of(*asked)
+    assert {(got.status, got.headers["Retry-After"]) for got in replies} == {(429, "7")}
+    assert len(rig.upstream.calls) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_nobody_repeats_what_was_refused_to_the_gateways_own_key(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, status: int
+):
+    monkeypatch.setattr("gated_upstream.Call.served", Served("u", passes_credentials=False))
+    public = {"scope": Scope.PUBLIC}
+    asked = [
+        await rig.ask(headers={"authorization": f"Bearer {name}"}, decision=public)
+        for name in "abcdef"
+    ]
+    refuse(await rig.upstream.next_call(), status)
+    assert {got.status for got in await all_of(*asked)} == {status}
+    assert len(rig.upstream.calls) == 1
+
+
+class BrokenClaims:
+    """Claims that fail in a way that nobody foresaw."""
+
+    async def take(self, _slot: bytes) -> bool:
+        raise AttributeError("no such attribute")
+
+    def release(self, _slot: bytes) -> None:
+        raise AssertionError("nothing was claimed")
+
+
+async def test_claims_that_break_cost_no_answer(rig: Rig, caplog: pytest.LogCaptureFixture):
+    rig.coalescer.claims = BrokenClaims()
+    asked = [await rig.ask() for _ in range(3)]
+    (await rig.upstream.next_call()).plain(completion("All is well"))
+    assert [text(got) for got in await all_of(*asked)] == ["All is well"] * 3
+    assert "a claim failed" in caplog.text
+
+
+async def test_a_defect_before_the_call_reaches_all_at_once_and_is_logged(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    async def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.coalescer, "_claim_and_call", broken)
+    rig.coalescer.claims = BrokenClaims()
+    asked = [await rig.ask() for _ in range(3)]
+    errors = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(error) for error in errors] == [RuntimeError] * 3
+    assert "ZeroDivisionError" in caplog.text
+    assert "never retrieved" not in caplog.text
+
+
 async def test_tokens_are_counted_to_one_request(rig: Rig):
     asked = [await rig.ask(stream=True) for _ in range(3)]
     call = await rig.upstream.next_call()
@@ -515,7 +596,7 @@ async def test_tokens_are_counted_to_a_follower_when_the_leader_has_left(rig: Ri
 
 
 async def test_a_refresh_can_be_followed_and_outlives_its_followers(rig: Rig):
-    assert rig.coalescer.refresh(rig.exchange(stream=True))
+    assert rig.refresh(rig.exchange(stream=True))
     call = await rig.upstream.next_call()
     call.head()
     call.say(ANSWER[0])

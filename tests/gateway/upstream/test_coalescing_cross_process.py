@@ -1,7 +1,9 @@
 """Gateways that share a real Redis: who wants a plain answer waits for the other's entry."""
 
 import asyncio
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -228,6 +230,72 @@ async def test_no_claim_is_left_when_all_is_over(pair, upstream, gate, redis, re
     for gateway in pair:
         await gateway.stop()
     assert await redis.keys("*:c:*") == []
+
+
+POLICY = """
+version: 1
+default: {exact: on, semantic: off, freshness: 100s, grace: 10m, scope: tenant, pii: bypass}
+"""
+
+
+@pytest.fixture
+async def four(start_gateway, server, redis, tmp_path, monkeypatch):
+    """Gateways of one store under a clock that the test moves."""
+    ahead = [0.0]
+    shim = SimpleNamespace(
+        time=lambda: time.time() + ahead[0],
+        perf_counter=time.perf_counter,
+        monotonic=time.monotonic,
+    )
+    monkeypatch.setattr("gateway.app.time", shim)
+    monkeypatch.setenv("REFRAIN_SECRET", "ab" * 32)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    gateways = [
+        await start_gateway(store=server.url, data_dir=tmp_path / name, policy=policy)
+        for name in "abcd"
+    ]
+    return gateways, ahead
+
+
+async def test_four_gateways_refresh_a_stale_entry_once(four, upstream, gate, refusals):
+    gateways, ahead = four
+    gate.open.set()
+    assert (await gateways[0].ask("same")).cache.endswith("stored")
+    gate.open.clear()
+    upstream.arrived.clear()
+    ahead[0] = 150.0
+    stale = await asyncio.gather(*(each.ask("same") for each in gateways))
+    assert all("stale-while-revalidate" in reply.cache for reply in stale)
+    await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+    async with asyncio.timeout(SECONDS):
+        while sum(refusals.values()) < len(gateways) - 1:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    gate.open.set()
+    async with asyncio.timeout(SECONDS):
+        for each in gateways:
+            while "ttl=-" in (await each.ask("same")).cache:
+                pass
+    assert upstream.calls == 2
+
+
+async def test_a_refresh_that_another_gateway_makes_still_answers_who_follows_it_here(
+    four, upstream, gate, refusals
+):
+    gateways, ahead = four
+    gate.open.set()
+    await gateways[0].ask("same")
+    gate.open.clear()
+    ahead[0] = 150.0
+    for each in gateways[:2]:
+        assert "stale-while-revalidate" in (await each.ask("same")).cache
+    # It refuses what is stale, and may follow the refresh that was begun here a moment ago.
+    following = asyncio.create_task(
+        gateways[1].ask("same", headers={"Cache-Control": "max-age=10"})
+    )
+    await asyncio.wait_for(upstream.arrived.wait(), SECONDS)
+    gate.open.set()
+    assert (await following).text == "You asked: same"
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def rig(tmp_path: Path) -> Rig:
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_refresh_stores_the_answer(rig: Rig, streamed: bool):
     exchange = rig.exchange(stream=streamed)
-    assert rig.coalescer.refresh(exchange)
+    assert rig.refresh(exchange)
     call = await rig.upstream.next_call()
     if streamed:
         call.head()
@@ -33,18 +33,18 @@ async def test_a_refresh_stores_the_answer(rig: Rig, streamed: bool):
 
 
 async def test_one_refresh_at_a_time_for_a_key(rig: Rig):
-    assert rig.coalescer.refresh(rig.exchange("one"))
-    assert not rig.coalescer.refresh(rig.exchange("one"))
-    assert rig.coalescer.refresh(rig.exchange("two"))
+    assert rig.refresh(rig.exchange("one"))
+    assert not rig.refresh(rig.exchange("one"))
+    assert rig.refresh(rig.exchange("two"))
     (await rig.upstream.next_call()).plain(completion("Fine."))
     await rig.next_finished()
     await asyncio.sleep(0)  # the call's own end follows what is observed
-    assert rig.coalescer.refresh(rig.exchange("one"))
+    assert rig.refresh(rig.exchange("one"))
     await rig.coalescer.close()
 
 
 async def test_a_refresh_that_fails_is_told_to_the_sinks_only(rig: Rig):
-    assert rig.coalescer.refresh(rig.exchange())
+    assert rig.refresh(rig.exchange())
     call = await rig.upstream.next_call()
     call.fail(UpstreamError(502, "gone", Reason.UPSTREAM_UNREACHABLE))
     seen = await rig.next_finished()
@@ -52,7 +52,7 @@ async def test_a_refresh_that_fails_is_told_to_the_sinks_only(rig: Rig):
 
 
 async def test_closing_ends_what_runs(rig: Rig):
-    assert rig.coalescer.refresh(rig.exchange())
+    assert rig.refresh(rig.exchange())
     call = await rig.upstream.next_call()
     await rig.coalescer.close()
     assert call.ended.is_set()
@@ -60,4 +60,4 @@ async def test_closing_ends_what_runs(rig: Rig):
 
 
 async def test_what_may_not_be_stored_is_not_refreshed(rig: Rig):
-    assert not rig.coalescer.refresh(rig.exchange(store=True))
+    assert not rig.refresh(rig.exchange(store=True))
