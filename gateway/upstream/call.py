@@ -274,7 +274,7 @@ class UpstreamCall:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
         except (UpstreamError, EventTooLargeError, TimeoutError) as error:
             if not stream.over:
-                raise _broken(str(error)) from error
+                raise error if isinstance(error, UpstreamError) else _broken(str(error)) from error
         if not stream.done:
             usage = prompt_usage(stream.usage)
             _report(upstream.served, usage, stream.response_id, exchange.request)
@@ -344,7 +344,9 @@ class UpstreamCall:
         if plan is None:
             return False
         declined: Reason | None = Reason.UPSTREAM_STATUS
-        if status == HTTPStatus.OK:
+        if status == HTTPStatus.OK and isinstance(result, dict) and result.get("error") is not None:
+            declined = Reason.UNCLEAN
+        elif status == HTTPStatus.OK:
             declined = await self.writer.store(plan, result, plain, exchange.scanner)
         if declined is not None:
             shared.decline(declined)

@@ -462,16 +462,17 @@ class HttpReply:
         if self._connection is None:
             return b""
         upstream, protocol = self.upstream, cast("OneReply", self._connection.protocol)
+        bound = "read_timeout"
         if self.first_token_by is None:
             by = protocol.now() + upstream.longest_read
         elif self._detector is None:
-            by = protocol.now() + upstream.between_tokens
+            bound, by = "between_tokens_timeout", protocol.now() + upstream.between_tokens
         else:
-            by = self.first_token_by
+            bound, by = "first_token_timeout", self.first_token_by
         try:
             data = await protocol.read(by)
         except FAULTS as error:
-            raise upstream.fault_of(error) from error
+            raise upstream.fault_of(error, bound) from error
         if not data:
             self._close()
         return data
@@ -499,7 +500,8 @@ class HttpReply:
                         raise
                     may_retry = False
         except FAULTS as error:
-            raise upstream.fault_of(error) from error
+            bound = "read_timeout" if self.first_token_by is None else "first_token_timeout"
+            raise upstream.fault_of(error, bound) from error
 
     async def _connect(self) -> Connection:
         """Return a connection, an idle one if there is one. Raises ClientError, TimeoutError."""

@@ -270,8 +270,11 @@ class HttpUpstream:
             raise ValueError("a part of the request has control characters")
         return head.replace(b"\n", b"\r\n")
 
-    def fault_of(self, error: BaseException) -> UpstreamError:
-        """Return what a failed call is for clients; ``detail`` is what the log says."""
+    def fault_of(self, error: BaseException, bound: str = "read_timeout") -> UpstreamError:
+        """Return what a failed call is for clients; ``detail`` is what the log says.
+
+        ``bound`` is the setting that bounds the wait.
+        """
         url = self.url
         place = f"{url.host}:{url.port}"
         match error:
@@ -279,7 +282,7 @@ class HttpUpstream:
                 sent = not isinstance(error, ConnectionTimeoutError)
                 detail = f"no connection to {place} within connect_timeout"
                 if sent:
-                    detail = f"{place} did not answer within the time that the settings give it"
+                    detail = f"{place} sent nothing within {bound}; does it hang, or need longer?"
                 message = "The upstream did not answer in time."
                 return UpstreamError(
                     504, message, Reason.UPSTREAM_TIMEOUT, sent=sent, detail=detail

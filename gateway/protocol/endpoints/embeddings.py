@@ -106,7 +106,9 @@ def batch_body(body: Mapping[str, Any], items: Sequence[Item]) -> bytes:
 def vectors_of(reply: Any, count: int) -> list[Any] | None:
     """Return the vectors of a reply in the order of the inputs, or None if it is not understood."""
     match reply:
-        case {"object": "list", "data": [*data], "model": str()} if len(data) == count:
+        case {"object": "list", "data": [*data], "model": str()} if (
+            len(data) == count and reply.get("error") is None
+        ):
             pass
         case _:
             return None

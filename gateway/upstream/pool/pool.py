@@ -385,7 +385,7 @@ class UpstreamPool:
         except UpstreamError as error:
             reply.error, reply.failure = error, failure_of(error, head=reply.status > 0)
             self.note_failure(call, reply.failure)
-            await reply.close()
+            await reply.close(error)
             return reply
         except BaseException:
             await reply.close()
