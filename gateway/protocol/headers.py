@@ -28,8 +28,13 @@ _ONE_REQUESTS_ENDS = ("-ms", "-cost", "-organization", "-project")
 
 _ANYBODYS = frozenset({"content-type", "content-language", "retry-after", "cache-status"})
 
-_OWN_PREFIX = "x-refrain-"
+_OWN_PREFIXES = ("x-refrain-", "refrain-")
 """Of the gateway's own headers."""
+
+_VALUE = r'"(?:[^"\\]|\\.)*+"|[^\s",;]++'
+_MEMBER = re.compile(rf"{_VALUE}(?:\s*;\s*[a-z*][\w.*-]*+(?:=(?:{_VALUE}))?)*+", re.ASCII)
+_NEXT = re.compile(r"\s*,\s*")
+_OWN_NAME = "refrain"
 
 Fields = tuple[tuple[str, str], ...]
 
@@ -89,13 +94,12 @@ def reply_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     Those of ``names``, in lower case, are dropped, and those that only the gateway may send.
     """
     rest = end_to_end(fields, *names)
-    return tuple(
-        [
-            each
-            for each in rest
-            if each[0][:1] not in "xX" or not each[0].lower().startswith(_OWN_PREFIX)
-        ]
-    )
+    return tuple([each for each in rest if each[0][:1] not in "xXrR" or not _is_own(each[0])])
+
+
+def _is_own(name: str) -> bool:
+    """Tell whether only the gateway may send a header. Some clients read _ as -."""
+    return name.lower().replace("_", "-").startswith(_OWN_PREFIXES)
 
 
 def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
@@ -106,7 +110,7 @@ def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
 def with_cache_status(fields: Iterable[tuple[str, str]], ours: str, *names: str) -> Fields:
     """Return an upstream's headers with our member at the end of its ``Cache-Status``.
 
-    Those of ``names``, in lower case, are dropped.
+    Those of ``names``, in lower case, are dropped, and members that name us.
     """
     members: list[str] = []
     rest: list[tuple[str, str]] = []
@@ -114,10 +118,26 @@ def with_cache_status(fields: Iterable[tuple[str, str]], ours: str, *names: str)
         name, value = each
         lower = name.lower()
         if lower == "cache-status":
-            members += [value] if value else []
+            members += _others_members(value)
         elif lower not in names:
             rest.append(each)
     return (*rest, ("Cache-Status", ", ".join((*members, ours))))
+
+
+def _others_members(cache_status: str) -> list[str]:
+    """Return the members that caches of other names have added; none of a list that is broken."""
+    members, at, text = list[str](), 0, cache_status.strip()
+    while at < len(text):
+        member = _MEMBER.match(text, at)
+        if member is None:
+            return []
+        if _OWN_NAME not in member[0].lower():
+            members.append(member[0])
+        separator = _NEXT.match(text, member.end())
+        at = len(text) if separator is None else separator.end()
+        if separator is None and member.end() < len(text):
+            return []
+    return members
 
 
 def shared_fields(fields: Iterable[tuple[str, str]], *, same_tenant: bool) -> Fields:
