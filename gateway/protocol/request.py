@@ -67,8 +67,7 @@ class CacheRequest:
         put(self, "streamed", streaming is not None and body.get("stream") is True)
         wants_usage = streaming is not None and not streaming.usage_option
         if streaming is not None and streaming.usage_option:
-            options = body.get("stream_options")
-            wants_usage = isinstance(options, dict) and options.get("include_usage") is True
+            wants_usage = _asks_for_usage(body)
         put(self, "wants_usage", wants_usage)
 
     @property
@@ -80,6 +79,17 @@ class CacheRequest:
     def system_text(self) -> str | None:
         """The texts of system and developer."""
         return system_text(self.endpoint, self.body)
+
+
+def _asks_for_usage(body: dict[str, Any]) -> bool:
+    """Tell whether a stream's usage is requested, as OpenAI or as OpenRouter has it."""
+    match body.get("stream_options"):
+        case {"include_usage": True}:
+            return True
+    match body.get("usage"):
+        case {"include": True}:
+            return True
+    return False
 
 
 def read_request(

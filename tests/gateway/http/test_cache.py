@@ -117,6 +117,28 @@ async def test_usage_is_on_a_stream_only_where_it_was_asked_for(
     assert asked.events[-1]["choices"] == []
 
 
+async def test_usage_and_cost_stay_on_a_stream_that_asks_as_openrouter_has_it(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "cost": 0.00042}
+
+    async def answer(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        last = orjson.dumps(completion("", object="chat.completion.chunk", choices=[], usage=usage))
+        for event in (*stream_of("a b")[:-1], b"data: " + last + b"\n\n", DONE):
+            await response.write(event)
+        return response
+
+    upstream.answer = answer
+    for status in ("fwd=miss", "hit"):
+        told = await gateway.ask(stream=True, usage={"include": True})
+        assert status in told.cache
+        assert told.events[-1]["usage"] == usage
+    silent = await gateway.ask(stream=True, usage={"include": False})
+    assert not any("usage" in event for event in silent.events)
+
+
 async def test_events_reach_the_client_as_they_come(
     gateway: RunningGateway, upstream: ScriptedUpstream
 ):
