@@ -21,7 +21,7 @@ from backend.server.body import ALLOW_UNKNOWN, json_response
 from backend.server.chat import chat_completions
 from backend.server.completions import completions
 from backend.server.encoding import detokenize, embeddings, tokenize
-from backend.server.http_server import Runner, leave_unread, refusal
+from backend.server.http_server import Runner, refusal
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import CONTENT_TYPE, Metrics
 from backend.server.pipeline import TRACE
@@ -191,7 +191,6 @@ def _middleware(
         metrics.count_request(endpoint, outcome)
         if outcome == "ok" and request.method == "POST":
             metrics.observe_request(endpoint, time.perf_counter() - began)
-        leave_unread(request, response)
         return response
 
     return observe

@@ -8,7 +8,7 @@ pytest_plugins = ["running_backend"]
 
 DEFLATED = {"Content-Encoding": "deflate"}
 LIMIT = 4 * 2**20
-PIECE = 2**19
+PIECE = 2**20
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/completions", 413), ("/v1/nothing", 404)])
@@ -20,7 +20,7 @@ async def test_a_bomb_is_not_inflated_after_the_answer(start_server, monkeypatch
         assert reply.status == status
     assert (await server.chat()).status == 200
     assert sum(inflated) < 2 * LIMIT
-    assert max(inflated) <= PIECE
+    assert max(inflated, default=0) <= PIECE
 
 
 async def test_a_large_compressed_body_is_inflated_in_pieces(start_server, monkeypatch):
@@ -32,4 +32,4 @@ async def test_a_large_compressed_body_is_inflated_in_pieces(start_server, monke
     async with post as reply:
         assert (reply.status, orjson.loads(await reply.read())["error"]["code"]) == (400, None)
     assert sum(inflated) == LIMIT - 1
-    assert max(inflated) <= PIECE
+    assert max(inflated, default=0) <= PIECE

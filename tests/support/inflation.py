@@ -1,10 +1,11 @@
-"""What aiohttp inflates of compressed bodies, piece by piece."""
+"""What is inflated of compressed bodies, piece by piece."""
 
 import zlib
-from typing import Any
 
 import pytest
-from aiohttp.compression_utils import ZLibDecompressor
+
+import backend.server.codings
+import gateway.server.http.codings
 
 
 def bomb(size: int) -> bytes:
@@ -16,12 +17,13 @@ def bomb(size: int) -> bytes:
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the sizes of the pieces that are inflated, from now on."""
     sizes: list[int] = []
-    inflate = ZLibDecompressor.decompress_sync
+    for module in (backend.server.codings, gateway.server.http.codings):
+        step = module.Inflater.step
 
-    def watched(self: ZLibDecompressor, *args: Any, **limits: Any) -> bytes:
-        piece = inflate(self, *args, **limits)
-        sizes.append(len(piece))
-        return piece
+        def watched(self, data: bytes, most: int, step=step) -> bytes:
+            piece = step(self, data, most)
+            sizes.append(len(piece))
+            return piece
 
-    monkeypatch.setattr(ZLibDecompressor, "decompress_sync", watched)
+        monkeypatch.setattr(module.Inflater, "step", watched)
     return sizes

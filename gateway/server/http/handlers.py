@@ -36,6 +36,7 @@ from gateway.server.http.middleware import (
     TICKET,
     ResponseSink,
     check_query,
+    fault_of_body,
     send_stream,
 )
 from gateway.server.http.pass_through import PassThrough
@@ -278,13 +279,8 @@ class Handlers:
     async def _read(self, request: web.Request) -> bytes:
         try:
             return await read_body(request, self.client_seconds)
-        except web.HTTPRequestEntityTooLarge:
-            message = "The body of your request is larger than this gateway accepts."
-            raise ClientError(413, message, code="request_too_large") from None
-        except TimeoutError:
-            raise ClientError(408, "Your request's body did not come in time.") from None
-        except web.RequestPayloadError:
-            raise ClientError(400, "The body of your request could not be decoded.") from None
+        except (TimeoutError, web.RequestPayloadError, web.HTTPRequestEntityTooLarge) as error:
+            raise fault_of_body(error) from None
 
     async def _readyz(self, request: web.Request) -> web.Response:
         report = await self.readiness.report()

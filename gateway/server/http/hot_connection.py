@@ -66,8 +66,8 @@ class HotConnection(Connection):
         """Whether the connection is to end after the present reply."""
         self._context = Context()
         """Where the present request runs: it has the request's id."""
-        self._replied = False
-        """Whether something of the present reply is written."""
+        self._writes = 0
+        """How often something of the present reply was written."""
 
     def data_received(self, data: bytes) -> None:
         """Answer a repeated request at once, and serve a plain one; hand all others on."""
@@ -99,10 +99,10 @@ class HotConnection(Connection):
         elif self._release_timer is None:
             self._release_timer = self._loop.call_later(HOLD_SECONDS, self._release)
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
         """Hand on the bytes that were held back: no more data comes."""
         self._release()
-        super().eof_received()
+        return super().eof_received()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Wait no longer, and cancel the request that is served."""
@@ -129,14 +129,22 @@ class HotConnection(Connection):
     @property
     def busy(self) -> bool:
         """Whether a request is under way, or a reply is not sent."""
-        return self._served is not None or self.reader.holds or super().busy
+        return self.reader.holds or super().busy
+
+    @property
+    def _is_serving(self) -> bool:
+        return self._served is not None or super()._is_serving
+
+    @property
+    def _written(self) -> int:
+        return super()._written if self._served is None else self._writes
 
     def write(self, head: bytes, body: bytes) -> None:
         """Write head and body, or the beginning of it, of a reply."""
         transport = self.transport
         if transport is None:
             return
-        self._replied = True
+        self._writes += 1
         if len(body) <= JOINED_BYTES:
             transport.write(head + body)
         else:
@@ -177,7 +185,7 @@ class HotConnection(Connection):
     def _begin(self, plain: PlainRequest) -> None:
         if self._head_timer is not None:
             self._stop_timer()
-        self._replied, self._context = False, copy_context()
+        self._writes, self._context = 0, copy_context()
         self._served = self._loop.create_task(self._serve(plain, self), context=self._context)
         self._served.add_done_callback(self._end)
 
@@ -206,7 +214,7 @@ class HotConnection(Connection):
     def _fail(self, error: BaseException) -> None:
         """Log a defect, and tell the client of it where its reply has not begun."""
         log.error("a request failed", exc_info=error)
-        if not self._replied:
+        if not self._writes:
             why = HTTPStatus.INTERNAL_SERVER_ERROR, "The server had an internal error."
             self.write(format_refusal(self._refuse(*why, "internal_error")), b"")
 

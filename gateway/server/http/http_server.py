@@ -1,18 +1,22 @@
 """HTTP/1.1 from clients: how long heads and bodies may be and take, and how they are refused.
 
 aiohttp's own server answers in plain text what it cannot read, and waits for the rest of a head
-for an hour. It inflates on the event loop, and once it is answered it would go on to a body's end,
-however large that is: a quarter of a megabyte on the wire can be a second of everybody's time.
+for an hour. It inflates bodies on the event loop, so that is done here, within bounds.
 """
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from http import HTTPStatus
+from math import inf
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import BadHttpMessage, ContentEncodingError, LineTooLong
+from aiohttp.http import HttpVersion11
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+
+from gateway.server.http.codings import ACCEPTED, CodingError, Inflater, codings_of
 
 MAX_TARGET_BYTES = 8190
 MAX_HEADER_BYTES = 32 * 1024
@@ -31,10 +35,23 @@ STALLED_SECONDS = 30.0
 
 LONGEST_SECONDS = 300.0
 
+HALF_CLOSED_SECONDS = 0.25
+"""Between two looks at a client that sends no more."""
+
+MOST_QUIET = 8
+"""After so many looks without a byte of a reply that has begun, such a client has left."""
+
 _LOOK_SECONDS = 0.05
 
-CODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
-"""The codings of bodies. The parser has refused before what cannot be decoded here."""
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_EMPTY_LINE = re.compile(rb"(?<=\r\n)\r\n|\A\r?\n")
+_UPGRADE = re.compile(rb"\n[Uu][Pp][Gg][Rr][Aa][Dd][Ee]:")
+
+STEP_BYTES = 2**16
+"""What is inflated at once on the event loop."""
+
+LARGE_BYTES = 2**20
+"""Behind so many bytes, a body is inflated in a thread, as many bytes at once."""
 
 Refuse = Callable[..., web.Response]
 """Makes the reply of a refusal: (status, message, code), and ``path`` if the path is known."""
@@ -51,6 +68,11 @@ class Connection(web.RequestHandler):
         self._refuse = refuse
         self._head_timer: asyncio.TimerHandle | None = None
         self._head_begun = False
+        self._last: tuple[Any, Any] | None = None
+        """The last head that was parsed, and its body."""
+        self._cuts = False
+        """Whether a request may have offered another protocol."""
+        self._half_closed: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to wait for the first head."""
@@ -60,12 +82,19 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Wait no longer."""
         self._stop_timer()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read heads and bodies; a head that has begun must end in time."""
         read_before = self._request_count
-        web.RequestHandler.data_received(self, data)  # called for each read: half the way of super
+        if self._cuts or _UPGRADE.search(data) is not None:
+            self._cuts = True
+            for piece in self._cut(data):
+                self._feed(piece)
+        else:
+            self._feed(data)
         if self._request_count != read_before:
             self._head_begun = False
             if self._head_timer is not None:
@@ -75,19 +104,84 @@ class Connection(web.RequestHandler):
             if self._head_timer is None:
                 self._await_head()
 
+    def _feed(self, data: bytes) -> None:
+        count = self._request_count
+        web.RequestHandler.data_received(self, data)  # called for each read: half the way of super
+        if self._request_count != count and self._messages:
+            self._last = self._messages[-1]
+
+    def _cut(self, data: bytes) -> Iterator[bytes]:
+        """Yield the bytes so that a piece ends where a request does.
+
+        The parser loses what a piece holds behind a request that offers another protocol.
+        """
+        at = 0
+        while at < len(data):
+            end = _EMPTY_LINE.search(data, at)
+            stop = len(data) if end is None else end.end()
+            if self._last is not None and not self._last[1].is_eof():
+                head, body = self._last
+                if "Content-Length" in head.headers:
+                    stop = at + int(head.headers["Content-Length"]) - body.total_bytes
+            yield data[at:stop]
+            at = stop
+
+    def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
+        """Go on with the requests that came whole, though the client sends no more."""
+        if self._is_waiting or (self._last is not None and not self._last[1].is_eof()):
+            return False
+        self._watch_half_closed(-1, 0)
+        return True
+
+    def _watch_half_closed(self, before: int, quiet: int) -> None:
+        """Find out whether a client that sends no more still reads.
+
+        Only bytes show that it has left. Before a reply these are an interim one, which every
+        client must expect (RFC 9110, 15.2). A reply that has begun must go on.
+        """
+        written = self._written
+        quiet = quiet + 1 if written == before else 0
+        knows_interim = self._last is None or self._last[0].version >= HttpVersion11
+        if self._is_waiting:
+            self.force_close()
+        elif quiet > MOST_QUIET and (written or not knows_interim):
+            if self.transport is not None:
+                self.transport.abort()
+        else:
+            if quiet and not written and knows_interim and self.transport is not None:
+                self.transport.write(_INTERIM)
+            self._half_closed = self._loop.call_later(
+                HALF_CLOSED_SECONDS, self._watch_half_closed, written, quiet
+            )
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether every request is answered that came; of a new one, aiohttp knows only later."""
+        return self._waiter is not None and not self._is_serving
+
+    @property
+    def _is_serving(self) -> bool:
+        return self._request_in_progress or bool(self._messages)
+
+    @property
+    def _written(self) -> int:
+        """Tell how much of the present reply is written, 0 before it begins."""
+        request = self._current_request
+        return 0 if request is None else request.writer.output_size
+
     def close(self) -> None:
         """Take no more requests; without one under way, close at once.
 
         aiohttp keeps an idle connection open and reads nothing from it any more.
         """
         super().close()
-        if not self._request_in_progress and not self._messages:
+        if not self._is_serving:
             self.force_close()
 
     @property
     def busy(self) -> bool:
         """Whether a request is under way, or a reply is not sent."""
-        if self._request_in_progress or self._messages:
+        if self._is_serving:
             return True
         return self.transport is not None and self.transport.get_write_buffer_size() > 0
 
@@ -102,7 +196,7 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("a reply has begun already")
         why = _describe(status, exc)
-        response = _unknown_coding(self._refuse) if why is _UNKNOWN_CODING else self._refuse(*why)
+        response = self._refuse(*why)
         response.force_close()
         return response
 
@@ -158,6 +252,7 @@ class Runner(web.AppRunner):
             app,
             access_log=None,
             handler_cancellation=True,
+            auto_decompress=False,
             keepalive_timeout=IDLE_SECONDS,
             max_line_size=MAX_TARGET_BYTES,
             max_field_size=MAX_HEADER_BYTES,
@@ -206,29 +301,21 @@ def refusal(request: web.BaseRequest, refuse: Refuse) -> web.Response | None:
         response = refuse(501, message, "websocket_not_supported")
         response.force_close()  # the parser takes what follows for another protocol
         return response
-    if headers.get("Content-Encoding", "").strip().lower() not in CODINGS:
+    if codings_of(_content_encoding(request)) is None:
         return _unknown_coding(refuse)
     return None
 
 
 def _unknown_coding(refuse: Refuse) -> web.Response:
-    response = refuse(*_UNKNOWN_CODING)
-    response.headers["Accept-Encoding"] = "gzip, deflate"
+    message = f"The Content-Encoding of your request is not supported: use {ACCEPTED} or none."
+    response = refuse(415, message, "unsupported_content_encoding")
+    response.headers["Accept-Encoding"] = ACCEPTED
     return response
-
-
-_UNKNOWN_CODING = (
-    415,
-    "The Content-Encoding of your request's body is not supported: use gzip, deflate or none.",
-    "unsupported_content_encoding",
-)
 
 
 def _describe(status: int, error: BaseException | None) -> tuple[int, str, str]:
     """Return status, message and code; nothing of what was sent is quoted."""
     match error:
-        case ContentEncodingError():
-            return _UNKNOWN_CODING
         case LineTooLong(args=(_, limit, *_)) if limit == MAX_TARGET_BYTES:
             message = f"The URL of your request is longer than {MAX_TARGET_BYTES} bytes."
             return 414, message, "url_too_long"
@@ -256,33 +343,71 @@ def format_refusal(response: web.Response) -> bytes:
 async def read_body(request: web.Request, seconds: float = LONGEST_SECONDS) -> bytes:
     """Return the body, which must come within ``seconds`` and without a long pause.
 
-    Raises HTTPRequestEntityTooLarge, RequestPayloadError, TimeoutError.
+    Raises as ``read_pieces``, and HTTPRequestEntityTooLarge.
     """
-    if request.content.is_eof() and not _is_compressed(request):  # it came with the head
-        return await request.read()
+    if request.content.is_eof() and "Content-Encoding" not in request.headers:
+        return await request.read()  # it came with the head
     body = bytearray()
     async with asyncio.timeout(seconds):
-        while piece := await next_piece(request, seconds):
+        async for piece in read_pieces(request, seconds):
             body += piece
             if len(body) > request.client_max_size:
                 raise web.HTTPRequestEntityTooLarge(request.client_max_size)
-            await asyncio.sleep(0)  # of a compressed one, the next piece may be there at once
     return bytes(body)
 
 
-async def next_piece(request: web.Request, seconds: float) -> bytes:
-    """Return what comes next of the body, nothing at its end. Raises as ``read_body``."""
-    async with asyncio.timeout(min(seconds, STALLED_SECONDS)):
-        return await request.content.readany()
+async def read_pieces(request: web.Request, seconds: float) -> AsyncIterator[bytes]:
+    """Yield the body, inflated. Raises RequestPayloadError, TimeoutError.
+
+    Raises HTTPRequestEntityTooLarge for what inflates to more than the application takes.
+    """
+    codings = codings_of(_content_encoding(request)) or ()
+    most = request.client_max_size if codings else inf
+    pieces = _bounded(_raw_pieces(request, min(seconds, STALLED_SECONDS)), most)
+    for coding in codings:
+        pieces = _inflated(pieces, Inflater(coding))
+    try:
+        async for piece in _bounded(pieces, most):
+            yield piece
+    except CodingError as error:
+        raise web.RequestPayloadError(str(error)) from None
 
 
-def leave_unread(request: web.Request, response: web.StreamResponse) -> None:
-    """Let nothing more be inflated after the answer; the connection closes where more would be."""
-    if _is_compressed(request) and not request.content.is_eof():
-        response.force_close()
-        # What ends aiohttp's wait for the rest of a body.
-        request.content.set_exception(TimeoutError("nobody reads the rest"))
+def _content_encoding(request: web.BaseRequest) -> str:
+    return ",".join(request.headers.getall("Content-Encoding", ()))
 
 
-def _is_compressed(request: web.Request) -> bool:
-    return "Content-Encoding" in request.headers
+async def _raw_pieces(request: web.Request, seconds: float) -> AsyncIterator[bytes]:
+    while True:
+        async with asyncio.timeout(seconds):
+            piece = await request.content.readany()
+        if not piece:
+            return
+        yield piece
+
+
+async def _bounded(pieces: AsyncIterator[bytes], most: float) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > most:
+            raise web.HTTPRequestEntityTooLarge(int(most))
+        yield piece
+
+
+async def _inflated(pieces: AsyncIterator[bytes], inflater: Inflater) -> AsyncIterator[bytes]:
+    """Undo a coding: in short steps, and in a thread once it is clear that the body is large."""
+    size = 0
+    async for piece in pieces:
+        data = piece
+        while True:
+            if size < LARGE_BYTES:
+                inflated = inflater.step(data, STEP_BYTES)
+            else:
+                inflated = await asyncio.to_thread(inflater.step, data, LARGE_BYTES)
+            if not inflated:
+                break
+            data, size = b"", size + len(inflated)
+            yield inflated
+            await asyncio.sleep(0)  # the next step can be taken at once
+    inflater.finish()

@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
-from gateway.server.http.http_server import Refuse, leave_unread, refusal
+from gateway.server.http.http_server import Refuse, refusal
 from gateway.server.keys.tab import Ticket
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
@@ -43,6 +43,18 @@ def check_query(request: web.Request) -> None:
     if request.content_type != _JSON:
         message = f"A QUERY request must be of the Content-Type {_JSON}."
         raise ClientError(415, message, code="unsupported_media_type")
+
+
+def fault_of_body(error: Exception) -> ClientError:
+    """Return what a client gets whose body cannot be read."""
+    match error:
+        case web.HTTPRequestEntityTooLarge():
+            message = "The body of your request is larger than this gateway accepts."
+            return ClientError(413, message, code="request_too_large")
+        case TimeoutError():
+            return ClientError(408, "Your request's body did not come in time.")
+        case _:
+            return ClientError(400, "The body of your request could not be decoded.")
 
 
 def _set_cache_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -96,8 +108,6 @@ def _middleware(refuse: Refuse) -> Middleware:
         ):
             refused = own(508, _LOOP, "loop_detected")
         response = await handler(request) if refused is None else refused
-        if "Content-Encoding" in headers:
-            leave_unread(request, response)
         if not response.prepared:
             _complete_head(request, response)
         return response

@@ -16,8 +16,8 @@ from gateway.protocol.headers import (
     without,
 )
 from gateway.protocol.messages import Read
-from gateway.server.http.http_server import next_piece
-from gateway.server.http.middleware import ResponseSink, send_stream
+from gateway.server.http.http_server import read_pieces
+from gateway.server.http.middleware import ResponseSink, fault_of_body, send_stream
 from gateway.telemetry.observation import Observation
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
@@ -65,19 +65,12 @@ class PassThrough:
 
     async def _body(self, request: web.Request, faults: list[ClientError]) -> AsyncIterator[bytes]:
         """Yield the client's body; a fault of the client's is noted, since aiohttp hides it."""
-        while True:
-            try:
-                chunk = await next_piece(request, self.client_seconds)
-            except TimeoutError:
-                faults.append(ClientError(408, "Your request's body did not come in time."))
-                raise
-            except web.RequestPayloadError:
-                message = "The body of your request could not be decoded."
-                faults.append(ClientError(400, message))
-                raise
-            if not chunk:
-                return
-            yield chunk
+        try:
+            async for piece in read_pieces(request, self.client_seconds):
+                yield piece
+        except (TimeoutError, web.RequestPayloadError, web.HTTPRequestEntityTooLarge) as error:
+            faults.append(fault_of_body(error))
+            raise
 
     async def _copy(
         self, request: web.Request, upstream: HttpReply, seen: Observation
