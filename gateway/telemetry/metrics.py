@@ -11,7 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -23,6 +30,10 @@ from gateway.telemetry.prefix_metrics import PrefixMetrics
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SCORES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1)
+
+PAGE_REST = 9
+"""After a page no other is made for so many times as long: who looks costs others a tenth."""
+LONGEST_REST = 1.0
 
 Waiting = defaultdict[tuple[str, ...], float]
 
@@ -56,6 +67,7 @@ class Metrics:
     """Figures of one gateway; several workers share files when PROMETHEUS_MULTIPROC_DIR is set."""
 
     def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
+        disable_created_metrics()  # half the page, and nobody reads it
         self.registry = registry = CollectorRegistry()
         self._at_scrape = CollectorRegistry()
         """Figures of this process that are read for each page."""
@@ -97,6 +109,10 @@ class Metrics:
         self._elsewhere: list[tuple[Counter, Callable[[], int]]] = []
         self.add(self.prefixes)
         self.add(_StoreCollector(store_stats))
+        self._next_page: asyncio.Task[tuple[bytes, str]] | None = None
+        """The page that is to be made next, if anybody waits for it."""
+        self._page_lock = asyncio.Lock()
+        self._no_page_until = 0.0
 
     def observe(self, seen: Observation) -> None:
         """Count one finished request."""
@@ -207,12 +223,25 @@ class Metrics:
         self._elsewhere.append((counter, take))
 
     async def page(self) -> tuple[bytes, str]:
-        """Return the text format and its content type."""
-        self.flush()
-        of_this_process = generate_latest(self._at_scrape)
-        # In several workers, these are many files: the loop does not wait for them.
-        counted = await asyncio.to_thread(lambda: generate_latest(self._counted()))
-        return counted + of_this_process, CONTENT_TYPE_LATEST
+        """Return the text format and its content type.
+
+        All who wait for a page get the same one, made after the last of them came.
+        """
+        if self._next_page is None:
+            self._next_page = asyncio.create_task(self._make_page())
+        return await asyncio.shield(self._next_page)
+
+    async def _make_page(self) -> tuple[bytes, str]:
+        now = asyncio.get_running_loop().time
+        async with self._page_lock:
+            await asyncio.sleep(self._no_page_until - now())
+            self._next_page, began = None, now()
+            self.flush()
+            of_this_process = generate_latest(self._at_scrape)
+            # In several workers, these are many files: the loop does not wait for them.
+            counted = await asyncio.to_thread(lambda: generate_latest(self._counted()))
+            self._no_page_until = now() + min(PAGE_REST * (now() - began), LONGEST_REST)
+            return counted + of_this_process, CONTENT_TYPE_LATEST
 
     async def families(self) -> list[Metric]:
         """Return the figures of all workers."""

@@ -9,7 +9,8 @@ import threading
 from functools import partial
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram, values
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, values
+from prometheus_client.registry import Collector
 
 from gateway.cache.ports import StoreStats
 from gateway.cli.launch import forget_gauges
@@ -202,3 +203,46 @@ async def test_the_loop_goes_on_while_the_figures_are_read(monkeypatch):
         done.clear()
         asyncio.get_running_loop().call_later(0, done.set)
         await read()
+
+
+class Looks(Collector):
+    """Counts the pages that are made."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.under_way = asyncio.Event()
+
+    def collect(self) -> list[Metric]:
+        self.number += 1
+        self.under_way.set()
+        return []
+
+
+async def test_a_crowd_that_looks_at_once_gets_one_page():
+    metrics, looks = new_metrics(), Looks()
+    metrics.add(looks)
+    before = looks.number
+    pages = await asyncio.gather(*[metrics.page() for _ in range(100)])
+    assert looks.number == before + 1
+    assert len({id(page) for page, _ in pages}) == 1
+
+
+async def test_a_page_has_all_that_was_counted_before_it_was_asked_for():
+    metrics, looks = new_metrics(), Looks()
+    metrics.add(looks)
+    looks.under_way.clear()
+    first = asyncio.create_task(metrics.page())
+    await looks.under_way.wait()
+    metrics.count("tokens_saved", "late", by=7)
+    page, _ = await metrics.page()
+    assert b'refrain_tokens_saved_total{by="late"} 7.0' in page
+    assert b"late" not in (await first)[0]
+
+
+async def test_a_scraper_that_leaves_takes_no_page_from_the_others():
+    metrics = new_metrics()
+    leaves, stays = (asyncio.create_task(metrics.page()) for _ in range(2))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    page, _ = await stays
+    assert b"refrain_requests_total" in page
