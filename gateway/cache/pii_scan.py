@@ -1,17 +1,26 @@
-"""Run a PII scan without holding up the loop, in bounded time, and fail closed."""
+"""Run a PII scan without holding up the loop, in bounded time, and fail closed.
+
+Law: owners share the threads fairly. A scan runs for a short turn at a time, and the next turn goes
+to the owner that has had the least time. So no owner's texts make another owner's texts wait.
+"""
 
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 from gateway.cache.ports import Scanner
 from gateway.cache.single_flight import SingleFlight
 from policies.pii.readings import may_be_disguised, normalise
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 INLINE_CHARACTERS = 4096
 INLINE_DIGITS = 200
@@ -23,21 +32,80 @@ INLINE_DISGUISED = 256
 SCAN_SECONDS = 1.0
 """A scan that takes longer has failed: the client is waiting for it."""
 
-PIECE = 65_536
-"""Characters scanned at once in a thread: some steps hold up the loop for as long as they take."""
+PIECE = 16_384
+"""Characters scanned at once in a thread: nothing stops a step, and some hold up the loop."""
 OVERLAP = 4096
 """Characters that neighbouring pieces share, so that findings on a border are not lost."""
+
+TURN_SECONDS = 0.02
+"""How long a scan runs before others have their turn. A piece that is begun is ended."""
 
 
 class ScanFailedError(Exception):
     """The text could not be scanned in time, so nothing is known about it."""
 
 
+class Turns:
+    """Which scan runs next on one of ``threads``; an owner has half of them at most."""
+
+    def __init__(self, threads: int) -> None:
+        self._free, self._share = threads, max(1, threads // 2)
+        self._waiting: dict[bytes, deque[tuple[int, asyncio.Future[None]]]] = {}
+        """Of each owner, in order, with the length of the text."""
+        self._running = Counter[bytes]()
+        self._used: dict[bytes, float] = {}
+        """Seconds that each owner has had, as long as it has scans."""
+
+    async def take(self, owner: bytes, length: int) -> None:
+        """Wait for a turn, which must be given back; of equal owners the shortest text is next."""
+        turn = asyncio.get_running_loop().create_future()
+        if owner not in self._used:  # it has no claim for the time before it came
+            self._used[owner] = min(self._used.values(), default=0.0)
+        self._waiting.setdefault(owner, deque()).append((length, turn))
+        self._pass_on()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.give_back(owner, 0.0)
+            raise
+
+    def give_back(self, owner: bytes, seconds: float) -> None:
+        """End a turn that took so long."""
+        self._free += 1
+        self._running[owner] -= 1
+        self._used[owner] += seconds
+        self._pass_on()
+        self._forget(owner)
+
+    def _pass_on(self) -> None:
+        while self._free:
+            ready = [owner for owner in self._waiting if self._running[owner] < self._share]
+            if not ready:
+                return
+            owner = min(ready, key=lambda one: (self._used[one], self._waiting[one][0][0]))
+            turns = self._waiting[owner]
+            _, turn = turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                self._free -= 1
+                self._running[owner] += 1
+            if not turns:
+                del self._waiting[owner]
+                self._forget(owner)
+
+    def _forget(self, owner: bytes) -> None:
+        if owner not in self._waiting and not self._running[owner]:
+            del self._running[owner]
+            self._used.pop(owner, None)
+
+
 class Scans:
     """Owns the threads of long scans, so that slow ones hold up nothing but one another."""
 
-    def __init__(self, threads: int = 4) -> None:
+    def __init__(self, threads: int = 2) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="scan")
+        self._turns = Turns(threads)
         self._together: SingleFlight[str | None] = SingleFlight()
 
     async def scan(self, scanner: Scanner, text: str, owner: bytes) -> str | None:
@@ -52,7 +120,7 @@ class Scans:
                     return None
                 if _is_quick(text):
                     return scanner.scan(text)
-            scan = partial(self._scan_in_thread, scanner, text)
+            scan = partial(self._scan_in_turns, scanner, text, owner)
             return await self._together.ask((id(scanner), owner, text), scan)
         except Exception as error:  # noqa: BLE001 - fail closed, whatever it is
             # Whatever a detector raises, the safe answer is the same. Its message may quote the
@@ -60,16 +128,31 @@ class Scans:
             log.warning("PII scan failed (%s): neither looked up nor stored", type(error).__name__)
             raise ScanFailedError from None
 
-    async def _scan_in_thread(self, scanner: Scanner, text: str) -> str | None:
-        loop = asyncio.get_running_loop()
+    async def _scan_in_turns(self, scanner: Scanner, text: str, owner: bytes) -> str | None:
         given_up = threading.Event()
+        scan = partial(_scan_for, scanner, pieces(text), given_up)
         try:
             async with asyncio.timeout(SCAN_SECONDS):
-                return await loop.run_in_executor(
-                    self._threads, _scan_pieces, scanner, text, given_up
-                )
+                while True:
+                    await self._turns.take(owner, len(text))
+                    over, found = await self._run(scan, owner)
+                    if over:
+                        return found
         finally:
             given_up.set()
+
+    async def _run(self, scan: Callable[[], T], owner: bytes) -> T:
+        """Run a turn in a thread, and give it back once the thread has ended, waited for or not."""
+        began = time.perf_counter()
+
+        def end(turn: asyncio.Future[T]) -> None:
+            if not turn.cancelled():
+                turn.exception()  # it is noted, if anybody waits for it
+            self._turns.give_back(owner, time.perf_counter() - began)
+
+        turn = asyncio.get_running_loop().run_in_executor(self._threads, scan)
+        turn.add_done_callback(end)
+        return await asyncio.shield(turn)
 
     def close(self) -> None:
         """Take no more scans; running scans end by themselves."""
@@ -88,15 +171,17 @@ def _digits(text: str) -> int:
     return sum(map(str.isdigit, text))
 
 
-def _scan_pieces(scanner: Scanner, text: str, given_up: threading.Event) -> str | None:
-    """Scan piece by piece, until a finding or until no caller waits."""
-    for piece in pieces(text):
-        if given_up.is_set():
-            return None
-        found = scanner.scan(piece)
-        if found is not None:
-            return found
-    return None
+def _scan_for(
+    scanner: Scanner, left: Iterator[str], given_up: threading.Event
+) -> tuple[bool, str | None]:
+    """Scan for a turn; return whether that was all, and the finding, if any."""
+    until = time.perf_counter() + TURN_SECONDS
+    for piece in left:
+        if (found := scanner.scan(piece)) is not None:
+            return True, found
+        if given_up.is_set() or time.perf_counter() > until:
+            return False, None
+    return True, None
 
 
 def pieces(text: str) -> Iterator[str]:

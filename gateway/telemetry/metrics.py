@@ -67,7 +67,7 @@ class Metrics:
     """Figures of one gateway; several workers share files when PROMETHEUS_MULTIPROC_DIR is set."""
 
     def __init__(self, store_stats: Callable[[], StoreStats]) -> None:
-        disable_created_metrics()  # half the page, and nobody reads it
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # half the page, and nobody reads it
         self.registry = registry = CollectorRegistry()
         self._at_scrape = CollectorRegistry()
         """Figures of this process that are read for each page."""

@@ -17,6 +17,7 @@ from gateway.cache.pii_scan import (
     PIECE,
     ScanFailedError,
     Scans,
+    Turns,
     pieces,
 )
 from policies.pii.scan import PiiScanner
@@ -124,6 +125,75 @@ async def test_a_scan_nobody_waits_for_stops_at_the_next_piece():
     assert await scans.scan(Watched(), LONG, b"scope") is None
     assert len(scanner.texts) == 1
     scans.close()
+
+
+async def test_the_texts_of_one_owner_hold_up_no_scan_of_another():
+    release = threading.Event()
+    blocked = Watched(lambda _text: release.wait(20) and None)
+    scans = Scans(threads=2)
+    greedy = [asyncio.create_task(scans.scan(blocked, f"{n}" + LONG, b"a")) for n in range(16)]
+    await asyncio.sleep(0)
+    assert await scans.scan(PiiScanner([]), LONG + "ada@example.com", b"b") == "email"
+    release.set()
+    await asyncio.gather(*greedy, return_exceptions=True)
+    scans.close()
+
+
+async def granted(turns: Turns, *asks: tuple[bytes, int]) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.create_task(turns.take(owner, length)) for owner, length in asks]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return tasks
+
+
+def done(tasks: list[asyncio.Task[None]]) -> list[bool]:
+    return [task.done() for task in tasks]
+
+
+async def test_an_owner_has_half_of_the_threads_and_the_next_turn_is_of_who_had_the_least_time():
+    turns = Turns(2)
+    tasks = await granted(turns, (b"a", 9), (b"a", 9), (b"b", 9), (b"b", 9), (b"c", 9))
+    assert done(tasks) == [True, False, True, False, False]
+    turns.give_back(b"b", 1.0)  # a still runs, c had none
+    await asyncio.sleep(0)
+    assert done(tasks) == [True, False, True, False, True]
+    turns.give_back(b"c", 0.1)
+    turns.give_back(b"a", 2.0)
+    await asyncio.sleep(0)
+    assert done(tasks) == [True, True, True, True, True]
+
+
+async def test_who_comes_late_begins_with_the_least_time_of_all_and_short_texts_go_first():
+    turns = Turns(2)
+    await granted(turns, (b"a", 9), (b"b", 9))
+    turns.give_back(b"a", 5.0)
+    turns.give_back(b"b", 6.0)  # neither has scans left: what they had is forgotten
+    tasks = await granted(turns, (b"a", 9), (b"b", 9), (b"long", 10**6), (b"short", 10))
+    turns.give_back(b"a", 1.0)
+    await asyncio.sleep(0)
+    assert done(tasks) == [True, True, False, True]
+
+
+async def test_a_turn_that_nobody_waits_for_goes_to_the_next():
+    turns = Turns(2)
+    tasks = await granted(turns, (b"a", 9), (b"b", 9), (b"c", 9), (b"d", 10))
+    tasks[2].cancel()
+    turns.give_back(b"a", 1.0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert done(tasks) == [True, True, True, True]
+    assert not tasks[3].cancelled()
+
+
+async def test_a_turn_that_comes_too_late_is_given_back():
+    turns = Turns(2)
+    tasks = await granted(turns, (b"a", 9), (b"b", 9), (b"c", 9), (b"d", 10))
+    turns.give_back(b"a", 1.0)
+    tasks[2].cancel()  # its turn had come, and it had not seen that
+    await asyncio.gather(tasks[2], return_exceptions=True)
+    await asyncio.sleep(0)
+    assert done(tasks) == [True, True, True, True]
+    assert not tasks[3].cancelled()
 
 
 @pytest.mark.parametrize("unit", ["word ", "line of words\n", "x", "\u4ef7"])
