@@ -11,17 +11,15 @@ import hashlib
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import re2
 
 from policies.decision import Decision
+from policies.patterns import Budget, compile_search
 
 ANONYMOUS = "anonymous"
 """The tenant of a request without credential, organization and project."""
 
-_ENGINE_BYTES = 16 << 20
-"""Memory of one pattern before RE2 falls back on a slower engine."""
 # Scripts that set no space between words: a keyword in them ends where it ends.
 _NO_SPACES = re2.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
 _WORD = re2.compile(r"[\pL\pN\pM_]")
@@ -127,18 +125,28 @@ class Policy:
         return (*found, RuleTrace(self.default.rule, ()))
 
 
-def condition(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Condition:
-    """Return the condition of a key of ``match``: facts match any of its values."""
-    return Condition(key, tuple(wanted), _test(key, wanted, tenants))
+def condition(
+    key: str,
+    wanted: Sequence[str],
+    tenants: Mapping[str, Tenant],
+    budget: Budget | None = None,
+) -> Condition:
+    """Return the condition of a key of ``match``: facts match any of its values.
+
+    Raises PatternError if RE2 does not compile the values together, or not within the budget.
+    """
+    return Condition(key, tuple(wanted), _test(key, wanted, tenants, budget))
 
 
-def _test(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Test:
+def _test(
+    key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant], budget: Budget | None
+) -> Test:
     match key:
         case "endpoint":
             known = frozenset(wanted)
             return lambda facts: facts.endpoint in known
         case "model":
-            matches = glob_test(wanted)
+            matches = glob_test(wanted, budget)
             return lambda facts: matches(facts.model)
         case "tenant":
             tests = [_tenant(name, tenants) for name in wanted]
@@ -147,11 +155,11 @@ def _test(key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant]) -> Tes
             known = frozenset(wanted)
             return _text_test(lambda facts: facts.system_text, lambda text: _sha256(text) in known)
         case "content.keywords":
-            return _text_test(lambda facts: facts.last_user_text, keyword_test(wanted))
+            return _text_test(lambda facts: facts.last_user_text, keyword_test(wanted, budget))
         case "content.regex":
-            found = _compile_search("|".join(f"(?:{pattern})" for pattern in wanted))
+            found = compile_search("|".join(f"(?:{pattern})" for pattern in wanted), budget)
             return _text_test(lambda facts: facts.last_user_text, found)
-    name, matches = key.removeprefix("header."), glob_test(wanted)
+    name, matches = key.removeprefix("header."), glob_test(wanted, budget)
     return lambda facts: name in facts.headers and matches(facts.headers[name])
 
 
@@ -184,7 +192,7 @@ def _tenant(name: str, tenants: Mapping[str, Tenant]) -> Test:
     )
 
 
-def glob_test(globs: Sequence[str]) -> TextTest:
+def glob_test(globs: Sequence[str], budget: Budget | None = None) -> TextTest:
     """Return whether a whole text is like any glob: * is any characters, ? is one."""
     if "*" in globs:
         return lambda _: True
@@ -200,10 +208,10 @@ def glob_test(globs: Sequence[str]) -> TextTest:
         "".join(wildcards.get(character) or re2.escape(character) for character in glob)
         for glob in globs
     )
-    return _compile_search(r"(?s)\A(?:" + "|".join(patterns) + r")\z")
+    return compile_search(r"(?s)\A(?:" + "|".join(patterns) + r")\z", budget)
 
 
-def keyword_test(keywords: Sequence[str]) -> TextTest:
+def keyword_test(keywords: Sequence[str], budget: Budget | None = None) -> TextTest:
     """Return whether a text holds any keyword as whole words, in any case of letters."""
     # What ends alike shares its edges: they are large classes, and one for each keyword is more
     # than RE2's fast engine takes.
@@ -212,7 +220,7 @@ def keyword_test(keywords: Sequence[str]) -> TextTest:
         before, words, after = _whole_words(keyword)
         alike.setdefault((before, after), []).append(words)
     groups = (f"{before}(?:{'|'.join(words)}){after}" for (before, after), words in alike.items())
-    found = _compile_search("(?i)(?:" + "|".join(groups) + ")")
+    found = compile_search("(?i)(?:" + "|".join(groups) + ")", budget)
 
     def test(text: str) -> bool:
         return found(text if text.isascii() else unicodedata.normalize("NFC", text))
@@ -230,12 +238,3 @@ def _whole_words(keyword: str) -> tuple[str, str, str]:
 def _needs_edge(character: str) -> bool:
     """Tell whether a word with this at its edge goes on when a letter follows."""
     return _WORD.search(character) is not None and _NO_SPACES.search(character) is None
-
-
-def _compile_search(pattern: str) -> TextTest:
-    options = re2.Options()
-    options.never_capture = True
-    options.log_errors = False
-    options.max_mem = _ENGINE_BYTES
-    compiled: Any = re2.compile(pattern, options)
-    return lambda text: compiled.search(text.encode("utf-8", "replace")) is not None

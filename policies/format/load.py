@@ -4,10 +4,12 @@ The tables here hold the keys beside the settings of a rule (``settings``). One 
 reading and editors (``json_schema``), and every mapping refuses keys that it does not know.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from policies.decision import Decision
 from policies.format.settings import SETTINGS, default_decision, rule_decision
 from policies.format.table import Definitions, Key, ListOf, MapOf, Spot, Table, unique
 from policies.format.values import (
@@ -26,7 +28,10 @@ from policies.format.values import (
     JsonSchema,
 )
 from policies.format.yaml_document import Document, PolicyError, Problem, read_document
+from policies.patterns import Budget, PatternError
+from policies.pii.scan import AllowList
 from policies.policy import ANONYMOUS, Policy, Rule, Tenant, condition
+from policies.volatile import Detectors, detectors
 
 __all__ = ["PolicyError", "Problem", "json_schema", "parse_policy"]
 
@@ -208,7 +213,7 @@ def parse_policy(text: str, source: str) -> Policy:
     _check_references(document, policy or {})
     if document.problems:
         raise PolicyError(_in_order(document.problems))
-    return _compile(policy, source)
+    return _Compilation(document).compile(policy)
 
 
 def _in_order(problems: Sequence[Problem]) -> tuple[Problem, ...]:
@@ -281,23 +286,59 @@ def _covers(general: Wanted, special: Wanted) -> bool:
     return True
 
 
-def _compile(policy: dict[str, Any], source: str) -> Policy:
-    default = default_decision(policy["default"], policy["generation"])
-    tenants = {
-        name: Tenant(**{key: tuple(values) for key, values in tenant.items()})
-        for name, tenant in policy["tenants"].items()
-    }
-    rules = []
-    for rule in policy["rules"]:
-        pairs = _conditions(rule["match"]).items()
-        conditions = tuple(condition(key, values, tenants) for key, values in pairs)
-        rules.append(Rule(conditions, rule_decision(rule["name"], rule, default)))
-    return Policy(
-        source=source,
-        generation=policy["generation"],
-        regions=unique(policy["pii"]["regions"]),
-        rules=tuple(rules),
-        default=default,
-        allowed=unique(policy["pii"]["allow"]),
-        tenants=tenants,
-    )
+class _Compilation:
+    """Makes the policy of a document, with all that its patterns need at a request."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._budget = Budget()
+        self._detectors: set[Detectors] = set()
+
+    def compile(self, policy: dict[str, Any]) -> Policy:
+        """Return the policy. Raises PolicyError."""
+        default = default_decision(policy["default"], policy["generation"])
+        tenants = {
+            name: Tenant(**{key: tuple(values) for key, values in tenant.items()})
+            for name, tenant in policy["tenants"].items()
+        }
+        with self._at("default", "prefix", "volatile"):
+            self._prepare(default)
+        rules = []
+        for index, rule in enumerate(policy["rules"]):
+            conditions = []
+            for key, values in _conditions(rule["match"]).items():
+                with self._at("rules", index, "match", *key.split(".", 1)):
+                    conditions.append(condition(key, values, tenants, self._budget))
+            decision = rule_decision(rule["name"], rule, default)
+            with self._at("rules", index, "prefix", "volatile"):
+                self._prepare(decision)
+            rules.append(Rule(tuple(conditions), decision))
+        regions, allowed = (unique(policy["pii"][key]) for key in ("regions", "allow"))
+        with self._at("pii", "allow"):
+            AllowList(allowed, regions)
+        return Policy(
+            source=self._document.source,
+            generation=policy["generation"],
+            regions=regions,
+            rules=tuple(rules),
+            default=default,
+            allowed=allowed,
+            tenants=tenants,
+        )
+
+    def _prepare(self, decision: Decision) -> None:
+        prefix = decision.prefix
+        if prefix.volatile or prefix.patterns:
+            found = detectors(prefix.volatile, prefix.patterns)
+            if found not in self._detectors:
+                self._detectors.add(found)
+                self._budget.spend(*found.programs)
+
+    @contextmanager
+    def _at(self, *path: str | int) -> Iterator[None]:
+        """Name the place of what RE2 does not compile. Raises PolicyError."""
+        try:
+            yield
+        except PatternError as error:
+            together = "patterns that RE2 compiles together: fewer or shorter ones"
+            raise PolicyError((self._document.problem(path, together, str(error)),)) from None

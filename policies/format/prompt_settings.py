@@ -6,8 +6,6 @@ order, nothing is compressed and the upstream gets no hints.
 
 from typing import Any
 
-import re2
-
 from policies.decision import (
     NO_HINTS,
     BreakpointField,
@@ -35,6 +33,7 @@ from policies.format.values import (
     or_word,
     whole,
 )
+from policies.patterns import PatternError, compile_pattern
 
 MOST_PATTERNS = 32
 LONGEST_PATTERN = 1000
@@ -48,7 +47,10 @@ def _volatile_pattern(value: object) -> str:
     pattern = str(REGEX.read(value))
     if len(pattern) > LONGEST_PATTERN:
         raise UnexpectedValueError(f"a pattern of at most {LONGEST_PATTERN} characters")
-    compiled: Any = re2.compile(pattern)
+    try:
+        compiled = compile_pattern(pattern, captures=True)
+    except PatternError as error:
+        raise UnexpectedValueError(f"a smaller pattern ({error})") from None
     if compiled.groups > 1:
         raise UnexpectedValueError("a pattern with at most one group, which is what moves")
     if compiled.search("") is not None:

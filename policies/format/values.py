@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 import phonenumbers
-import re2
 
 from policies.decision import DEFAULT_RULE, Endpoint
 from policies.format.units import read_time, time_text
+from policies.patterns import PatternError, check_syntax
 from policies.pii.phone import is_region
 from policies.pii.scan import AllowList
 from policies.policy import ANONYMOUS
@@ -212,16 +212,12 @@ def _header_name(value: str) -> str:
 
 
 def _regex(value: object) -> str:
-    """Read a pattern that RE2 compiles."""
+    """Read a pattern; whether it is too large shows once all of a list are compiled."""
     pattern = _text(value)
-    options = re2.Options()
-    options.log_errors = False
     try:
-        re2.compile(pattern, options)
-    except re2.error as error:
-        reason = error.args[0]
-        detail = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise UnexpectedValueError(f"a regular expression that RE2 accepts ({detail})") from error
+        check_syntax(pattern)
+    except PatternError as error:
+        raise UnexpectedValueError(f"a regular expression that RE2 accepts ({error})") from error
     return pattern
 
 

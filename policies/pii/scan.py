@@ -21,6 +21,7 @@ import re2
 from phonenumbers import PhoneNumberFormat
 from stdnum import iban
 
+from policies.patterns import compile_pattern
 from policies.pii import identifiers, secret
 from policies.pii.phone import Find, PhoneDetector
 from policies.pii.readings import (
@@ -99,7 +100,7 @@ class AllowList:
             else:
                 for kind in _CANONICAL:
                     self._values |= {(kind, form) for form in _forms(kind, plain, regions)}
-        self._emails = re2.compile("|".join(emails)) if emails else None
+        self._emails = compile_pattern("|".join(emails)) if emails else None
 
     def holds(self, kind: str, text: str, start: int, end: int) -> bool:
         """Tell whether ``text[start:end]`` is an entry in any writing, and a whole address."""

@@ -410,3 +410,50 @@ def test_long_values_are_cut_in_messages():
     (problem,) = problems(rule(f"freshness: {'x' * 1000}"))
     assert len(problem) < 200
     assert problem.endswith("...'")
+
+
+DIGITS = r"[\pL\pN]{1,%d}x"
+WORDS = ", ".join(letter * 10_000 for letter in "абвгдежзийклмнопрстуфхцчшщъыьэюя")
+GLOBS = ", ".join(f"'{letter}{'?' * 15_000}'" for letter in "abcdefghijklmnopqrstuvwxyz")
+
+
+def several(patterns):
+    return ", ".join(f"'{pattern}'" for pattern in patterns)
+
+
+def volatile(*patterns):
+    return f"prefix: {{volatile: {{patterns: [{several(patterns)}]}}}}"
+
+
+MATCHES = {
+    f"{{content: {{regex: [{several(DIGITS % n for n in range(300, 304))}]}}}}": "content.regex",
+    f"{{content: {{keywords: [{WORDS}]}}}}": "content.keywords",
+    f"{{model: [{GLOBS}]}}": "model",
+    f"{{header: {{x-app: [{GLOBS}]}}}}": "header.x-app",
+}
+
+
+@pytest.mark.parametrize(("match", "key"), MATCHES.items(), ids=MATCHES.values())
+def test_conditions_that_are_too_large_together_are_refused_at_their_line(match, key):
+    [problem] = problems(rule("exact: off", match))
+    assert problem == (
+        f"p.yaml:4: rules[0].match.{key}: expected patterns that RE2 compiles together: fewer or "
+        "shorter ones, got pattern too large - compile failed"
+    )
+
+
+def test_volatile_patterns_that_are_too_large_together_are_refused_at_their_line():
+    large = volatile(r"id [\pL\pN]{1,250}x", r"id [\pL\pN]{1,251}x")
+    [in_a_rule] = problems(rule(large))
+    assert in_a_rule.startswith("p.yaml:5: rules[0].prefix.volatile: expected patterns that RE2")
+    [in_default] = problems("version: 1\n" + DEFAULT.replace("}\n", f",\n  {large}}}\n"))
+    assert in_default.startswith("p.yaml:3: default.prefix.volatile: expected patterns that RE2")
+
+
+def test_the_patterns_of_many_rules_are_bounded_together():
+    rules = [
+        f"  - {{name: r{n}, match: {{content: {{regex: '{DIGITS % n}'}}}}, exact: off}}\n"
+        for n in range(300, 400)
+    ]
+    [problem] = problems(policy("".join(rules)))
+    assert problem.endswith("got all patterns of this file together are too large")
