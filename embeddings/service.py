@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, assert_never, cast
@@ -273,12 +273,16 @@ async def _sweep_for_ever(texts: TextIndex) -> None:
             await texts.sweep()
         except (OverloadedError, VectorIndexError) as error:
             _log.warning("sweep put off: %s", error)
+        except Exception:  # noqa: BLE001 - the service would end with this task
+            _log.exception("sweep failed, and is tried again in %g s", _SWEEP_PERIOD_S)
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     def wait_for_end() -> None:
-        while os.read(sys.stdin.fileno(), 1024):
-            pass
+        # A stdin that cannot be read, because it was closed, has ended as well.
+        with suppress(OSError, ValueError):
+            while os.read(sys.stdin.fileno(), 1024):
+                pass
         loop.call_soon_threadsafe(stop.set)
 
     # A thread, since stdin may be a file that an event loop cannot wait on.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.http import SERVER_SOFTWARE
 
+from gateway import background
 from gateway.cache.append_files import Journal
 from gateway.cache.pii_scan import Scans
 from gateway.cache.writer import CacheWriter
@@ -32,7 +33,7 @@ from gateway.server.local_encoder import local_model
 from gateway.server.open_semantic import open_semantic
 from gateway.server.open_store import OpenedStore, open_store
 from gateway.server.open_telemetry import Telemetry, open_telemetry
-from gateway.server.open_upstreams import in_background, open_upstreams
+from gateway.server.open_upstreams import open_upstreams
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Compressor, Outbox, salted_endpoints
@@ -172,6 +173,7 @@ def create_app(
             **semantic.details(),
             **upstreams.details(),
             "hints_never_hit": metrics.prefixes.shares.never_hit(),
+            "background": background.problems(),
         },
     )
     operator = AdminAccess(secret_setting(os.environ, "ADMIN_TOKEN"), time.time, ui=settings.ui)
@@ -257,10 +259,15 @@ def create_app(
             stack.callback(scans.close)
             stack.push_async_callback(writer.settle)
             stack.push_async_callback(pipeline.close)
-            on_edit = policies.watch(POLICY_POLL_SECONDS, on_policy_reload)
-            on_keys = access.watch(lambda: meter.keep(access.holders))
-            for watch in (on_edit, on_keys, hot.watch(), overview.watch()):
-                await stack.enter_async_context(in_background(watch))
+            on_edit = partial(policies.watch, POLICY_POLL_SECONDS, on_policy_reload)
+            on_keys = partial(access.watch, lambda: meter.keep(access.holders))
+            for name, watch in (
+                ("watch of the policy", on_edit),
+                ("watch of the keys", on_keys),
+                ("sweep of repeated hits", hot.watch),
+                ("history of the overview", overview.watch),
+            ):
+                await stack.enter_async_context(background.running(name, watch))
             yield
 
     app.cleanup_ctx.append(lifespan)

@@ -265,7 +265,7 @@ class EngineSupervisor:
         if process is None or self._keeper is not None:
             raise RuntimeError("open an engine once, after it was started")
         self.client.open(process.description, text)
-        self._keeper = asyncio.create_task(self._keep(process, text))
+        self._keeper = asyncio.create_task(self._keep_for_ever(process, text))
 
     async def stop(self) -> None:
         """Fail open requests and end the process; a second call is harmless."""
@@ -282,6 +282,17 @@ class EngineSupervisor:
     def _send(self, message: ToEngine) -> None:
         if self._process is not None:
             self._process.send(message)
+
+    async def _keep_for_ever(self, process: EngineProcess, text: Tokenizer) -> None:
+        while True:
+            try:
+                await self._keep(process, text)
+            except Exception:
+                # What state the engine is in is not known: without this, nobody would look again.
+                log.exception("the engine's state is not known; starting it again")
+                process = self._process or process
+                process.sever()
+                await asyncio.sleep(FIRST_BACKOFF_SECONDS)
 
     async def _keep(self, process: EngineProcess, text: Tokenizer) -> None:
         backoff = FIRST_BACKOFF_SECONDS

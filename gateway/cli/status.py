@@ -85,6 +85,7 @@ def screen(found: Mapping[str, Any]) -> Iterator[str]:
     rows += _semantic(ready)
     keys = ready.get("keys", {})
     rows += [("keys", f"PROBLEM: {problem}") for problem in keys.get("problems", ())]
+    rows += [("background", f"PROBLEM: {problem}") for problem in ready.get("background", ())]
     for label, value in rows:
         yield f"{label:<11}{value}"
 

@@ -135,6 +135,7 @@ def _problems(ready: Mapping[str, Any]) -> Iterator[str]:
             yield f"{part}: {problem}"
     for problem in ready.get("keys", {}).get("problems", ()):
         yield f"keys: {problem}"
+    yield from ready.get("background", ())
 
 
 def _head(url: str, now: Look | None, problem: str | None) -> Text:

@@ -5,17 +5,18 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from embeddings.client import EmbeddingsClient
+from gateway.background import running
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.ports import PolicySource
 from gateway.cache.quarantine import QuarantineFile
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.verifier import CalibratedVerifier, load_checks
 from gateway.server.admin.semantic_report import Budgets
-from gateway.server.open_upstreams import in_background
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.comparisons import Checks, Judge
@@ -41,7 +42,8 @@ class Semantic:
         async with AsyncExitStack() as stack:
             if self.service is not None:
                 stack.push_async_callback(self.service.close)
-                await stack.enter_async_context(in_background(self._await_verifier(self.service)))
+                waiting = partial(self._await_verifier, self.service)
+                await stack.enter_async_context(running("wait for the encoder", waiting))
             for read in (self.quarantine.compact, self.journal.read):
                 await asyncio.to_thread(read)
             stack.push_async_callback(self.comparisons.close)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway import background
 from gateway.cache.ports import StoreStats, UsageStore
 from gateway.prompts.outcome import format_rewrites
 from gateway.server.open_prices import load_prices
@@ -92,7 +93,7 @@ class Telemetry:
         """Flush the metrics every second, and all sinks at the end."""
         for start in self.start:
             start()
-        flushes = asyncio.create_task(self._flush_often())
+        flushes = background.start("flush of the metrics", self._flush_often)
         try:
             yield
         finally:

@@ -6,7 +6,7 @@ Law: a single upstream that is given by its URL alone is asked without a pool in
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -410,15 +410,3 @@ async def _ask_readiness(upstream: HttpUpstream) -> str | None:
     except (UpstreamError, TimeoutError):
         return UNREACHABLE
     return "engine: loading" if b'"reasons"' in answer else None
-
-
-@asynccontextmanager
-async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run work in a task, which is cancelled at the end."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

@@ -60,6 +60,13 @@ class WatchedFile(Generic[T]):
             self._unreadable = f"{self.path}: cannot be read: {error.strerror or error}"
         except (PolicyError, ValueError) as error:
             self._wrong = str(error)
+        except MemoryError:
+            # Another time the same bytes may be fine.
+            self._accepted = b""
+            self._wrong = f"{self.path}: cannot be read: out of memory"
+        except Exception as error:  # a watch that ends would never take a good edit
+            log.exception("%s: %s", self._in_force, self.path)
+            self._wrong = f"{self.path}: cannot be read: {type(error).__name__}: {error}"
         if self.problem not in (None, before):
             event = {"event": self._in_force.partition(":")[0]}
             log.error("%s: %s", self._in_force, self.problem, extra={"fields": event})

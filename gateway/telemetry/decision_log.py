@@ -11,7 +11,6 @@ Laws:
 import hmac
 import logging
 import queue
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from gateway import background
 from gateway.cache.append_files import append_lines, open_locked
 from gateway.cache.key import Tenant, canonical_form, keyed_headers, scope_ids
 from gateway.cache.plan import end_user
@@ -45,8 +45,7 @@ class DecisionLog:
         self._bytes_queued = 0  # both only grow, each by one thread
         self._bytes_written = 0
         self._complained = False
-        self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
-        self._thread.start()
+        self._thread = background.start_thread("decision log", self._run)
 
     def observe(self, seen: Observation) -> None:
         """Queue the line of a finished request, if it was planned."""

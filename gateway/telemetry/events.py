@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from logging.handlers import QueueHandler
 from operator import itemgetter
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import orjson
 from filelock import Timeout
 
+from gateway import background
 from gateway.cache.append_files import last_lines, open_locked, write_line
 
 EVENTS_FILE = "events.jsonl"
@@ -63,8 +63,7 @@ class EventLog(QueueHandler):
         super().__init__(self._lines)
         self._path = data_dir / EVENTS_FILE
         self._retry_at = 0.0
-        self._writer = Thread(target=self._write_all, name="events", daemon=True)
-        self._writer.start()
+        self._writer = background.start_thread("list of events", self._write_all)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether the line is an event."""
@@ -76,7 +75,8 @@ class EventLog(QueueHandler):
             "time": record.created,
             "level": record.levelname.lower(),
             "event": _kind(record),
-            "text": record.getMessage()[:_MOST_TEXT],
+            # A path may have half characters, which JSON has not.
+            "text": record.getMessage()[:_MOST_TEXT].encode(errors="backslashreplace").decode(),
         }
 
     def enqueue(self, record: Any) -> None:

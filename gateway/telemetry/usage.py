@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from gateway import background
 from gateway.cache.ports import (
     USAGE_ROWS,
     Entry,
@@ -185,7 +186,7 @@ class UsageLedger:
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Write every few seconds, and at the end."""
-        flushes = asyncio.create_task(self._flush_often())
+        flushes = background.start("sums of usage", self._flush_often)
         try:
             yield
         finally:
@@ -199,10 +200,7 @@ class UsageLedger:
             await self.seed()
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            try:
-                await self.flush()
-            except Exception:  # the next flush may succeed
-                log.exception("usage: what was counted could not be written")
+            await self.flush()
 
     def _pending(self) -> list[UsageRow]:
         waiting = [] if self._unsent is None else self._unsent[1]

@@ -18,10 +18,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from contextvars import Context
 from types import coroutine
 from typing import Any, TypeVar
 
+from gateway import background
 from gateway.cache.ports import Entry, Page, Store, StoreError, StoreStats, StoreUnavailableError
 
 TICK = 0.005
@@ -154,8 +154,7 @@ class GuardedStore:
             return
         _log.warning("store: not used until it answers again: %s", fault, extra=_EVENT)
         self.last_fault = self._now(), str(fault)
-        # Not in the name of the request that found the store silent.
-        self._probing = asyncio.create_task(self._probe(), context=Context())
+        self._probing = background.start("probe of the store", self._probe)
 
     async def _probe(self) -> None:
         pause = FIRST_PAUSE

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from gateway import background
 from gateway.cache.ports import Change, Count, KeyCounts, StoreError
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.limits import NO_LIMITS, Usage, Window, is_near, window_of
@@ -144,7 +145,7 @@ class Meter:
         if self._failures:
             # Nothing is known: it needs no second failure.
             self._failures = CLOSED_AFTER
-        watch = asyncio.create_task(self._exchange_often())
+        watch = background.start("counts of keys", self._exchange_often, sleep=self._pause)
         try:
             yield
         finally:
@@ -259,12 +260,12 @@ class Meter:
             await self._news.wait()
             number += 1
             pause = EXCHANGE_SECONDS if self.problem is None else RETRY_SECONDS
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), pause)
-            try:
-                await self.exchange(near=number % ROUNDS_OF_ALL > 0 and self.problem is None)
-            except Exception:  # noqa: BLE001 - the next exchange may succeed
-                _log.exception("keys: the counts could not be shared")
+            await self._pause(pause)
+            await self.exchange(near=number % ROUNDS_OF_ALL > 0 and self.problem is None)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
 
     def _fail(self, error: StoreError) -> None:
         self._failures += 1

@@ -14,8 +14,10 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any
 
+from gateway import background
 from gateway.protocol.messages import declared_name, replica_name
 from gateway.upstream.discovery import RETRY_SECONDS, Address, Source
 from gateway.upstream.http_client import HttpUpstream
@@ -66,11 +68,11 @@ class Membership:
                 self._begin_watch(name)
             waits = await asyncio.gather(*map(self.refresh, self.discovered))
             tasks = [
-                asyncio.create_task(self._follow(one, wait))
+                background.start(f"replicas of {one.label}", partial(self._follow, one, wait))
                 for one, wait in zip(self.discovered, waits, strict=True)
             ]
             if tasks:
-                tasks.append(asyncio.create_task(self._drop_idle()))
+                tasks.append(background.start("replicas that have left", self._drop_idle))
             stack.push_async_callback(_cancel, tasks)
             yield
 
@@ -142,7 +144,8 @@ class Membership:
         ]
 
     def _begin_watch(self, name: str, *, is_new: bool = False) -> None:
-        self._watchers[name] = asyncio.create_task(self._watch(name, is_new=is_new))
+        watch = partial(self._watch, name, is_new=is_new)
+        self._watchers[name] = background.start(f"probes of {name}", watch)
 
     async def _watch(self, name: str, *, is_new: bool) -> None:
         async with asyncio.TaskGroup() as group:

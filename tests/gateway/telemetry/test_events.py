@@ -160,3 +160,10 @@ async def test_a_list_is_read_again_once_a_file_has_changed(tmp_path):
     assert [each["text"] for each in await events.latest()] == ["first"]
     write(tmp_path, line(1, "first"), line(2, "second"))
     assert [each["text"] for each in await events.latest()] == ["second", "first"]
+
+
+async def test_a_line_with_half_a_character_is_in_the_list_and_later_ones_too(tmp_path):
+    with event_log(tmp_path):
+        log.info("keys: %s reloaded", "/etc/k\udce9ys", extra=event("keys"))
+        log.info("store: answers again", extra=event("store"))
+    assert await texts(tmp_path) == ["store: answers again", "keys: /etc/k\\udce9ys reloaded"]

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from gateway import background
 from gateway.cache.ports import StoreError, StoreUnavailableError
 from gateway.cache.stores.guarded import LoopTimeout
 from gateway.cache.stores.redis.link import Batches, Call, RedisLink
@@ -65,7 +66,7 @@ class RedisClaims:
         if not is_granted:
             self._slots.discard(slot)
         elif self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
+            self._renewing = background.start("claims of the store", self._renew)
         return bool(is_granted)
 
     def release(self, slot: bytes) -> None:

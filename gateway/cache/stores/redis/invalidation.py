@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from gateway import background
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.scripts import BEAT, CHANNEL, Shard, Shards
@@ -104,8 +105,8 @@ class RedisInvalidations:
         """Subscribe, on the running loop, if anybody listens."""
         if not self._tasks and self._on_change is not None:
             self._tasks = [
-                asyncio.create_task(self._receive()),
-                asyncio.create_task(self._send_beats()),
+                background.start("invalidations of the store", self._receive),
+                background.start("beats of the store", self._send_beats),
             ]
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ from functools import partial
 from hashlib import sha1
 from typing import Any
 
+from gateway import background
 from gateway.cache.ports import (
     Entry,
     EntryTooLargeError,
@@ -210,7 +211,7 @@ class RedisStore:
         if self._closed:
             raise StoreError("the store is closed")
         if self._upkeep is None:
-            self._upkeep = asyncio.create_task(self._keep_up())
+            self._upkeep = background.start("upkeep of the store", self._keep_up)
         self.invalidations.start()
 
     async def _values(self, shard: Shard, names: Sequence[bytes]) -> list[bytes | None]:

@@ -26,12 +26,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextvars import Context
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from gateway import background
 from gateway.cache.ports import (
     Entry,
     Page,
@@ -53,7 +54,6 @@ from gateway.cache.stores.sqlite.writer import (
     Writer,
     failure,
     settle,
-    start_thread,
 )
 
 FILE_FACTOR = 1.5
@@ -132,8 +132,11 @@ class SqliteStore:
         self._reads: SimpleQueue[tuple[Callable[[EntryFile], Any], Reply[Any]] | None]
         self._reads = SimpleQueue()
         self._readers = [
-            start_thread("store-reader", self._serve, open_file(busy_seconds=read_seconds))
-            for _ in range(_READERS)
+            background.start_thread(
+                f"reader {number} of the store",
+                partial(self._serve, open_file(busy_seconds=read_seconds)),
+            )
+            for number in range(_READERS)
         ]
 
     def lacks(self, key: bytes) -> bool:
@@ -147,8 +150,7 @@ class SqliteStore:
             self._file_replaced = False
             self._drop_filter()
         if self._filling is None or (self._keys.is_full and self._filling.done()):
-            # Not in the name of a request.
-            self._filling = asyncio.create_task(self._fill(), context=Context())
+            self._filling = background.start("filter of the store's keys", self._fill)
         return self._filling.done() and key not in self._keys
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
@@ -309,18 +311,9 @@ class SqliteStore:
 
     async def _fill(self) -> None:
         """Fill a new filter, and try again after a fault: only this task's good end counts."""
-        is_told = False
         while True:
-            try:
-                await self._read_all_keys()
-            except StoreError:
-                pass
-            except Exception:  # noqa: BLE001 - a filter that lacks keys would hide entries
-                if not is_told:
-                    _log.exception("store: misses are read from the disk: no filter of keys")
-                is_told = True
-            else:
-                return
+            with suppress(StoreError):
+                return await self._read_all_keys()
             await asyncio.sleep(FILL_AGAIN_SECONDS)
 
     async def _read_all_keys(self) -> None:

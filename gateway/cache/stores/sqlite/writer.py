@@ -17,6 +17,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
+from gateway import background
 from gateway.cache.ports import Entry, EntryTooLargeError, StoreError, StoreStats
 from gateway.cache.stores.entry_codec import DamagedEntryError, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
@@ -109,7 +110,7 @@ class Writer:
         """Whether the latest commit failed; read from any thread, as the figures are."""
         self.stats = StoreStats(entries=0, bytes=0, evictions=0)
         """As of the latest commit or upkeep."""
-        self.thread = start_thread("store-writer", self._run)
+        self.thread = background.start_thread("writer of the store", self._run)
 
     def submit(self, write: Write) -> Reply[None]:
         """Queue a change and return its outcome. Raises StoreError if too much waits already."""

@@ -124,6 +124,7 @@ function problems(ready) {
   say("Policy, the last good one is in force", ready.policy?.problem);
   say("Store", ready.store?.problem && "it does not answer, see below");
   for (const text of ready.keys?.problems ?? []) say("Keys", text);
+  for (const text of ready.background ?? []) say("Background work", text);
   say("Verifier, no semantic hits", ready.verifier?.fault);
   say("Calibration", ready.verifier?.problem);
   say("Vectors", ready.vectors?.fault);
