@@ -18,11 +18,11 @@ from gateway.upstream.request import MODEL
 _REFUSED = frozenset({429, 503})
 """Replies of an overloaded upstream."""
 
-IsOverloaded = Callable[[str], bool]
-"""Tells whether no upstream of a model can take a request at once."""
+IsOverloaded = Callable[[str, str | None], bool]
+"""Tells whether no upstream of a model can take a request of this client at once."""
 
 
-def never_overloaded(_model: str) -> bool:
+def never_overloaded(_model: str, _client: str | None) -> bool:
     """Return False: a single upstream gets every request."""
     return False
 
@@ -41,7 +41,8 @@ def fallback_for(
     if request.odd is not None or (isinstance(result, Reply) and result.status not in _REFUSED):
         return None
     busy = isinstance(result, UpstreamError) and result.reason is Reason.UPSTREAM_BUSY
-    if not (busy or overloaded(request.model)) or overloaded(fallback):
+    client = context.client
+    if not (busy or overloaded(request.model, client)) or overloaded(fallback, client):
         return None
     body, raw = with_field(request.body, request.raw, "model", fallback)
     context.observation.fallback_model = fallback

@@ -99,9 +99,9 @@ class Upstreams:
         signal = None if state is None else state.signal
         return signal.load if signal is not None and signal.is_fresh(time.monotonic()) else None
 
-    def overloaded(self, model: str) -> bool:
-        """Tell whether a request for the model could not be sent at once."""
-        return self.pool is not None and self.pool.overloaded(model)
+    def overloaded(self, model: str, client: str | None) -> bool:
+        """Tell whether a client's request for the model could not be sent at once."""
+        return self.pool is not None and self.pool.overloaded(model, client)
 
     def details(self) -> dict[str, Any]:
         """Return the part of ``/readyz`` about upstreams."""
@@ -110,7 +110,7 @@ class Upstreams:
         now = time.monotonic()
         upstreams = {}
         for upstream, state, _ in states(self.pool.table, now):
-            why = upstream.health.why(now)
+            why = upstream.shown(now).why(now)
             upstreams[upstream.member.name] = {
                 "state": state.value,
                 "why": None if why is None else why.value,

@@ -232,10 +232,9 @@ class Outbox:
 
     def _client_exchange(self, context: RequestContext, state: Forward) -> Exchange:
         """Return the client's request with the tenant's salt and the priority."""
-        request, tenant = context.request, context.tenant
-        salt = ""
+        request, salt = context.request, ""
         if request.endpoint in self.salted:
-            salt = cache_salt(self.secret, tenant)
+            salt = cache_salt(self.secret, context.tenant)
         if salt and not SPECS[request.endpoint].is_anthropic:
             request, salt = _with_salt(request, salt), ""
         return Exchange(
@@ -244,7 +243,7 @@ class Outbox:
             context.active.scanner,
             context.observation,
             context.decision.priority,
-            client=request.holder or tenant.credential_sha256,
+            client=context.client,
             salt=salt,
         )
 

@@ -23,7 +23,7 @@ FAILURES = (
 )
 STEPS = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0.1, 1.0, 7.0, 40.0])),
-    st.tuples(st.just("begin"), st.sampled_from(["x", "y"])),
+    st.tuples(st.just("begin"), st.sampled_from(["x", "y"]), st.sampled_from([None, "ann", "bob"])),
     st.tuples(st.just("answer"), st.integers(0, 5)),
     st.tuples(st.just("end"), st.integers(0, 5)),
     st.tuples(st.just("fail"), st.integers(0, 5), st.sampled_from(FAILURES)),
@@ -44,16 +44,18 @@ class Books:
     def wait(self, seconds):
         self.now += seconds
 
-    def begin(self, model):
+    def begin(self, model, client):
         upstreams = self.table.upstreams.items()
         paused = {name for name, one in upstreams if one.health.paused_until > self.now}
-        got = self.table.acquire(Outgoing("/v1/chat/completions", (), b"", model), self.now)
+        outgoing = Outgoing("/v1/chat/completions", (), b"", model, client=client)
+        got = self.table.acquire(outgoing, self.now)
         if isinstance(got, NoRoom):
             assert got.at is None or got.at >= self.now
-            assert self.table.overloaded(model, self.now)
+            assert self.table.overloaded(model, client, self.now)
             return
         assert got.upstream.member.serves(model)
-        assert got.name not in paused or isinstance(got.upstream.health.breaker, Open | Trial)
+        health = got.upstream.health_for(client, self.now)
+        assert got.name not in paused or isinstance(health.breaker, Open | Trial)
         self.calls.append(got)
         self.sent[got.name].append(self.now)
 

@@ -5,13 +5,20 @@ Laws:
   call at a time tries the upstream, so that a server that lies about its health costs little.
 - An upstream that fails again soon after its recovery is ejected for twice as long.
 - An upstream that asks for a pause gets it, within a bound. That is no failure.
+- What one client's request may have provoked holds for that client alone: its pauses, and its own
+  breaker, which becomes half-open by the clock. It is a sign for all only if the failure before it
+  was another client's. So a client alone adds one failure to the breaker of all. A connection that
+  cannot be made, a probe and a call without a known client count for all.
 
 Circuit breaker as in M. Nygard, "Release It!"; ejection times that grow as in Envoy's outlier
 detection.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
+
+from cachetools import LRUCache
 
 from gateway.protocol.cache_status import Reason
 
@@ -26,6 +33,10 @@ CALM_SECONDS = 60.0
 """After so long in state up, an upstream counts as stable again."""
 DEFAULT_RETRY_AFTER = 1.0
 LONGEST_RETRY_AFTER = 60.0
+MOST_CLIENTS = 256
+"""Clients in trouble that are remembered for each upstream; one that is forgotten tries again."""
+ACTIVE_SECONDS = 10.0
+"""After so long without an answer, the trouble of one client is shown as the upstream's state."""
 
 
 class State(StrEnum):
@@ -142,6 +153,13 @@ def record_pause(health: Health, seconds: float | None, why: Reason, now: float)
     return replace(health, paused_until=max(health.paused_until, now + pause), pause_reason=why)
 
 
+def record_result(health: Health, why: Reason, retry_after: float | None, now: float) -> Health:
+    """Return the health after a call that gave no answer; a limit is a pause."""
+    if why is Reason.UPSTREAM_LIMITED:
+        return record_pause(health, retry_after, why, now)
+    return record_failure(health, why, now)
+
+
 def record_probe(
     health: Health, fault: Reason | None, now: float, *, for_sure: bool = False
 ) -> Health:
@@ -175,3 +193,93 @@ def _open_for(ejection: float, why: Reason, now: float) -> Open:
 
 def _shifted(up: Up, *, failed: bool) -> int:
     return ((up.window << 1) | failed) & ((1 << WINDOW) - 1)
+
+
+def worse(one: Health, other: Health) -> Health:
+    """Return a health under which a call has to wait for both."""
+    worst = max(one.breaker, other.breaker, key=_rank)
+    later = max(one, other, key=lambda health: health.paused_until)
+    return Health(worst, later.paused_until, later.pause_reason)
+
+
+def _rank(breaker: Up | Open | Trial) -> float:
+    match breaker:
+        case Up():
+            return -inf
+        case Trial():
+            return 0.0
+        case Open(until=until):
+            return until
+
+
+@dataclass(eq=False, slots=True)
+class Trouble:
+    """What the calls of one client at an upstream came to; ``since`` is its last failure."""
+
+    health: Health
+    since: float
+    trial_under_way: bool = False
+
+    def at(self, now: float) -> Health:
+        """Return the health; no probe asks for one client, so its breaker goes by the clock."""
+        match self.health.breaker:
+            case Open(until=until, ejection=ejection, why=why) if until <= now:
+                return replace(self.health, breaker=Trial(ejection, why))
+        return self.health
+
+
+@dataclass(eq=False, slots=True)
+class Clients:
+    """What single clients met at one upstream: the troubles, and the last answer."""
+
+    troubles: LRUCache[str, Trouble] = field(default_factory=lambda: LRUCache(MOST_CLIENTS))
+    answered_at: float = -inf
+    answered: str | None = None
+    """The client that was answered last."""
+    failed: str | None = None
+    """The client whose failure was the last sign for all."""
+
+    def trouble_of(self, client: str | None) -> Trouble | None:
+        """Return what a client met, None if there is no trouble."""
+        if client is None or not self.troubles:
+            return None
+        return self.troubles.get(client)
+
+    def record_result(
+        self, client: str, why: Reason, retry_after: float | None, now: float
+    ) -> bool:
+        """Note a call that gave no answer; tell whether it is a sign for all clients."""
+        known = self.troubles.get(client) or Trouble(new(now), now)
+        known.health = record_result(known.at(now), why, retry_after, now)
+        known.since = now
+        self.troubles[client] = known
+        if why is Reason.UPSTREAM_LIMITED or client == self.failed:
+            return False
+        self.failed = client
+        return True
+
+    def record_answer(self, client: str | None, now: float) -> None:
+        """Note a call that was answered."""
+        self.answered, self.answered_at = client, now
+        known = self.trouble_of(client)
+        if client is None or known is None:
+            return
+        known.health = record_answer(known.at(now), now)
+        match known.health.breaker:
+            case Up(since=since, window=0) if now - since >= CALM_SECONDS:
+                if now >= known.health.paused_until:
+                    del self.troubles[client]
+
+    def shown(self, health: Health, now: float) -> Health:
+        """Return the health that operators see; ``health`` is that of all clients.
+
+        A client's trouble is shown while nobody else is answered.
+        """
+        if not self.troubles:
+            return health
+        for client, known in self.troubles.items():
+            is_last = known.since > self.answered_at and (
+                client == self.answered or now - self.answered_at > ACTIVE_SECONDS
+            )
+            health = worse(health, known.at(now)) if is_last else health
+        return health

@@ -299,10 +299,9 @@ class UpstreamPool:
     def __post_init__(self) -> None:
         self.queue = PoolQueue(self.table, self.bounds, self.clock, self.release)
 
-    def overloaded(self, model: str) -> bool:
-        """Tell whether a request for the model could not be sent at once."""
-        waited_for = (model, "", False) in self.queue.waiting.lanes
-        return waited_for or self.table.overloaded(model, self.clock())
+    def overloaded(self, model: str, client: str | None) -> bool:
+        """Tell whether a client's request for the model could not be sent at once."""
+        return self.table.overloaded(model, client, self.clock())
 
     def send(self, outgoing: Outgoing) -> "PoolCall":
         """POST to the best upstream; see the port."""

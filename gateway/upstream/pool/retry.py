@@ -52,6 +52,11 @@ class Failure:
     personal: bool = False
     """True if the limit may be the client's own quota: it must not eject the upstream."""
 
+    @property
+    def may_be_provoked(self) -> bool:
+        """Tell whether the request itself may be the cause: it has reached the upstream."""
+        return self.risky or self.reason is Reason.UPSTREAM_LIMITED
+
 
 NOT_KEPT = Failure(Reason.NOT_KEPT, risky=False, personal=True)
 """Another upstream may keep the sticky id; the health of this one does not change."""

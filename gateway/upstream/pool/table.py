@@ -27,7 +27,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.engine_load import EngineLoad, LoadSignal, elsewhere
-from gateway.upstream.pool.health import Health, Open, State, Trial, Up
+from gateway.upstream.pool.health import Clients, Health, Open, State, Trial, Trouble, Up
 from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Load, Route
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
@@ -113,6 +113,7 @@ class UpstreamState:
     """Whether it has left the pool."""
     signal: LoadSignal | None = None
     """What its engine says of its load, if it is asked."""
+    clients: Clients = field(default_factory=Clients)
 
     @property
     def is_full(self) -> bool:
@@ -127,15 +128,32 @@ class UpstreamState:
         """Return when its rate lets the next one go there."""
         return now if self.rate is None else self.rate.free_at(now)
 
-    def can_accept(self, now: float) -> bool:
-        """Tell whether it may get a request now."""
-        health, most = self.health, self.member.max_concurrency
+    def health_for(self, client: str | None, now: float) -> Health:
+        """Return the health that decides about a client's request."""
+        trouble = self.clients.trouble_of(client)
+        return self.health if trouble is None else healths.worse(self.health, trouble.at(now))
+
+    def shown(self, now: float) -> Health:
+        """Return the health that operators see."""
+        return self.clients.shown(self.health, now)
+
+    def is_on_trial(self, client: str | None) -> bool:
+        """Tell whether the call is under way that decides about a client's request."""
+        trouble = self.clients.trouble_of(client)
+        return self.trial_under_way or (trouble is not None and trouble.trial_under_way)
+
+    def can_accept(self, now: float, client: str | None = None) -> bool:
+        """Tell whether it may get a client's request now."""
+        most = self.member.max_concurrency
+        health = self.health_for(client, now) if self.clients.troubles else self.health
         if now < health.paused_until or (most is not None and self.in_flight >= most):
             return False
         if self.rate is not None and self.rate.free_at(now) > now:
             return False
         breaker = health.breaker
-        return isinstance(breaker, Up) or (isinstance(breaker, Trial) and not self.trial_under_way)
+        return isinstance(breaker, Up) or (
+            isinstance(breaker, Trial) and not self.is_on_trial(client)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +169,24 @@ class NoRoom:
     at: float | None
     waits: bool
     """Whether waiting may help: an upstream is healthy, and only busy or paused."""
+    own: bool = False
+    """Whether others may have room all the same: the client has met troubles of its own."""
 
 
-def no_room(left: Sequence[UpstreamState], now: float) -> NoRoom:
+def no_room(left: Sequence[UpstreamState], now: float, client: str | None = None) -> NoRoom:
     """Tell when the first of these upstreams may take a request, and why none can now."""
-    healthy = [one for one in left if isinstance(one.health.breaker, Up)]
+    own = any(one.clients.trouble_of(client) for one in left)
+    each = [(one, one.health_for(client, now)) for one in left]
+    healthy = [(one, health) for one, health in each if isinstance(health.breaker, Up)]
     if not healthy:
-        at = min((one.health.back_at(now) for one in left), default=now + SOON)
+        at = min((health.back_at(now) for _, health in each), default=now + SOON)
         unknown = Reason.UPSTREAM_BUSY if left else Reason.UPSTREAM_UNREACHABLE
-        why = next((why for one in left if (why := one.health.why(now))), unknown)
-        return NoRoom(503, why, max(at, now + SOON), waits=False)
-    times = (max(one.health.paused_until, one.room_at(now)) for one in healthy if not one.is_full)
-    return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True)
+        why = next((why for _, health in each if (why := health.why(now))), unknown)
+        return NoRoom(503, why, max(at, now + SOON), waits=False, own=own)
+    times = (
+        max(health.paused_until, one.room_at(now)) for one, health in healthy if not one.is_full
+    )
+    return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True, own=own)
 
 
 @dataclass(eq=False, slots=True)
@@ -173,6 +197,9 @@ class Call:
     dispatch: Dispatch = field(repr=False)
     trial: bool
     route: Route = Route.RETRY
+    client: str | None = field(default=None, repr=False)
+    trouble: Trouble | None = field(default=None, repr=False)
+    """The client's own trouble that this call decides about."""
     ended: bool = False
 
     @property
@@ -273,30 +300,34 @@ class PoolTable:
         left: Sequence[UpstreamState] = self._candidates_for(outgoing)
         if excluded:
             left = [one for one in left if one.member.name not in excluded]
-        able = [one for one in left if one.can_accept(now)]
+        client = outgoing.client
+        able = [one for one in left if one.can_accept(now, client)]
         if able:
             tier = [one for one in able if one.member.tier == able[0].member.tier]
             best = self.routing.order(outgoing.prefix, loads(tier, now))[0]
             return self._begin(self.upstreams[best.name], outgoing, now, best.why)
-        if not any(isinstance(one.health.breaker, Up) for one in left):
-            free = [one for one in left if not one.trial_under_way and one.has_room(now)]
+        if not any(isinstance(one.health_for(client, now).breaker, Up) for one in left):
+            free = [one for one in left if not one.is_on_trial(client) and one.has_room(now)]
             if free:
-                last = min(free, key=lambda one: one.health.back_at(now))
+                last = min(free, key=lambda one: one.health_for(client, now).back_at(now))
                 return self._begin(last, outgoing, now)
-        return no_room(left, now)
+        return no_room(left, now, client)
 
     def retry_same(self, name: str, outgoing: Outgoing, now: float) -> Call | None:
         """Begin a call to the same upstream once more, if it is there and has room."""
-        upstream = self.upstreams.get(name)
+        upstream, client = self.upstreams.get(name), outgoing.client
         if upstream is None:
             return None
-        if upstream.can_accept(now) or (not upstream.trial_under_way and upstream.has_room(now)):
-            return self._begin(upstream, outgoing, now)
-        return None
+        may_try = not upstream.is_on_trial(client) and upstream.has_room(now)
+        return (
+            self._begin(upstream, outgoing, now)
+            if may_try or upstream.can_accept(now, client)
+            else None
+        )
 
-    def overloaded(self, model: str, now: float) -> bool:
-        """Tell whether no upstream that serves the model can take a request at once."""
-        return not any(one.can_accept(now) for one in self._upstreams_for(model))
+    def overloaded(self, model: str, client: str | None, now: float) -> bool:
+        """Tell whether no upstream of the model can take a client's request at once."""
+        return not any(one.can_accept(now, client) for one in self._upstreams_for(model))
 
     def refuse_unknown(self, model: str) -> None:
         """Raise ClientError if no upstream declares the model; one without a name is passed."""
@@ -311,7 +342,10 @@ class PoolTable:
 
     def paused_until(self, outgoing: Outgoing, now: float) -> float | None:
         """Return when the first pause of an upstream of this model ends; None if none is paused."""
-        times = (one.health.paused_until for one in self._candidates_for(outgoing))
+        times = (
+            one.health_for(outgoing.client, now).paused_until
+            for one in self._candidates_for(outgoing)
+        )
         return min((time for time in times if time > now), default=None)
 
     def has_other(self, outgoing: Outgoing, excluded: AbstractSet[str]) -> bool:
@@ -324,24 +358,31 @@ class PoolTable:
 
     def first_byte(self, call: Call, now: float, *, refused: bool = False) -> None:
         """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
-        call.upstream.heard_at = now
+        upstream = call.upstream
+        upstream.heard_at = now
         if refused:
             self.routing.end(call.dispatch)
         else:
             self.routing.first_token(call.dispatch)
-        self._set_health(call.upstream, healths.record_answer(call.upstream.health, now), now)
+        before = upstream.shown(now) if upstream.clients.troubles else upstream.health
+        upstream.clients.record_answer(call.client, now)
+        self._set_health(upstream, healths.record_answer(upstream.health, now), before, now)
         self._end_trial(call)
 
     def record_failure(self, call: Call, failure: Failure, now: float) -> None:
         """Note that the upstream did not answer, or that its answer broke off."""
-        upstream, health = call.upstream, call.upstream.health
+        upstream, client = call.upstream, call.client
+        before, health = upstream.shown(now), upstream.health
+        result = failure.reason, failure.retry_after, now
         if failure.personal:
             upstream.heard_at = now
-        elif failure.reason is Reason.UPSTREAM_LIMITED:
-            health = healths.record_pause(health, failure.retry_after, failure.reason, now)
-        else:
-            health = healths.record_failure(health, failure.reason, now)
-        self._set_health(upstream, health, now)
+        elif (
+            client is None
+            or not failure.may_be_provoked
+            or upstream.clients.record_result(client, *result)
+        ):
+            health = healths.record_result(health, *result)
+        self._set_health(upstream, health, before, now)
         self._end_trial(call)
 
     def release(self, call: Call) -> None:
@@ -362,7 +403,7 @@ class PoolTable:
         if fault is None:
             upstream.heard_at = now
         health = healths.record_probe(upstream.health, fault, now, for_sure=for_sure)
-        self._set_health(upstream, health, now)
+        self._set_health(upstream, health, upstream.shown(now), now)
 
     def record_load(self, name: str, load: EngineLoad | None, now: float) -> None:
         """Note what an engine says of its load; None, if it says nothing, changes nothing."""
@@ -407,7 +448,7 @@ class PoolTable:
         (files, batches) is found again where it was put.
         """
         serving = self._upstreams_for(model) if model else self._present
-        ordered = sorted(serving, key=lambda one: _WORSE.index(one.health.state(now)))
+        ordered = sorted(serving, key=lambda one: _WORSE.index(one.shown(now).state(now)))
         return [one.member.name for one in ordered]
 
     def _candidates_for(self, outgoing: Outgoing) -> tuple[UpstreamState, ...]:
@@ -452,26 +493,37 @@ class PoolTable:
             upstream.rate.take(now)
         trial = not isinstance(upstream.health.breaker, Up)
         upstream.trial_under_way = upstream.trial_under_way or trial
+        trouble = upstream.clients.trouble_of(outgoing.client)
+        if trouble is not None and isinstance(trouble.health.breaker, Up):
+            trouble = None
+        elif trouble is not None:
+            trouble.trial_under_way = True
         sent = self.routing.begin(upstream.member.name, outgoing.prefix)
-        return Call(upstream, sent, trial, route)
+        return Call(upstream, sent, trial, route, outgoing.client, trouble)
 
     def _end_trial(self, call: Call) -> None:
         if call.trial:
             call.trial = call.upstream.trial_under_way = False
+        if call.trouble is not None:
+            call.trouble.trial_under_way = False
 
-    def _set_health(self, upstream: UpstreamState, health: Health, now: float) -> None:
-        """Set the health, tell of a change of state, and forget a cache that may be gone."""
-        if health is upstream.health:  # most often
-            return
-        before, after = upstream.health.state(now), health.state(now)
-        upstream.health = health
-        if after is before:
+    def _set_health(
+        self, upstream: UpstreamState, health: Health, shown: Health, now: float
+    ) -> None:
+        """Set the health, tell of a change of state, and forget a cache that may be gone.
+
+        ``shown`` is what operators saw before.
+        """
+        if health is upstream.health and not upstream.clients.troubles:  # most often
             return
         name = upstream.member.name
-        if after is State.OPEN and before is not State.TRIAL:
+        was, upstream.health = upstream.health, health
+        if isinstance(health.breaker, Open) and isinstance(was.breaker, Up):
             self.routing.forget(name)
-        seconds = max(0.0, health.back_at(now) - now)
-        self._changed(Change(name, before, after, health.why(now), seconds))
+        after = upstream.shown(now)
+        if (state := after.state(now)) is not (before := shown.state(now)):
+            seconds = max(0.0, after.back_at(now) - now)
+            self._changed(Change(name, before, state, after.why(now), seconds))
 
 
 def _new_state(member: Member, now: float) -> UpstreamState:
@@ -493,6 +545,6 @@ def loads(upstreams: Sequence[UpstreamState], now: float) -> list[Load]:
 def states(table: PoolTable, now: float) -> Iterator[tuple[UpstreamState, State, float]]:
     """Yield each upstream, its state, and for how many seconds it stays open or paused."""
     for upstream in table.upstreams.values():
-        health = upstream.health
+        health = upstream.shown(now)
         state = State.DRAINING if upstream.draining else health.state(now)
         yield upstream, state, max(0.0, health.back_at(now) - now)

@@ -88,16 +88,20 @@ class Waiting(Generic[T]):
         checked once: while no call ends, no lane gets room.
         """
         started: list[tuple[T, Call]] = []
-        none: dict[Lane, NoRoom] = {}
+        none: dict[tuple[Lane, str | None], NoRoom] = {}
+        full = set[Lane]()
         turns = deque((client, iter([*own.values()])) for client, own in self._clients.items())
-        while turns and len(none) < len(self.lanes):
+        while turns and len(full) < len(self.lanes):
             client, rest = turns.popleft()
             for ticket in rest:
-                if ticket.outgoing.lane in none:
+                lane = ticket.outgoing.lane
+                if lane in full or (lane, client) in none:
                     continue
                 result = table.acquire(ticket.outgoing, now)
                 if isinstance(result, NoRoom):
-                    none[ticket.outgoing.lane] = result
+                    none[lane, client] = result
+                    if not result.own:
+                        full.add(lane)
                     continue
                 self.remove(ticket)
                 started.append((ticket.holder, result))

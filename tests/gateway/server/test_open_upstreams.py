@@ -106,7 +106,7 @@ def test_one_url_alone_has_nothing_before_it():
     assert alone.upstream.name == URL
     state = {"state": "up", "why": None, "in_flight": 0}
     assert alone.details() == {"upstreams": {URL: state}}
-    assert not alone.overloaded("m")
+    assert not alone.overloaded("m", None)
 
 
 @pytest.mark.parametrize("name", [None, "house"])
