@@ -86,7 +86,7 @@ class DocumentSettings:
 class PrefixSettings:
     """The rewrites of a prompt on its way to the upstream, so that its prefix repeats."""
 
-    schema_keys: SchemaKeys = SchemaKeys.ON
+    schema_keys: SchemaKeys = SchemaKeys.KEYWORDS
     sorts_tools: bool = False
     whitespace: bool = False
     volatile: tuple[VolatileKind, ...] = ()

@@ -4,12 +4,13 @@ Law: all that decides whose answer it is, or which, is hashed. Fields are length
 lists of fields share a byte string. A credential leaves this file only as an HMAC under the
 server's secret.
 
-Two bodies share a canonical form only if no upstream can tell them apart. Key order, number lexemes
-(1, 1.0, 1e0) and the two forms of a message that is one text, or of one input to embed, fold. Text
-never folds, and arrays keep their order. A field is part of the form unless it is known to be
-neutral (``protocol.endpoints.spec``). Null and absent stay apart, because some servers treat them
-differently (vLLM: ``tool_choice: null``). So do a default and its absence: the upstream may change
-a default.
+Two bodies share a canonical form only if no upstream can tell them apart. Number lexemes (1, 1.0,
+1e0) and the two forms of a message that is one text, or of one input to embed, fold. So does the
+order of an object's members, except in data: a model writes the properties of a schema in their
+order, and reads the arguments of a call in theirs. Text never folds, and arrays keep their order. A
+field is part of the form unless it is known to be neutral (``protocol.endpoints.spec``). Null and
+absent stay apart, because some servers treat them differently (vLLM: ``tool_choice: null``). So do
+a default and its absence: the upstream may change a default.
 
 A field's digest is short and keyed by the server's secret and the scope, so it tells equality
 within one scope and nothing else. The list of digests is bounded; fields beyond share one.
@@ -18,7 +19,7 @@ within one scope and nothing else. The list of digests is bounded; fields beyond
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -52,8 +53,32 @@ def key_fields(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
-    """Return the canonical bytes of a parsed body: its keyed fields, in the order of names."""
-    return exact_json.dumps(key_fields(endpoint, body), sort_keys=True)
+    """Return the canonical bytes of a parsed body: its keyed fields, in the order of names.
+
+    A second line has the fields whose order counts, as they were written. So no form without such a
+    field is that of a request with one.
+    """
+    fields = key_fields(endpoint, body)
+    form = exact_json.dumps(fields, sort_keys=True)
+    unordered = SPECS[endpoint].unordered
+    if _NESTED in form or not fields.keys() <= unordered:
+        form += _ordered(fields, unordered)
+    return form
+
+
+_NESTED = b'":{"'
+"""How an object begins that is a value of another one; in a string, the last quote is escaped."""
+
+
+def _ordered(fields: dict[str, Any], unordered: Container[str]) -> bytes:
+    """Return a line of the fields whose order counts, nothing if there are none."""
+    kept = []
+    for name in sorted(fields):
+        if type(fields[name]) in (dict, list):
+            written = exact_json.dumps(fields[name])
+            if (_NESTED if name in unordered else b'{"') in written:
+                kept += [exact_json.dumps(name), written]
+    return b"\n" + b":".join(kept) if kept else b""
 
 
 def _fold_texts(fields: dict[str, Any], field: str, kind: str | None) -> dict[str, Any]:
@@ -299,8 +324,9 @@ DIGEST_BYTES = 8
 def field_digests(secret: bytes, scope: bytes, endpoint: Endpoint, body: dict[str, Any]) -> Digests:
     """Return (name, digest) of each field that is part of the key, and of each message."""
     key = _digest_key(secret, scope)
+    unordered = SPECS[endpoint].unordered
     named = _named_fields(endpoint, key_fields(endpoint, body))
-    return tuple([(name, _digest(key, name, value)) for name, value in named])
+    return tuple([(name, _digest(key, name, value, unordered)) for name, value in named])
 
 
 @lru_cache(maxsize=_MAX_TENANTS)
@@ -342,13 +368,16 @@ def _item_name(name: str, place: int | str) -> str:
     return f"{name}[{place}]"
 
 
-def _digest(key: bytes, name: str, value: Any) -> bytes:
+def _digest(key: bytes, name: str, value: Any, unordered: Container[str]) -> bytes:
     try:
         encoded = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:  # an integer of more than 64 bits
         encoded = json.dumps(value, sort_keys=True, ensure_ascii=False).encode(
             "utf-8", "surrogatepass"
         )
+    field = name.partition("[")[0]  # of a message
+    if _NESTED in encoded or field not in unordered:
+        encoded += _ordered({field: value}, unordered)
     data = name.encode("utf-8", "surrogatepass") + b"\0" + encoded
     if len(data) <= _REPEATED_BYTES:
         return _digest_again(key, data)

@@ -54,7 +54,7 @@ _SAMPLE = 500
 _BEFORE, _AFTER = 32, 24
 _MOST_WAYS = 3
 
-_SCHEMA_KEYS, _TOOLS = "schema_keys: on", "tools: sorted"
+_SCHEMA_KEYS, _TOOLS = "schema_keys: keywords", "tools: sorted"
 _WHITESPACE, _TURNS = "whitespace: on", "turns: earlier"
 _VOLATILE, _DOCUMENTS = "volatile: ", "documents: "
 _TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{1,30})(>| +[A-Za-z_][\w.:-]{0,30}=)")

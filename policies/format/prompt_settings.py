@@ -137,9 +137,9 @@ PREFIX = Table(
     Key(
         "schema_keys",
         members(SchemaKeys),
-        "`on`: the keys of tool schemas are sorted by name, at every depth; arrays keep their "
-        "order. `keywords`: only keys of the schema language (`type`, `properties` …) are sorted,"
-        " and names of properties keep their order.",
+        "`keywords`: in tool schemas, the keys of the schema language (`type`, `properties` …) are "
+        "sorted, and the properties keep their order. `on`: properties are sorted by name, too. "
+        "Arrays keep their order.",
     ),
     Key(
         "tools",

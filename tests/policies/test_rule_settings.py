@@ -48,7 +48,7 @@ def test_what_nobody_sets_is_neutral():
     assert (default.max_temperature, default.max_prompt_tokens) == (None, None)
     assert (default.shadow, default.sample, default.promote) == (False, 0, False)
     assert (default.priority, default.tags) == (Priority.NORMAL, ())
-    assert default.prefix == PrefixSettings(SchemaKeys.ON)
+    assert default.prefix == PrefixSettings(SchemaKeys.KEYWORDS)
 
 
 SET = [
@@ -83,7 +83,7 @@ SET = [
     ("tags: [catalog, 'team:shop', catalog]", {"tags": ("catalog", "team:shop")}),
     ("tags: []", {"tags": ()}),
     ("prefix: {tools: sorted}", {"prefix": PrefixSettings(sorts_tools=True)}),
-    ("prefix: {schema_keys: keywords}", {"prefix": PrefixSettings(SchemaKeys.KEYWORDS)}),
+    ("prefix: {schema_keys: on}", {"prefix": PrefixSettings(SchemaKeys.ON)}),
     ("fallback_model: qwen3-4b", {"fallback_model": "qwen3-4b"}),
     ("fallback_model: off", {"fallback_model": None}),
     ("prefix: off", {"prefix": PrefixSettings(SchemaKeys.OFF)}),
@@ -212,7 +212,7 @@ def test_a_key_of_prefix_that_a_rule_leaves_out_is_as_in_the_default():
         in_default="prefix: {tools: sorted}", in_rule="prefix: {schema_keys: off}"
     )
     assert rule.prefix == PrefixSettings(SchemaKeys.OFF, sorts_tools=True)
-    assert default.prefix == PrefixSettings(SchemaKeys.ON, sorts_tools=True)
+    assert default.prefix == PrefixSettings(SchemaKeys.KEYWORDS, sorts_tools=True)
 
 
 @pytest.mark.parametrize(("written", "meant"), SET, ids=[written for written, _ in SET])

@@ -1,9 +1,9 @@
 """The tools of a request: their order, and the order of the keys of their schemas.
 
-Laws: no tool is lost, added or changed in meaning, and tools in order stay byte for byte. Objects
-are equal in any order of their members, and arrays are never reordered, so the schema sent is
-JSON-equal to the one read. For ``strict`` tools the order of properties stays, as the model must
-write its arguments in it.
+Laws: no tool is lost, added or changed in meaning, and tools in order stay byte for byte. Arrays
+are never reordered, so the schema sent is JSON-equal to the one read. A model writes its arguments
+in the order of the properties. So that order stays, unless the policy says otherwise
+(``schema_keys: on``). For ``strict`` tools it always stays.
 
 Agents send the same tools thousands of times, so they are remembered. That saves time and changes
 nothing else. The memory is bounded in bytes, and what it holds never changes.

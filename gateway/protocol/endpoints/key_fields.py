@@ -1,7 +1,8 @@
 """The fields of a request: their types, which are part of the cache key, which bar a lookup.
 
 Law: a field is neutral only if it cannot change the answer. A field that is not listed is part of
-the key. Every field that OpenAI publishes is listed, so a new one is examined before it is cached.
+the key, in the order in which its objects were written. Every field that OpenAI publishes is
+listed, so a new one is examined before it is cached.
 """
 
 import re

@@ -88,6 +88,7 @@ def _usage(result: Result) -> Any:
 
 SPEC = EndpointSpec(
     fields=_FIELDS,
+    as_given=frozenset({"query", "documents"}),
     check=_check,
     recognises=lambda body: "query" in body and "documents" in body,
     operation="rerank",

@@ -95,6 +95,8 @@ class EndpointSpec:
 
     fields: Fields
     """The top-level fields of a request; any other is part of the key."""
+    as_given: frozenset[str] = frozenset()
+    """Those of them that hold data, whose objects a model reads in the order of their members."""
     check: Callable[[Body], Iterable[ClientError]]
     """Checks a body beyond the types of its fields, as ``validate`` does."""
     template_field: str | None = None
@@ -162,6 +164,11 @@ class EndpointSpec:
     def neutral(self) -> frozenset[str]:
         """Fields that are left out of the canonical form."""
         return frozenset(name for name, each in self.fields.items() if not each.keyed)
+
+    @cached_property
+    def unordered(self) -> frozenset[str]:
+        """Fields with objects that mean the same in any order, unless they hold objects."""
+        return frozenset(self.fields) - self.as_given
 
     @cached_property
     def unread(self) -> frozenset[str]:

@@ -17,7 +17,7 @@ def form(raw: str | bytes) -> bytes:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ('{"a":1,"b":{"c":2,"d":3}}', '{ "b" : {"d":3, "c":2},\n"a":1}'),
+        ('{"a":1,"logit_bias":{"c":2,"d":3}}', '{ "logit_bias" : {"d":3, "c":2},\n"a":1}'),
         ('{"a":1}', '{"a":1e0}'),
         ('{"a":100}', '{"a":1E2}'),
         ('{"a":100000}', '{"a":0.1e6}'),
@@ -57,6 +57,8 @@ def test_spellings_of_one_value_share_a_form(one, other):
         ('{"a":"x","b":"y"}', '{"a":"x\\",\\"b\\":\\"y"}'),
         ('{"a":"\\u0000"}', '{"a":""}'),
         ('{"A":1}', '{"a":1}'),
+        ('{"a":{"c":2,"d":3}}', '{"a":{"d":3,"c":2}}'),
+        ('{"a":[{"c":2,"d":3}]}', '{"a":[{"d":3,"c":2}]}'),
     ],
 )
 def test_values_that_an_upstream_tells_apart_differ(one, other):
@@ -296,3 +298,141 @@ def test_beside_half_of_a_surrogate_pair_all_else_is_as_strict():
         with pytest.raises(BodyError, match=message) as caught:
             parse_body(raw)
         assert not isinstance(caught.value, LoneSurrogateError)
+
+
+def schema(*names, **more):
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}, **more}
+
+
+def nested(*names):
+    """A schema whose order is deep in it."""
+    return schema("x", **{"$defs": {"y": {"anyOf": [{"items": schema(*names)}]}}})
+
+
+def tool(given):
+    return {"type": "function", "function": {"name": "f", "parameters": given}}
+
+
+MESSAGES, RERANK = Endpoint.MESSAGES, Endpoint.RERANK
+WITH_AN_ORDER = {
+    "response_format": (
+        CHAT,
+        lambda s: {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": s}}
+        },
+    ),
+    "json object with a schema": (
+        CHAT,
+        lambda s: {"response_format": {"type": "json_object", "schema": s}},
+    ),
+    "structural tags": (
+        CHAT,
+        lambda s: {"response_format": {"type": "structural_tag", "structures": [{"schema": s}]}},
+    ),
+    "tools": (CHAT, lambda s: {"tools": [tool(s)]}),
+    "functions": (CHAT, lambda s: {"functions": [{"name": "f", "parameters": s}]}),
+    "guided_json": (CHAT, lambda s: {"guided_json": s}),
+    "structured_outputs": (CHAT, lambda s: {"structured_outputs": {"json": s}}),
+    "nvext": (CHAT, lambda s: {"nvext": {"guided_json": s}}),
+    "chat_template_kwargs": (CHAT, lambda s: {"chat_template_kwargs": s}),
+    "documents": (CHAT, lambda s: {"documents": [s]}),
+    "completions": (COMPLETIONS, lambda s: {"guided_json": s}),
+    "text.format": (
+        RESPONSES,
+        lambda s: {"text": {"format": {"type": "json_schema", "name": "a", "schema": s}}},
+    ),
+    "flat tools": (
+        RESPONSES,
+        lambda s: {"tools": [{"type": "function", "name": "f", "parameters": s}]},
+    ),
+    "tools of an item": (
+        RESPONSES,
+        lambda s: {"input": [{"type": "additional_tools", "tools": [tool(s)]}]},
+    ),
+    "output_config": (
+        MESSAGES,
+        lambda s: {"output_config": {"format": {"type": "json_schema", "schema": s}}},
+    ),
+    "output_format": (MESSAGES, lambda s: {"output_format": {"type": "json_schema", "schema": s}}),
+    "input_schema": (MESSAGES, lambda s: {"tools": [{"name": "f", "input_schema": s}]}),
+    "input of a call": (
+        MESSAGES,
+        lambda s: {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "c", "name": "f", "input": s}],
+                }
+            ]
+        },
+    ),
+    "arguments as an object": (
+        CHAT,
+        lambda s: {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"function": {"name": "f", "arguments": s}}],
+                }
+            ]
+        },
+    ),
+    "documents to rank": (RERANK, lambda s: {"documents": [s]}),
+}
+
+
+@pytest.mark.parametrize("made", [schema, nested], ids=["at the top", "deep"])
+@pytest.mark.parametrize("place", WITH_AN_ORDER)
+def test_the_order_that_a_model_may_follow_is_told_apart(place, made):
+    endpoint, body = WITH_AN_ORDER[place]
+
+    def keyed(*names):
+        return canonical_form(endpoint, {"model": "m"} | body(made(*names)))
+
+    assert keyed("reasoning", "answer") != keyed("answer", "reasoning")
+    assert keyed("reasoning", "answer") == keyed("reasoning", "answer")
+
+
+@pytest.mark.parametrize("keyword", ["const", "default", "enum", "examples"])
+def test_the_order_of_data_in_a_schema_is_told_apart(keyword):
+    def keyed(value):
+        given = {"type": "object", "properties": {"x": {keyword: [value]}}}
+        return canonical_form(CHAT, {"tools": [tool(given)]})
+
+    assert keyed({"a": 1, "b": 2}) != keyed({"b": 2, "a": 1})
+
+
+def shuffled(value):
+    """The same value with the members of each object in the opposite order."""
+    match value:
+        case dict():
+            return {name: shuffled(value[name]) for name in reversed(value)}
+        case list():
+            return [shuffled(each) for each in value]
+        case _:
+            return value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {"1": 2, "3": 4}, "temperature": 1},
+        {"messages": [said("x", name="Ann"), said([part('{"a": {"b": 1}}'), part("y")])]},
+        {"tools": [{"type": "custom", "name": "f"}], "stop": ["a", "b"]},
+        {"top_k": 3, "stop_token_ids": [1, 2], "min_p": 0.1},
+    ],
+)
+def test_elsewhere_the_order_does_not_count(fields):
+    given = {"model": "m"} | fields
+    form = canonical_form(CHAT, given)
+    assert canonical_form(CHAT, shuffled(given)) == form
+    assert b"\n" not in form, "it has the key that it always had"
+
+
+def test_a_form_without_an_order_is_never_that_of_one_with_an_order():
+    given = canonical_form(CHAT, {"guided_json": {"b": 1, "a": 2}, "model": "m"})
+    assert given.splitlines() == [
+        b'{"guided_json":{"a":2,"b":1},"model":"m"}',
+        b'"guided_json":{"b":1,"a":2}',
+    ]

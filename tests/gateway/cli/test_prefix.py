@@ -128,7 +128,10 @@ def test_every_setting_that_is_tried_is_one_that_a_policy_knows():
     for setting in tried:
         assert to_yaml([setting])
         assert compile_settings((setting,)) != compile_settings(())
-    assert compile_settings(("schema_keys: on",)) == parse_policy(POLICY, "default").default.prefix
+    assert (
+        compile_settings(("schema_keys: keywords",))
+        == parse_policy(POLICY, "default").default.prefix
+    )
 
 
 def test_documents_whose_tags_say_more_are_put_in_order_too(log, capsys):
@@ -153,7 +156,7 @@ def test_keys_of_schemas_in_another_order_need_no_other_setting(log, capsys):
         lines.append(orjson.dumps(body))
     log.write_bytes(b"\n".join(lines))
     _, out, _ = run(capsys, log)
-    assert out.endswith("      prefix:\n        schema_keys: on\n")
+    assert out.endswith("      prefix:\n        schema_keys: keywords\n")
 
 
 def test_settings_for_one_of_several_models_of_a_rule_come_in_a_rule_of_their_own(log, capsys):

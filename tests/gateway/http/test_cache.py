@@ -51,6 +51,32 @@ async def test_key_order_and_neutral_fields_do_not_matter(
     assert upstream.calls == 1
 
 
+def form_of(*names: str) -> dict[str, Any]:
+    """Return a form of answers whose properties have this order."""
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+async def test_an_answer_in_one_order_is_none_in_another(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    async def answer(_request: web.Request, body: dict[str, Any]) -> web.Response:
+        asked = body["response_format"]["json_schema"]["schema"]["properties"]
+        return web.json_response(completion(orjson.dumps(dict.fromkeys(asked, "x")).decode()))
+
+    upstream.answer = answer
+    orders = [("reasoning", "answer"), ("answer", "reasoning")] * 2
+    together = [gateway.ask(response_format=form_of(*order)) for order in orders]
+    for replies in (
+        await asyncio.gather(*together),
+        [await gateway.ask(response_format=form_of(*order)) for order in orders],
+    ):
+        texts = [reply.json["choices"][0]["message"]["content"] for reply in replies]
+        assert [tuple(orjson.loads(text)) for text in texts] == orders
+    assert "hit" in replies[0].cache
+    assert upstream.calls == 2
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -102,11 +102,15 @@ async def test_a_native_server_gets_the_gateways_key_as_it_reads_it(
     assert "Authorization" not in sent
 
 
-async def test_schemas_of_tools_are_sent_in_one_order_and_marks_stay(native, upstream):
+async def test_keywords_of_schemas_are_sent_in_one_order_and_properties_and_marks_stay(
+    native, upstream
+):
     tool = {**TOOL, "cache_control": {"type": "ephemeral"}}
     tool["input_schema"] = {"type": "object", "properties": {"b": {}, "a": {}}}
     reply = await ask(native, tools=[tool])
-    assert list(upstream.bodies[0]["tools"][0]["input_schema"]["properties"]) == ["a", "b"]
+    sent = upstream.bodies[0]["tools"][0]["input_schema"]
+    assert list(sent) == ["properties", "type"]
+    assert list(sent["properties"]) == ["b", "a"]
     assert upstream.bodies[0]["tools"][0]["cache_control"] == {"type": "ephemeral"}
     assert "schema-keys" in reply.headers["X-Refrain-Rewrite"]
 

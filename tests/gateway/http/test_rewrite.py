@@ -10,7 +10,7 @@ from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "string"}}}
-IN_ORDER = {"properties": {"a": {"type": "string"}, "b": {"type": "string"}}, "type": "object"}
+IN_ORDER = {"properties": {"b": {"type": "string"}, "a": {"type": "string"}}, "type": "object"}
 
 
 def tools(*names: str, schema: Any = SCHEMA) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ async def metric(gateway: RunningGateway, line: str) -> bool:
     return line in (await gateway.get("/metrics")).raw.decode()
 
 
-async def test_by_default_only_the_keys_of_tool_schemas_move(
+async def test_by_default_only_the_keywords_of_tool_schemas_move(
     start_gateway: StartGateway, upstream: ScriptedUpstream
 ):
     gateway = await start_gateway()

@@ -10,8 +10,8 @@ from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.protocol.exact_json import parse_body
 from policies.decision import Endpoint, PrefixSettings, SchemaKeys
 
-KEYS = PrefixSettings()
-KEYWORDS = PrefixSettings(SchemaKeys.KEYWORDS)
+KEYS = PrefixSettings(SchemaKeys.ON)
+KEYWORDS = PrefixSettings()
 SORTED = PrefixSettings(sorts_tools=True)
 ORDER_ONLY = PrefixSettings(SchemaKeys.OFF, sorts_tools=True)
 OFF = PrefixSettings(SchemaKeys.OFF)
