@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,7 @@ from aiohttp.http import SERVER_SOFTWARE
 
 from gateway import background
 from gateway.cache.append_files import Journal
+from gateway.cache.key import affinity_scopes, identify
 from gateway.cache.pii_scan import Scans
 from gateway.cache.writer import CacheWriter
 from gateway.server.admin.access import AdminAccess
@@ -28,6 +29,7 @@ from gateway.server.http import middleware as front
 from gateway.server.http.handlers import Handlers, Readiness, refuse
 from gateway.server.http.hot_connection import HOT_PATH, SERVE
 from gateway.server.http.pass_through import PassThrough
+from gateway.server.keys.key_line import Key
 from gateway.server.keys.meter import Meter
 from gateway.server.local_encoder import local_model
 from gateway.server.open_semantic import open_semantic
@@ -43,6 +45,7 @@ from gateway.settings import Settings
 from gateway.telemetry.events import AUDIT_FILE, EventList, event_log
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.pool.probes import GREET
+from policies.decision import Scope
 
 POLICY_POLL_SECONDS = 0.5
 
@@ -70,6 +73,12 @@ def _kinds(telemetry: Telemetry) -> _Kinds:
     from gateway.server import traced  # noqa: PLC0415 - imports OpenTelemetry
 
     return _Kinds(traced.TracedPipeline, traced.TracedCoalescer)
+
+
+def _scopes_of(secret: bytes, headers: Mapping[str, str], key: Key | None) -> tuple[bytes, ...]:
+    """Return the scopes within which a client knows state of upstreams."""
+    name, team = (None, None) if key is None else (key.name, key.team)
+    return affinity_scopes(secret, Scope.TENANT, identify(headers, name, team))
 
 
 def create_app(
@@ -101,6 +110,7 @@ def create_app(
         own_keys=access.own_keys,
         required=engine_required,
         metrics=metrics,
+        makers=entries.makers,
     )
     semantic = open_semantic(
         settings,
@@ -213,7 +223,9 @@ def create_app(
     )
     handlers = Handlers(
         pipeline=pipeline,
-        pass_through=PassThrough(upstreams.passing, settings.client_timeout),
+        pass_through=PassThrough(
+            upstreams.passing, settings.client_timeout, partial(_scopes_of, secret)
+        ),
         readiness=readiness,
         metrics=metrics.page,
         sinks=telemetry.sinks,

@@ -206,6 +206,15 @@ def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scop
     }
 
 
+def affinity_scopes(secret: bytes, scope: Scope, tenant: Tenant) -> tuple[bytes, ...]:
+    """Return the scopes within which a tenant may know state of upstreams; ``scope`` comes first.
+
+    The end users of a tenant count as that tenant.
+    """
+    ids = scope_ids(secret, tenant, ())
+    return tuple(dict.fromkeys((ids.get(scope, ids[Scope.TENANT]), *ids.values())))
+
+
 def _owner(use: bytes, tenant: Tenant) -> bytes:
     """Return a tenant for one use: always four fields, so that more may follow."""
     return _join(

@@ -200,6 +200,25 @@ class Claims(Protocol):
         """Give the claim back, soon."""
 
 
+class MakerStore(Protocol):
+    """Which upstream made what, by digest, known to all gateways of one store; bounded.
+
+    Failures are StoreErrors.
+    """
+
+    async def find(self, digests: Sequence[bytes]) -> Mapping[bytes, str]:
+        """Return the makers that are known."""
+
+    async def add(self, digests: Sequence[bytes], maker: str) -> None:
+        """Note the maker of all these, in place of any other."""
+
+    async def close(self) -> None:
+        """Release files and connections."""
+
+
+MOST_MAKERS = 262_144
+"""Digests that a store keeps at least; the ones noted first are forgotten first."""
+
 USAGE_ROWS = 2_048
 """Rows of a day; the figures of further labels are summed in one more row."""
 USAGE_DAYS = 400

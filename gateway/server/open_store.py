@@ -19,6 +19,7 @@ from gateway.cache.ports import (
     Claims,
     ForgetKeys,
     KeyCounts,
+    MakerStore,
     MemoryTier,
     ScopeKeys,
     Store,
@@ -27,6 +28,7 @@ from gateway.cache.ports import (
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite import SHARED_CHANGES
+from gateway.cache.stores.sqlite.makers import SqliteMakers
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.store import SqliteStore
@@ -50,6 +52,7 @@ REDIS_SECONDS = 0.04
 SCOPE_KEYS = "scope-keys.sqlite3"
 KEY_COUNTS = "key-counts.sqlite3"
 USAGE = "usage.sqlite3"
+MAKERS = "makers.sqlite3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class OpenedStore:
     claims: Claims | None = None
     key_counts: KeyCounts | None = None
     """Where the use of gateway keys is counted with others; None: in this process alone."""
+    makers: MakerStore | None = None
+    """Where the makers of values are noted for other processes; None: in this one alone."""
     file: SqliteStore | None = None
     """The store on the disk, which one worker may have alone."""
 
@@ -116,6 +121,8 @@ class OpenedStore:
                 await self.connect()
             yield
         finally:
+            if self.makers is not None:
+                await self.makers.close()
             await self.store.close()
 
 
@@ -150,14 +157,23 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
             # All changes pass through the tier: it need not ask before each hit.
             store.look_out(None)
         counts = SqliteKeyCounts(settings.data_dir / KEY_COUNTS)
-        usage = SqliteUsage(settings.data_dir / USAGE)
-        return OpenedStore("disk", store, usage, forget_keys, disk, key_counts=counts, file=file)
+        return OpenedStore(
+            "disk",
+            store,
+            SqliteUsage(settings.data_dir / USAGE),
+            forget_keys,
+            disk,
+            key_counts=counts,
+            makers=SqliteMakers(settings.data_dir / MAKERS),
+            file=file,
+        )
     return _open_redis(settings, environment)
 
 
 def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
     # Costs half a second to import.
     from gateway.cache.stores.redis.link import RedisLink  # noqa: PLC0415
+    from gateway.cache.stores.redis.makers import RedisMakers  # noqa: PLC0415
     from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore  # noqa: PLC0415
     from gateway.cache.stores.redis.sums import RedisKeyCounts, RedisUsage  # noqa: PLC0415
 
@@ -182,6 +198,7 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedSto
         connect=redis.begin,
         claims=redis.claims,
         key_counts=RedisKeyCounts(redis.link),
+        makers=RedisMakers(redis.link, redis.claims.usable),
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.cache.ports import MakerStore
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import ALL_ADDITIONS, Addition, declared_name, read_up_to
@@ -24,6 +25,7 @@ from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.discovery import Address, DnsSource, FileSource, Source, read_addresses
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.engine_load import EngineLoad
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.membership import Discovered, Membership
@@ -127,11 +129,12 @@ def open_upstreams(
     own_keys: bool,
     required: bool,
     metrics: Metrics,
+    makers: MakerStore | None = None,
 ) -> Upstreams:
     """Return the upstreams of the settings. Raises SecretSettingError.
 
     ``own_keys`` says that the gateway has keys of its own, ``required`` that an upstream must
-    answer before the gateway is ready.
+    answer before the gateway is ready. By ``makers`` gateways know what others have learnt.
     """
     given = settings.all_upstreams
     identity = settings.upstream_identity or ""
@@ -187,6 +190,7 @@ def open_upstreams(
         Bounds(settings.queue_size, settings.queue_timeout),
         metrics=counts,
         passes_credentials=not own_keys,
+        affinity=Affinity(makers),
         retry_budget=retry_budget,
     )
     chains = PromptChains(shared=own_keys) if by_prefix else None
@@ -228,7 +232,7 @@ def open_upstreams(
     metrics.add_sum("upstream_waiting", text, lambda: len(pool.queue.waiting))
     return Upstreams(
         upstream=pool,
-        passing=PoolRequests(each, table, clock, pool.sticky_ids),
+        passing=PoolRequests(each, table, clock, pool.affinity),
         each=each,
         ready=ready,
         accepts=accepts,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import orjson
 from cachetools import LRUCache
 
-from gateway.cache.key import cache_salt, document_owner, scope_id
+from gateway.cache.key import affinity_scopes, cache_salt, document_owner, scope_id
 from gateway.cache.lookup import Forward
 from gateway.cache.plan import end_user
 from gateway.prompts.compress import history
@@ -245,6 +245,7 @@ class Outbox:
             context.decision.priority,
             client=context.client,
             salt=salt,
+            scopes=partial(affinity_scopes, self.secret, context.decision.scope, context.tenant),
         )
 
     async def _rewrite(

@@ -22,11 +22,11 @@ from gateway.protocol.endpoints.spec import Streaming
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, reply_fields, request_fields
 from gateway.protocol.messages import ALL_ADDITIONS, declared_name, read_up_to
-from gateway.protocol.request import CacheRequest
 from gateway.protocol.streaming.decode import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.telemetry.observation import CallFacts
 from gateway.upstream.comparisons import Checks
+from gateway.upstream.pool.affinity import Learner
 from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.retry import NOT_KEPT, Budget
 from gateway.upstream.request import (
@@ -221,6 +221,7 @@ class UpstreamCall:
             salt=exchange.salt,
             client=exchange.client,
             sticky_id=_sticky_id(request.endpoint, request.body),
+            scopes=exchange.scopes,
             pinned="" if before is None else _pin(before.reply.served),
             attempt=None if trace is None else partial(trace.attempt, call),
         )
@@ -256,8 +257,11 @@ class UpstreamCall:
     ) -> None:
         """Pass events on as they end, until the upstream's stream does."""
         traced = exchange.observation.trace is not None
+        learner = _learner(upstream.served, exchange)
         stream = streaming.follow(
-            assemble=traced or exchange.state.store is not None, max_bytes=self.max_answer_bytes
+            assemble=traced or exchange.state.store is not None,
+            max_bytes=self.max_answer_bytes,
+            on_event=None if learner is None else learner.take,
         )
         try:
             async with asyncio.timeout(None) as limit:
@@ -269,15 +273,16 @@ class UpstreamCall:
                     if not shared.add_at_once(*now):
                         await shared.add(*now)
                     if once_stored is not None:
-                        await self._end_streamed(once_stored, upstream, stream, exchange, shared)
+                        await self._end_streamed(
+                            *(once_stored, upstream, stream, exchange, shared), learner=learner
+                        )
                     if stream.over and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
         except (UpstreamError, EventTooLargeError, TimeoutError) as error:
             if not stream.over:
                 raise error if isinstance(error, UpstreamError) else _broken(str(error)) from error
         if not stream.done:
-            usage = prompt_usage(stream.usage)
-            _report(upstream.served, usage, stream.response_id, exchange.request)
+            _report(upstream.served, prompt_usage(stream.usage))
         if stream.error is not None:
             shared.error = stream.error
             raise _broken("The upstream broke its answer off with an error.")
@@ -291,10 +296,14 @@ class UpstreamCall:
         stream: StreamedAnswer,
         exchange: Exchange,
         shared: SharedResponse,
+        *,
+        learner: Learner | None,
     ) -> None:
         """Store an answer that is whole, and then pass on the last of it."""
+        if learner is not None:
+            await learner.told()
         usage = prompt_usage(stream.usage)
-        _report(upstream.served, usage, stream.response_id, exchange.request)
+        _report(upstream.served, usage)
         shared.finish(usage)
         stored = await self._store_streamed(upstream.status, stream, exchange, shared)
         if stream.error is None:
@@ -313,7 +322,12 @@ class UpstreamCall:
         usage = NOTHING_SAID
         if isinstance(result, dict):
             usage = prompt_usage(SPECS[exchange.request.endpoint].usage(result))
-            _report(upstream.served, usage, result.get("id"), exchange.request)
+            _report(upstream.served, usage)
+            if upstream.status < HTTPStatus.BAD_REQUEST and (
+                learner := _learner(upstream.served, exchange)
+            ):
+                learner.take(result)
+                await learner.told()
         shared.finish(usage)
         status = upstream.status
         stored = await self._store(status, result, body, exchange, shared)
@@ -385,9 +399,16 @@ def _broken(message: str) -> UpstreamError:
     return UpstreamError(502, message, Reason.UPSTREAM_BROKE)
 
 
-def _report(served: Served, usage: PromptUsage, made: Any, request: CacheRequest) -> None:
-    """Report to the pool the upstream's cached tokens, and the id of a stored object."""
-    if served.report is None:
-        return
+def _learner(served: Served, exchange: Exchange) -> Learner | None:
+    """Return what notes the answer's state, if there are other upstreams that cannot read it."""
+    if served.learn is None:
+        return None
+    request = exchange.request
     keeps = SPECS[request.endpoint].keeps_by_id and request.body.get("store") is not False
-    served.report(usage.cached, made if keeps and isinstance(made, str) else "")
+    return Learner(served.learn, exchange.scopes()[0], keeps=keeps)
+
+
+def _report(served: Served, usage: PromptUsage) -> None:
+    """Report to the pool the upstream's cached tokens."""
+    if served.report is not None:
+        served.report(usage.cached)

@@ -195,10 +195,11 @@ class HttpUpstream:
     def send(self, outgoing: Outgoing) -> HttpReply | TranslatedReply | RefusedReply:
         """POST; see the port. A failure leaves a line in the log."""
         model = self._rename.get(outgoing.model)
-        if not (self._translates and outgoing.target.startswith(MESSAGES)):
+        is_message = outgoing.target.startswith(MESSAGES)
+        if not (self._translates and is_message):
             raw = outgoing.raw
-            if outgoing.instead or model is not None:
-                raw = outgoing.sent_to(self._declared, model)
+            if outgoing.instead or model is not None or is_message:
+                raw = outgoing.sent_to(self._declared, model, signed_only=is_message)
             return self._post(outgoing, outgoing.target, outgoing.fields, raw)
         sent = translate(outgoing, model=model, asks_usage=self._asks_usage)
         if isinstance(sent, bytes):

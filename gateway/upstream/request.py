@@ -8,8 +8,8 @@ Laws:
   While that budget is empty, nothing is added that could be refused.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from gateway.cache.ports import Scanner
 from gateway.prompts.json_splice import with_field
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol import exact_json
+from gateway.protocol.anthropic.thinking import without_unsigned_thinking
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
@@ -88,6 +89,12 @@ LONGEST_MODEL = 256
 
 Lane = tuple[str, str, bool]
 
+
+def anyone() -> Sequence[bytes]:
+    """Return the scope of requests that belong to no client."""
+    return (b"",)
+
+
 Sent = tuple[bytes, dict[str, Any] | None]
 """The JSON of a body, and the body, None where it is not parsed."""
 
@@ -117,8 +124,12 @@ class Outgoing:
     """The client that takes turns with others, None if it is not known."""
     sticky_id: str = field(default="", repr=False)
     """The id of the object that it continues, which one upstream stores."""
+    scopes: Callable[[], Sequence[bytes]] = field(default=anyone, repr=False)
+    """Returns the scopes of the client, within which state that it names was learnt."""
     pinned: str = ""
     """The only upstream that can answer it, if there is one."""
+    bound: bool = False
+    """Whether that is due to state in its body, which others cannot read."""
     native: bool = False
     """Whether only servers of Anthropic's API can answer it."""
     attempt: Callable[[Place], Attempt] | None = field(default=None, repr=False)
@@ -129,12 +140,18 @@ class Outgoing:
         """Requests of one lane wait for the same upstreams."""
         return self.model, self.pinned, self.native
 
-    def sent_to(self, upstream: str, model: str | None) -> bytes:
+    def sent_to(self, upstream: str, model: str | None, *, signed_only: bool = False) -> bytes:
         """Return the JSON for an upstream; ``model`` is its name of the model, if it renames it.
 
-        Every other byte stays.
+        Every other byte stays, unless it is to have ``signed_only`` thinking and has other.
         """
         raw, body = self.instead.get(upstream, (self.raw, self.body))
+        if signed_only and b'thinking"' in raw:
+            # What is no JSON, or cannot be printed, goes as it came.
+            with suppress(TypeError, ValueError):
+                body = parsed(raw) if body is None else body
+                if (signed := without_unsigned_thinking(body)) is not None:
+                    raw, body = exact_json.dumps(signed), signed
         return raw if model is None else with_model(raw, model, body)
 
 
@@ -152,11 +169,13 @@ class Served:
     """Whether another one could have answered."""
     passes_credentials: bool = True
     """Whether the upstream gets the credentials of clients, and not one of the gateway or none."""
-    report: Callable[[int | None, str], None] | None = field(
+    report: Callable[[int | None], None] | None = field(default=None, repr=False, compare=False)
+    """Takes the prompt's cached tokens, None if unknown."""
+    learn: Callable[[Sequence[str], bytes], Awaitable[None] | None] | None = field(
         default=None, repr=False, compare=False
     )
-    """Takes two facts of the answer: the prompt's cached tokens (None if unknown), and the id of an
-    object that the upstream stores, if any."""
+    """Takes values that only this upstream can read, and the scope that they were made within.
+    Returns the work of telling other gateways, if there are any."""
 
 
 def with_upstream(fields: Fields, served: Served | None) -> Fields:
@@ -192,6 +211,8 @@ class Exchange:
     """The tenant's salt, where it is no part of the body: see ``Outgoing``."""
     client: str | None = field(default=None, repr=False)
     """The holder of the gateway's key that the client showed, else a digest of its credential."""
+    scopes: Callable[[], Sequence[bytes]] = field(default=anyone, repr=False)
+    """Returns the scopes of the client; what its answer brings is learnt for the first."""
     unhinted: "Exchange | None" = None
     """The same for upstreams that accept no hints, if it has hints."""
     original: "Exchange | None" = None

@@ -44,6 +44,7 @@ REASONS = {
     "gateway.upstream.coalescer.Coalescer._run": "one call; its readers learn of its end",
     "gateway.upstream.comparisons.Checks.begin": "logs each fault; the next pair begins it anew",
     "gateway.upstream.connection.HttpReply._ask": "the body of one request",
+    "gateway.upstream.pool.affinity.Affinity.note": "logs each fault; this process knows the maker",
     "gateway.upstream.pool.membership.Membership._watch": "supervised as one by its caller",
     "gateway.upstream.pool.probes.Prober.watch": "supervised as one by its caller",
     "embeddings.client.EmbeddingsClient._connected": _REQUEST,

@@ -77,6 +77,7 @@ IO_MODULES = frozenset(
         "gateway.upstream.connection",
         "gateway.upstream.discovery",
         "gateway.upstream.http_client",
+        "gateway.upstream.pool.affinity",
         "gateway.upstream.pool.membership",
         "gateway.upstream.pool.pass_through",
         "gateway.upstream.pool.pool",

@@ -232,8 +232,6 @@ class StreamedResponse(StreamedAnswer):
 
     def _read(self, chunk: dict[str, Any], _data: bytes, *, merges: bool) -> None:
         response, kind = chunk.get("response"), str(chunk.get("type"))
-        if isinstance(response, dict) and isinstance(response.get("id"), str):
-            self.response_id = response["id"]
         if kind in _LAST:
             self.over = self.done = self.ended = True
             self._response = response

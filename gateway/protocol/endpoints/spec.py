@@ -57,9 +57,18 @@ class Question(NamedTuple):
 
 
 class Follow(Protocol):
-    """Starts to follow a stream; answers over ``max_bytes`` are not assembled."""
+    """Starts to follow a stream; answers over ``max_bytes`` are not assembled.
 
-    def __call__(self, *, assemble: bool, max_bytes: int) -> StreamedAnswer:
+    ``on_event`` takes each event that may hold more than a piece of text.
+    """
+
+    def __call__(
+        self,
+        *,
+        assemble: bool,
+        max_bytes: int,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+    ) -> StreamedAnswer:
         """Return the follower of the stream."""
         ...
 

@@ -10,7 +10,7 @@ nothing that an upstream sends stops the stream; an answer with unknown parts is
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -203,11 +203,11 @@ class StreamedAnswer(ABC):
     """Whether the complete result is wanted."""
     max_bytes: int
     """The number of bytes of events to assemble, from now on."""
+    on_event: Callable[[dict[str, Any]], None] | None = None
+    """See ``Follow``."""
     usage: Any = None
     error: bytes | None = None
     """The upstream's own error event."""
-    response_id: str | None = None
-    """The id of the object that the upstream stores, if any."""
     over: bool = False
     """Whether nothing is to come any more, an answer or not."""
     done: bool = False
@@ -276,8 +276,9 @@ class StreamedAnswer(ABC):
         if not isinstance(chunk, dict):
             self._unfit, self._spoke = Reason.UNCLEAN, True
             return raw, raw
-        if chunk.get("choices") != []:
-            self._spoke = True
+        self._spoke = self._spoke or chunk.get("choices") != []
+        if self.on_event is not None:
+            self.on_event(chunk)
         if chunk.get("error") is not None or chunk.get("type") == "error":
             self._unfit, self.error, self.ended = Reason.UNCLEAN, data, True
             return raw, raw

@@ -30,6 +30,7 @@ from gateway.server.hot_path import PlainRequest
 from gateway.server.http.hot_connection import NO_BODY, HotConnection
 from gateway.server.http.http_server import read_body
 from gateway.server.http.middleware import (
+    KEY,
     METHOD,
     REPLACED,
     STOPPING,
@@ -55,9 +56,6 @@ from gateway.upstream.request import (
 from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
-
-KEY = web.RequestKey("key", Key)
-"""The gateway key of a request, if gateway keys are in use."""
 
 OTHER_PATHS = "/v1/*"
 """Stands for the paths that are passed through."""

@@ -21,6 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
 from gateway.server.http.http_server import Refuse, refusal
+from gateway.server.keys.key_line import Key
 from gateway.server.keys.tab import Ticket
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
@@ -80,6 +81,9 @@ STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
 
 REPLACED: web.AppKey[asyncio.Event] = web.AppKey("replaced")
 """Set before STOPPING if another process goes on in its place: the gateway stays ready."""
+
+KEY = web.RequestKey("key", Key)
+"""The gateway key of a request, if gateway keys are in use."""
 
 TICKET = web.RequestKey("ticket", Ticket)
 """Of a request whose key has limits."""

@@ -167,7 +167,7 @@ class Membership:
                 idle = state.in_flight == 0 and self.upstreams[name].in_use == 0
                 if state.draining and idle and name not in pinned:
                     self.pool.table.remove(name)
-                    self.pool.sticky_ids.forget(name)
+                    self.pool.affinity.forget(name)
                     upstream = self.upstreams.pop(name)
                     try:
                         await upstream.close()

@@ -1,9 +1,10 @@
 """Requests that pass through to a pool, of which only the path is known, and its list of models.
 
 Laws:
-- They go to the first healthy upstream of the declaration, so that what it keeps for its clients is
-  found there again. Another one gets them only if nothing was sent. If a path has an id, each of
-  them is tried, since it may have been made while the first was not healthy.
+- What names an object in its path or its body goes to the upstream that is known to keep it.
+- All else goes to the first healthy upstream of the declaration. Another one gets it only if
+  nothing was sent. If a path has an id, each of them is tried: its object may have been made while
+  the first was not healthy.
 - ``GET /v1/models`` names what a request may name. Each upstream's list counts as far as its
   declared models go. One replica answers for all of its upstream, the next one if it fails. An
   upstream that does not answer in time is left out, and an error passes only if no other answers.
@@ -14,6 +15,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -26,9 +28,10 @@ from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import declared_name, read_whole
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import Up
-from gateway.upstream.pool.table import Member, PoolTable, StickyIds
-from gateway.upstream.request import Served
+from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.request import Served, anyone
 
 SECONDS = 5.0
 _MOST_TRIES = 3
@@ -42,10 +45,14 @@ _NO_CHAT = re.compile(
 )
 """Names of models that no conversation is held with: clients take the first of the list."""
 
-_ID_PATH = re.compile(
-    "/v1/(?:responses|conversations|files|uploads|batches|vector_stores|containers"
-    "|chat/completions|fine_tuning/jobs)/([^/?]+)"
+_KINDS = (
+    "/v1/(?:responses|conversations|files|uploads|batches|vector_stores|containers|assistants"
+    "|threads|skills|evals|videos|chat/completions|fine_tuning/jobs|messages/batches)"
 )
+_ID_PATH = re.compile(_KINDS + "/([^/?]+)")
+_OBJECTS = re.compile(_KINDS + "(?![^/?])")
+
+NOBODYS = anyone()
 
 Reply = tuple[int, bytes]
 
@@ -57,7 +64,7 @@ class PoolRequests:
     upstreams: Mapping[str, HttpUpstream]
     table: PoolTable
     clock: Callable[[], float]
-    sticky_ids: StickyIds
+    affinity: Affinity
 
     async def list_models(self, path_qs: str, fields: Fields) -> web.Response:
         """Return the models of all upstreams, by their healthy replicas if any is healthy.
@@ -118,11 +125,16 @@ class PoolRequests:
         *,
         decode: bool = True,
         logged: Callable[[], bool] = lambda: False,
+        scopes: Sequence[bytes] = NOBODYS,
+        named: Sequence[str] = (),
     ) -> AsyncIterator[HttpReply]:
-        """Send a request to the first that can be reached. Raises UpstreamError."""
+        """Send a request to the first that can be reached. Raises UpstreamError.
+
+        ``scopes`` are those of the client, and ``named`` is the state that its body names.
+        """
         tried, fault = list[tuple[str, Reason]](), None
         sticky_id = sticky_id_in(path_qs)
-        keeper = self.sticky_ids.upstream_of(sticky_id)
+        keeper = await self.affinity.maker_of([*filter(None, (sticky_id, *named))], scopes)
         path = path_qs.partition("?")[0]
         model = path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None
         if keeper not in self.upstreams:
@@ -155,8 +167,9 @@ class PoolRequests:
                         continue
                     found = reply.status < HTTPStatus.BAD_REQUEST
                     if sticky_id and body is None and found:
-                        self.sticky_ids.note(sticky_id, upstream.name)
-                    reply.served = Served(upstream.name, tuple(tried), several=True)
+                        self.affinity.note((sticky_id,), scopes[0], upstream.name)
+                    learn = partial(self.affinity.note, maker=upstream.name)
+                    reply.served = Served(upstream.name, tuple(tried), several=True, learn=learn)
                     yield reply
                     return
         fault = fault or _no_upstream()
@@ -173,6 +186,12 @@ def sticky_id_in(path_qs: str) -> str:
     """Return the id in a path such as ``/v1/files/ID/content``, if any."""
     found = _ID_PATH.match(path_qs)
     return "" if found is None else found[1]
+
+
+def names_objects(path_qs: str) -> bool:
+    """Tell whether a path is about objects that an upstream keeps, or brings one's description."""
+    path = path_qs.partition("?")[0]
+    return _OBJECTS.match(path) is not None and not path.endswith("/content")
 
 
 def merge(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:

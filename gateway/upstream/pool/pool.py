@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
@@ -22,10 +22,12 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints.upstream_state import named_state
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
 from gateway.protocol.messages import declared_name
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.retry import (
     NOT_KEPT,
@@ -39,13 +41,17 @@ from gateway.upstream.pool.retry import (
     refusal_of,
 )
 from gateway.upstream.pool.routing import Route
-from gateway.upstream.pool.table import Call, Change, PoolTable, StickyIds, states
+from gateway.upstream.pool.table import Call, Change, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
 from gateway.upstream.translated import MESSAGES, RefusedReply, is_translatable
+from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
 _EVENT = {"fields": {"event": "upstream"}}
+
+_STATEFUL = frozenset({Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+"""The endpoints whose requests may hold what an answer brought."""
 
 _UNKNOWN_ID = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}
@@ -183,7 +189,7 @@ class PoolReply:
     _reply: UpstreamReply | None = None
 
     def __init__(self, pool: "UpstreamPool", call: Call) -> None:
-        self.served = Served(call.name, several=True, report=self._report)
+        self.served = Served(call.name, several=True, report=self._report, learn=self._learn)
         self._pool, self._call = pool, call
         self._held: list[bytes] = []
 
@@ -249,11 +255,14 @@ class PoolReply:
         finally:
             self._pool.release(self._call)
 
-    def _report(self, cached_tokens: int | None, sticky_id: str) -> None:
-        """Note the cached tokens of the answer, and the id of an object stored upstream."""
+    def _report(self, cached_tokens: int | None) -> None:
+        """Note the cached tokens of the answer."""
         if cached_tokens is not None:
             self._pool.table.routing.note_cached(self._call.dispatch, cached_tokens)
-        self._pool.sticky_ids.note(sticky_id, self._call.name)
+
+    def _learn(self, values: Sequence[str], scope: bytes) -> Awaitable[None] | None:
+        """Note what this upstream alone can read."""
+        return self._pool.affinity.note(values, scope, self._call.name)
 
 
 class PoolCall:
@@ -293,7 +302,7 @@ class UpstreamPool:
     jitter: Callable[[], float] = field(default_factory=lambda: random.Random().random)
     metrics: UpstreamMetrics | None = None
     passes_credentials: bool = False
-    sticky_ids: StickyIds = field(default_factory=StickyIds)
+    affinity: Affinity = field(default_factory=Affinity)
     retry_budget: Budget = field(default_factory=Budget)
 
     def __post_init__(self) -> None:
@@ -321,9 +330,8 @@ class UpstreamPool:
     async def reply_to(self, outgoing: Outgoing) -> PoolReply:
         """Return a reply after its first token. Raises UpstreamError if there is none."""
         retry = NOT_TRIED
-        if outgoing.sticky_id and not outgoing.pinned:
-            keeper = self.sticky_ids.upstream_of(outgoing.sticky_id)
-            outgoing = replace(outgoing, pinned=keeper if keeper in self.upstreams else "")
+        if not outgoing.pinned and len(self.upstreams) > 1:
+            outgoing = await self._pin(outgoing)
         if (
             outgoing.target.startswith(MESSAGES)
             and self.table.is_mixed(outgoing)
@@ -349,20 +357,40 @@ class UpstreamPool:
                 retry = retry.with_same_retry()
         return await self._finish(reply, outgoing, retry)
 
+    async def _pin(self, outgoing: Outgoing) -> Outgoing:
+        """Pin a request to the upstream that keeps what it names, or that made what it holds."""
+        if outgoing.sticky_id:
+            maker = await self.affinity.maker_of((outgoing.sticky_id,), outgoing.scopes())
+            if maker in self.upstreams:
+                return replace(outgoing, pinned=maker)
+        has_state = outgoing.target.partition("?")[0] in _STATEFUL and outgoing.body is not None
+        values = named_state(outgoing.body) if has_state and outgoing.body else ()
+        if values:
+            maker = await self.affinity.maker_of(values, outgoing.scopes())
+            # Of another model's state the model makes what it can.
+            if self.table.serves(maker, outgoing.model):
+                return replace(outgoing, pinned=maker, bound=True)
+        return outgoing
+
     async def _finish(self, reply: PoolReply, outgoing: Outgoing, retry: RetryState) -> PoolReply:
         """Return the last reply as the client gets it. Raises UpstreamError if it is none."""
+        seconds = self._retry_after(outgoing)
+        if seconds is None and outgoing.bound and reply.failure is not None:
+            seconds = reply.failure.retry_after or 1.0  # nobody else can read what the client has
         if reply.error is not None:
             error = reply.error.again()
-            error.tried, error.retry_after = retry.failed, self._retry_after(outgoing)
+            if outgoing.bound and error.status == HTTPStatus.BAD_GATEWAY:
+                message = "The upstream that made a part of this request is not available."
+                error = UpstreamError(503, message, error.reason, detail=error.detail)
+            error.tried, error.retry_after = retry.failed, seconds
             raise error
         if reply.failure is NOT_KEPT and (why := self._untried_owner(outgoing, retry)):
             await reply.close()
             message = "An upstream that may keep what this request names is not available."
-            wait = self._retry_after(outgoing) or 1.0
-            raise UpstreamError(503, message, why, tried=retry.failed, retry_after=wait)
+            raise UpstreamError(503, message, why, tried=retry.failed, retry_after=seconds or 1.0)
         if tried := retry.failed[:-1] if reply.failure else retry.failed:
             reply.served = replace(reply.served, tried=tried)
-        if reply.failure and (seconds := self._retry_after(outgoing)) is not None:
+        if reply.failure and seconds is not None:
             # Until the first upstream comes back.
             headers = without(reply.headers, "retry-after", "retry-after-ms")
             reply.headers = (*headers, ("Retry-After", str(ceil(seconds))))
@@ -393,7 +421,8 @@ class UpstreamPool:
             return reply
         if reply.failure is None and outgoing.sticky_id:
             if reply.status < HTTPStatus.BAD_REQUEST:
-                self.sticky_ids.note(outgoing.sticky_id, call.name)
+                scope = outgoing.scopes()[0]
+                self.affinity.note((outgoing.sticky_id,), scope, call.name)
             elif not outgoing.pinned and reply.status in _UNKNOWN_ID:
                 reply.failure = NOT_KEPT  # another upstream must be tried
         if reply.failure is None:

@@ -21,8 +21,6 @@ from fnmatch import translate
 from functools import cached_property
 from math import inf
 
-from cachetools import LRUCache
-
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
 from gateway.upstream.pool import health as healths
@@ -38,9 +36,6 @@ SOON = 1.0
 
 MOST_LISTED = 100
 """Models in the refusal of an unknown one."""
-
-MOST_IDS = 65_536
-LONGEST_ID = 256
 
 _WORSE = (State.UP, State.RESTING, State.TRIAL, State.OPEN)
 
@@ -220,32 +215,6 @@ class Change:
     """The time for which it stays open or paused."""
 
 
-class StickyIds:
-    """Which upstream keeps each id that clients name: responses, conversations, files, batches.
-
-    Law: what is kept at one upstream is answered there or nowhere; no other stands in for it. An id
-    does not tell which upstream that is. It is learnt from the one that made it, and from the one
-    that knew it when all got the request. The least recently used ids are forgotten first.
-    """
-
-    def __init__(self, most: int = MOST_IDS) -> None:
-        self._upstreams: LRUCache[str, str] = LRUCache(most)
-
-    def forget(self, upstream: str) -> None:
-        """Forget what an upstream keeps that has left."""
-        for sticky_id in [each for each, name in self._upstreams.items() if name == upstream]:
-            del self._upstreams[sticky_id]
-
-    def upstream_of(self, sticky_id: str) -> str:
-        """Return the upstream that keeps it, empty if that is not known."""
-        return self._upstreams.get(sticky_id, "")
-
-    def note(self, sticky_id: str, upstream: str) -> None:
-        """Note which upstream keeps it."""
-        if 0 < len(sticky_id) <= LONGEST_ID:
-            self._upstreams[sticky_id] = upstream
-
-
 class PoolTable:
     """The one owner of what is known of a pool's upstreams."""
 
@@ -328,6 +297,14 @@ class PoolTable:
     def overloaded(self, model: str, client: str | None, now: float) -> bool:
         """Tell whether no upstream of the model can take a client's request at once."""
         return not any(one.can_accept(now, client) for one in self._upstreams_for(model))
+
+    def serves(self, name: str, model: str) -> bool:
+        """Tell whether an upstream is there and serves the model, if only until it has left."""
+        upstream = self.upstreams.get(name)
+        if upstream is None:
+            return False
+        drains = upstream.draining and upstream.member.serves(model)
+        return drains or upstream in self._upstreams_for(model)
 
     def refuse_unknown(self, model: str) -> None:
         """Raise ClientError if no upstream declares the model; one without a name is passed."""

@@ -546,3 +546,31 @@ async def test_bytes_that_are_repeated_are_no_hit_for_another_version_of_the_api
         assert answered.status == 200
     assert "fwd=miss" in answered.cache
     assert [request.headers["anthropic-beta"] for request in upstream.requests] == ["a", "b"]
+
+
+async def test_thinking_that_was_translated_never_reaches_a_server_that_signs(
+    upstream, start_gateway
+):
+    unsigned = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    signed = {"type": "thinking", "thinking": "Hm.", "signature": "theirs"}
+    text, asked = {"type": "text", "text": "Yes."}, {"role": "user", "content": "Is it?"}
+    turns = [asked, {"role": "assistant", "content": [unsigned, signed, text]}, asked]
+    kept = [asked, {"role": "assistant", "content": [signed, text]}, asked]
+
+    async def strict(request, body):
+        if not request.path.startswith("/v1/messages"):
+            return web.json_response({"error": {"message": "down"}}, status=503)
+        assert body["messages"] == kept
+        counts = request.path.endswith("count_tokens")
+        return web.json_response({"input_tokens": 3} if counts else message(text))
+
+    upstream.answer = strict
+    url = f"{upstream.url}/v1"
+    chat, native = {"name": "chat", "url": url}, {"name": "native", "url": url, "api": "anthropic"}
+    for listed in ([{**chat, "tier": 1}, {**native, "tier": 2}], [native]):
+        gateway = await start_gateway(upstream=(), upstreams=listed)
+        body = {"model": "m", "max_tokens": 9, "messages": turns, "temperature": len(listed) / 10}
+        reply = await gateway.post("/v1/messages", orjson.dumps(body))
+        assert reply.status == 200, reply.raw
+        counted = await gateway.post("/v1/messages/count_tokens", orjson.dumps(body))
+        assert counted.json == {"input_tokens": 3}

@@ -11,7 +11,6 @@ from aiohttp import web
 from faulty_upstreams import CLOSED, EVENTS, pool
 
 from gateway.upstream.pool.pass_through import sticky_id_in
-from gateway.upstream.pool.table import LONGEST_ID, StickyIds
 from running_gateway import Asked, RunningGateway, StartGateway, start_app
 
 
@@ -249,15 +248,3 @@ async def test_where_one_cannot_be_asked_it_is_not_said_that_there_is_no_such_th
 )
 def test_what_a_path_names(path: str, named: str):
     assert sticky_id_in(path) == named
-
-
-def test_what_was_named_least_recently_is_forgotten_first():
-    kept = StickyIds(2)
-    kept.note("one", "a")
-    kept.note("two", "b")
-    assert kept.upstream_of("one") == "a"
-    kept.note("three", "c")
-    assert [kept.upstream_of(one) for one in ("one", "two", "three")] == ["a", "", "c"]
-    kept.note("x" * (LONGEST_ID + 1), "a")
-    kept.note("", "a")
-    assert kept.upstream_of("x" * (LONGEST_ID + 1)) == kept.upstream_of("") == ""

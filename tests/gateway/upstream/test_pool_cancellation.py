@@ -85,7 +85,7 @@ async def test_a_failure_that_cannot_be_retried_costs_no_retry_budget():
 
 async def test_a_retry_goes_to_its_upstream_whatever_it_names():
     rig = Rig("a", "b")
-    rig.pool.sticky_ids.note("resp_1", "a")
+    rig.pool.affinity.note(["resp_1"], b"", "a")
 
     async def retried() -> bytes:
         async with rig.pool.send(replace(OUTGOING, sticky_id="resp_1", pinned="b")) as reply:

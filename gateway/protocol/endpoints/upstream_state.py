@@ -1,0 +1,109 @@
+"""State in bodies that only the upstream that made it can read: ciphertext, signatures, ids.
+
+An answer brings such values and the next request sends them back, so both are searched alike.
+Everything is looked at that may hold one, whatever surrounds it: clients and servers nest these
+fields differently. Only what a program's users put together is passed over: arguments of tools,
+schemas, metadata. There a field with such a name is theirs.
+
+A search visits each object once and no text. That takes a fraction of the time of a search for
+names in the bytes: most bytes of a request are texts.
+"""
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+MOST_VALUES = 64
+"""Of one body. The newest ones decide, and all before them were made by the same upstream."""
+
+_NAMES = frozenset(
+    {
+        *("encrypted_content", "encrypted_index", "encrypted_stdout"),
+        *("signature", "thought_signature", "thought_signatures", "thoughtSignature"),
+        *("data", "container", "container_id", "vector_store_id", "vector_store_ids"),
+        *("file_id", "file_ids", "input_file_id", "output_file_id", "error_file_id"),
+        *("training_file", "validation_file", "result_files"),
+    }
+)
+"""Fields that hold one value, or a list of them."""
+
+_ENCRYPTED_DATA = frozenset({"redacted_thinking", "reasoning.encrypted"})
+"""Types of objects whose ``data`` is ciphertext; that of others is an image or a sound."""
+
+_PASSED_OVER = frozenset(
+    {"input_schema", "parameters", "schema", "json_schema", "metadata", "logprobs", "embedding"}
+    | {"prompt"}
+)
+_ARGUMENTS = "input"
+"""The arguments of a tool call where it is an object, else the turns of a request."""
+
+_NAMED_ITEMS = frozenset({"item_reference", "reasoning"})
+"""Input items that a server looks up by their ids."""
+
+
+def named_state(body: Mapping[str, Any]) -> list[str]:
+    """Return the values in a request, the newest first."""
+    found = _search(body)
+    items = body.get("input")
+    for item in reversed(items) if isinstance(items, list) else ():
+        if isinstance(item, dict) and _has_id(item) and _is_looked_up(item):
+            found.append(item["id"])
+    return list(islice(filter(None, found), MOST_VALUES))
+
+
+def made_state(answer: Mapping[str, Any], *, keeps: bool = False) -> list[str]:
+    """Return the values in an answer or in an event of one.
+
+    If the server ``keeps`` the answer, its id is among them, and those of what it is made of.
+    """
+    found = _search(answer)
+    if keeps:
+        whole = answer.get("response", answer)
+        named = [whole, answer.get("item"), answer.get("file")]
+        for name in ("output", "data") if isinstance(whole, dict) else ():
+            items = whole.get(name)
+            named += items if isinstance(items, list) else ()
+        found += [each["id"] for each in named if isinstance(each, dict) and _has_id(each)]
+    return [value for value in found[:MOST_VALUES] if value]
+
+
+def _is_looked_up(item: Mapping[str, Any]) -> bool:
+    kind = item.get("type")
+    # A reference may come without its type.
+    return kind in _NAMED_ITEMS if kind is not None else "role" not in item
+
+
+def _has_id(each: Mapping[str, Any]) -> bool:
+    return isinstance(each.get("id"), str)
+
+
+def _search(body: Any) -> list[str]:
+    """Return the values below ``body``, from its end on."""
+    found: list[str] = []
+    left = [body]
+    while left and len(found) < MOST_VALUES:
+        here = left.pop()
+        if type(here) is dict:
+            if not _NAMES.isdisjoint(here):
+                _take(here, found)
+            for name, value in here.items():
+                kind = type(value)
+                if (kind is list or (kind is dict and name != _ARGUMENTS)) and (
+                    name not in _PASSED_OVER
+                ):
+                    left.append(value)
+        else:
+            left += [each for each in here if type(each) is dict or type(each) is list]
+    return found
+
+
+def _take(here: dict[str, Any], found: list[str]) -> None:
+    for name, value in here.items():
+        if name not in _NAMES or (name == "data" and here.get("type") not in _ENCRYPTED_DATA):
+            continue
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [each for each in reversed(value) if isinstance(each, str)]
+        elif name == "container" and isinstance(value, dict) and _has_id(value):
+            found.append(value["id"])

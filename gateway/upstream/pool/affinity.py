@@ -1,0 +1,148 @@
+"""Which upstream made what it alone can read or keeps: state that clients send back to it.
+
+Laws:
+- What one upstream alone can read is answered there or nowhere; no other stands in for it.
+- It is learnt from the upstream that made it, and from the one that knew it when all were asked.
+- Only digests are remembered, each under the scope within which the answer may be shared. So a
+  client learns nothing about what was made for others. Keys of one scope do not fit another.
+- What is remembered is bounded: the least recently used digests are forgotten first. All gateways
+  of one store know what one of them has learnt. Without an answer of the store in time, a maker is
+  not known.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+
+from cachetools import LRUCache
+
+from gateway.cache.ports import MakerStore, StoreError
+from gateway.cache.stores.guarded import LoopTimeout
+from gateway.protocol.endpoints.upstream_state import made_state
+
+log = logging.getLogger(__name__)
+
+MOST_KNOWN = 65_536
+SECONDS = 0.25
+"""The longest wait for the store, and rarely needed: without the maker the request may fail."""
+DIGEST_BYTES = 16
+
+Scopes = Sequence[bytes]
+
+
+def digests_of(values: Iterable[str], scopes: Scopes) -> list[bytes]:
+    """Return the digests of the values within each of these scopes, in the values' order."""
+    plain = (blake2b(value.encode("utf-8", "surrogatepass")).digest() for value in values)
+    return [
+        blake2b(each, key=scope, digest_size=DIGEST_BYTES).digest()
+        for each in plain
+        for scope in scopes
+    ]
+
+
+class Affinity:
+    """The upstreams that made values, by digest; ``shared`` is known to other processes too."""
+
+    def __init__(
+        self,
+        shared: MakerStore | None = None,
+        *,
+        most: int = MOST_KNOWN,
+        seconds: float = SECONDS,
+    ) -> None:
+        self._shared = shared
+        self._seconds = seconds
+        self._timeout = LoopTimeout()
+        self._known: LRUCache[bytes, str] = LRUCache(most)
+        self._writes: set[asyncio.Task[None]] = set()
+
+    def forget(self, upstream: str) -> None:
+        """Forget what an upstream made that has left."""
+        for digest in [each for each, name in self._known.items() if name == upstream]:
+            del self._known[digest]
+
+    async def maker_of(self, values: Sequence[str], scopes: Scopes) -> str:
+        """Return the upstream that made the first of these values that is known, or nothing."""
+        unknown = []
+        for value in values:
+            for digest in digests_of((value,), scopes):
+                if (maker := self._known.get(digest)) is not None:
+                    return maker
+                unknown.append(digest)
+        if self._shared is None or not unknown:
+            return ""
+        try:
+            found = await self._timeout.wait(self._shared.find(unknown), self._seconds)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on
+            _log_fault("looked up", error)
+            return ""
+        for digest in unknown:
+            if (maker := found.get(digest)) is not None:
+                self._known[digest] = maker
+                return maker
+        return ""
+
+    def note(self, values: Sequence[str], scope: bytes, maker: str) -> "asyncio.Task[None] | None":
+        """Note who made the values; return the work of telling others, if there are any."""
+        new = {
+            digest: maker
+            for digest in digests_of(filter(None, values), (scope,))
+            if self._known.get(digest) != maker
+        }
+        self._known.update(new)
+        if self._shared is None or not new:
+            return None
+        task = asyncio.create_task(self._tell(self._shared, [*new], maker))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return task
+
+    async def settle(self) -> None:
+        """Wait until others are told."""
+        if self._writes:
+            await asyncio.wait(self._writes)
+
+    async def _tell(self, shared: MakerStore, digests: Sequence[bytes], maker: str) -> None:
+        try:
+            await self._timeout.wait(shared.add(digests, maker), self._seconds)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer goes on
+            _log_fault("noted", error)
+
+
+def _log_fault(what: str, error: Exception) -> None:
+    """Log why the store did not help; an outage is logged once, where the breaker opens."""
+    level = logging.DEBUG if isinstance(error, StoreError | TimeoutError) else logging.WARNING
+    log.log(level, "store: the maker of a value could not be %s: %r", what, error)
+
+
+Learn = Callable[[Sequence[str], bytes], Awaitable[None] | None]
+"""See ``Served.learn``."""
+
+
+class Learner:
+    """Notes what an answer brings, as it comes; ``keeps`` is that of ``made_state``."""
+
+    def __init__(self, learn: Learn, scope: bytes, *, keeps: bool) -> None:
+        self._learn, self._scope, self._keeps = learn, scope, keeps
+        self._seen: set[str] = set()
+        self._signatures: dict[int, str] = {}
+        """Those of blocks, which may come in pieces."""
+        self._writes: list[Awaitable[None]] = []
+
+    def take(self, result: Mapping[str, object]) -> None:
+        """Take an answer, or an event of one."""
+        match result:
+            case {"index": int(at), "delta": {"type": "signature_delta", "signature": str(piece)}}:
+                self._signatures[at] = whole = self._signatures.get(at, "") + piece
+                values = [whole]
+            case _:
+                values = made_state(result, keeps=self._keeps)
+        if new := [value for value in values if value not in self._seen]:
+            self._seen.update(new)
+            if (write := self._learn(new, self._scope)) is not None:
+                self._writes.append(write)
+
+    async def told(self) -> None:
+        """Wait until other gateways know: the client may ask the next of them at once."""
+        await asyncio.gather(*self._writes)
