@@ -5,6 +5,7 @@ the result back; no answer comes from a store by another path. A fault of a stor
 scanner ends as a miss or a bypass, never as an error to the client.
 """
 
+import asyncio
 import contextlib
 import logging
 import random
@@ -56,7 +57,7 @@ from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import RequestError, UpstreamError
 from gateway.protocol.messages import Reply
-from gateway.protocol.request import CacheRequest
+from gateway.protocol.request import LARGE_BYTES, CacheRequest
 from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
 from gateway.server.batch import end_of, for_each, forward_missing, without_refused
@@ -186,7 +187,10 @@ class Pipeline:
 
     async def answer(self, request: CacheRequest, observation: Observation) -> Reply:
         """Return the reply to a request. Raises RequestError for faults to report to the client."""
-        context = self._decide(request, observation)
+        if len(request.raw) > LARGE_BYTES:
+            context = await asyncio.to_thread(self._decide, request, observation)
+        else:
+            context = self._decide(request, observation)
         table = context.coalescer.table
         table.looking += 1
         observation.looking = True
@@ -350,7 +354,11 @@ class Pipeline:
 
         Identical misses that are under way share a search.
         """
-        state = self._plan(context, body)
+        state: State
+        if len(context.request.raw) > LARGE_BYTES:
+            state = await asyncio.to_thread(self._plan, context, body)
+        else:
+            state = self._plan(context, body)
         if context.trace is not None:
             return await self._drive(state, context._replace(steps=context.trace.begin_lookup()))
         while True:

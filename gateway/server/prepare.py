@@ -42,7 +42,7 @@ from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
 from gateway.protocol.messages import read_whole
-from gateway.protocol.request import CacheRequest
+from gateway.protocol.request import LARGE_BYTES, CacheRequest
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.server.context import INLINE_BYTES, RequestContext
 from gateway.upstream.request import (
@@ -204,7 +204,10 @@ class Outbox:
     async def exchange(self, context: RequestContext, state: Forward) -> Exchange:
         """Return the request to send."""
         request, decision = context.request, context.decision
-        original = self._client_exchange(context, state)
+        if len(request.raw) > LARGE_BYTES:
+            original = await asyncio.to_thread(self._client_exchange, context, state)
+        else:
+            original = self._client_exchange(context, state)
         if request.odd is not None:
             return original
         rules = rules_for(request.endpoint, request.body, decision.prefix)

@@ -22,6 +22,7 @@ from gateway.protocol.endpoints.spec import Streaming
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, reply_fields, request_fields
 from gateway.protocol.messages import ALL_ADDITIONS, declared_name, read_up_to
+from gateway.protocol.request import LARGE_BYTES
 from gateway.protocol.streaming.decode import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.telemetry.observation import CallFacts
@@ -101,7 +102,9 @@ class UpstreamCall:
         """
         may_retry = self.retry_budget.earn()
         try:
-            usual, others = variants(exchange, self.accepts, may_retry=may_retry)
+            make = partial(variants, exchange, self.accepts, may_retry=may_retry)
+            is_large = len(exchange.request.raw) > LARGE_BYTES
+            usual, others = await asyncio.to_thread(make) if is_large else make()
             refusal = await self._attempt(usual, others, shared)
             if refusal is not None and not await self._retry(exchange, shared, refusal):
                 await self._pass_refusal(refusal, shared)

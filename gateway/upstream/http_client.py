@@ -15,6 +15,7 @@ import secrets
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from http import HTTPStatus
@@ -40,10 +41,18 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import declared_name
+from gateway.protocol.request import LARGE_BYTES
 from gateway.telemetry.observation import Place
 from gateway.upstream.connection import FAULTS, EndlessReplyError, HttpReply, OneReply
-from gateway.upstream.request import OF_A_TRACE, Outgoing, Served, with_key
-from gateway.upstream.translated import MESSAGES, RefusedReply, TranslatedReply, translate
+from gateway.upstream.request import OF_A_TRACE, Outgoing, Served, UpstreamReply, with_key
+from gateway.upstream.translated import (
+    MESSAGES,
+    RefusedReply,
+    Translated,
+    TranslatedReply,
+    Untranslatable,
+    translate,
+)
 
 log = logging.getLogger(__name__)
 
@@ -192,23 +201,41 @@ class HttpUpstream:
         if self.connector is not None:
             await self.connector.close()
 
-    def send(self, outgoing: Outgoing) -> HttpReply | TranslatedReply | RefusedReply:
+    def send(self, outgoing: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
         """POST; see the port. A failure leaves a line in the log."""
         model = self._rename.get(outgoing.model)
         is_message = outgoing.target.startswith(MESSAGES)
-        if not (self._translates and is_message):
-            raw = outgoing.raw
-            if outgoing.instead or model is not None or is_message:
-                raw = outgoing.sent_to(self._declared, model, signed_only=is_message)
-            return self._post(outgoing, outgoing.target, outgoing.fields, raw)
-        sent = translate(outgoing, model=model, asks_usage=self._asks_usage)
-        if isinstance(sent, bytes):
-            return RefusedReply(self.served, sent)
+        if not (outgoing.instead or model is not None or is_message):
+            return self._post(outgoing, outgoing.target, outgoing.fields, outgoing.raw)
+        change: Callable[[], bytes | Translated | Untranslatable]
+        change = partial(outgoing.sent_to, self._declared, model, signed_only=is_message)
+        if is_message and self._translates:
+            change = partial(translate, outgoing, model=model, asks_usage=self._asks_usage)
+        if len(outgoing.raw) > LARGE_BYTES:
+            return self._send_large(outgoing, change)
+        return self._send_changed(outgoing, change())
+
+    @asynccontextmanager
+    async def _send_large(
+        self, outgoing: Outgoing, change: Callable[[], bytes | Translated | Untranslatable]
+    ) -> AsyncIterator[UpstreamReply]:
+        changed = await asyncio.to_thread(change)
+        async with self._send_changed(outgoing, changed) as reply:
+            yield reply
+
+    def _send_changed(
+        self, outgoing: Outgoing, changed: bytes | Translated | Untranslatable
+    ) -> AbstractAsyncContextManager[UpstreamReply]:
+        if isinstance(changed, bytes):
+            return self._post(outgoing, outgoing.target, outgoing.fields, changed)
+        if isinstance(changed, Untranslatable):
+            return RefusedReply(self.served, changed.error)
+        target, fields = changed.target, changed.fields
 
         def post(raw: bytes) -> HttpReply:
-            return self._post(outgoing, sent.target, sent.fields, raw)
+            return self._post(outgoing, target, fields, raw)
 
-        return TranslatedReply(post, sent, self.failures.note_refused_fields)
+        return TranslatedReply(post, changed, self.failures.note_refused_fields)
 
     def _post(self, outgoing: Outgoing, target: str, fields: Fields, raw: bytes) -> HttpReply:
         self.calls += 1

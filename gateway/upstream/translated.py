@@ -89,8 +89,16 @@ def is_translatable(outgoing: Outgoing) -> bool:
     return True
 
 
-def translate(outgoing: Outgoing, *, model: str | None, asks_usage: bool) -> Translated | bytes:
-    """Return a request as the server reads it, or the error that the client gets in its place.
+class Untranslatable(NamedTuple):
+    """The ``error`` that the client gets in place of an answer, as JSON."""
+
+    error: bytes
+
+
+def translate(
+    outgoing: Outgoing, *, model: str | None, asks_usage: bool
+) -> Translated | Untranslatable:
+    """Return a request as the server reads it, or why the server cannot get it.
 
     ``model`` is the server's name of the model, if it has another one. ``asks_usage`` tells whether
     the usage of streams is to be requested.
@@ -111,9 +119,11 @@ def translate(outgoing: Outgoing, *, model: str | None, asks_usage: bool) -> Tra
         if optional:
             plainer = exact_json.dumps({n: v for n, v in chat.items() if n not in optional})
     except UntranslatableError as error:
-        return _error(str(error))
+        return _untranslatable(str(error))
     except (BodyError, TypeError):
-        return _error("The JSON body of your request cannot be sent to this model's server.")
+        return _untranslatable(
+            "The JSON body of your request cannot be sent to this model's server."
+        )
     target = _TOKENIZE if counts else Endpoint.CHAT.value
     return Translated(target, _chat_fields(outgoing.fields), sent, body, plainer, tuple(optional))
 
@@ -122,8 +132,8 @@ def _body(outgoing: Outgoing) -> dict[str, Any]:
     return parsed(outgoing.raw) if outgoing.body is None else outgoing.body
 
 
-def _error(message: str) -> bytes:
-    return orjson.dumps(anthropic_error(400, message))
+def _untranslatable(message: str) -> Untranslatable:
+    return Untranslatable(orjson.dumps(anthropic_error(400, message)))
 
 
 def _chat_fields(fields: Fields) -> Fields:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from math import ceil
 from time import perf_counter
@@ -24,7 +25,7 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.headers import Fields, fold_fields
 from gateway.protocol.messages import Reply, declared_name
-from gateway.protocol.request import CacheRequest, read_request
+from gateway.protocol.request import LARGE_BYTES, CacheRequest, read_request
 from gateway.server.auth import Access
 from gateway.server.hot_path import PlainRequest
 from gateway.server.http.hot_connection import NO_BODY, HotConnection
@@ -173,7 +174,8 @@ class Handlers:
                 key = self.access.key(headers) if self.access.restricted else None
                 if key is not None:
                     ticket = self.meter.begin(key)
-                request = read_request(
+                read = partial(
+                    read_request,
                     plain.endpoint,
                     plain.body,
                     headers=headers,
@@ -182,8 +184,11 @@ class Handlers:
                     holder=None if key is None else key.name,
                     team=None if key is None else key.team,
                 )
+                is_large = len(plain.body) > LARGE_BYTES
+                request = await asyncio.to_thread(read) if is_large else read()
                 if self.default_model and not request.model:
-                    request = _with_model(request, self.default_model)
+                    add = partial(_with_model, request, self.default_model)
+                    request = await asyncio.to_thread(add) if is_large else add()
                 reply = await self._answer(request, key, ticket, seen)
                 if seen.hit is not None:
                     gate = None if key is None else self.meter.gate(key)
@@ -245,7 +250,8 @@ class Handlers:
             if (deployment := request.match_info.get("deployment")) is not None:
                 _, mark, query = target.partition("?")
                 target, model = endpoint.value + mark + query, _checked_name(deployment)
-            parsed = read_request(
+            read = partial(
+                read_request,
                 endpoint,
                 raw,
                 headers=fold_fields(headers),
@@ -254,8 +260,11 @@ class Handlers:
                 holder=None if key is None else key.name,
                 team=None if key is None else key.team,
             )
+            is_large = len(raw) > LARGE_BYTES
+            parsed = await asyncio.to_thread(read) if is_large else read()
             if model and not parsed.model:
-                parsed = _with_model(parsed, model)
+                add = partial(_with_model, parsed, model)
+                parsed = await asyncio.to_thread(add) if is_large else add()
             reply = await self._answer(parsed, key, request.get(TICKET), seen)
             if isinstance(reply.body, bytes):
                 response: web.StreamResponse = _response(reply)

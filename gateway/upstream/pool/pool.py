@@ -26,6 +26,7 @@ from gateway.protocol.endpoints.upstream_state import named_state
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
 from gateway.protocol.messages import declared_name
+from gateway.protocol.request import LARGE_BYTES
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import State
@@ -335,7 +336,11 @@ class UpstreamPool:
         if (
             outgoing.target.startswith(MESSAGES)
             and self.table.is_mixed(outgoing)
-            and not is_translatable(outgoing)
+            and not (
+                await asyncio.to_thread(is_translatable, outgoing)
+                if len(outgoing.raw) > LARGE_BYTES
+                else is_translatable(outgoing)
+            )
         ):
             outgoing = replace(outgoing, native=True)
         call: Call | None = await self.queue.acquire(outgoing)

@@ -1,10 +1,17 @@
 import json
+import subprocess
+import sys
 import time
 
 import pytest
 
 from gateway.cache.key import canonical_form
-from gateway.protocol.exact_json import BodyError, LoneSurrogateError, parse_body
+from gateway.protocol.exact_json import (
+    BodyError,
+    BodyTooLargeError,
+    LoneSurrogateError,
+    parse_body,
+)
 from policies.decision import Endpoint
 
 CHAT, COMPLETIONS, RESPONSES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES
@@ -22,6 +29,9 @@ def form(raw: str | bytes) -> bytes:
         ('{"a":100}', '{"a":1E2}'),
         ('{"a":100000}', '{"a":0.1e6}'),
         ('{"a":[10000000000000000]}', '{"a":[1e16]}'),
+        ('{"a":10000000000000000000000}', '{"a":1e22}'),
+        ('{"a":1e308}', '{"a":10.0E+307}'),
+        ('{"a":-1e23}', '{"a":-1000e20}'),
         ('{"a":0}', '{"a":-0.0}'),
         ('{"a":0.1}', '{"a":1e-1}'),
         ('{"a":18446744073709551617}', '{ "a":18446744073709551617}'),
@@ -49,6 +59,9 @@ def test_spellings_of_one_value_share_a_form(one, other):
         ('{"a":18446744073709551616}', '{"a":18446744073709551615}'),
         ('{"a":-9223372036854775809}', '{"a":-9223372036854775810}'),
         ('{"a":9007199254740993}', '{"a":9007199254740992}'),
+        ('{"a":1e308}', '{"a":1e307}'),
+        ('{"a":1e308}', '{"a":-1e308}'),
+        ('{"a":1e308}', '{"a":"1e308"}'),
         ('{"a":"Hi"}', '{"a":"hi"}'),
         ('{"a":"hi"}', '{"a":"hi "}'),
         ('{"a":"hi  you"}', '{"a":"hi you"}'),
@@ -172,11 +185,84 @@ def test_the_largest_numbers_keep_their_digits():
 
 
 def test_finding_a_duplicate_among_many_keys_takes_linear_time():
-    members = ",".join(f'"k{number}":1' for number in range(200_000))
+    members = ",".join(f'"k{number}":1' for number in range(80_000))
     began = time.thread_time()
-    with pytest.raises(BodyError, match="'k199999'"):
-        parse_body(f'{{{members},"k199999":2}}'.encode())
+    with pytest.raises(BodyError, match="'k79999'"):
+        parse_body(f'{{{members},"k79999":2}}'.encode())
     assert time.thread_time() - began < 5.0
+
+
+def test_a_duplicate_in_a_large_body_is_refused_unnamed():
+    members = ",".join(f'"k{number}":1' for number in range(200_000))
+    with pytest.raises(BodyError, match="has a key more than once"):
+        parse_body(f'{{{members},"k199999":2}}'.encode())
+
+
+BOMBS = {
+    "integers of 309 digits": b"1e308,",
+    "the same below zero": b"-1E+308,",
+    "numbers below any double": b"1e-99999999,",
+    "floats of integral value": b"1.0,",
+    "the largest that is written out": b"1e22,",
+    "long integers": b"1234567890123456789012345,",
+    "small objects": b'{"a":1},',
+    "arrays of arrays": b"[" * 200 + b"]" * 200 + b",",
+    "short texts": b'"a",',
+    "texts of escapes": b'"\\\\\\"\\u003a",',
+    "halves of surrogate pairs": b'"\\ud83d",',
+    "long integers, few enough": b"9" * 300 + b",",
+    "floats, few enough": b"1" * 40 + b".0,",
+    "texts, few enough": b'"\\\\\\"' + b"t" * 40 + b'",',
+}
+
+
+PARSES_EACH = """
+import resource, sys
+from contextlib import suppress
+from gateway.cache.key import canonical_form
+from gateway.protocol.exact_json import BodyError, parse_body
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+size = int(sys.argv[1])
+before = peak()
+for unit in sys.argv[2:]:
+    raw = b'{"a":[%b0]}' % (unit.encode() * (size // len(unit)))
+    with suppress(BodyError):
+        canonical_form("/v1/chat/completions", parse_body(raw))
+    del raw
+print(peak() - before)
+"""
+
+
+def test_a_body_takes_at_most_five_times_its_size():
+    size = 12_000_000
+    argv = [sys.executable, "-c", PARSES_EACH, str(size), *map(bytes.decode, BOMBS.values())]
+    found = subprocess.run(argv, capture_output=True, check=True)
+    assert int(found.stdout) < 5 * size
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b'{"a":[' + b"1," * 500_000 + b"1]}", "500,000 objects, arrays, members and items"),
+        (b'{"a":"' + b"\\\\" * 4_000_001 + b'"}', "8,000,000 backslashes"),
+    ],
+    ids=["values", "escapes"],
+)
+def test_a_body_with_too_many_parts_is_refused_before_it_is_parsed(raw, message):
+    with pytest.raises(BodyTooLargeError, match=message):
+        parse_body(raw + b"no JSON")
+
+
+@pytest.mark.parametrize(
+    "text", [b"," * 600_000, b'\\"[,' * 200_000, b"\\\\" * 50_001 + b"{," * 300_000]
+)
+@pytest.mark.parametrize("pad", range(3))
+def test_what_stands_in_a_text_is_no_value(text, pad):
+    raw = b'{"pad":"' + b"p" * pad + b'","a":"' + text + b'","b":[1,2]}'
+    assert parse_body(raw)["b"] == [1, 2]
 
 
 NEUTRAL = [

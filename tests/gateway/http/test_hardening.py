@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gateway.protocol import conversation
 from gateway.protocol.conversation import prompt_text
+from gateway.protocol.request import LARGE_BYTES, CacheRequest, read_request
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import DONE, ScriptedUpstream, chunk, completion, stream_of
 
@@ -255,16 +256,42 @@ async def test_an_upstream_cannot_speak_in_the_gateways_name(
     assert reply.headers["X-Other"] == "kept"
 
 
-async def test_hundreds_of_thousands_of_objects_are_refused_unparsed(
-    gateway: RunningGateway, upstream: ScriptedUpstream, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("item", [b"{}", b"1.0", b"1e308"])
+async def test_hundreds_of_thousands_of_values_are_refused(
+    gateway: RunningGateway, upstream: ScriptedUpstream, item: bytes
 ):
-    many = b'{"model": "m", "messages": [], "x": [' + b"{}," * 510_000 + b"{}]}"
-    # A parse would fail.
-    monkeypatch.setattr("gateway.protocol.request.parse_body", None)
+    many = b'{"model": "m", "messages": [], "x": [' + (item + b",") * 510_000 + b"0]}"
     reply = await gateway.post("/v1/chat/completions", io.BytesIO(many))  # type: ignore[arg-type]
     assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
     assert reply.cache == "refrain; detail=invalid-request"
     assert upstream.calls == 0
+
+
+def large_body(size: int) -> Any:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * size}]}
+    return io.BytesIO(orjson.dumps(body))  # aiohttp warns of plain bytes
+
+
+async def test_the_loop_serves_others_while_a_large_body_is_read(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+):
+    reads, may_end = threading.Event(), threading.Event()
+
+    def read(*of: Any, **named: Any) -> CacheRequest:
+        reads.set()
+        assert may_end.wait(60)
+        return read_request(*of, **named)
+
+    monkeypatch.setattr("gateway.server.http.handlers.read_request", read)
+    sizes = (LARGE_BYTES, 5 * LARGE_BYTES)  # with the parser of the hot path, and without
+    asked = [
+        asyncio.create_task(gateway.post("/v1/chat/completions", large_body(size)))
+        for size in sizes
+    ]
+    assert await asyncio.to_thread(reads.wait, 60)
+    assert (await gateway.get("/healthz")).status == 200
+    may_end.set()
+    assert [(await each).status for each in asked] == [200, 200]
 
 
 @pytest.mark.parametrize("text", ["[" * 510_000, "[[[[[[ {" * 75_000])
