@@ -60,6 +60,14 @@ class StoreUnavailableError(StoreError):
     """The store cannot be reached or did not answer in time: better not to ask it for a while."""
 
 
+class StoreRefusedError(StoreError):
+    """The store answers, and says no: it may take reads alone, or nothing. The text says why."""
+
+
+class StoreFullError(StoreRefusedError):
+    """The store has no room for writes, whatever they are."""
+
+
 class PositionError(StoreError):
     """Not a position that this store returned: a walk cannot go on from it."""
 

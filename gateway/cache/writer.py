@@ -16,7 +16,6 @@ from gateway.cache.ports import (
     Scanner,
     Store,
     StoreError,
-    StoreUnavailableError,
 )
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
@@ -74,12 +73,9 @@ class CacheWriter:
             await self.entries.put(entry)
         except EntryTooLargeError:
             return Reason.TOO_LARGE
-        except StoreUnavailableError as error:
-            # Logged once, by the breaker.
-            log.debug("store: an answer could not be stored: %s", error)
-            return Reason.STORE_FAULT
         except StoreError as error:
-            log.warning("store: an answer could not be stored: %s", error)
+            # A fault that lasts is logged once, by the store's guard.
+            log.debug("store: an answer could not be stored: %s", error)
             return Reason.STORE_FAULT
         await self._index(plan, entry.expires_at)
         return None
@@ -118,5 +114,5 @@ class CacheWriter:
             try:
                 await add()
             except SemanticUnavailableError as error:
-                # The entry can still be hit exactly.
-                log.info("semantic index: an entry was not added: %s", error.reason)
+                # The entry can still be hit exactly; an outage is logged once, by the index.
+                log.debug("semantic index: an entry was not added: %s", error.reason)

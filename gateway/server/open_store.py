@@ -83,11 +83,11 @@ class OpenedStore:
 
     def status(self) -> dict[str, str | float | None]:
         """Return what ``/readyz`` shows of the store."""
-        guard = self.guard
-        if guard is None or guard.fault is None or guard.last_fault is None:
+        found = None if self.guard is None else self.guard.problem
+        if found is None:
             return {"kind": self.kind, "problem": None}
-        since, why = guard.last_fault
-        return {"kind": self.kind, "problem": guard.fault, "since": since, "why": why}
+        problem, since, why = found
+        return {"kind": self.kind, "problem": problem, "since": since, "why": why}
 
     async def check(self) -> None:
         """Look whether the store answers."""
@@ -150,8 +150,9 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
 
         def lacks(key: bytes) -> bool:
             # While the disk is not used, each miss has to show its fault.
-            return disk.fault is None and file.lacks(key)
+            return disk.is_used and file.lacks(key)
 
+        file.told = disk.note_upkeep
         store = _add_memory_tier(settings, disk, file.touch, file, lacks)
         if alone and isinstance(store, TieredStore):
             # All changes pass through the tier: it need not ask before each hit.
@@ -188,7 +189,8 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedSto
     cold, forget_keys = _encrypt(redis, keys, settings, environment)
     guarded = GuardedStore(cold, read_seconds=REDIS_SECONDS, write_seconds=REDIS_SECONDS)
     store = _add_memory_tier(settings, guarded, redis.touch, redis.invalidations)
-    redis.claims.usable = lambda: guarded.fault is None
+    redis.claims.usable = lambda: guarded.is_used
+    redis.told = guarded.note_upkeep
     return OpenedStore(
         "redis",
         store,

@@ -43,7 +43,7 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import plan_request
-from gateway.cache.ports import Entry, PolicySource, Store, StoreError, StoreUnavailableError
+from gateway.cache.ports import Entry, PolicySource, Store, StoreError
 from gateway.cache.single_flight import SingleFlight
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import (
@@ -481,9 +481,8 @@ class Pipeline:
             entry = await self.store.get(key, touch=not explained)
         except StoreError as error:
             _note(context, state, error)
-            # An outage is logged once, where the breaker opens.
-            level = logging.DEBUG if isinstance(error, StoreUnavailableError) else logging.WARNING
-            log.log(level, "store: lookup failed, treated as a miss: %s", error)
+            # A fault that lasts is logged once, by the store's guard.
+            log.debug("store: lookup failed, treated as a miss: %s", error)
             return None
         if explained:
             _note(context, state, entry)

@@ -2,8 +2,11 @@
 
 Law: no call waits longer than its bound. After a call that did, or that found the store gone, no
 other call waits until the store has answered a probe in the background; the pause before a probe
-doubles with each one that fails. An error about the entry and not the store (too large, no room)
-opens nothing, since it cost no time.
+doubles with each one that fails. A store that refuses a read is not used either. One that refuses
+writes alone is read on, and each write tries it again. An error about the entry and not the store
+(too large) opens nothing.
+
+What a store does to all requests is logged when it begins and when it ends, at most once a minute.
 
 The bounds do not blame the store while our own loop is busy. A loop that runs 300 handlers in one
 turn looks at its sockets and timers only after the last one. A bound by the clock would end waits
@@ -18,11 +21,22 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import coroutine
 from typing import Any, TypeVar
 
 from gateway import background
-from gateway.cache.ports import Entry, Page, Store, StoreError, StoreStats, StoreUnavailableError
+from gateway.cache.ports import (
+    Entry,
+    EntryTooLargeError,
+    Page,
+    Store,
+    StoreError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreStats,
+    StoreUnavailableError,
+)
 
 TICK = 0.005
 
@@ -63,8 +77,47 @@ LONGEST_PAUSE = 2.0
 PROBE_KEY = bytes(32)
 """A key that no entry has; looking it up is the probe."""
 
+SAME_SECONDS = 60.0
+"""So long after it was logged, the same fault is not logged again."""
+
 _log = logging.getLogger(__name__)
 _EVENT = {"fields": {"event": "store"}}
+
+
+@dataclass(slots=True)
+class Fault:
+    """A fault that lasts: since when, why, and whether the log has it."""
+
+    begins: str
+    ends: str
+    now: Callable[[], float]
+    latest: tuple[float, str] | None = None
+    """When it began last and why; it may be over."""
+    lasts: bool = False
+    _is_told: bool = False
+    _told: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, why: str) -> None:
+        """Note that it lasts."""
+        since = self.latest[0] if self.lasts and self.latest is not None else self.now()
+        self.lasts, self.latest = True, (since, why)
+        if not self._is_told:
+            self._is_told = self.tell(why)
+
+    def tell(self, why: str) -> bool:
+        """Log it, unless it was logged a moment ago; tell whether the log has the line."""
+        now = self.now()
+        if abs(now - self._told.get(why, -SAME_SECONDS)) < SAME_SECONDS:
+            return False
+        self._told = {why: now}
+        _log.warning("%s: %s", self.begins, why, extra=_EVENT)
+        return True
+
+    def end(self) -> None:
+        """Note that it is over, if it lasts."""
+        if self._is_told:
+            _log.info(self.ends, extra=_EVENT)
+        self.lasts = self._is_told = False
 
 
 class GuardedStore:
@@ -87,17 +140,36 @@ class GuardedStore:
         self._read_seconds = read_seconds
         self._write_seconds = write_seconds
         self._sleep = sleep
-        self._now = now
         self._timeout = LoopTimeout()
         self._probing: asyncio.Task[None] | None = None  # while the breaker is open
         self._closed = False
-        self.last_fault: tuple[float, str] | None = None
-        """When the store was last found at fault, and why; it may have recovered since."""
+        self._silence = Fault("store: not used until it answers again", "store: answers again", now)
+        self._refusal = Fault(
+            "store: it refuses to store answers", "store: it stores answers again", now
+        )
+        self._is_full = False
+        self._busy = Fault("store: some calls fail", "", now)
 
     @property
-    def fault(self) -> str | None:
-        """The fault of the store while it is not used, else None."""
-        return None if self._probing is None else "not answering"
+    def is_used(self) -> bool:
+        """Whether the store answers, as far as is known."""
+        return self._probing is None
+
+    @property
+    def problem(self) -> tuple[str, float, str] | None:
+        """What is wrong with the store, since when, and why; None where nothing is known."""
+        for fault, text in ((self._silence, "not answering"), (self._refusal, "refuses writes")):
+            if fault.lasts and fault.latest is not None:
+                return text, *fault.latest
+        return None
+
+    def note_upkeep(self, error: StoreError | None) -> None:
+        """Learn what became of the upkeep, which writes: requests may be rare."""
+        if isinstance(error, StoreRefusedError):
+            self._refuse(error)
+        elif error is None and not self._is_full:
+            # It needs no room: of a full store it says nothing.
+            self._refusal.end()
 
     async def check(self) -> None:
         """Look whether the store answers: without requests, nothing else would find that out."""
@@ -105,13 +177,17 @@ class GuardedStore:
             await self.get(PROBE_KEY, touch=False)
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        return await self._call(self._store.get(key, touch=touch), self._read_seconds)
+        try:
+            return await self._call(self._store.get(key, touch=touch), self._read_seconds)
+        except StoreError as error:
+            self._note(error, self._open)
+            raise
 
     async def put(self, entry: Entry) -> None:
-        await self._call(self._store.put(entry), self._write_seconds)
+        await self._write(self._store.put(entry))
 
     async def delete(self, key: bytes) -> None:
-        await self._call(self._store.delete(key), self._write_seconds)
+        await self._write(self._store.delete(key))
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         return await self._store.walk(after, limit)
@@ -126,6 +202,27 @@ class GuardedStore:
             self._probing.cancel()
             await asyncio.wait([self._probing])
         await self._store.close()
+
+    async def _write(self, call: Coroutine[Any, Any, None]) -> None:
+        try:
+            await self._call(call, self._write_seconds)
+        except StoreError as error:
+            self._note(error, self._refuse)
+            raise
+        self._refusal.end()
+
+    def _note(self, error: StoreError, refused: Callable[[StoreError], None]) -> None:
+        match error:
+            case StoreRefusedError():
+                refused(error)
+            case StoreUnavailableError() | EntryTooLargeError():
+                pass
+            case _:
+                self._busy.tell(str(error))
+
+    def _refuse(self, error: StoreError) -> None:
+        self._is_full = isinstance(error, StoreFullError)
+        self._refusal.begin(str(error))
 
     async def _call(self, call: Coroutine[Any, Any, T], seconds: float) -> T:
         if self._probing is not None:
@@ -152,8 +249,7 @@ class GuardedStore:
     def _open(self, fault: StoreError) -> None:
         if self._probing is not None or self._closed:
             return
-        _log.warning("store: not used until it answers again: %s", fault, extra=_EVENT)
-        self.last_fault = self._now(), str(fault)
+        self._silence.begin(str(fault))
         self._probing = background.start("probe of the store", self._probe)
 
     async def _probe(self) -> None:
@@ -165,10 +261,12 @@ class GuardedStore:
             except Exception as error:  # noqa: BLE001 - whatever it is, the probing goes on
                 if not isinstance(error, StoreError | TimeoutError):
                     _log.warning("store: the probe failed: %s", type(error).__name__)
+                if isinstance(error, StoreError):
+                    self._silence.begin(str(error))
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
                 self._probing = None
-                _log.info("store: answers again", extra=_EVENT)
+                self._silence.end()
                 return
 
 

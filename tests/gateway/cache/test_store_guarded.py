@@ -1,11 +1,18 @@
 """The breaker around a store: bounded waits, none at all while it is open, back after a probe."""
 
 import asyncio
+import logging
 
 import pytest
 from controlled_sleep import Pauses
 
-from gateway.cache.ports import EntryTooLargeError, StoreError, StoreUnavailableError
+from gateway.cache.ports import (
+    EntryTooLargeError,
+    StoreError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
 from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.guarded import FIRST_PAUSE, LONGEST_PAUSE, PROBE_KEY, GuardedStore
 from gateway.cache.stores.memory import MemoryStore, resident_size
@@ -46,7 +53,7 @@ class Frozen(MemoryStore):
 async def used_again(guarded):
     """Wait for the probe that is answered."""
     async with asyncio.timeout(60):
-        while guarded.fault is not None:  # noqa: ASYNC110 - nobody tells
+        while not guarded.is_used:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
 
@@ -87,7 +94,7 @@ async def test_a_frozen_store_fails_within_its_bound_and_then_at_once(guarded, s
     store.thawed.clear()
     with pytest.raises(StoreUnavailableError, match=r"within 0\.01 s"):
         await call(guarded)
-    assert guarded.fault == "not answering"
+    assert not guarded.is_used
     asked = len(store.calls)
     for _ in range(100):
         with pytest.raises(StoreUnavailableError, match="probed meanwhile"):
@@ -100,11 +107,11 @@ async def test_a_look_finds_out_without_requests_and_the_fault_has_a_time(store,
         store, read_seconds=0.01, write_seconds=0.01, sleep=pauses.sleep, now=lambda: 1000.0
     )
     await guarded.check()
-    assert (guarded.fault, guarded.last_fault) == (None, None)
+    assert guarded.problem is None
     store.thawed.clear()
     await guarded.check()
-    assert guarded.fault == "not answering"
-    assert guarded.last_fault == (1000.0, "the store did not answer within 0.01 s")
+    assert not guarded.is_used
+    assert guarded.problem == ("not answering", 1000.0, "the store did not answer within 0.01 s")
     await guarded.check()
     assert len(store.calls) == 2
     await guarded.close()
@@ -123,7 +130,7 @@ async def test_it_is_used_again_once_a_probe_was_answered(guarded, store, pauses
         await guarded.get(b"key")
     pauses.end()
     await used_again(guarded)
-    assert guarded.fault is None
+    assert guarded.is_used
     await guarded.put(ENTRY)
     assert await guarded.get(ENTRY.key) == ENTRY
 
@@ -135,11 +142,11 @@ async def test_a_store_that_is_gone_opens_it_and_one_without_room_does_not(guard
     store.fault = StoreError("out of memory")
     with pytest.raises(StoreError, match="out of memory"):
         await guarded.put(ENTRY)
-    assert guarded.fault is None
+    assert guarded.is_used
     store.fault = StoreUnavailableError("connection refused")
     with pytest.raises(StoreUnavailableError, match="refused"):
         await guarded.get(b"key")
-    assert guarded.fault == "not answering"
+    assert not guarded.is_used
 
 
 async def test_calls_that_hang_together_open_it_once(guarded, store, pauses):
@@ -164,7 +171,7 @@ async def test_a_probe_that_raises_something_odd_does_not_end_the_probing(guarde
     store.fault = None
     pauses.end()
     await used_again(guarded)
-    assert guarded.fault is None
+    assert guarded.is_used
     assert await guarded.get(b"key") is None
 
 
@@ -216,4 +223,55 @@ async def test_a_cancelled_caller_cancels_the_call_of_the_store(guarded, store):
     with pytest.raises(asyncio.CancelledError):
         await call
     assert ended == [b"key"]
-    assert guarded.fault is None
+    assert guarded.is_used
+
+
+async def test_a_store_that_refuses_writes_is_read_on_and_says_so_until_it_takes_one(
+    guarded, store, caplog
+):
+    caplog.set_level(logging.INFO, "gateway")
+    await guarded.put(ENTRY)
+    store.fault = StoreRefusedError("read-only")
+    for _ in range(20):
+        with pytest.raises(StoreRefusedError):
+            await guarded.put(ENTRY)
+    assert guarded.is_used
+    assert guarded.problem[::2] == ("refuses writes", "read-only")
+    store.fault = None
+    assert await guarded.get(ENTRY.key) is not None
+    assert guarded.problem is not None
+    await guarded.put(ENTRY)
+    assert guarded.problem is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "store: it refuses to store answers: read-only",
+        "store: it stores answers again",
+    ]
+
+
+async def test_a_store_that_refuses_now_and_then_is_logged_once_a_minute(guarded, store, caplog):
+    caplog.set_level(logging.INFO, "gateway")
+    for _ in range(20):
+        store.fault = StoreRefusedError("full")
+        with pytest.raises(StoreRefusedError):
+            await guarded.put(ENTRY)
+        store.fault = None
+        await guarded.put(ENTRY)
+    assert len(caplog.records) == 2
+
+
+async def test_a_store_that_refuses_a_read_is_not_used(guarded, store, pauses):
+    store.fault = StoreRefusedError("no such database")
+    with pytest.raises(StoreRefusedError):
+        await guarded.get(b"key")
+    assert guarded.problem[::2] == ("not answering", "no such database")
+    await pauses.next()
+
+
+async def test_the_upkeep_shows_a_refusal_and_its_end_but_not_that_a_full_store_has_room(guarded):
+    guarded.note_upkeep(StoreRefusedError("read-only"))
+    assert guarded.problem is not None
+    guarded.note_upkeep(None)
+    assert guarded.problem is None
+    guarded.note_upkeep(StoreFullError("full"))
+    guarded.note_upkeep(None)
+    assert guarded.problem is not None

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.cache.ports import StoreError, StoreUnavailableError
+from gateway.cache.ports import (
+    StoreError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.redis.store import RedisStore
 from running_redis import RunningRedis
@@ -264,15 +269,22 @@ async def test_a_client_that_speaks_in_clear_to_tls_or_the_reverse_is_told(serve
     ("answer", "told_as", "kind"),
     [
         ("-LOADING Redis is loading the dataset in memory", "is loading", StoreUnavailableError),
-        ("-MISCONF Redis is configured to save RDB", "cannot save to disk", StoreError),
-        ("-NOREPLICAS Not enough good replicas", "too few replicas", StoreError),
+        ("-MISCONF Redis is configured to save RDB", "cannot save to disk", StoreRefusedError),
+        ("-NOREPLICAS Not enough good replicas", "too few replicas", StoreRefusedError),
         ("-MASTERDOWN Link with MASTER is down", "without its primary", StoreUnavailableError),
         ("-BUSY Redis is busy running a script", "somebody's script", StoreUnavailableError),
         ("-CLUSTERDOWN The cluster is down", "cluster is down", StoreUnavailableError),
         ("-TRYAGAIN Multiple keys request", "moving these keys", StoreError),
-        ("-MOVED 1 127.0.0.1:1", "redis\\+cluster", StoreError),
+        ("-MOVED 1 127.0.0.1:1", "redis\\+cluster", StoreUnavailableError),
+        ("-OOM command not allowed", "raise its maxmemory", StoreFullError),
+        ("-READONLY You can't write", "read-only replica", StoreRefusedError),
+        ("-NOAUTH Authentication required.", "wants a password", StoreUnavailableError),
+        ("-NOPERM this user has no permissions", "may not do this", StoreRefusedError),
+        ("-ERR DB index is out of range", "no database of this number", StoreUnavailableError),
+        ("-ERR max number of clients reached", "raise its maxclients", StoreUnavailableError),
+        ("-ERR This instance has cluster support disabled", "no cluster", StoreUnavailableError),
         ("-DENIED Redis is running in protected mode", "protected mode", StoreUnavailableError),
-        ("-ERR unknown command EVALSHA, hush", "refused the command", StoreError),
+        ("-ERR unknown command EVALSHA, hush", "refused the command", StoreRefusedError),
     ],
 )
 async def test_what_redis_answers_is_told_with_its_remedy(answer, told_as, kind):

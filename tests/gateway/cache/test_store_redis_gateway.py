@@ -134,17 +134,101 @@ async def test_killed_and_restarted_again_and_again_under_load_no_request_fails(
     assert min(await asyncio.gather(*asking)) > 3
 
 
-async def test_a_redis_that_is_full_of_other_things_costs_only_the_hits(gateway, server):
+async def test_a_redis_that_is_full_of_other_things_costs_only_the_hits_and_is_a_problem(
+    gateway, server
+):
     async with Redis.from_url(server.url) as redis:
         await gateway.ask("known")
         await redis.config_set("maxmemory", 1)
         asked = await burst(gateway, "full")
         assert not any("stored" in reply.cache for reply in asked)
-        # A full Redis still answers: it is not taken for dead, or not for long on a slow machine.
-        await settled(gateway, None)
+        await settled(gateway, "refuses writes")
+        assert "(OOM)" in (await gateway.get("/readyz")).json["store"]["why"]
         await redis.config_set("maxmemory", 0)
+        await gateway.ask("new")
+        await settled(gateway, None)
+        await hit_again(gateway, "new")
+
+
+REFUSALS = {
+    "NOREPLICAS": ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+    "READONLY": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+}
+
+
+@pytest.mark.parametrize(("code", "commands"), REFUSALS.items(), ids=REFUSALS)
+async def test_a_redis_that_refuses_writes_is_read_and_says_so_once_until_it_takes_them(
+    gateway, server, caplog, code, commands
+):
+    caplog.set_level(logging.INFO, "gateway")
+    refuse, accept = commands
+    async with Redis.from_url(server.url) as redis:
         await gateway.ask("known")
         await hit_again(gateway, "known")
+        await redis.execute_command(*refuse.split())
+        asked = await burst(gateway, code)
+        assert not any("stored" in reply.cache for reply in asked)
+        await settled(gateway, "refuses writes")
+        ready = await gateway.get("/readyz")
+        assert ready.status == 200
+        assert f"({code})" in ready.json["store"]["why"]
+        await hit_again(gateway, "known")
+        await redis.execute_command(*accept.split())
+        await gateway.ask("new")
+        await settled(gateway, None)
+        await hit_again(gateway, "new")
+    told = [line for line in caplog.messages if line.startswith("store: it refuses to store")]
+    assert len(told) == 1
+
+
+class MovingName:
+    """An address that leads to one server, and later to another: old connections stay."""
+
+    def __init__(self, target):
+        self.target = target
+        self._pipes = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._join, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for pipe in self._pipes:
+            pipe.cancel()
+        await asyncio.gather(*self._pipes, return_exceptions=True)
+
+    async def _join(self, reader, writer):
+        there, to = await asyncio.open_connection("127.0.0.1", self.target.port)
+        for source, sink in ((reader, to), (there, writer)):
+            self._pipes.add(asyncio.create_task(self._copy(source, sink)))
+
+    async def _copy(self, source, sink):
+        try:
+            while data := await source.read(65536):
+                sink.write(data)
+        finally:
+            sink.close()
+
+
+async def test_after_a_failover_behind_the_same_name_the_new_primary_gets_the_writes(
+    start_gateway, server, tmp_path
+):
+    other = RunningRedis(tmp_path / "other")
+    other.start()
+    try:
+        async with MovingName(server) as name, Redis.from_url(server.url) as old:
+            gateway = await start_gateway(store=name.url)
+            await burst(gateway, "before")
+            name.target = other
+            await old.execute_command("REPLICAOF", "127.0.0.1", other.port)
+            await burst(gateway, "meanwhile")
+            await settled(gateway, None)
+            await gateway.ask("after")
+            await hit_again(gateway, "after")
+    finally:
+        other.kill()
 
 
 def test_recovery_is_used_within_five_seconds_by_the_breakers_own_times():

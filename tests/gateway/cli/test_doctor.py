@@ -225,7 +225,7 @@ async def test_a_redis_that_answers_needs_no_start(settings, server, redis):
     assert found.level is FAULT
     assert found.text == (
         f"{urlsplit(server.url).netloc}: "
-        "Redis wants a password, or refused the one in the store's URL"
+        "Redis wants a password, or refused the one in the store's URL (WRONGPASS)"
     )
 
 

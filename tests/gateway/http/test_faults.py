@@ -1,6 +1,8 @@
 """Bad input, and an upstream that is down, slow or dies: what the client is told, in which form."""
 
 import asyncio
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +225,31 @@ async def test_a_broken_policy_edit_keeps_the_last_good_policy(
     assert report["policy"]["problem"] is None
     assert (await gateway.ask()).cache == "refrain; fwd=miss; stored"
     assert upstream.calls == 2
+
+
+def no_folder(file: Path) -> None:
+    file.mkdir()
+
+
+def no_pipe(file: Path) -> None:
+    os.mkfifo(file)
+
+
+@pytest.mark.parametrize("make", [no_folder, no_pipe])
+async def test_a_store_file_that_is_none_costs_the_hits_and_is_a_problem_with_one_line(
+    start_gateway: StartGateway, tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Any
+):
+    caplog.set_level(logging.INFO, "gateway")
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    make(data_dir / "entries.sqlite3")
+    gateway = await start_gateway(data_dir=data_dir)
+    for n in range(20):
+        reply = await gateway.ask(f"question {n}")
+        assert (reply.status, "stored" in reply.cache) == (200, False)
+    ready = await gateway.get("/readyz")
+    assert ready.status == 200
+    assert ready.json["store"]["problem"] == "not answering"
+    assert "entries.sqlite3" in ready.json["store"]["why"]
+    assert len([line for line in caplog.messages if line.startswith("store:")]) == 1
+    assert len(caplog.records) < 10

@@ -17,7 +17,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -46,11 +46,19 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
-from gateway.cache.ports import StoreError, StoreUnavailableError
+from gateway.cache.ports import (
+    StoreError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
 from gateway.cache.stores.redis.scripts import Script, Shard
 
 CONNECTIONS = 64
 """Most connections to one server; calls that share round trips need fewer."""
+
+RENEW_SECONDS = 1.0
+"""Between two renewals of all connections."""
 
 _REMEDIES = {
     "OOM": "Redis is full: raise its maxmemory, or let it evict (maxmemory-policy allkeys-lru)",
@@ -67,6 +75,8 @@ _REMEDIES = {
     "TRYAGAIN": "the Redis cluster is moving these keys",
     "BUSY": "Redis is busy with somebody's script",
     "UNKILLABLE": "Redis is busy with somebody's script",
+    "MAXCLIENTS": "Redis has no connection left: raise its maxclients",
+    "NODB": "this Redis has no database of this number: see the end of the store's URL",
     "NOREPLICAS": "Redis has too few replicas to accept writes (min-replicas-to-write)",
 }
 SILENCE = (
@@ -75,8 +85,19 @@ SILENCE = (
     "Redis cannot be reached",
 )
 """What errors say if there is no answer, so that nothing else is known."""
-_UNAVAILABLE = ("WRONGPASS", "DENIED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "BUSY")
+_UNAVAILABLE = (
+    *("WRONGPASS", "DENIED", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOCLUSTER", "MOVED"),
+    *("BUSY", "UNKILLABLE", "MAXCLIENTS", "NODB"),
+)
+_KINDS = {"OOM": StoreFullError, "TRYAGAIN": StoreError}
+_ANEW = (
+    *("READONLY", "MASTERDOWN", "NOREPLICAS", "MISCONF", "LOADING", "CLUSTERDOWN"),
+    *("WRONGPASS", "DENIED"),
+)
+"""After a failover the name may be another server's: each connection is opened anew."""
 _PHRASES = {
+    "max number of clients": "MAXCLIENTS",
+    "DB index is out of range": "NODB",
     # Redis 6 has no code for a command that a script may not run.
     "user executing the script": "NOPERM",
     "cluster support disabled": "NOCLUSTER",
@@ -131,6 +152,7 @@ class RedisLink:
             options.setdefault("password", password)
         self._servers = _ClusterServers(options) if cluster else _OneServer(options)
         self._seconds = seconds
+        self._renew_at = 0.0
         self.cluster = bool(cluster)
         """Whether it is a Redis Cluster."""
 
@@ -156,6 +178,7 @@ class RedisLink:
                 except StoreError as error:
                     answers[place] = error
             elif isinstance(answer, Exception):
+                await self._renew_after(answer)
                 answers[place] = store_error(answer)
         return answers
 
@@ -200,9 +223,19 @@ class RedisLink:
                 answer = await call
         except Exception as error:  # noqa: BLE001 - redis-py raises AttributeError and the like
             _raise_if_cancelled()
+            await self._renew_after(error)
             raise store_error(error) from None
         _raise_if_cancelled()
         return answer
+
+    async def _renew_after(self, error: Exception) -> None:
+        """Close the connections if another server may have taken over behind the same name."""
+        now = time.monotonic()
+        if _code(error) not in _ANEW or now < self._renew_at:
+            return
+        self._renew_at = now + RENEW_SECONDS
+        with suppress(RedisError, OSError):
+            await self._servers.renew()
 
 
 def _raise_if_cancelled() -> None:
@@ -216,12 +249,15 @@ def store_error(error: Exception) -> StoreError:
     """Return the cause of a failure; never the server's whole text, which may quote a command."""
     code = _code(error)
     if code is not None:
-        kind = StoreUnavailableError if code in _UNAVAILABLE else StoreError
-        return kind(_REMEDIES[code])
+        text = f"{_REMEDIES[code]} ({code})"
+        if code in _UNAVAILABLE:
+            return StoreUnavailableError(text)
+        return _KINDS.get(code, StoreRefusedError)(text)
     if isinstance(error, RedisTimeoutError | TimeoutError):
         return StoreUnavailableError(SILENCE[0])
     if isinstance(error, ResponseError):
-        return StoreError(f"Redis refused the command ({str(error).split(' ', 1)[0][:32]})")
+        first = str(error).split(" ", 1)[0][:32]
+        return StoreRefusedError(f"Redis refused the command ({first})")
     if isinstance(error, RedisClusterException):
         return StoreUnavailableError(SILENCE[1])
     return StoreUnavailableError(SILENCE[2])
@@ -285,6 +321,9 @@ class _OneServer:
     def listener(self) -> Any:
         return client(self._options)
 
+    async def renew(self) -> None:
+        await _renew(self._client)
+
     async def close(self) -> None:
         await self._client.aclose()
 
@@ -339,6 +378,12 @@ class _ClusterServers:
         host, port = self._known[self._listeners % len(self._known)]
         return client({**self._options, "host": host, "port": port})
 
+    async def renew(self) -> None:
+        """Ask anew which node has what, on new connections."""
+        self._ranges = []
+        for node in self._clients.values():
+            await _renew(node)
+
     async def close(self) -> None:
         """Close the connections."""
         for node in self._clients.values():
@@ -387,6 +432,13 @@ class _ClusterServers:
             node = client({**self._options, "host": host, "port": port})
             self._clients[address] = node
         return node
+
+
+async def _renew(client: Any) -> None:
+    """Close idle connections now, and the others at the end of their calls."""
+    pool = client.connection_pool
+    await pool.update_active_connections_for_reconnect()
+    await pool.disconnect(inuse_connections=False)
 
 
 async def _pipelined(

@@ -85,6 +85,8 @@ class RedisStore:
         the age of a beat that lets copies in memory be used. All gateways must use the same
         number of ``shards``.
         """
+        self.told: Callable[[StoreError | None], None] = lambda _: None
+        """Learns of each upkeep's fault, or that there was none: requests may be rare."""
         self.link = RedisLink(url, seconds=seconds, password=password)
         """The connections, which this store closes."""
         self._shards = make_shards(shards or (CLUSTER_SHARDS if self.link.cluster else 1))
@@ -296,16 +298,15 @@ class RedisStore:
                 return
 
     async def _keep_up(self) -> None:
-        warned = False
         while True:
             await asyncio.sleep(self._upkeep_seconds)
             try:
                 await self.run_upkeep()
-                warned = False
             except StoreError as error:
-                if not warned:
-                    _log.info("store: upkeep in Redis waits: %s", error)
-                warned = True
+                _log.debug("store: upkeep in Redis waits: %s", error)
+                self.told(error)
+            else:
+                self.told(None)
 
 
 def _milliseconds(seconds: float, least: float) -> int | bytes:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.cache.ports import StoreError
+from gateway.cache.ports import StoreError, StoreFullError, StoreRefusedError
 
 APPLICATION_ID = 0x52465241
 FORMAT = 2
@@ -61,6 +61,13 @@ _TABLES = {"entry", "answer", "ghost", "total"}
 _LOCK_POLL_SECONDS = 0.005
 _OPEN_ATTEMPTS = 3
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "make room on the disk",
+    sqlite3.SQLITE_READONLY: "let the gateway write to the file and to its folder",
+    sqlite3.SQLITE_CANTOPEN: "it must be a file, and the gateway must be able to write it",
+}
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -116,8 +123,16 @@ class EntryFile:
                 self.close()
         except (sqlite3.Error, OSError) as error:
             self.close()
-            raise StoreError(f"{type(error).__name__}: {error}") from error
+            raise self._fault(error) from error
         raise StoreError(f"{self._path} was replaced again and again")
+
+    def _fault(self, error: Exception) -> StoreError:
+        if isinstance(error, TimeoutError) or _code(error) in _BUSY:
+            return StoreError(f"{self._path} is busy: {error}")
+        is_full = _code(error) == sqlite3.SQLITE_FULL
+        remedy = _REMEDIES.get(_code(error), "look at the disk and at the system's log")
+        kind = StoreFullError if is_full else StoreRefusedError
+        return kind(f"{self._path}: {error}: {remedy}")
 
     def rows(self, query: str, *parameters: object) -> list[Any]:
         """Return the rows of a query. Raises StoreError."""
@@ -266,6 +281,10 @@ class EntryFile:
 
 def is_corrupt(error: sqlite3.Error) -> bool:
     """Tell whether the file is at fault, not the disk, the permissions or a lock."""
-    # Errors of Python's own module have no code.
-    primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return isinstance(error, CorruptFileError) or primary_code in _CORRUPT
+    return isinstance(error, CorruptFileError) or _code(error) in _CORRUPT
+
+
+def _code(error: Exception) -> int:
+    """Return SQLite's primary code; errors of Python's own module have none."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF

@@ -128,6 +128,8 @@ class SqliteStore:
             clock=clock,
             upkeep_seconds=upkeep_seconds,
         )
+        self.told: Callable[[StoreError | None], None] = lambda _: None
+        """Learns why puts that had returned could not be written."""
         # None ends a thread.
         self._reads: SimpleQueue[tuple[Callable[[EntryFile], Any], Reply[Any]] | None]
         self._reads = SimpleQueue()
@@ -284,13 +286,17 @@ class SqliteStore:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _settle(self, writes: Sequence[Write], evicted: Sequence[bytes], *, lost: bool) -> None:
-        """Look in the file from now on for what is written, ``lost`` or evicted."""
+    def _settle(
+        self, writes: Sequence[Write], evicted: Sequence[bytes], *, fault: StoreError | None
+    ) -> None:
+        """Look in the file from now on for what is written, lost by a ``fault`` or evicted."""
+        if fault is not None:
+            self.told(fault)
         for write in writes:
             key = write.key
             if key is not None and self._waiting.get(key) is write:
                 del self._waiting[key]
-                if lost:
+                if fault is not None:
                     self._changed(key)
         # A purge, which walks over the file, must leave nothing behind in memory.
         for key in evicted:

@@ -18,7 +18,13 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from gateway import background
-from gateway.cache.ports import Entry, EntryTooLargeError, StoreError, StoreStats
+from gateway.cache.ports import (
+    Entry,
+    EntryTooLargeError,
+    StoreError,
+    StoreRefusedError,
+    StoreStats,
+)
 from gateway.cache.stores.entry_codec import DamagedEntryError, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
@@ -64,11 +70,12 @@ class Settle(Protocol):
     """What is called, on the loop, after a commit.
 
     It gets the writes without a caller, which were made or are ``lost``, and the evicted keys. They
-    come together: a lookup between them could find a write that its own commit evicted.
+    come together: a lookup between them could find a write that its own commit evicted. ``fault``
+    is why they are lost.
     """
 
     def __call__(
-        self, writes: Sequence[Write], evicted: Sequence[bytes], *, lost: bool
+        self, writes: Sequence[Write], evicted: Sequence[bytes], *, fault: StoreError | None
     ) -> None: ...
 
 
@@ -106,6 +113,7 @@ class Writer:
         self._evictions = 0
         self._lost = 0
         self._unsynced = 0
+        self._complained = ""
         self.failing = False
         """Whether the latest commit failed; read from any thread, as the figures are."""
         self.stats = StoreStats(entries=0, bytes=0, evictions=0)
@@ -161,17 +169,31 @@ class Writer:
 
     # On the thread.
 
+    def _try(self, step: Callable[[], object]) -> None:
+        """Run a step without a caller; if its fault stays, the next request gets the fault."""
+        try:
+            step()
+        except StoreError as error:
+            # It is tried every second, and a store that refuses writes is told of by its guard.
+            level = logging.DEBUG if str(error) == self._complained else logging.WARNING
+            self._complained = str(error)
+            _log.log(level, "the store's upkeep failed: %s", error)
+        except Exception:  # noqa: BLE001 - the thread must live on
+            _log.exception("the store's upkeep failed")
+        else:
+            self._complained = ""
+
     def _run(self) -> None:
-        _upkeep(self._trim)
+        self._try(self._trim)
         next_upkeep = time.monotonic() + self._upkeep_seconds
         stopped = False
         while not stopped:
             writes, stopped = self._collect(next_upkeep - time.monotonic())
             if writes:
                 self._commit(writes)
-                _upkeep(self._sync_when_due)
+                self._try(self._sync_when_due)
             if stopped or time.monotonic() >= next_upkeep:
-                _upkeep(self._keep_up)
+                self._try(self._keep_up)
                 next_upkeep = time.monotonic() + self._upkeep_seconds
         self._wait_for_sync()
         self._file.close()
@@ -219,17 +241,14 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - each caller needs an outcome
             self.failing = True
             fault = failure(error)
-            outcomes = [outcome or StoreError(str(fault)) for outcome in outcomes]
+            outcomes = [outcome or type(fault)(*fault.args) for outcome in outcomes]
             lost = sum(write.reply is None and write.entry is not None for write in writes)
             if lost:
                 self._lost += lost
                 self._note(StoreStats(self.stats.entries, self.stats.bytes, 0))
-                _log.warning(
-                    "store: %d answers could not be stored: %s",
-                    lost,
-                    fault,
-                    extra={"fields": {"event": "store"}},
-                )
+                # A store that refuses writes is told of once, by its guard.
+                level = logging.DEBUG if isinstance(fault, StoreRefusedError) else logging.WARNING
+                _log.log(level, "store: %d answers could not be stored: %s", lost, fault)
         self._tell(evicted, writes, outcomes)
 
     def _tell(
@@ -241,26 +260,24 @@ class Writer:
         # On a closed loop no caller waits.
         with suppress(RuntimeError):
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(
-                    self._settle, evicted, writes, outcomes, self.failing
-                )
+                self._loop.call_soon_threadsafe(self._settle, evicted, writes, outcomes)
 
     def _settle(
         self,
         evicted: Sequence[bytes],
         writes: Sequence[Write],
         outcomes: Sequence[StoreError | None],
-        failed: bool,
     ) -> None:
         """Give callers on the loop their answers."""
-        behind = []
+        behind, fault = [], None
         for write, outcome in zip(writes, outcomes, strict=True):
             if write.reply is None:
                 behind.append(write)
+                fault = fault or outcome
             else:
                 _set(write.reply, outcome)
         if behind or evicted:
-            self._settled(behind, evicted, lost=failed)
+            self._settled(behind, evicted, fault=fault)
 
     def _transact(
         self, changes: Sequence[Change] = (), written_uses: dict[bytes, int] | None = None
@@ -338,7 +355,7 @@ class Writer:
 
     def _sync(self, file: EntryFile) -> None:
         """Copy the log into the database file: it may take long, and puts go on meanwhile."""
-        _upkeep(partial(_checkpoint, file))
+        self._try(partial(_checkpoint, file))
         file.close()
 
 
@@ -371,16 +388,6 @@ def _set(reply: Reply[T], outcome: T | StoreError) -> None:
         reply.set_exception(outcome)
     else:
         reply.set_result(outcome)
-
-
-def _upkeep(step: Callable[[], object]) -> None:
-    """Run a step without a caller; if its fault stays, the next request gets the fault."""
-    try:
-        step()
-    except StoreError as error:
-        _log.warning("the store's upkeep failed: %s", error)
-    except Exception:  # noqa: BLE001 - the thread must live on
-        _log.exception("the store's upkeep failed")
 
 
 def _checkpoint(file: EntryFile) -> None:

@@ -88,7 +88,9 @@ const STORES = {
   disk: ["The disk", "See that the disk has room, and is not read-only: df, then refrain doctor."],
 };
 
-/** Make the part that says what a silent store means. A screen reader hears it once. */
+const REFUSES = "refuses writes";
+
+/** Make the part that says what a fault of the store means. A screen reader hears it once. */
 function storeAlarm() {
   const element = h("div", { role: "alert" });
   const since = h("span");
@@ -102,13 +104,16 @@ function storeAlarm() {
       shown = name;
       if (!name) return fill(element);
       const [kind, help] = STORES[store.kind] ?? [store.kind, "Run refrain doctor."];
+      const [what, meaning, until] = store.problem === REFUSES
+        ? ["refuses writes", "Stored answers are served. New answers are not stored.", "Each new answer tries it again."]
+        : ["does not answer", "Requests are forwarded to the upstreams, and no wrong answer is served. New answers are not stored. Entries cannot be listed or purged.", "The gateway tries the store every two seconds, and uses it as soon as it answers."];
       fill(element, h("section", { class: "card alarm" },
-        h("h2", {}, `The store does not answer (${kind})`),
+        h("h2", {}, `The store ${what} (${kind})`),
         facts([
           ["Since", since],
           ["Fault", store.why],
-          ["What it means", "Requests are forwarded to the upstreams, and no wrong answer is served. New answers are not stored. Entries cannot be listed or purged."],
-          ["What to do", `${help} The gateway tries the store every two seconds, and uses it as soon as it answers.`],
+          ["What it means", meaning],
+          ["What to do", `${help} ${until}`],
         ])));
     },
   };
@@ -122,7 +127,7 @@ function problems(ready) {
   const found = [];
   const say = (text, value) => value && found.push(`${text}: ${value}`);
   say("Policy, the last good one is in force", ready.policy?.problem);
-  say("Store", ready.store?.problem && "it does not answer, see below");
+  say("Store", ready.store?.problem && `${ready.store.problem}, see below`);
   for (const text of ready.keys?.problems ?? []) say("Keys", text);
   for (const text of ready.background ?? []) say("Background work", text);
   say("Verifier, no semantic hits", ready.verifier?.fault);
