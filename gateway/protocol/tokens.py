@@ -8,6 +8,7 @@ Law: of an upstream's usage only whole numbers from 0 count. What it does not sa
 what only the gateway has estimated in its place.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gateway.protocol.endpoints.registry import SPECS
@@ -24,6 +25,10 @@ _ATTACHMENTS = frozenset(
 )
 
 
+_DATA_URL = ";base64,"
+_LONGEST_TYPE = 128
+
+
 def refuse_long_prompt(endpoint: Endpoint, body: dict[str, Any], most: int | None) -> None:
     """Raise PromptTooLongError for a prompt of more than ``most`` tokens; None: any."""
     if most is not None and (tokens := prompt_tokens(endpoint, body)) > most:
@@ -35,13 +40,23 @@ def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:
     """Estimate the tokens of all that the upstream may read of a request."""
     spec = SPECS[endpoint]
     unread = spec.unread
-    stack: list[Any] = [value for field, value in body.items() if field not in unread]
-    tokens = _count_tokens(body.get(spec.question_field))
-    size = 0
+    values = [value for field, value in body.items() if field not in unread]
+    return _count_tokens(body.get(spec.question_field)) + text_tokens(values)
+
+
+def text_tokens(values: Iterable[Any], *, data_urls: bool = False) -> int:
+    """Estimate the tokens of all texts in JSON values; ``data_urls`` count as attachments."""
+    stack: list[Any] = list(values)
+    tokens = size = 0
     while stack:
         match stack.pop():
             case str() as text:
-                size += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+                if data_urls and text.startswith("data:") and _DATA_URL in text[:_LONGEST_TYPE]:
+                    tokens += ATTACHMENT_TOKENS
+                else:
+                    size += (
+                        len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+                    )
             case {"type": str(kind)} if kind in _ATTACHMENTS:
                 tokens += ATTACHMENT_TOKENS
             case dict() as members:

@@ -230,15 +230,16 @@ def open_upstreams(
     metrics.add(UpstreamCollector(pool, membership.details))
     text = "Requests that wait for room at an upstream."
     metrics.add_sum("upstream_waiting", text, lambda: len(pool.queue.waiting))
+    refuse_unknown = table.refuse_unknown if settings.refuses_unknown_models else None
     return Upstreams(
         upstream=pool,
-        passing=PoolRequests(each, table, clock, pool.affinity),
+        passing=PoolRequests(each, table, clock, pool.affinity, refuse_unknown),
         each=each,
         ready=ready,
         accepts=accepts,
         retry_budget=retry_budget,
         aliases=alias_identities(given),
-        refuse_unknown=table.refuse_unknown if settings.refuses_unknown_models else None,
+        refuse_unknown=refuse_unknown,
         pool=pool,
         membership=membership,
         warm_up=warm_up,

@@ -21,10 +21,11 @@ from gateway.protocol.errors import (
     RequestError,
     UnauthorizedError,
     UpstreamError,
-    error_body,
 )
 from gateway.protocol.headers import Fields, fold_fields
 from gateway.protocol.messages import Reply, declared_name
+from gateway.protocol.named_models import models_in, models_in_query
+from gateway.protocol.paths import ApiPath, read_path
 from gateway.protocol.request import LARGE_BYTES, CacheRequest, read_request
 from gateway.server.auth import Access
 from gateway.server.hot_path import PlainRequest
@@ -33,6 +34,7 @@ from gateway.server.http.http_server import read_body
 from gateway.server.http.middleware import (
     KEY,
     METHOD,
+    PATH,
     REPLACED,
     STOPPING,
     TICKET,
@@ -48,22 +50,13 @@ from gateway.server.keys.tab import LimitError, Ticket
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation, Sink
-from gateway.upstream.request import (
-    LONGEST_MODEL,
-    UPSTREAM,
-    format_upstream_header,
-    with_model,
-)
+from gateway.upstream.request import UPSTREAM, format_upstream_header, with_model
 from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
 
 OTHER_PATHS = "/v1/*"
 """Stands for the paths that are passed through."""
-
-_DEPLOYMENT = "/openai/deployments/{deployment}"
-_OF_DEPLOYMENTS = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS)
-"""The paths of Azure's own clients, which name the model in the path."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -109,19 +102,31 @@ class Handlers:
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
         router = app.router
-        for endpoint in Endpoint:
-            post = self._observe(endpoint.value, self._endpoint_handler(endpoint))
-            router.add_post(endpoint.value, post)
-            router.add_route(METHOD, endpoint.value, post)
-        for endpoint in _OF_DEPLOYMENTS:
-            path = _DEPLOYMENT + endpoint.value.removeprefix("/v1")
-            router.add_post(path, self._observe(endpoint.value, self._endpoint_handler(endpoint)))
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
+        router.add_route("*", r"/{tail:[\s\S]*}", self._api())
+
+    def _api(self) -> Handler:
+        """Return the handler of all paths of the API."""
         other = self._observe(OTHER_PATHS, self.pass_through.handle)
-        router.add_route("*", "/v1/{tail:.*}", other)
-        router.add_route("*", "/{tail:.*}", not_found)
+        cached = {
+            each.value: self._observe(each.value, self._endpoint_handler(each)) for each in Endpoint
+        }
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            raw = request.path_qs.partition("?")[0]
+            try:
+                path = request[PATH] = read_path(raw)
+            except ClientError as error:
+                if not raw.startswith("/v1/"):
+                    return _response(refusal_of(error, raw))
+                request[PATH] = ApiPath(raw)
+                return await self._observe(OTHER_PATHS, _raising(error))(request)
+            asks = request.method in ("POST", METHOD)
+            return await (cached.get(path.path, other) if asks else other)(request)
+
+        return handler
 
     def _observe(
         self,
@@ -140,7 +145,7 @@ class Handlers:
                     if key is not None:
                         request[KEY] = key
                         if endpoint == OTHER_PATHS:
-                            key.check_other_path(request.method, request.path)
+                            key.check_other_path(request.method, request[PATH].path)
                         if (ticket := self.meter.begin(key)) is not None:
                             request[TICKET] = ticket
                 return await handle(request, seen)
@@ -148,7 +153,7 @@ class Handlers:
                 seen.end("error", Reason.CLIENT_GONE)
                 raise
             except Exception as error:  # noqa: BLE001 - each becomes a reply
-                return _response(_failure(error, seen, self.names, request.path))
+                return _response(_failure(error, seen, self.names, request[PATH].path))
             finally:
                 seen.finish()
                 if ticket is not None:
@@ -226,6 +231,9 @@ class Handlers:
         """Return the reply to a request. Raises RequestError."""
         if key is not None:
             key.check_model(request.model)
+            if key.is_restricted:
+                body = request.body if request.odd is None else request.odd.body
+                key.check_models([*models_in(body), *models_in_query(request.query)])
         if ticket is not None:
             ticket.note(request)
         reply = await self.pipeline.answer(request, seen)
@@ -246,10 +254,9 @@ class Handlers:
             raw = await self._read(request)
             seen.request_bytes = len(raw)
             headers, key = request.headers.items(), request.get(KEY)
-            target, model = request.path_qs, self.default_model
-            if (deployment := request.match_info.get("deployment")) is not None:
-                _, mark, query = target.partition("?")
-                target, model = endpoint.value + mark + query, _checked_name(deployment)
+            _, mark, query = request.path_qs.partition("?")
+            target = endpoint.value + mark + query
+            model = request[PATH].deployment or self.default_model
             read = partial(
                 read_request,
                 endpoint,
@@ -298,13 +305,6 @@ class Handlers:
     async def _metrics_page(self, _request: web.Request) -> web.Response:
         page, content_type = await self.metrics()
         return web.Response(body=page, headers={"Content-Type": content_type})
-
-
-def _checked_name(deployment: str) -> str:
-    """Return the model that a path names. Raises ClientError."""
-    if not deployment.isprintable() or len(deployment) > LONGEST_MODEL:
-        raise ClientError(404, "Unknown request URL: no deployment.", code="unknown_url")
-    return deployment
 
 
 def _with_model(request: CacheRequest, model: str) -> CacheRequest:
@@ -381,6 +381,25 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str], path
     return _error(error.status, body, forward.header(declined=error.reason), *fields)
 
 
+def refusal_of(error: ClientError, path: str) -> Reply:
+    """Return the reply to a request that no handler observes."""
+    body = error.body(path, request_id.current())
+    return _error(error.status, body, refused_header(error.reason))
+
+
+def _raising(error: ClientError) -> Callable[..., Awaitable[web.StreamResponse]]:
+    async def handle(_request: web.Request, _seen: Observation) -> web.StreamResponse:
+        raise error
+
+    return handle
+
+
+async def not_found(request: web.Request) -> web.Response:
+    """Return the reply to a path that nobody serves."""
+    message = f"Unknown request URL: {request.method} {request.path}."
+    return _response(refusal_of(ClientError(404, message, code="unknown_url"), request.path))
+
+
 def _error(status: int, body: dict[str, Any], cache_status: str, *fields: tuple[str, str]) -> Reply:
     headers = (("Cache-Status", cache_status), ("Content-Type", "application/json"), *fields)
     return Reply(status, headers, orjson.dumps(body))
@@ -388,10 +407,3 @@ def _error(status: int, body: dict[str, Any], cache_status: str, *fields: tuple[
 
 async def _healthz(_request: web.Request) -> web.Response:
     return _json(200, {"status": "alive"})
-
-
-async def not_found(request: web.Request) -> web.Response:
-    """Return the reply to a path that nobody serves."""
-    message = f"Unknown request URL: {request.method} {request.path}."
-    body = error_body(message, "invalid_request_error", None, "unknown_url")
-    return _json(404, body, refused_header(Reason.INVALID_REQUEST))

@@ -20,6 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
+from gateway.protocol.paths import ApiPath
 from gateway.server.http.http_server import Refuse, refusal
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.tab import Ticket
@@ -60,7 +61,7 @@ def fault_of_body(error: Exception) -> ClientError:
 
 def _set_cache_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Add to the reply to a QUERY which caches may keep it, and for how long."""
-    if request.path not in _PATHS:
+    if PATH not in request or request[PATH].path not in _PATHS:
         return
     headers = response.headers
     for name in ("Cache-Control", "Expires", "Pragma", "Accept-Query"):
@@ -84,6 +85,9 @@ REPLACED: web.AppKey[asyncio.Event] = web.AppKey("replaced")
 
 KEY = web.RequestKey("key", Key)
 """The gateway key of a request, if gateway keys are in use."""
+
+PATH = web.RequestKey("path", ApiPath)
+"""What the path of a request means, if it is one of the API."""
 
 TICKET = web.RequestKey("ticket", Ticket)
 """Of a request whose key has limits."""

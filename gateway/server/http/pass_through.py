@@ -1,11 +1,11 @@
 """Any other path below /v1: to the upstream and back as it is, streaming in both directions."""
 
+import operator
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from urllib.parse import unquote
 
 import orjson
 from aiohttp import web
@@ -21,10 +21,20 @@ from gateway.protocol.headers import (
     without,
 )
 from gateway.protocol.messages import Read
+from gateway.protocol.paths import ApiPath
+from gateway.protocol.reply_usage import ReplyUsage
 from gateway.protocol.streaming.decode import Decoder, EventTooLargeError
 from gateway.server.http.http_server import read_pieces
-from gateway.server.http.middleware import KEY, ResponseSink, fault_of_body, send_stream
-from gateway.server.keys.key_line import Key
+from gateway.server.http.middleware import (
+    KEY,
+    PATH,
+    TICKET,
+    ResponseSink,
+    fault_of_body,
+    send_stream,
+)
+from gateway.server.http.passed_request import Passed, read_passed
+from gateway.server.keys.key_line import Key, needs_model
 from gateway.telemetry.observation import Observation
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
@@ -50,32 +60,25 @@ class PassThrough:
 
     async def handle(self, request: web.Request, seen: Observation) -> web.StreamResponse:
         """Answer one request. Raises ClientError and UpstreamError before the head is out."""
-        _refuse_dot_segments(request)
+        path, fields = request[PATH], _fields(request, seen)
         seen.outcome = "pass"
+        if request.method == "GET" and isinstance(self.upstream, PoolRequests):
+            response = await self._listed(self.upstream, request, path, fields)
+            if response is not None:
+                seen.status = response.status
+                return response
         faults: list[ClientError] = []
-        body = self._body(request, faults) if request.can_read_body else None
+        passed = await self._read(request, path, faults)
+        seen.model = passed.model
+        is_pool = isinstance(self.upstream, PoolRequests)
+        if _counts_tokens(request) or (is_pool and names_objects(path.path)):  # the reply is read
+            fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
         seen.upstream_started = seen.clock()
-        lists_models = (request.method, request.path) == ("GET", "/v1/models")
-        if lists_models and isinstance(self.upstream, PoolRequests):
-            response = await self.upstream.list_models(request.path_qs, _fields(request, seen))
-            seen.status = response.status
-            return response
-        fields, send = _fields(request, seen), self.upstream.request
         scopes: Sequence[bytes] = ()
         if isinstance(self.upstream, PoolRequests):
             scopes = self.scopes_of(fold_fields(request.headers.items()), request.get(KEY))
-            send = partial(self.upstream.request, scopes=scopes)
-            if names_objects(request.path_qs):  # what the reply brings is read here
-                fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
         try:
-            async with send(
-                request.method,
-                request.path_qs,
-                fields,
-                body,
-                decode=False,
-                logged=lambda: not faults,
-            ) as upstream:
+            async with self._send(request, fields, passed, scopes, faults) as upstream:
                 seen.upstream_head = seen.clock()
                 seen.status = upstream.status
                 if upstream.served.several:
@@ -86,14 +89,64 @@ class PassThrough:
                 raise faults[0] from None
             raise
 
-    async def _body(self, request: web.Request, faults: list[ClientError]) -> AsyncIterator[bytes]:
-        """Yield the client's body; a fault of the client's is noted, since aiohttp hides it."""
+    async def _listed(
+        self, pool: PoolRequests, request: web.Request, path: ApiPath, fields: Fields
+    ) -> web.Response | None:
+        """Return the list of models, or an alias of it; None for another path."""
+        if path.path == "/v1/models":
+            return await pool.list_models(path.path + _query(request), fields)
+        return await pool.describe_alias(path.model, fields) if path.model else None
+
+    async def _read(self, request: web.Request, path: ApiPath, faults: list[ClientError]) -> Passed:
+        """Return what a request names. Raises ClientError if its key may not use a model."""
+        key, ticket, method = request.get(KEY), request.get(TICKET), request.method
+        pool = self.upstream if isinstance(self.upstream, PoolRequests) else None
+        is_restricted = key is not None and key.is_restricted
         try:
-            async for piece in read_pieces(request, self.client_seconds):
-                yield piece
+            passed = await read_passed(
+                request,
+                path,
+                _guarded(read_pieces(request, self.client_seconds), faults),
+                whole=is_restricted and method not in ("GET", "HEAD"),
+                routed=pool is not None,
+            )
         except (TimeoutError, web.RequestPayloadError, web.HTTPRequestEntityTooLarge) as error:
-            faults.append(fault_of_body(error))
-            raise
+            raise fault_of_body(error) from None
+        names_model = needs_model(method, path.path)
+        if is_restricted and key is not None and method not in ("GET", "HEAD"):
+            key.check_models(passed.models or ([""] if names_model else []))
+            if ticket is not None:
+                ticket.note_passed(passed.model, passed.tokens, needs_model=names_model)
+        if pool is not None and pool.refuse_unknown is not None and passed.model and names_model:
+            pool.refuse_unknown(passed.model)
+        return passed
+
+    def _send(
+        self,
+        request: web.Request,
+        fields: Fields,
+        passed: Passed,
+        scopes: Sequence[bytes],
+        faults: list[ClientError],
+    ) -> AbstractAsyncContextManager[HttpReply]:
+        path, query, method = request[PATH], _query(request), request.method
+        body, logged = passed.body, partial(operator.not_, faults)
+        if isinstance(self.upstream, PoolRequests):
+            return self.upstream.request(
+                method,
+                path,
+                query,
+                fields,
+                body,
+                model=passed.model,
+                decode=False,
+                logged=logged,
+                scopes=scopes,
+                named=passed.state,
+            )
+        framing, pieces = ((), None) if body is None else body.sent(None)
+        target, fields = path.path + query, (*fields, *framing)
+        return self.upstream.request(method, target, fields, pieces, decode=False, logged=logged)
 
     async def _copy(
         self, request: web.Request, upstream: HttpReply, seen: Observation, scopes: Sequence[bytes]
@@ -107,11 +160,13 @@ class PassThrough:
         body = _pieces(upstream.read)
         learn = upstream.served.learn
         if learn is not None and upstream.status < HTTPStatus.BAD_REQUEST:
-            learner = Learner(learn, scopes[0], keeps=names_objects(request.path_qs))
+            learner = Learner(learn, scopes[0], keeps=names_objects(request[PATH].path))
             if upstream.content_type == "text/event-stream":
                 body = _with_events_learnt(body, learner)
             elif upstream.content_type.endswith("json"):
                 body = _with_reply_learnt(body, learner)
+        if _counts_tokens(request):
+            body = _with_usage(body, upstream.content_type, seen)
         sink = ResponseSink(request, response, self.client_seconds)
         fault = await send_stream(sink, body, seen)
         if fault is not None:
@@ -160,22 +215,43 @@ def _learn(learner: Learner, data: bytes | bytearray | None) -> None:
             learner.take(result)
 
 
+async def _with_usage(
+    pieces: AsyncIterator[bytes], content_type: str, seen: Observation
+) -> AsyncIterator[bytes]:
+    """Yield a reply's pieces, and note the usage that it has."""
+    usage = ReplyUsage(content_type)
+    try:
+        async for piece in pieces:
+            usage.feed(piece)
+            yield piece
+    finally:
+        seen.usage = usage.end()
+
+
+async def _guarded(pieces: AsyncIterator[bytes], faults: list[ClientError]) -> AsyncIterator[bytes]:
+    """Yield the client's body; a fault of the client's is noted, since the upstream's hides it."""
+    try:
+        async for piece in pieces:
+            yield piece
+    except (TimeoutError, web.RequestPayloadError, web.HTTPRequestEntityTooLarge) as error:
+        faults.append(fault_of_body(error))
+        raise
+
+
+def _query(request: web.Request) -> str:
+    """Return the query with its question mark, if there is one."""
+    _, mark, query = request.path_qs.partition("?")
+    return mark + query
+
+
+def _counts_tokens(request: web.Request) -> bool:
+    ticket = request.get(TICKET)
+    return ticket is not None and ticket.tab.counts_tokens
+
+
 def _fields(request: web.Request, seen: Observation) -> Fields:
     trace = () if seen.trace is None else seen.trace.fields
     replaced = OF_A_TRACE if trace else ()
     fields = request_fields(request.headers.items(), PRIORITY.lower(), *replaced) + trace
-    if "Content-Encoding" in request.headers:
-        # aiohttp has decoded the body: neither its coding nor its length is true any more.
-        return without(fields, "content-encoding")
-    if (length := request.headers.get("Content-Length")) is not None:
-        fields += (("Content-Length", length),)  # some servers refuse a chunked upload
-    return fields
-
-
-def _refuse_dot_segments(request: web.Request) -> None:
-    """Keep requests below the upstream's base URL, wherever the dots are resolved."""
-    path = request.path_qs.partition("?")[0]
-    segments = unquote(unquote(path)).replace("\\", "/").split("/")
-    # A segment may carry parameters after a semicolon, which some servers strip first.
-    if any(segment.partition(";")[0] in (".", "..") for segment in segments):
-        raise ClientError(404, f"Unknown request URL: {request.method}.", code="unknown_url")
+    # The body is decoded, and what is sent of it has its own length.
+    return without(fields, "content-encoding")

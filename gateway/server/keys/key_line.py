@@ -23,15 +23,25 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _READING = frozenset({"GET", "HEAD"})
 """Methods of requests that no model answers, and that change nothing of what others stored."""
 
+_UNANSWERED = _READING | {"DELETE", "OPTIONS"}
+
 _STATELESS = frozenset(
     f"/v1/{path}"
     for path in (
         *("audio/speech", "audio/transcriptions", "audio/translations", "classify", "detokenize"),
-        *("images/edits", "images/generations", "images/variations", "moderations", "pooling"),
-        *("responses/input_tokens", "score", "tokenize"),
+        *("chat/classifications", "chat/moderations", "classifications", "fim/completions"),
+        *("images/edits", "images/generations", "images/variations", "moderations", "ocr"),
+        *("pooling", "responses/compact", "responses/input_tokens", "score", "tokenize"),
     )
 )
 """Passed-through paths whose answers depend on the request alone."""
+
+_NAMES_NO_MODEL = re.compile(
+    "/v1/(?:(?:batches|containers|conversations|files|skills|uploads|vector_stores)(?:/.*)?"
+    "|chat/completions/[^/]+|(?:messages/batches|responses)/[^/]+/cancel"
+    "|fine_tuning/jobs/[^/]+/(?:cancel|pause|resume))"
+)
+"""Passed-through paths to which requests are sent that no model has to answer."""
 
 _AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kMG]?)")
 _BUDGET = re.compile(r"([0-9.]+[kMG]?)(tokens|USD)/(day|month)")
@@ -88,6 +98,22 @@ class Key:
                 f"This API key may not use this model. It may use: {allowed}.", "model"
             )
 
+    def check_models(self, models: Sequence[str]) -> None:
+        """Raise ForbiddenError unless the key may use all the models that a request names."""
+        for model in models:
+            self.check_model(model)
+        if self.limits.needs_price and len(models) > 1:
+            raise ForbiddenError(
+                "This API key has a budget in dollars, so a request may name one model, and no "
+                "others to fall back to.",
+                "model",
+            )
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether its requests must be read, wherever they go."""
+        return bool(self.models) or self.limits.counts_tokens
+
     def check_other_path(self, method: str, path: str) -> None:
         """Raise ForbiddenError unless the key may use a path that is passed through."""
         if self.account == "closed" and not _is_stateless(method, path):
@@ -96,11 +122,11 @@ class Key:
                 "upstream. The operator can allow it: account=open.",
                 reason=Reason.PATH_NOT_ALLOWED,
             )
-        if (self.models or self.limits.counts_tokens) and method not in _READING:
-            raise ForbiddenError(
-                "This API key is restricted in its models or its tokens, so it may not use this "
-                "path: its requests are not read here."
-            )
+
+
+def needs_model(method: str, path: str) -> bool:
+    """Tell whether a model answers what is sent to a path that is passed through."""
+    return method not in _UNANSWERED and _NAMES_NO_MODEL.fullmatch(path) is None
 
 
 def _is_stateless(method: str, path: str) -> bool:

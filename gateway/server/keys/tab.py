@@ -144,12 +144,11 @@ class Tab:
         usage.second = -1
         return Ticket(self)
 
-    def check_price(self, request: CacheRequest) -> None:
+    def check_price(self, model: str, *, writes: bool) -> None:
         """Raise ForbiddenError if a budget in dollars needs the model's price, which is unknown."""
         if not self.counts_dollars:
             return
-        price = self._shared.prices.find(request.model)
-        writes = SPECS[request.endpoint].streaming is not None
+        price = self._shared.prices.find(model)
         if price is not None and price.cost(1, int(writes)) is not None:
             return
         if self.limits.needs_price:
@@ -158,7 +157,7 @@ class Tab:
                 "here. The operator can add it to the file of prices.",
                 "model",
             )
-        self._shared.warn_unpriced(request.model)
+        self._shared.warn_unpriced(model)
 
     def charge(self, used: PromptUsage, model: str, asked: str) -> None:
         """Count the use of a call; log once in each window that a soft budget is used up.
@@ -206,17 +205,26 @@ class Tab:
 class Ticket:
     """A request under way whose key has limits."""
 
-    __slots__ = ("_charged", "_request", "tab")
+    __slots__ = ("_charged", "_passed", "_request", "tab")
 
     def __init__(self, tab: Tab) -> None:
         self.tab = tab
         self._charged = False
         self._request: CacheRequest | None = None
+        self._passed = NOTHING_SAID
+        """What a request that passes through is charged if the upstream reports no usage."""
 
     def note(self, request: CacheRequest) -> None:
         """Note what the request is, once it is read. Raises ForbiddenError."""
-        self.tab.check_price(request)
+        writes = SPECS[request.endpoint].streaming is not None
+        self.tab.check_price(request.model, writes=writes)
         self._request = request
+
+    def note_passed(self, model: str, tokens: int, *, needs_model: bool) -> None:
+        """Note a request that passes through, and its estimated tokens. Raises ForbiddenError."""
+        if model or needs_model:
+            self.tab.check_price(model, writes=True)
+            self._passed = PromptUsage(tokens)
 
     def label(self, fields: Fields) -> Fields:
         """Return a reply's headers with those of the limits; the upstream's are of another key."""
@@ -240,10 +248,13 @@ class Ticket:
         usage, request = seen.usage, self._request
         if usage != NOTHING_SAID:
             return usage
-        if request is None or not seen.billed or seen.hit is not None:
+        was_sent = seen.billed and seen.hit is None if request is not None else seen.status > 0
+        if not was_sent:
             return NOTHING_SAID
         if seen.reason not in _LEFT and not HTTPStatus.OK <= seen.status < HTTPStatus.BAD_REQUEST:
             return NOTHING_SAID
+        if request is None:
+            return self._passed
         # The call has no figure if its client leaves early, or if its upstream reports none. The
         # estimate keeps such a client within its budget.
         prompt, size = prompt_tokens(request.endpoint, request.body), seen.answer_bytes

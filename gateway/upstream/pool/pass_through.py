@@ -1,10 +1,10 @@
-"""Requests that pass through to a pool, of which only the path is known, and its list of models.
+"""Requests that pass through to a pool, and its list of models.
 
 Laws:
 - What names an object in its path or its body goes to the upstream that is known to keep it.
-- All else goes to the first healthy upstream of the declaration. Another one gets it only if
-  nothing was sent. If a path has an id, each of them is tried: its object may have been made while
-  the first was not healthy.
+- All else goes to the first healthy upstream of its model, in the order of the declaration. Another
+  one gets it only if nothing was sent. If a path has an id, each of them is tried: its object may
+  have been made while the first was not healthy.
 - ``GET /v1/models`` names what a request may name. Each upstream's list counts as far as its
   declared models go. One replica answers for all of its upstream, the next one if it fails. An
   upstream that does not answer in time is left out, and an error passes only if no other answers.
@@ -26,8 +26,10 @@ from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import declared_name, read_whole
+from gateway.protocol.paths import ApiPath
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.passed_body import PassedBody
 from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.table import Member, PoolTable
@@ -65,6 +67,8 @@ class PoolRequests:
     table: PoolTable
     clock: Callable[[], float]
     affinity: Affinity
+    refuse_unknown: Callable[[str], None] | None = None
+    """Raises ClientError for a model that no upstream declares."""
 
     async def list_models(self, path_qs: str, fields: Fields) -> web.Response:
         """Return the models of all upstreams, by their healthy replicas if any is healthy.
@@ -115,14 +119,27 @@ class PoolRequests:
                 break
         return result
 
+    async def describe_alias(self, model: str, fields: Fields) -> web.Response | None:
+        """Return what the list says of an alias; None for a model that no upstream renames."""
+        members = (state.member for state in self.table.upstreams.values())
+        if not any(model in member.rename for member in members):
+            return None
+        listed = await self.list_models("/v1/models", fields)
+        if listed.status != HTTPStatus.OK or not isinstance(listed.body, bytes):
+            return listed
+        found = (one for one in orjson.loads(listed.body)["data"] if one["id"] == model)
+        return _response(HTTPStatus.OK, orjson.dumps(next(found, _unlisted(model))))
+
     @asynccontextmanager
     async def request(
         self,
         method: str,
-        path_qs: str,
-        headers: Sequence[tuple[str, str]],
-        body: AsyncIterator[bytes] | None,
+        path: ApiPath,
+        query: str,
+        headers: Fields,
+        body: PassedBody | None,
         *,
+        model: str = "",
         decode: bool = True,
         logged: Callable[[], bool] = lambda: False,
         scopes: Sequence[bytes] = NOBODYS,
@@ -130,23 +147,27 @@ class PoolRequests:
     ) -> AsyncIterator[HttpReply]:
         """Send a request to the first that can be reached. Raises UpstreamError.
 
-        ``scopes`` are those of the client, and ``named`` is the state that its body names.
+        ``query`` begins with its question mark. Whoever calls the ``model`` otherwise gets its own
+        name of it. ``scopes`` are those of the client, and ``named`` is the state that its body
+        names.
         """
         tried, fault = list[tuple[str, Reason]](), None
-        sticky_id = sticky_id_in(path_qs)
+        sticky_id = sticky_id_in(path.path)
         keeper = await self.affinity.maker_of([*filter(None, (sticky_id, *named))], scopes)
-        path = path_qs.partition("?")[0]
-        model = path.removeprefix("/v1/models/") if path.startswith("/v1/models/") else None
         if keeper not in self.upstreams:
             keeper = ""
-        names = [keeper] if keeper else self.table.first_available(model, self.clock())
+        names = [keeper] if keeper else self.table.first_available(model or None, self.clock())
         upstreams = [self.upstreams[name] for name in names]
         async with AsyncExitStack() as stack:
             for upstream in upstreams:
                 if upstream.name not in self.upstreams:
                     continue  # has left meanwhile
+                rename = self.table.upstreams[upstream.name].member.rename.get(model)
+                target = path.path if rename is None else path.naming(rename)
+                framing, pieces = ((), None) if body is None else body.sent(rename)
+                fields = (*headers, *framing)
                 sending = upstream.request(
-                    method, path_qs, headers, body, decode=decode, logged=logged
+                    method, target + query, fields, pieces, decode=decode, logged=logged
                 )
                 try:
                     reply = await stack.enter_async_context(sending)
@@ -203,13 +224,16 @@ def merge(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict
     for member, models in lists:
         known = {model["id"]: model for model in models}
         for alias, name in member.rename.items():
-            unlisted = {"object": "model", "created": 0, "owned_by": "refrain"}
-            found.setdefault(alias, {**known.get(name, unlisted), "id": alias})
+            found.setdefault(alias, {**known.get(name, _unlisted(alias)), "id": alias})
     for member, models in lists:
         for model in models:
             if member.serves(model["id"]):
                 found.setdefault(model["id"], model)
     return sorted(found.values(), key=lambda model: bool(_NO_CHAT.search(model["id"])))
+
+
+def _unlisted(alias: str) -> dict[str, Any]:
+    return {"id": alias, "object": "model", "created": 0, "owned_by": "refrain"}
 
 
 def _models(status: int, body: bytes, *, has_aliases: bool) -> list[dict[str, Any]] | None:

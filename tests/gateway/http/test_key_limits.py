@@ -254,7 +254,7 @@ async def test_a_key_over_its_budget_is_refused_until_the_day_ends(
     error = refused.json["error"]
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
     assert "budget of 1 tokens a day" in error["message"]
-    assert (await gateway.post("/v1/audio/speech", b"{}", headers=bearing())).status == 403
+    assert (await gateway.post("/v1/audio/speech", b"{}", headers=bearing())).status == 429
     await gateway.stop()
     again = await start_gateway(gateway_keys=keys)
     assert (await again.ask("a", headers=bearing())).status == 429

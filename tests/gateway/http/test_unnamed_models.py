@@ -68,7 +68,7 @@ async def test_other_endpoints_of_a_deployment(
         ("/openai/deployments/d%0A/chat/completions", 404),
         (f"/openai/deployments/{'d' * 300}/chat/completions", 404),
         ("/openai/deployments//chat/completions", 404),
-        ("/openai/deployments/d/images/generations", 404),
+        ("/openai/deployments/d/unheard/of", 404),
         ("/openai/deployments/a/b/chat/completions", 404),
     ],
 )

@@ -1,0 +1,85 @@
+"""Which models a request names, in whatever field: what a key that is restricted may not leave out.
+
+Servers know more fields than ``model``: lists of fallbacks, a tool's own model, the requests of a
+batch. Some of them read names of fields in any case.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qsl
+
+from gateway.protocol.exact_json import BodyError, parse_body
+
+_NAMES = re.compile("model|fallback|^(?:deployment|preset$|engine$|route)", re.IGNORECASE)
+"""Fields whose texts name models."""
+
+_PROSE = frozenset(
+    {"messages", "input", "inputs", "prompt", "system", "instructions", "metadata", "documents"}
+    | {"query", "functions", "response_format", "text", "text_format", "output_config", "user"}
+    | {"output_format", "guided_json", "structured_outputs", "json_schema", "prediction"}
+    | {"parameters", "function", "input_schema", "tool_choice", "contents", "stop"}
+)
+"""Fields of what a model reads or writes: no server looks for a model there."""
+
+_MODES = frozenset({"fallback", "sort"})
+"""Words of OpenRouter's ``route``."""
+
+
+def models_in(body: Any) -> list[str]:
+    """Return each model that a JSON body names, the one in ``model`` first."""
+    found = list(_models(body))
+    own = body.get("model") if isinstance(body, dict) else None
+    return list(dict.fromkeys([own, *found] if isinstance(own, str) else found))
+
+
+def _models(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _models(item)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name in _PROSE:
+                continue
+            if not _NAMES.search(name):
+                yield from _models(inner)
+            elif not (isinstance(inner, str) and inner in _MODES):
+                yield from _texts(inner)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the names in a field of models: a text, a list, or who stands in for whom."""
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case dict() if any(_NAMES.search(name) for name in value):
+            yield from _models(value)
+        case dict():
+            for name, inner in value.items():
+                yield name
+                yield from _texts(inner)
+
+
+def models_in_query(query: str) -> list[str]:
+    """Return each model that a query string names."""
+    return [value for name, value in parse_qsl(query) if _NAMES.search(name)]
+
+
+def names_model(field: str) -> bool:
+    """Tell whether a field of a form names a model."""
+    return _NAMES.search(field) is not None
+
+
+def models_in_batch(lines: bytes) -> list[str]:
+    """Return each model that the requests of a batch's file name. Raises BodyError."""
+    found: dict[str, None] = {}
+    for line in lines.splitlines():
+        if line.strip():
+            named = models_in(parse_body(line).get("body"))
+            if not named:
+                raise BodyError("a request of the batch names no model")
+            found |= dict.fromkeys(named)
+    return list(found)

@@ -1,0 +1,47 @@
+"""Every model that a request names is found; what its user writes names none."""
+
+import orjson
+import pytest
+
+from gateway.protocol.exact_json import BodyError
+from gateway.protocol.named_models import models_in, models_in_batch, models_in_query
+
+
+@pytest.mark.parametrize(
+    ("more", "others"),
+    [
+        ({}, []),
+        ({"models": ["b", "c"], "route": "fallback"}, ["b", "c"]),
+        ({"Model": "b"}, ["b"]),
+        ({"MODEL": ["b"]}, ["b"]),
+        ({"fallbacks": ["b", {"model": "c", "messages": [{"content": "hi"}]}]}, ["b", "c"]),
+        ({"fallbacks": [{"a": ["b"]}]}, ["b"]),
+        ({"route": ["b"]}, ["b"]),
+        ({"provider": {"order": ["x"], "allow_fallbacks": False, "models": ["b"]}}, ["b"]),
+        ({"extra_body": {"model": "b"}}, ["b"]),
+        ({"plugins": [{"id": "auto-router", "allowed_models": ["b/*"]}]}, ["b/*"]),
+        ({"plugins": [{"id": "web", "search_engine": "exa"}]}, []),
+        ({"preset": "b"}, ["b"]),
+        ({"tools": [{"type": "image_generation", "model": "b"}]}, ["b"]),
+        ({"requests": [{"custom_id": "1", "params": {"model": "b"}}]}, ["b"]),
+        ({"tools": [{"function": {"parameters": {"properties": {"model": {"type": "x"}}}}}]}, []),
+        ({"messages": [{"content": [{"type": "tool_use", "input": {"model": "T"}}]}]}, []),
+        ({"response_format": {"schema": {"properties": {"model": {"enum": ["x"]}}}}}, []),
+        ({"metadata": {"model": "x"}}, []),
+        ({"fallbacks": None, "models": 5, "modalities": ["text"]}, []),
+    ],
+)
+def test_the_models_of_a_body(more, others):
+    assert models_in({**more, "model": "a"}) == ["a", *others]
+
+
+def test_the_models_of_a_query():
+    assert models_in_query("api-version=1&model=a&Models=b%2Fc") == ["a", "b/c"]
+
+
+def test_the_models_of_a_batch():
+    lines = [{"custom_id": str(n), "body": {"model": each}} for n, each in enumerate("aba")]
+    assert models_in_batch(b"\n".join(map(orjson.dumps, lines)) + b"\n\n") == ["a", "b"]
+    for wrong in (b'{"body": {}}', b"{}", b"not JSON", b'{"body": {"model": "a", "model": "b"}}'):
+        with pytest.raises(BodyError):
+            models_in_batch(wrong)
