@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embeddings.verify.guards import guard
+from embeddings.verify.vocabulary import common_words
 from tools.verifier.groups import read_groups
 
 GROUPS = [Path(__file__).parents[1] / "tools/verifier" / x for x in ("groups", "development")]
@@ -42,8 +43,9 @@ def main() -> int:
     parser.add_argument("--missed", type=int, default=0, help="print so many near misses let by")
     arguments = parser.parse_args()
     pairs = [pair for path in arguments.groups for pair in read(path, arguments.half)]
+    common = common_words()
     started = time.process_time()
-    reasons = [guard(pair.a, pair.b) for pair in pairs]
+    reasons = [guard(pair.a, pair.b, common) for pair in pairs]
     per_pair = (time.process_time() - started) / max(len(pairs), 1) * 1e6
     result: dict[str, object] = {"benchmark": "guards", "half": arguments.half}
     for name, same, seeds in (

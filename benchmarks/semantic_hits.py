@@ -28,6 +28,7 @@ from embeddings.encoder.encoder import EncoderSettings, load_encoder
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY
 from embeddings.verify.guards import guard
 from embeddings.verify.verifier import load_verifier
+from embeddings.verify.vocabulary import common_words
 
 TARGET_MS = 1.5
 Pair = tuple[str, str]
@@ -44,7 +45,7 @@ def verifier() -> tuple[str, Callable[[Pair], object]]:
     model = load_verifier(VERIFIER_DIRECTORY, 1)
 
     def verify(pair: Pair) -> object:
-        return guard(*pair) or model.score([pair])
+        return guard(*pair, common_words()) or model.score([pair])
 
     return f"guards and {model.name}", verify
 

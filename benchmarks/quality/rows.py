@@ -111,6 +111,19 @@ ROWS: tuple[Row, ...] = (
         most=0.01,
     ),
     Row("verbs", "Support verbs, rewordings hit", _where(_of("rewording"), right_hits)),
+    Row("lookalikes", "Look-alike names served", _where(_of("another name"), hits), most=0.002),
+    Row("lookalikes", "  the same name in other words hits", _where(_of("same name"), hits)),
+    Row(
+        "lookalikes_held_out",
+        "Look-alike names served, held out",
+        _where(_of("another name"), hits),
+        most=0.002,
+    ),
+    Row(
+        "lookalikes_held_out",
+        "  the same name in other words hits",
+        _where(_of("same name"), hits),
+    ),
 )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from quality.lookalikes import lookalikes
 from quality.trial import SEED, Message, Request, Trial, pairs
 
 QQP_EVERY = 5
@@ -136,6 +137,10 @@ TRIALS: Mapping[str, Callable[[Path], Trial]] = {
     "banking77": banking77,
     "qqp": qqp,
     "verbs": verbs,
+    "lookalikes": lambda _: lookalikes("lookalikes", HELD_OUT / "lookalikes_seen.txt"),
+    "lookalikes_held_out": lambda _: lookalikes(
+        "lookalikes_held_out", HELD_OUT / "lookalikes_held_out.txt"
+    ),
 }
 
 

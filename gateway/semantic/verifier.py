@@ -121,8 +121,9 @@ class CalibratedVerifier:
 def guard(question: str, stored: str) -> str | None:
     """Return the difference that the guards find."""
     from embeddings.verify.guards import guard as find  # noqa: PLC0415
+    from embeddings.verify.vocabulary import common_words  # noqa: PLC0415
 
-    return find(question, stored)
+    return find(question, stored, common_words())
 
 
 def load_checks() -> None:

@@ -1,4 +1,4 @@
-"""The guards and names: people, places, days, near-words, and single letters that are labels."""
+"""The guards and names: people, places, days, and single letters that are labels."""
 
 from itertools import combinations
 from string import ascii_lowercase
@@ -82,7 +82,6 @@ def test_another_name_is_refused(asked, stored, reason):
         ("Which Thai beaches are best?", "Which beaches in Thailand are best?"),
         ("Who joined the European Union?", "Who joined the EU?"),
         ("Has Node.js a debugger?", "Has Node a debugger?"),
-        ("Who was Muhammad Ali?", "Who was Mohammed Ali?"),
         ("HOW DO I RESET MY PASSWORD?", "How do I get a new password?"),
         ("Hi Anna, how do I reset my password?", "How do I reset my password?"),
         ("Do Indian people drink tea?", "Do people in India drink tea?"),

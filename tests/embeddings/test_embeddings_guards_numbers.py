@@ -95,7 +95,6 @@ def test_another_number_or_unit_is_refused(asked, stored, reason):
         ("Is 180 degrees Celsius hot?", "Is 180°C hot?"),
         ("What is the square of 196?", "What is 196 squared?"),
         ("What does HTTP 404 mean?", "How would you explain HTTP 404?"),
-        ("Plan a barbecue for ten", "Plan a BBQ for 10"),
         ("How much is 2 miles in kilometers?", "How much is 2 miles in km?"),
         ("Who hosted the Olympics in 1936?", "Who hosted the Olympic Games in 1936?"),
         ("What is the gate no. for flight LH456?", "What is the gate number for flight LH456?"),

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from guarding import guard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -15,7 +16,6 @@ from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, Mo
 from embeddings.messages import Reason
 from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.files import read_verifier
-from embeddings.verify.guards import guard
 from embeddings.verify.recipe import weighed
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.export import save_verifier

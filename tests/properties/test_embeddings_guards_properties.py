@@ -1,9 +1,10 @@
 """The guards on any text: total, symmetric, silent on equal texts, never deaf to numbers."""
 
+from guarding import guard
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from embeddings.verify.guards import REASONS, guard
+from embeddings.verify.guards import REASONS
 
 VOCABULARY = """
     how do i can you the a my reset delete password account invoice from to before after not never

@@ -96,7 +96,9 @@ PURE_IN_SERVER = frozenset(
     | {"gateway.server.admin.session", "gateway.server.keys.key_line", "gateway.server.keys.limits"}
 )
 
-IO_IN_VERIFY = frozenset({"embeddings.verify.verifier", "embeddings.verify.files"})
+IO_IN_VERIFY = frozenset(
+    {"embeddings.verify.verifier", "embeddings.verify.files", "embeddings.verify.vocabulary"}
+)
 """The network and its files; all else that verifies is pure."""
 
 HTTP_MODULES = frozenset(

@@ -7,6 +7,7 @@ from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.guards import guard
 from embeddings.verify.recipe import weighed
 from embeddings.verify.verifier import Verifier, load_verifier
+from embeddings.verify.vocabulary import common_words
 from gateway.cache.lookup import NEAREST
 from gateway.semantic.eligibility import ineligible
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
@@ -46,7 +47,7 @@ class MeaningCache:
 
     def _verified(self, asked: str, stored: str) -> bool:
         cosine = self._cosine(asked, stored)
-        if cosine < DEFAULT_MIN_SIMILARITY or guard(asked, stored) is not None:
+        if cosine < DEFAULT_MIN_SIMILARITY or guard(asked, stored, common_words()) is not None:
             return False
         (score,) = self._verifier.score([(asked, stored)])
         return weighed(score, cosine) >= self._threshold

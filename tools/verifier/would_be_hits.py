@@ -15,6 +15,7 @@ from embeddings.messages import Reason
 from embeddings.verify.guards import guard
 from embeddings.verify.recipe import WEIGHT, weighed
 from embeddings.verify.verifier import Verifier
+from embeddings.verify.vocabulary import common_words
 from tools.verifier.groups import Group
 from tools.verifier.vectors import sentence_vectors
 
@@ -41,11 +42,12 @@ def candidates(groups: Sequence[Group], verifier: Verifier) -> Iterator[list[Can
     lines += [text for group in groups for text in group.misses]
     asked = list(dict.fromkeys(lines))
     index, wanted = sentence_vectors(stored), sentence_vectors(asked)
+    common = common_words()
     for place, text in enumerate(asked):
         cosine = index @ wanted[place]
         found = []
         for other in np.argsort(-cosine)[:NEAREST]:
-            if cosine[other] < LEAST_COSINE or guard(text, stored[other]) is not None:
+            if cosine[other] < LEAST_COSINE or guard(text, stored[other], common) is not None:
                 continue
             score = _score(verifier, text, stored[other])
             if score is not None:

@@ -1,4 +1,4 @@
-"""Names, single letters that are labels, days and months, near-words: the same ones. Pure.
+"""Names, single letters that are labels, days and months: the same ones. Pure.
 
 A name is a word with a capital that grammar does not ask for; of words in lower case only days and
 months are known to be names. A name is accounted for by the same word in any case, its adjective
@@ -74,10 +74,6 @@ _TITLES: Final = _words(
 _NO_NAMES: Final = FUNCTION | UNITS.keys() | _DAYS.keys() | _TITLES
 # Behind these another name begins: "York", "New York".
 _OTHERS: Final = _words("new north south east west northern southern eastern western saint san")
-# Of two words that differ in this alone each is another substance, part or person.
-_AFFIX: Final = re.compile(
-    "(?:ate|ite|ide|ase|ose|or|ee|phagia|phasia)$|^(?:hyper|hypo|inter|intra|macro|micro|perin|peron)"
-)
 _LABELLED: Final = _words(
     """
     gate class type vitamin hepatitis influenza flu section appendix kiosk terminal team serie bus
@@ -131,7 +127,7 @@ def find_names(text: Reading) -> Names:
 
 
 def differ_in_names(a: Reading, b: Reading, x: Names, y: Names, close: float) -> str | None:
-    """Return "name" if the texts have different names, days or letters, "words" for near-words."""
+    """Return "name" if the texts have different names, days or letters."""
     short = len(a.words) + len(b.words) < _SHORT
     if x.days - y.days and y.days - x.days and (short or close >= _HALF):
         return "name"
@@ -147,11 +143,7 @@ def differ_in_names(a: Reading, b: Reading, x: Names, y: Names, close: float) ->
         left, right = left - x.acronyms, right - y.acronyms
         if (left and not _is_part(left, a, y)) or (right and not _is_part(right, b, x)):
             return "name"
-    return (
-        "words"
-        if _has_near_words(a.vocabulary - b.vocabulary, b.vocabulary - a.vocabulary)
-        else None
-    )
+    return None
 
 
 def _unaccounted(mine: Names, theirs: Names, other: Reading) -> frozenset[str]:
@@ -185,10 +177,8 @@ def _key(word: str) -> str:
     if known := _ALIASES.get(word) or _ALIASES.get(word.removesuffix("s")):
         return known
     word = word.removesuffix("s") if len(word) > 3 else word
-    if ending := _ENDINGS.search(word):
-        word = word[: ending.start()]
-    # Long names are spelled in many ways.
-    return word if len(word) < 7 else re.sub("[aeiouy]|(.)(?=\\1)", "", word)
+    ending = _ENDINGS.search(word)
+    return word[: ending.start()] if ending else word
 
 
 def _is_part(names: frozenset[str], text: Reading, theirs: Names) -> bool:
@@ -202,15 +192,6 @@ def _is_part(names: frozenset[str], text: Reading, theirs: Names) -> bool:
         for place, token in enumerate(tokens)
         if token.text in names
     )
-
-
-def _has_near_words(left: frozenset[str], right: frozenset[str]) -> bool:
-    """Tell whether each has one of "chlorate" and "chlorite"."""
-    mine, theirs = ({x.removesuffix("s") for x in words if len(x) > 5} for words in (left, right))
-    stems = (
-        {_AFFIX.sub("#", x) for x in z if _AFFIX.search(x)} for z in (mine - theirs, theirs - mine)
-    )
-    return not next(stems).isdisjoint(next(stems))
 
 
 def _differ_in_letters(a: Reading, b: Reading, x: Names, y: Names, close: float) -> bool:

@@ -19,7 +19,7 @@ class Quantity(NamedTuple):
 
     `value`: in one form. `unit`: what stands beside it, "" for none. `measure`: the same in the
     base unit of its kind, ("second", 60.0) for a minute. `counts`: stem of the word that it stands
-    before, "" for none.
+    before, "" for none. `named`: it is a part of a name, as in "BRCA2".
     """
 
     value: str
@@ -27,6 +27,7 @@ class Quantity(NamedTuple):
     measure: tuple[str, float] | None = None
     weak: bool = False
     counts: str = ""
+    named: bool = False
 
 
 Numbers = tuple[Quantity, ...]
@@ -125,6 +126,8 @@ def find_numbers(text: Reading) -> Numbers:
             place += 1
             continue
         quantity, taken = read
+        if tokens[place].glued:
+            quantity = quantity._replace(weak=False, named=True)
         place += taken
         after = tokens[place] if place < len(tokens) else None
         if after and not after.apart and after.text not in FUNCTION:
@@ -137,6 +140,10 @@ def differ_in_numbers(a: Reading, b: Reading, x: Numbers, y: Numbers, close: flo
     """Return "number" or "unit" if the texts differ in one."""
     short = len(a.words) + len(b.words) < _SHORT
     left, right = _unaccounted(x, y), _unaccounted(y, x)
+    # "1 egg" is an egg, but "type 1" is not "type 2".
+    left, right = left or (right and _ones(x, y)), right or (left and _ones(y, x))
+    if any(q.named for q in (*left, *right)):
+        return "number"
     if left or right:
         # "1 hour and 30 minutes" are 90 minutes.
         if {q.unit for q in (*left, *right)} <= _DURATIONS and _lasting(x) == _lasting(y):
@@ -161,6 +168,12 @@ def _unaccounted(mine: Numbers, theirs: Numbers) -> list[Quantity]:
         and not values.issuperset(_split(x.value))
         and not (x.measure and x.measure in measures)
     ]
+
+
+def _ones(mine: Numbers, theirs: Numbers) -> list[Quantity]:
+    """Return the digit 1 of one text, if the other has none, and no "one"."""
+    values = {x.value for x in theirs}
+    return [x for x in mine if x.value == "1" and x.value not in values]
 
 
 def _split(value: str) -> Sequence[str]:

@@ -1,13 +1,25 @@
 """Two parts of a question that change places: "Did A beat B?", "Did B beat A?"."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from embeddings.verify.guards.reader import FUNCTION, NUMBER_WORDS, Reading, stem, words_of
+from embeddings.verify.guards.reader import (
+    FUNCTION,
+    NUMBER_WORDS,
+    Kind,
+    Reading,
+    stem,
+    words_of,
+)
 
 _LONGEST: Final = 3
 """Words of a part."""
 _ARTICLES: Final = words_of("a an the")
+_DETERMINERS: Final = _ARTICLES | words_of("my our your his her its their this that these those")
+_ENDS: Final = {"into": "to", "onto": "to"} | {
+    x: x for x in ("to", "for", "from", "than", "before", "after")
+}
+"""What stands behind one of these is an end of something, or what it is compared with."""
 _BE: Final = words_of("is are was were be been being get gets got")
 _NOT_BEFORE_PARTICIPLES: Final = FUNCTION - _BE - {"not"}
 _JOINING: Final = words_of("and or plus times by with vs versus + * x nor between")
@@ -22,13 +34,15 @@ _SYMMETRIC: Final = words_of(
 
 
 def differ_in_order(a: Reading, b: Reading) -> str | None:
-    """Return "order" if the texts have the same words, and two parts of one are exchanged."""
+    """Return "order" if two parts of one text are exchanged in the other."""
     if len(a.words) > 60:
         return None
     if _passive_swapped(a, b) or _passive_swapped(b, a):
         return "order"
     if a.vocabulary & _SYMMETRIC:
         return None
+    if _ends_exchanged(a, b):
+        return "order"
     left, right = ([x for x in text.words if x not in _ARTICLES] for text in (a, b))
     if len(left) != len(right) or left == right or sorted(left) != sorted(right):
         return None
@@ -57,6 +71,39 @@ def _passive_swapped(passive: Reading, active: Reading) -> bool:
         return False
     doers = active.words[: verbs[0]], active.words[verbs[0] + 1 :]
     return before[-1] in doers[0] and after[0] in doers[1]
+
+
+def _ends_exchanged(a: Reading, b: Reading) -> bool:
+    """Tell whether one thing goes to another, and the other to it: "X for Y", "Y to X"."""
+    x, y = _ends(a), _ends(b)
+    both = [word for word in x if word in y]
+    if any({x[word], y[word]} == {"to", "from"} for word in both):
+        return True
+    place = {word: number for number, word in enumerate(y)}
+    x, y = ({word: "to" if end == "for" else end for word, end in z.items()} for z in (x, y))
+    return any(
+        place[other] < place[one] and x[other] == y[one] not in {"", x[one], y[other]}
+        for number, one in enumerate(both)
+        for other in both[number + 1 :]
+    )
+
+
+def _ends(text: Reading) -> Mapping[str, str]:
+    """Return the words of content in their order, and what makes each an end, if anything."""
+    found: dict[str, str] = {}
+    end = last = ""
+    for token in text.tokens:
+        word = token.text
+        if token.starts or token.apart or (word in _DETERMINERS and last not in _ENDS):
+            end = ""
+        if word in _ENDS:
+            end = _ENDS[word]
+        elif word in FUNCTION and word not in _DETERMINERS and word not in {"and", "or"}:
+            end = ""
+        elif token.kind is Kind.WORD and word not in FUNCTION:
+            found.setdefault(word, end)
+        last = word
+    return found
 
 
 def _exchanged(left: Sequence[str], right: Sequence[str]) -> bool:

@@ -26,7 +26,7 @@ class Token(NamedTuple):
 
     `text`: lower case if it is a word, else as written. `name`: a capital that grammar does not ask
     for; `acronym`: in capitals only. `starts`: first of its sentence. `apart`: a
-    comma, bracket or the like stands before it.
+    comma, bracket or the like stands before it; `glued`: a word does, as in "BRCA2".
     """
 
     text: str
@@ -35,6 +35,7 @@ class Token(NamedTuple):
     starts: bool = False
     acronym: bool = False
     apart: bool = False
+    glued: bool = False
 
 
 class Reading(NamedTuple):
@@ -174,8 +175,9 @@ def closeness(a: Reading, b: Reading) -> float:
 
 
 def _tokens(pieces: Sequence[tuple[str, str]], *, by_case: bool) -> Iterator[Token]:
-    starts, after_name, apart = True, False, False
+    starts, after_name, apart, last = True, False, False, ""
     for group, piece in pieces:
+        glued, last = group == "number" and last == "word", group
         if group == "dropped":
             continue
         if group in {"end", "mark"}:
@@ -185,7 +187,7 @@ def _tokens(pieces: Sequence[tuple[str, str]], *, by_case: bool) -> Iterator[Tok
         first, *rest = _read_piece("numeral" if numeral else group, piece)
         named = by_case and first.kind is Kind.WORD and _is_name(piece.strip("'\""), starts=starts)
         acronym = named and _in_capitals(piece)
-        yield first._replace(name=named, starts=starts, acronym=acronym, apart=apart)
+        yield first._replace(name=named, starts=starts, acronym=acronym, apart=apart, glued=glued)
         yield from rest
         starts, after_name, apart = False, named, False
 

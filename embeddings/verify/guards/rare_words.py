@@ -1,0 +1,162 @@
+"""Words that the network cannot know: each is in both questions, or the two are another's. Pure.
+
+A network reads a rare word in pieces, and cannot tell "prednisone" from "prednisolone". So a word
+that is not common has to stand in both texts. Its inflection, its other spelling and its parts
+written apart are the same word. Everything else is another name.
+"""
+
+import re
+import unicodedata
+from collections.abc import Container, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+from embeddings.verify.guards.numbers import UNITS
+from embeddings.verify.guards.reader import FUNCTION, LONGEST, Kind, Reading, words_of
+
+# Each is spelt in two ways: British and American, or with and without a ligature.
+_SPELLINGS: Final = (
+    (re.compile("ae|oe"), "e"),
+    (re.compile("ph"), "f"),
+    (re.compile("our(?=s?$|ed$|ing$|ite|able)"), "or"),
+    (re.compile("(?<=...)([iy])s(?=e|ing|ation)"), r"\1z"),
+    (re.compile("tre(?=s?$)"), "ter"),
+    (re.compile("ogue(?=s?$)"), "og"),
+    (re.compile("ll(?=ed$|ing$|er$|ment)"), "l"),
+)
+
+_NO_INITIALS: Final = words_of("of the and")
+_ABBREVIATION: Final = 6
+"""So short is "p.m" or "e.g"."""
+_EVERYDAY: Final = words_of(
+    """
+    abort acne admin advert advertise advisable aeroplane allergy alphabetical antivirus apiece
+    append authenticate authenticator autocorrect autopay avocado babysit babysitter backend bake
+    banknote barcode bathtub bbq bedtime beep beginner biweekly bleach blender blister blockchain
+    blueberry bluetooth bookkeeping bookmark bookshelf bookshop breastfeed brownie browse burglar
+    burglary burnout buttermilk calorie caption carb carbohydrate carton cashew cashier cashpoint
+    chargeback charger cheapest checkbook checkbox checklist checkout cheesecake cheque chickenpox
+    chickpea chopstick circumference clamp clog coleslaw comma commute compost compress concise
+    condolence config configure congratulate constipation contactless contagious cooker coolant
+    coupon courteous coworker cranberry crave crease crispy crochet croissant cucumber cursor
+    dashcam daycare deactivate deadlock debit decaf deduct deductible deduction defrost dehydrate
+    delete deletion descale diabetic diagnose diaper dilute diminish dimmer disable disappoint
+    discard disconnect discontinue dishwasher dividend divisible doable dosage downgrade downside
+    downtime drawback drowsy dryer drywall earphone editable embarrass emoji enrol eraser etiquette
+    evict eviction expiration expire expiry extrovert eyesight factorial faucet fertilizer feverish
+    filename fingerprint firewall flatmate flatter fluency forgetful formulate fortnight freelancer
+    freezer friendliest funniest gadget giraffe goldfish grandchild grandparent grocer guacamole
+    haggle haircut hairdresser handmade handset hashtag headlight headphone headset healthier
+    healthiest heartburn hedgehog hiccup hiker homeowner homesick hotline hotspot houseplant
+    housework hummus hyphen icing illegible impolite inbox insecure instal instalment insure insurer
+    introvert invalidate invoice itinerary jobless jog keychain keyword knead landlady landline
+    lasagna layover leftover legible lemonade lengthen lentil loaves lodger login logout lookup
+    lorry lunchbox lunchtime mailbox margarine meatball meditate memorize mend migraine mileage
+    minibus minivan mislaid misspell mitten modem motivate motorbike mould mow mower muffin multiply
+    nappy nicer nicest notify nutritious oat oatmeal oclock offend offline omelette oops outage
+    outlive outnumber overcharge overdraft overdrawn overdue overpaid overtake overthink overweight
+    overwrite painkiller pancake paramedic passcode passkey paycheck payday payout payslip
+    pessimistic pharmacist photocopier photosynthesis physiotherapist picky pineapple playlist pls
+    plugin plumber plunger postcode postpone pothole preferable preorder prepaid prescribe
+    procrastinate procrastination projector prolong pronounce proofread prune punctual purr quickest
+    quinoa raffle raincoat readable rearrange rebook reboot recline reconnect recoverable recruiter
+    rectangle recursion recursive recycle redeem redirect redo referral refill refinance refrigerate
+    refund refundable reheat reimburse reimbursement reinstall reload remarry rename renovate renter
+    reorder repaid repayment reschedule resend retake retry revert revise revoke rewind rewrite
+    ringtone rinse ripen risotto router rucksack safest salesperson sauna scam scammer scarves
+    scooter screenshot selfie sender sew sewn shampoo sharpen shoelace shopkeeper shopper shortcut
+    shorten shutdown simplify sitter sleepless slowest smartwatch smoker sneeze snooze snore soak
+    spam spelt spinach spreadsheet sprout stash sticker stopover stopwatch stressful stroller
+    subfolder sublet subscribe subscriber subtitle subtract suffice summarize sunburn sunburnt
+    sunscreen surcharge sushi tablespoon taxable teaspoon tenancy thaw thermometer thermostat thrice
+    thunderstorm timeout timesheet timestamp timezone tiredness toaster toddler toothache toothbrush
+    topup tortoise transferable troubleshoot tummy tutorial typo unblock unclog underestimate
+    unfollow unfreeze unhealthy uninstall uninsured unlucky unpack unread unsend unset unsold
+    unsubscribe untracked unwell upkeep upload uptime url username vaccinate vaccination vape vat
+    veg vegan veggie vibrate voicemail voucher waffle waive waiver wallpaper warranty washer
+    watermelon waterproof webcam webpage whine whiten widget wifi windscreen woollen workbook
+    workday workflow workload workmate worksheet workspace worthwhile yawn yoghurt yogurt yolk
+    """
+)
+"""Ordinary words that the vocabulary has in pieces only."""
+
+
+def differ_in_rare_words(a: Reading, b: Reading, common: Container[str]) -> str | None:
+    """Return "words" if one text has a word that is not common, and the other does not."""
+    if a.vocabulary == b.vocabulary:
+        return None
+    return "words" if _lacks(a, b, common) or _lacks(b, a, common) else None
+
+
+def _lacks(mine: Reading, theirs: Reading, common: Container[str]) -> bool:
+    """Tell whether one of my rare words has no counterpart in the other text."""
+    rare = [
+        place
+        for place, x in enumerate(mine.tokens)
+        if x.kind is Kind.WORD and x.text not in theirs.vocabulary and _is_rare(x.text, common)
+    ]
+    if not rare:
+        return False
+    known = {form for word in theirs.vocabulary for form in forms(word[:LONGEST])}
+    known |= {one + other for one, other in pairwise(theirs.words)}
+    initials = "".join([word[0] for word in theirs.words if word not in _NO_INITIALS])
+    return not all(
+        not known.isdisjoint(forms(mine.words[place][:LONGEST]))
+        or _part_is_known(mine.words, place, theirs.vocabulary)
+        or (len(mine.words[place]) > 2 and mine.words[place] in initials)
+        for place in rare
+    )
+
+
+def _part_is_known(words: Sequence[str], place: int, vocabulary: frozenset[str]) -> bool:
+    """Tell whether the other text has "wifi" for "wi fi", or "node" for "node.js"."""
+    before, word, after = words[max(place - 1, 0)], words[place], words[place + 1 : place + 2]
+    part, dot, _ = word.partition(".")
+    return (
+        before + word in vocabulary
+        or word + "".join(after) in vocabulary
+        or bool(dot and len(part) > 2 and part in vocabulary)
+    )
+
+
+def _is_rare(word: str, common: Container[str]) -> bool:
+    if len(word) < 2 or word in FUNCTION or word in common:
+        return False
+    return not any(form in common or form in _EVERYDAY for form in forms(word[:LONGEST]))
+
+
+@lru_cache(4096)
+def forms(word: str) -> frozenset[str]:
+    """Return a word and what it may be an inflection of, in one spelling."""
+    if not word.isascii():
+        word = "".join(
+            x for x in unicodedata.normalize("NFKD", word) if not unicodedata.combining(x)
+        )
+    word = word.replace(".", "") if len(word) < _ABBREVIATION else word
+    found = {word, *_uninflected(word)} | ({UNITS[word]} if word in UNITS else set())
+    return frozenset(found | {_one_spelling(form) for form in found})
+
+
+def _one_spelling(word: str) -> str:
+    for pattern, put in _SPELLINGS:
+        word = pattern.sub(put, word)
+    return word
+
+
+def _uninflected(word: str) -> Iterator[str]:
+    if word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 3:
+        yield word[:-1]
+        if word.endswith("es"):
+            yield word[:-2]
+        if word.endswith("ies"):
+            yield word[:-3] + "y"
+    for ending in ("ed", "ing"):
+        if word.endswith(ending) and len(word) - len(ending) > 2:
+            stem = word[: -len(ending)]
+            yield stem
+            yield stem + "e"
+            if stem[-1] == stem[-2]:
+                yield stem[:-1]
+            if ending == "ed" and stem[-1] == "i":
+                yield stem[:-1] + "y"
