@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend.server.structured import MOST_BYTES, MOST_DEPTH, SchemaError, enforceable
+from backend.server.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enforceable
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ for _ in range(MOST_DEPTH + 1):
         ({"minItems": 1e19}, "1e+19 is more than"),
         ({"maxItems": 2**31 + 1}, "2147483649 is more than"),
         ({"$ref": "#/x-a/" + "1" * 5_000, "x-a": []}, "points nowhere"),
-        ({"pattern": "a", "maxLength": 1}, "'maxLength' is not permitted beside 'pattern'"),
+        ({"pattern": "ab", "maxLength": 1}, "'maxLength' is not permitted beside 'pattern'"),
         (NESTED, f"larger than the {MOST_DEPTH} levels"),
         ({"properties": {str(i): {} for i in range(2_001)}}, "larger than the 2000 schemas"),
         ({"const": "x" * MOST_BYTES}, "bytes, of which 65536 are allowed"),
@@ -138,6 +138,100 @@ def test_a_schema_that_cannot_hold_is_refused_with_its_path(schema, words):
 )
 def test_without_strictness_what_cannot_be_enforced_is_left_out(schema, enforced):
     assert enforceable(schema, strict=False) == enforced
+
+
+AB = {"a": {"type": "boolean"}, "b": {"type": "integer"}}
+OBJECT_AB = {"type": "object", "properties": AB}
+
+
+@pytest.mark.parametrize(
+    ("schema", "enforced"),
+    [
+        (
+            {**OBJECT_AB, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+            {"anyOf": [{**OBJECT_AB, "required": ["a"]}, {**OBJECT_AB, "required": ["b"]}]},
+        ),
+        (
+            {"properties": AB, "required": ["a"], "oneOf": [{"required": ["b"]}, True]},
+            {
+                "anyOf": [
+                    {**OBJECT_AB, "required": ["a", "b"]},
+                    {**OBJECT_AB, "required": ["a"]},
+                ]
+            },
+        ),
+        (
+            {
+                "properties": AB,
+                "additionalProperties": False,
+                "anyOf": [{"properties": {"b": {"minimum": 1}, "c": {}}}],
+            },
+            {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "properties": {
+                            "a": {"type": "boolean"},
+                            "b": {"type": "integer", "minimum": 1},
+                        },
+                        "additionalProperties": False,
+                    }
+                ]
+            },
+        ),
+        (
+            {"minLength": 2, "anyOf": [{"maxLength": 3}, {"minLength": 5}]},
+            {
+                "anyOf": [
+                    {"type": "string", "minLength": 2, "maxLength": 3},
+                    {"type": "string", "minLength": 5},
+                ]
+            },
+        ),
+        (
+            {"$defs": {"s": {"type": "string"}}, "$ref": "#/$defs/s", "minLength": 3},
+            {"type": "string", "minLength": 3},
+        ),
+        (
+            {"$defs": {"o": OBJECT_AB}, "$ref": "#/$defs/o", "properties": {"c": {"const": 1}}},
+            {"type": "object", "properties": {"c": {"enum": [1]}, **AB}},
+        ),
+        (
+            {"$defs": {"o": OBJECT_AB}, "required": ["b"], "anyOf": [{"$ref": "#/$defs/o"}]},
+            {"anyOf": [{**OBJECT_AB, "required": ["b"]}]},
+        ),
+        (
+            {"allOf": [OBJECT_AB, {"properties": {"c": {"type": "null"}}, "required": ["a"]}]},
+            {"type": "object", "properties": {**AB, "c": {"type": "null"}}, "required": ["a"]},
+        ),
+        (
+            {"anyOf": [{"required": ["a"]}], "allOf": [OBJECT_AB]},
+            {"anyOf": [{**OBJECT_AB, "required": ["a"]}]},
+        ),
+        ({"pattern": "^[a-z]+$", "maxLength": 3}, {"type": "string", "pattern": "^[a-z]{1,3}$"}),
+        ({"pattern": r"\d*", "minLength": 2}, {"type": "string", "pattern": r"^\d{2,}$"}),
+        ({"pattern": "[ab]{2,9}", "maxLength": 4}, {"type": "string", "pattern": "^[ab]{2,4}$"}),
+    ],
+)
+def test_keywords_beside_a_choice_or_a_reference_hold_too(schema, enforced):
+    assert enforceable(schema, strict=False) == enforced
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"a": {"$ref": "#/$defs/a", "minLength": 1}}, "$ref": "#/$defs/a"},
+        {"properties": {"x": {}}, "anyOf": [{"$ref": "#"}]},
+    ],
+)
+def test_a_reference_that_leads_to_itself_is_refused(schema):
+    with pytest.raises(SchemaError, match=r"itself|larger than"):
+        enforceable(schema, strict=False)
+
+
+def test_a_text_that_cannot_be_so_short_is_refused():
+    with pytest.raises(SchemaError, match="no text of these lengths"):
+        enforceable({"pattern": "[ab]{4}", "maxLength": 3}, strict=False)
 
 
 @pytest.mark.parametrize("pattern", ["[" * 60_000, "[\\" * 20_000, "[^" * 30_000])
