@@ -17,7 +17,13 @@ from backend.scheduler.request import SamplingParams
 from backend.server.app import build_application
 from backend.server.kv_events import KvEvents
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
-from backend.server.tool_parsers import FORMATS, ToolFormat, format_of, reasoning
+from backend.server.tool_parsers import (
+    FORMATS,
+    ToolFormat,
+    format_of,
+    reasoning,
+    without_format,
+)
 from backend.server.tool_parsers.reasoning import ReasoningFormat
 from backend.settings import Settings
 from backend.tokenizer.tokenizer import Tokenizer
@@ -94,7 +100,7 @@ async def _load(
         host.stop,
         sampling,
         _tool_format(settings, tokenizer),
-        _reasoning_format(settings),
+        _reasoning_format(settings, tokenizer),
     )
 
 
@@ -102,15 +108,22 @@ def _read(directory: Path) -> tuple[Tokenizer, SamplingParams]:
     return Tokenizer.load(directory), recommended_sampling(directory)
 
 
-def _tool_format(settings: Settings, tokenizer: Tokenizer) -> ToolFormat | None:
-    if settings.tool_call_parser == "auto":
-        return format_of(tokenizer.tool_template)
-    return FORMATS.get(settings.tool_call_parser)
+def _tool_format(settings: Settings, tokenizer: Tokenizer) -> ToolFormat | str:
+    if settings.tool_call_parser == "none":
+        return "it was started with --tool-call-parser none"
+    if settings.tool_call_parser != "auto":
+        return FORMATS[settings.tool_call_parser]
+    template = tokenizer.tool_template
+    if (form := format_of(template)) is not None:
+        return form
+    problem = without_format(template)
+    log.info("requests with tools are refused: %s", problem)
+    return problem
 
 
-def _reasoning_format(settings: Settings) -> ReasoningFormat | None:
+def _reasoning_format(settings: Settings, tokenizer: Tokenizer) -> ReasoningFormat | None:
     if settings.reasoning_parser == "auto":
-        return reasoning.format_of(f"{settings.model}/{settings.model_name}")
+        return reasoning.format_of(tokenizer.chat_template)
     return reasoning.FORMATS.get(settings.reasoning_parser)
 
 

@@ -252,8 +252,8 @@ class Settings(EngineOptions):
     )
     reasoning_parser: str = _flag(
         "auto",
-        "how the model marks its reasoning, which goes into reasoning_content; auto chooses "
-        "by the model's name",
+        "how the model marks its reasoning, which goes into reasoning_content; auto is as its "
+        "chat template says",
         choices=("auto", "qwen3", "deepseek_r1", "none"),
     )
     allow_unknown_fields: bool = _flag(

@@ -29,6 +29,8 @@ _TOKENS = 32
 """So many tokens of a long answer become text at a time."""
 _BLOCKS = 256
 """So many blocks of a long prompt are hashed at a time."""
+_CONTEXT_TOKENS = 8
+"""So many of a prompt's last tokens tell a decoder that an answer is not the text's beginning."""
 _YIELD_AFTER_SECONDS = 0.002
 """After this long, other tasks of the event loop run before the rest is done."""
 
@@ -225,8 +227,15 @@ class EngineClient:
             self._streams[number] = stream
         if engine.description != description:
             hashes = ()  # another engine took the place meanwhile
+        context = request.prompt_tokens[-_CONTEXT_TOKENS:] if request.text.continues else ()
         choices = {
-            index: Choice(index, request.sampling.stop, engine.text.detokenizer())
+            index: Choice(
+                index,
+                request.sampling.stop,
+                engine.text.detokenizer(request.text.markup, context),
+                min_tokens=request.sampling.min_tokens,
+                reasoning=request.text.reasoning,
+            )
             for index in range(request.n)
         }
         over = False

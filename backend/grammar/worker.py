@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from backend.grammar.matcher import GrammarError, GrammarMatcher, allocate_bitmask
 from backend.process import end_with_parent
-from backend.scheduler.request import Grammar, GrammarKind
+from backend.scheduler.request import MOST_SPACES, Grammar, GrammarKind
 
 if TYPE_CHECKING:
     import xgrammar
@@ -40,8 +40,6 @@ _MOST_STACK = 4 * 2**20
 _MOST_SERIALISED = 128 * 2**20
 _MOST_CHARACTERS = 300
 """So much of a complaint is passed on: some of xgrammar's repeat the whole grammar."""
-_MOST_SPACES = 16
-"""Enough for what is laid out in lines; without a bound a weak model adds spaces until the end."""
 _TOO_LARGE = "it is too large; make it simpler"
 
 
@@ -322,10 +320,10 @@ def _compile(compiler: "xgrammar.GrammarCompiler", grammar: Grammar) -> "xgramma
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return compiler.compile_json_schema(
-                '{"type": "object"}', max_whitespace_cnt=_MOST_SPACES
+                '{"type": "object"}', max_whitespace_cnt=MOST_SPACES
             )
         case GrammarKind.JSON_SCHEMA:
-            return compiler.compile_json_schema(grammar.source, max_whitespace_cnt=_MOST_SPACES)
+            return compiler.compile_json_schema(grammar.source, max_whitespace_cnt=MOST_SPACES)
         case GrammarKind.REGEX:
             return compiler.compile_regex(grammar.source)
         case GrammarKind.EBNF:

@@ -46,6 +46,37 @@ class Grammar:
     source: str = ""
 
 
+MOST_SPACES = 16
+"""White space between two parts of JSON under a grammar, so that a weak model reaches an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningSpan:
+    """Where an answer's reasoning stands in its text.
+
+    It begins with the text if ``begun``, else with ``opening`` if the text begins so, and it ends
+    with ``closing``.
+    """
+
+    opening: str
+    closing: str
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """How tokens become the text of an answer.
+
+    ``markup`` are special tokens that are text here, since a parser reads them. Stop strings are
+    searched behind ``reasoning``. The text ``continues`` the prompt's: a decoder that strips the
+    first space of a text does not strip this one's.
+    """
+
+    markup: tuple[str, ...] = ()
+    reasoning: ReasoningSpan | None = None
+    continues: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when generation ends.
@@ -104,7 +135,8 @@ class GenerationRequest:
     at the end only. ``queue_seconds`` bounds the wait before the first step, None leaves it to the
     engine. ``arrived`` is when whoever asks began to wait, on the clock of ``time.monotonic``; None
     is when the engine's client was called. It comes ``among`` so many choices, where other requests
-    are sent with it, and never runs where these could never wait together.
+    are sent with it, and never runs where these could never wait together. ``text`` is how its
+    tokens are read.
     """
 
     request_id: str
@@ -117,6 +149,7 @@ class GenerationRequest:
     queue_seconds: float | None = None
     arrived: float | None = None
     among: int = 0
+    text: TextForm = field(default_factory=TextForm)
 
 
 @dataclass(frozen=True, slots=True)

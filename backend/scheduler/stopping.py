@@ -11,12 +11,19 @@ complete; U+FFFD appears only where the model truly broke off or produced bytes 
 
 import codecs
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
-from backend.scheduler.request import FinishReason, TextDelta, TokenDelta, TokenLogprobs
+from backend.scheduler.request import (
+    FinishReason,
+    ReasoningSpan,
+    TextDelta,
+    TokenDelta,
+    TokenLogprobs,
+)
 from backend.scheduler.sequence import Sequence
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -67,15 +74,34 @@ class WindowDetokenizer:
     whole, so an unfinished character spoils those before it until it is complete.
     """
 
-    def __init__(self, decode: Callable[[SequenceOf[int]], str]) -> None:
-        """``decode`` turns tokens into text, leaving special tokens out."""
+    def __init__(
+        self,
+        decode: Callable[[SequenceOf[int]], str],
+        context: SequenceOf[int] = (),
+        markup: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        """``decode`` turns tokens into text, leaving special tokens out.
+
+        ``context`` are tokens before the text, which it continues. ``markup`` has the special
+        tokens that are text, and how they are spelled.
+        """
         self._decode = decode
-        self._window: list[int] = []
-        self._boundary = 0
-        self._emitted = 0
+        self._markup = markup
+        self._begin_behind(context)
+
+    def _begin_behind(self, context: SequenceOf[int]) -> None:
+        text = self._decode(context)
+        # Bytes of a character that was broken off are no context.
+        self._window = [] if text.endswith(REPLACEMENT) else list(context)
+        self._boundary = len(self._window)
+        self._emitted = len(text) if self._window else 0
 
     def push(self, token: int) -> str:
         """Decode the window with ``token`` in it."""
+        if token in self._markup:
+            text = self.finish() + self._markup[token]
+            self._begin_behind(self._window)
+            return text
         self._window.append(token)
         text = self._decode(self._window)
         delta = text[self._emitted :]
@@ -105,27 +131,61 @@ class StopStringScanner:
     Of two that end together the longer counts. So the cut does not depend on the pieces.
     """
 
-    def __init__(self, stop: SequenceOf[str]) -> None:
-        """Empty strings are ignored: they would stop everything before it starts."""
+    def __init__(self, stop: SequenceOf[str], reasoning: ReasoningSpan | None = None) -> None:
+        """Empty strings are ignored: they would stop everything before it starts.
+
+        Within ``reasoning`` none is searched.
+        """
         self._stop = tuple(string for string in stop if string)
+        self._reasoning = reasoning
         self._held = ""
 
-    def push(self, text: str) -> StopScan:
-        """Add ``text`` and return what has become certain."""
+    def push(self, text: str, *, searched: bool = True) -> StopScan:
+        """Add ``text`` and return what has become certain; no stop string ends unless searched."""
         if not self._stop:
             return StopScan(text, stopped=False)
-        text = self._held + text
+        text, self._held = self._held + text, ""
+        passed = self._pass_reasoning(text)
+        if not searched:
+            # What begins here may end later.
+            passed = max(passed, len(text) - self._open(text))
+        before, text = text[:passed], text[passed:]
+        if self._reasoning is not None:
+            self._held = text
+            return StopScan(before, stopped=False)
+        scan = self._search(text)
+        return StopScan(before + scan.text, scan.stopped)
+
+    def _pass_reasoning(self, text: str) -> int:
+        """Return how much of ``text`` is reasoning for certain, and note if it is over."""
+        span = self._reasoning
+        if span is None:
+            return 0
+        if not span.begun:
+            begun = text.lstrip()
+            if not begun.startswith(span.opening):
+                if not span.opening.startswith(begun):
+                    self._reasoning = None
+                return 0
+            span = self._reasoning = replace(span, begun=True)
+        if (end := text.find(span.closing)) < 0:
+            return len(text) - longest_open_prefix(text, span.closing)
+        self._reasoning = None
+        return end + len(span.closing)
+
+    def _open(self, text: str) -> int:
+        return max(longest_open_prefix(text, string) for string in self._stop)
+
+    def _search(self, text: str) -> StopScan:
         found = [
             (start + len(string), start)
             for string in self._stop
             if (start := text.find(string)) >= 0
         ]
         if found:
-            self._held = ""
             _, start = min(found)
             return StopScan(text[:start], stopped=True)
-        keep = max(longest_open_prefix(text, string) for string in self._stop)
-        cut = len(text) - keep
+        cut = len(text) - self._open(text)
         self._held = text[cut:]
         return StopScan(text[:cut], stopped=False)
 
@@ -160,13 +220,23 @@ class Choice:
     """
 
     def __init__(
-        self, index: int, stop: SequenceOf[str], detokenizer: IncrementalDetokenizer
+        self,
+        index: int,
+        stop: SequenceOf[str],
+        detokenizer: IncrementalDetokenizer,
+        *,
+        min_tokens: int = 0,
+        reasoning: ReasoningSpan | None = None,
     ) -> None:
-        """``stop`` strings end the text before themselves."""
+        """``stop`` strings end the text before themselves.
+
+        They do so behind the ``reasoning``, and end with a token behind ``min_tokens``.
+        """
         self.index = index
         self.num_tokens = 0
         self._detokenizer = detokenizer
-        self._scanner = StopStringScanner(stop)
+        self._min_tokens = min_tokens
+        self._scanner = StopStringScanner(stop, reasoning)
         self._decoded = 0
         self._shown = 0
         self._reported: deque[_Reported] = deque()
@@ -187,7 +257,8 @@ class Choice:
             is_last = position == len(delta.tokens) - 1
             if is_last and delta.finish_reason is FinishReason.STOP:
                 break
-            scan = self._scanner.push(self._decode(delta, position, token))
+            text = self._decode(delta, position, token)
+            scan = self._scanner.push(text, searched=self.num_tokens > self._min_tokens)
             texts.append(scan.text)
             if scan.stopped:
                 return self._stopped("".join(texts), delta)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from aiohttp import web
 from pydantic import Field, Tag, model_validator
 
-from backend.scheduler.request import FinishReason, TokenLogprobs
+from backend.scheduler.request import FinishReason, TextForm, TokenLogprobs
 from backend.server.body import read_request
 from backend.server.pipeline import Generation, answer, new_generation, sampling_params
 from backend.server.prompts import chat_prompt
@@ -188,12 +188,23 @@ async def answer_conversation(
     sampling = sampling_params(
         body, loaded, constraint, max_tokens=chat.max_tokens, logprobs=chat.logprobs
     )
+    form = answer_format(tools, loaded.reasoning_format, prompt.end, sampling.grammar)
     generation = new_generation(
-        chat.prefix, (prompt.tokens,), body, sampling, request, arrived=arrived
+        chat.prefix,
+        (prompt.tokens,),
+        body,
+        sampling,
+        request,
+        arrived=arrived,
+        text=TextForm(
+            () if form is None else form.markup,
+            None if form is None else form.span,
+            chat.template.continue_final_message,
+        ),
     )
     reply = reply_to(
         generation,
-        answer_format(tools, loaded.reasoning_format, prompt.end, sampling.grammar),
+        form,
         None if chat.logprobs is None else loaded.encoder.token_bytes,
     )
     return await answer(request, generation, loaded.generator, reply, constraint)

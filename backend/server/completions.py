@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from backend.ports import EngineError, PromptEncoder
-from backend.scheduler.request import FinishReason, TokenLogprobs
+from backend.scheduler.request import FinishReason, TextForm, TokenLogprobs
 from backend.server.body import read_request
 from backend.server.pipeline import answer, new_generation, sampling_params
 from backend.server.prompts import ON_LOOP_CHARACTERS, completion_prompts, each_off_loop
@@ -102,6 +102,7 @@ async def completions(model: ServedModel, request: web.Request) -> web.StreamRes
         sampling,
         request,
         arrived=arrived,
+        text=TextForm(continues=True),
         prompt_only=body.most_tokens == 0,
     )
     # Of a prompt that was cut, what the model read is known by its tokens alone.

@@ -31,6 +31,7 @@ from backend.scheduler.request import (
     Priority,
     SamplingParams,
     TextDelta,
+    TextForm,
     TokenLogprobs,
 )
 from backend.server.prompts import off_loop
@@ -193,6 +194,7 @@ def new_generation(
     request: web.Request,
     *,
     arrived: float,
+    text: TextForm,
     prompt_only: bool = False,
 ) -> Generation:
     """Return what is to be generated; headers say who asks and how urgently. Raises ApiError."""
@@ -209,6 +211,7 @@ def new_generation(
         queue_seconds=_queue_seconds(headers),
         arrived=arrived,
         among=len(prompts) * (body.n or 1),
+        text=text,
     )
     others = (
         replace(first, request_id=f"{generation_id}-{position}", prompt_tokens=prompt)

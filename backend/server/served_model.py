@@ -22,8 +22,8 @@ class LoadedModel:
     close: Callable[[], Awaitable[None]]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     """Used for what a request leaves open."""
-    tool_format: ToolFormat | None = None
-    """How the model calls functions, None if it cannot."""
+    tool_format: ToolFormat | str = ""
+    """How the model calls functions, or why it cannot."""
     reasoning_format: ReasoningFormat | None = None
     """How it reasons before it answers, None where all that it writes is the answer."""
 

@@ -78,6 +78,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
+        self.source = source
         self.tool_source = tool_source or source
         try:
             self._template = environment.from_string(source)

@@ -129,6 +129,11 @@ class Tokenizer:
         )
 
     @property
+    def chat_template(self) -> str:
+        """The chat template as text; empty where there is none."""
+        return "" if self._template is None else self._template.source
+
+    @property
     def tool_template(self) -> str:
         """The chat template for requests with tools, as text; empty where there is none."""
         return "" if self._template is None else self._template.tool_source
@@ -146,11 +151,21 @@ class Tokenizer:
             cached = self._bytes[token] = self._look_up_bytes(token)
         return cached
 
-    def detokenizer(self) -> IncrementalDetokenizer:
-        """Return fresh state for one choice."""
-        if self._byte_level:
+    def detokenizer(
+        self, markup: Sequence[str] = (), context: Sequence[int] = ()
+    ) -> IncrementalDetokenizer:
+        """Return fresh state for one choice.
+
+        The special tokens among ``markup`` are text. ``context`` are tokens before the text.
+        """
+        ids = ((self._backend.token_to_id(tag), tag) for tag in markup)
+        shown = {token: tag for token, tag in ids if token in self._special_ids}
+        if not self._byte_level:
+            return WindowDetokenizer(self.decode, context, shown)
+        if not shown:
             return ByteLevelDetokenizer(self.visible_bytes)
-        return WindowDetokenizer(self.decode)
+        spelled = {token: tag.encode() for token, tag in shown.items()}
+        return ByteLevelDetokenizer(lambda token: spelled.get(token) or self.visible_bytes(token))
 
     def _look_up_bytes(self, token: int) -> bytes:
         # Models pad their vocabulary: ids that the tokenizer does not know have no text.

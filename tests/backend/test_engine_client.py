@@ -137,7 +137,7 @@ def opened(*, fingerprint=b"model"):
     """A client of an engine that does nothing, and what was sent to it."""
     sent = []
     engine = client.EngineClient(sent.append)
-    text = SimpleNamespace(detokenizer=Letters)
+    text = SimpleNamespace(detokenizer=lambda markup, context: Letters())
     engine.open(EngineDescription(1_000_000, 50, fingerprint), text)
     return engine, sent
 

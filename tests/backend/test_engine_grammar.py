@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,16 @@ from backend.grammar.matcher import GrammarMatcher
 from backend.grammar.worker import GrammarLibrary, Vocabulary
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
 from backend.scheduler.request import (
+    MOST_SPACES,
     FinishReason,
     GenerationRequest,
     Grammar,
     GrammarKind,
     SamplingParams,
 )
-from backend.server.structured import enforceable
+from backend.server.json_schema import enforceable
+from backend.server.tool_parsers import FORMATS
+from backend.server.tool_parsers.streaming_json import CallableFunction, json_tag
 
 pytest_plugins = ["running_backend"]
 
@@ -114,6 +118,21 @@ async def test_schemas_hold_in_a_batch_with_neighbours_that_have_none(engine):
             assert reason is FinishReason.STOP, (name, text)
             jsonschema.validate(json.loads(text), SCHEMAS[name])
         assert name in ("enum", "number", "optional") or len(set(choices)) > 1
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+@pytest.mark.parametrize("beside_an_answer", [True, False])
+async def test_a_model_that_likes_line_ends_ends_its_call(engine, form, beside_an_answer):
+    functions = [CallableFunction("f", enforceable(SCHEMAS["nested"], strict=True))]
+    tag = FORMATS[form].calls(functions, several=False)
+    if beside_an_answer:
+        tag = {"type": "or", "elements": [tag, json_tag(SCHEMAS["nested"])]}
+    source = json.dumps({"type": "structural_tag", "format": tag})
+    bias = tuple((byte, 100.0) for byte in b"\n\r ")
+    wanted = request(Grammar(GrammarKind.STRUCTURE, source), n=2, logit_bias=bias, max_tokens=900)
+    for text, reason in await collect(engine, wanted):
+        assert reason is FinishReason.STOP, text
+        assert re.search(rf"[ \r\n]{{{MOST_SPACES + 3}}}", text) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])

@@ -1,11 +1,15 @@
 """Templates in Qwen's and Llama's manner: rendered as transformers does, and read back."""
 
+import json
+
 import pytest
 from tool_templates import TEMPLATES, with_template
 from transformers import PreTrainedTokenizerFast
 
-from backend.server.tool_parsers import FORMATS, format_of
+from backend.app import _tool_format
+from backend.server.tool_parsers import FORMATS, format_of, without_format
 from backend.server.tool_parsers.streaming_json import Call, gather
+from backend.settings import Settings
 from backend.tokenizer.chat_template import ChatTemplateError
 from backend.tokenizer.tokenizer import Tokenizer
 
@@ -122,3 +126,34 @@ def test_a_last_message_is_left_open_as_transformers_leaves_it(directory, peer, 
     )
     assert text == peer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     assert text.rstrip().endswith(last.strip())
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if tools %}<tool_call>\n<function={{ name }}>\n<parameter=a>",
+        "{% if tools %}<tool_call>{{ name }}\n<arg_key>a</arg_key>",
+        '{% if tools %}<|START_ACTION|>{"tool_name": "name", "parameters": {}}',
+        "{% if tools %}[TOOL_CALLS] [{{ name }}]",
+        '{% if tools %}{"name": "f", "parameters": {}}<|python_tag|><function=f>',
+        "{% if tools %}<|tool_calls_section_begin|>",
+    ],
+)
+def test_a_format_that_nobody_reads_is_not_taken_for_one_that_shares_a_tag(template):
+    assert format_of(template) is None
+    assert "is not supported; supported: Qwen's" in without_format(template)
+
+
+def test_a_template_without_tools_is_told_from_one_of_another_format():
+    assert without_format("{{ messages }}") == "the model's chat template knows nothing of tools"
+
+
+def test_a_template_of_another_format_is_told_at_the_start(chat_model, tmp_path, caplog):
+    directory = with_template(chat_model, tmp_path / "other", "qwen")
+    template = directory / "chat_template.jinja"
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    template.write_text(config["chat_template"] + "{#<function=#}")
+    caplog.set_level("INFO")
+    refused = _tool_format(Settings(str(directory)), Tokenizer.load(directory))
+    assert refused == without_format(template.read_text())
+    assert f"requests with tools are refused: {refused}" in caplog.messages

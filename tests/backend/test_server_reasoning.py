@@ -4,9 +4,21 @@ import pytest
 from tool_templates import with_template
 
 from backend.app import create_app
-from backend.scheduler.request import FinishReason, TextDelta, TokenLogprobs
+from backend.scheduler.request import (
+    FinishReason,
+    ReasoningSpan,
+    TextDelta,
+    TextForm,
+    TokenLogprobs,
+)
 from backend.server import tool_parsers as formats
-from backend.server.tool_parsers.reasoning import FORMATS, PromptEnd, format_of, prompt_end
+from backend.server.tool_parsers.reasoning import (
+    FORMATS,
+    TAGS,
+    PromptEnd,
+    format_of,
+    prompt_end,
+)
 from backend.settings import Settings
 
 pytest_plugins = ["running_backend"]
@@ -100,6 +112,35 @@ async def both(server, **fields):
 async def test_reasoning_is_told_apart(thinking, form, template, pieces, expected):
     server = await thinking(*pieces, form=form, template=template)
     assert await both(server) == [(*expected, "stop")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "template", "expected"),
+    [
+        ({}, "", TextForm(TAGS, ReasoningSpan(*TAGS, begun=False))),
+        ({}, "<think>\n", TextForm(TAGS, ReasoningSpan(*TAGS, begun=True))),
+        (
+            {"tools": [TOOL]},
+            "",
+            TextForm((*TAGS, "<tool_call>", "</tool_call>"), ReasoningSpan(*TAGS, begun=False)),
+        ),
+        ({"response_format": {"type": "json_object"}}, "", TextForm()),
+    ],
+)
+async def test_tokens_become_text_as_the_parsers_need_it(thinking, fields, template, expected):
+    server = await thinking("{}", template=template)
+    assert (await server.chat(**fields)).status == 200
+    assert server.generator.requests[-1].text == expected
+
+
+async def test_a_continued_message_and_a_completion_continue_the_prompts_text(start_server):
+    server = await start_server()
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    await server.chat(messages=messages, **options)
+    await server.complete(prompt="a")
+    await server.chat()
+    assert [request.text.continues for request in server.generator.requests] == [True, True, False]
 
 
 async def test_each_choice_is_read_apart(thinking):
@@ -241,26 +282,28 @@ def test_how_a_prompt_ends(text, continued, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
+    ("template", "form"),
     [
-        ("Qwen/Qwen3-0.6B", "qwen3"),
-        ("/models/qwen3-30b-a3b-thinking-2507", "qwen3"),
-        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", "deepseek_r1"),
-        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "deepseek_r1"),
-        ("Qwen/QwQ-32B", "deepseek_r1"),
-        ("Qwen/Qwen2.5-7B-Instruct", None),
-        ("meta-llama/Llama-3.1-8B", None),
+        ("{{ '<think>\\n\\n</think>\\n\\n' }}", "qwen3"),
+        ("{{ content.split('</think>')[-1] }}", "qwen3"),
+        ("{{ '<|assistant|>\\n<think>' }}{{ '</think>' }}", "qwen3"),
+        (
+            "{{ '<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}></think>' }}",
+            "deepseek_r1",
+        ),
+        ("{{ '<|im_start|>assistant' }}", None),
+        ("", None),
     ],
 )
-def test_the_format_is_known_by_the_models_name(name, form):
-    assert format_of(name) is (form and FORMATS[form])
+def test_the_format_is_known_by_the_template(template, form):
+    assert format_of(template) is (form and FORMATS[form])
 
 
 @pytest.mark.parametrize(
     ("settings", "form"),
     [
-        ({"served_model_name": "my-qwen3"}, "qwen3"),
-        ({"served_model_name": "my-qwen3", "reasoning_parser": "none"}, None),
+        ({"served_model_name": "qwq-deepseek-r1-qwen3"}, None),
+        ({"reasoning_parser": "none"}, None),
         ({"reasoning_parser": "deepseek_r1"}, "deepseek_r1"),
         ({}, None),
     ],

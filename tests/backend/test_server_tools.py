@@ -8,7 +8,7 @@ import pytest
 from backend.ports import GrammarRejectedError
 from backend.scheduler.request import FinishReason, GrammarKind, TextDelta, TokenLogprobs
 from backend.server import structured
-from backend.server.structured import enforceable
+from backend.server.json_schema import enforceable
 from backend.server.tool_parsers import FORMATS
 
 pytest_plugins = ["running_backend"]

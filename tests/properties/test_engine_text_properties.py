@@ -1,10 +1,13 @@
 """Streamed text: deltas add up to the whole, and stop strings never show, not even in part."""
 
+from itertools import pairwise
+
+import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs
+from backend.scheduler.request import FinishReason, ReasoningSpan, TokenDelta, TokenLogprobs
 from backend.scheduler.sequence import Sequence
 from backend.scheduler.stopping import (
     ByteLevelDetokenizer,
@@ -113,6 +116,85 @@ def test_window_deltas_of_a_sentencepiece_decoder_spell_the_text(pieces):
     deltas = streamed(detokenizer, tokens)
     assert "".join(deltas) == SENTENCEPIECE.decode(tokens)
     assert not any("\ufffd" in delta for delta in deltas)
+
+
+PIECES = st.lists(
+    st.sampled_from(["▁", "▁the", "the", "▁reset", "é", "東", "▁東", "🙂"]), min_size=1, max_size=12
+)
+
+
+def sentencepiece_tokens(pieces):
+    return [SENTENCEPIECE._backend.token_to_id(piece) for piece in pieces]
+
+
+@given(PIECES, PIECES)
+def test_a_text_that_continues_another_keeps_its_first_space(before, pieces):
+    context, tokens = sentencepiece_tokens(before), sentencepiece_tokens(pieces)
+    detokenizer = SENTENCEPIECE.detokenizer((), context)
+    whole = SENTENCEPIECE.decode([*context, *tokens])
+    assert SENTENCEPIECE.decode(context) + "".join(streamed(detokenizer, tokens)) == whole
+
+
+def test_a_prompt_that_breaks_a_character_off_is_no_context():
+    first, *rest = (2 + byte for byte in "東".encode())
+    assert "".join(streamed(SENTENCEPIECE.detokenizer((), [first]), rest)) == "\ufffd\ufffd"
+
+
+@given(st.data())
+def test_special_tokens_that_a_parser_reads_are_text(data):
+    raw = data.draw(st.sampled_from([BYTE_LEVEL, SENTENCEPIECE]))
+    special = "<|end|>" if raw is BYTE_LEVEL else "<s>"
+    number = raw._backend.token_to_id(special)
+    plain = [token for token in range(1, 200) if raw.decode([token]).isascii()]
+    others = st.sampled_from(range(260, 267) if raw is SENTENCEPIECE else plain)
+    parts = data.draw(st.lists(st.lists(others, max_size=5), min_size=1, max_size=4))
+    tokens = [token for part in parts for token in (*part, number)][:-1]
+    said = "".join(streamed(raw.detokenizer((special, "<unknown>")), tokens))
+    assert said.count(special) == len(parts) - 1
+    assert said.replace(special, "") == "".join(streamed(raw.detokenizer(), tokens))
+
+
+def scanned(stops, span, pieces):
+    scanner, shown = StopStringScanner(stops, span), ""
+    for piece in pieces:
+        scan = scanner.push(piece)
+        shown += scan.text
+        if scan.stopped:
+            return shown
+    return shown + scanner.finish()
+
+
+@given(
+    st.booleans(),
+    st.sampled_from(["", "\n"]),
+    st.sampled_from(["why", "x STOP y", "", "</thin"]),
+    st.sampled_from(["so", "so STOP not", "STOP", "<think>STOP"]),
+    st.lists(st.integers(0, 40), max_size=6),
+)
+def test_stop_strings_within_reasoning_end_nothing(begun, space, why, answer, cuts):
+    text = ("" if begun else f"{space}<think>") + why + "</think>" + answer
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [text[start:end] for start, end in pairwise(places)]
+    span = ReasoningSpan("<think>", "</think>", begun=begun)
+    kept = answer.partition("STOP")[0]
+    assert scanned(["STOP"], span, pieces) == text.removesuffix(answer) + kept
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("so STOP", "so "), ("<thSTOP", "<th"), ("so <think>STOP</think>", "so <think>")],
+)
+def test_without_reasoning_at_the_beginning_every_stop_string_counts(text, shown):
+    span = ReasoningSpan("<think>", "</think>", begun=False)
+    assert scanned(["STOP"], span, [text]) == scanned(["STOP"], span, text) == shown
+
+
+@pytest.mark.parametrize(("least", "shown"), [(0, "a"), (2, "a,b"), (3, "a,b"), (4, "a,b,c,d")])
+def test_no_stop_string_ends_among_the_least_tokens(least, shown):
+    tokens = BYTE_LEVEL.encode("a,b,c,d")
+    assert len(tokens) == 7
+    choice = Choice(0, [","], BYTE_LEVEL.detokenizer(), min_tokens={4: 7}.get(least, least))
+    assert choice.push(TokenDelta(0, tuple(tokens), (), FinishReason.LENGTH)).text == shown
 
 
 def first_stop(text, stops):

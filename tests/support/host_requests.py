@@ -13,7 +13,7 @@ LIMIT = 30.0
 class Letters:
     """Token 1 is "a", and so on."""
 
-    def detokenizer(self):
+    def detokenizer(self, markup=(), context=()):
         return ByteLevelDetokenizer(lambda token: bytes([96 + token]))
 
 

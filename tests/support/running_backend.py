@@ -238,7 +238,7 @@ async def start_server(serve_application: StartServer) -> StartServer:
         generator = ScriptedGenerator(**script)
         encoder = CharacterEncoder()
         loaded = LoadedModel(
-            generator, encoder, close, sampling or SamplingParams(), tools, reasoning
+            generator, encoder, close, sampling or SamplingParams(), tools or "", reasoning
         )
         app = build_application(ServedModel(MODEL, at_once(loaded)), **(limits or {}))
         server = await serve_application(app, generator)

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from backend.scheduler.request import Grammar, GrammarKind
+from backend.scheduler.request import Grammar, GrammarKind, ReasoningSpan
 from backend.server.protocol.errors import ApiError
 from backend.server.protocol.messages import Function, FunctionName, ToolChoice
 from backend.server.tool_parsers import hermes, llama
 from backend.server.tool_parsers.hermes import HermesToolCallParser
 from backend.server.tool_parsers.llama import LlamaToolCallParser
+from backend.server.tool_parsers.reasoning import TAGS as REASONING_TAGS
 from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
 from backend.server.tool_parsers.streaming_json import CallsParser, ToolCallParser
 
@@ -16,11 +17,26 @@ ToolFormat = type[CallsParser]
 """How one family of models calls functions: how to read calls, and how to demand them."""
 
 FORMATS: Mapping[str, ToolFormat] = {"qwen": HermesToolCallParser, "llama": LlamaToolCallParser}
+_KNOWN = "Qwen's and Hermes' JSON between <tool_call> tags, and Llama 3's JSON"
+# Markup of calls in formats that no parser here reads. Some of them share a tag with one that is.
+_FOREIGN = (
+    "<function=",  # XML of Qwen3-Coder and Nemotron 3; Functionary
+    "<arg_key>",  # GLM
+    "<|START_ACTION|>",  # Command
+    "[TOOL_CALLS]",  # Mistral
+    "<|tool_call",  # LFM2, Granite, Kimi
+    "<tool_calls>",
+    "<TOOLCALL>",  # Nemotron 2
+    "<seed:tool_call>",
+    "<minimax:tool_call>",
+    "<|channel|>",  # gpt-oss
+    "<\N{FULLWIDTH VERTICAL LINE}tool",  # DeepSeek
+)
 
 
 def format_of(template: str) -> ToolFormat | None:
-    """Return the format that a chat template teaches, None when it knows nothing of tools."""
-    if "tools" not in template:
+    """Return the format that a chat template teaches, None if it teaches none that is known."""
+    if "tools" not in template or any(tag in template for tag in _FOREIGN):
         return None
     if hermes.OPEN_TAG in template:
         return HermesToolCallParser
@@ -28,6 +44,13 @@ def format_of(template: str) -> ToolFormat | None:
     if llama.PYTHON_TAG in template or ('"parameters"' in template and '"name"' in template):
         return LlamaToolCallParser
     return None
+
+
+def without_format(template: str) -> str:
+    """Return why ``tools`` are refused where a chat template teaches no format that is known."""
+    if "tools" not in template:
+        return "the model's chat template knows nothing of tools"
+    return f"the format of calls in the model's chat template is not supported; supported: {_KNOWN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +74,20 @@ def tool_use(
     functions: Sequence[Function],
     choice: ToolChoice,
     parallel: bool | None,
-    form: ToolFormat | None,
+    form: ToolFormat | str,
     *,
     parameters_at: str,
 ) -> ToolUse | None:
-    """Return what is allowed, None for no tools at all. Raises ApiError."""
+    """Return what is allowed, None for no tools at all. Raises ApiError.
+
+    ``form`` is the model's, or why it has none.
+    """
     if not functions or choice == "none":
         return None
-    if form is None:
+    if isinstance(form, str):
         raise ApiError(
             400,
-            "Unsupported parameter: 'tools' is not supported with this model, whose chat template "
-            "knows nothing of tools; leave it out.",
+            f"Unsupported parameter: 'tools' cannot be used with this model: {form}. Leave it out.",
             param="tools",
             code="unsupported_parameter",
         )
@@ -92,6 +117,17 @@ class AnswerFormat:
     def demanded(self) -> bool:
         """Whether a call can be cut short, but the answer never be anything else."""
         return self.tools is not None and self.tools.demanded
+
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """The tags that parsers read; a tokenizer may have special tokens for them."""
+        tags = () if self.reasoning is None else REASONING_TAGS
+        return tags if self.tools is None else (*tags, *self.tools.form.markup)
+
+    @property
+    def span(self) -> ReasoningSpan | None:
+        """Where the reasoning stands."""
+        return None if self.reasoning is None else self.reasoning.span(self.prompt_end)
 
     def parser(self, *, eager: bool) -> ToolCallParser:
         """Return fresh state for one choice; see ``CallReader`` for ``eager``."""

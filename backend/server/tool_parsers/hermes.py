@@ -23,6 +23,7 @@ CLOSE_TAG = "</tool_call>"
 class HermesToolCallParser(CallsParser):
     """Finds calls between tags."""
 
+    markup = (OPEN_TAG, CLOSE_TAG)
     arguments_key = "arguments"
     before_call = f"{OPEN_TAG}\n"
     after_call = f"\n{CLOSE_TAG}"

@@ -22,6 +22,7 @@ PYTHON_TAG = "<|python_tag|>"
 class LlamaToolCallParser(CallsParser):
     """Finds calls at the answer's beginning."""
 
+    markup = (PYTHON_TAG,)
     arguments_key = "parameters"
     separators = SPACE + ";"
 

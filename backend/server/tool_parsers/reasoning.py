@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from backend.scheduler.request import ReasoningSpan
 from backend.scheduler.stopping import longest_open_prefix
 from backend.server.tool_parsers.streaming_json import Content, Event, Reasoning, ToolCallParser
 
 OPEN_TAG = "<think>"
 CLOSE_TAG = "</think>"
+TAGS = (OPEN_TAG, CLOSE_TAG)
 
 
 class PromptEnd(Enum):
@@ -48,27 +50,30 @@ class ReasoningFormat:
     """
 
     always: bool
-    names: tuple[str, ...]
-    """What the names of its models contain."""
+
+    def span(self, end: PromptEnd) -> ReasoningSpan:
+        """Return where the reasoning stands in an answer to a prompt that ends so."""
+        begun = end is PromptEnd.OPEN or (self.always and end is not PromptEnd.CLOSED)
+        return ReasoningSpan(*TAGS, begun=begun)
 
     def parser(self, end: PromptEnd, inner: ToolCallParser | None) -> "ReasoningParser":
         """Return fresh state for one choice; ``inner`` reads what follows the reasoning."""
-        begun = end is PromptEnd.OPEN or (self.always and end is not PromptEnd.CLOSED)
-        return ReasoningParser(inner, begun=begun)
+        return ReasoningParser(inner, begun=self.span(end).begun)
 
 
-# DeepSeek's R1 exists on top of Qwen3 too, and so comes first.
 FORMATS: Mapping[str, ReasoningFormat] = {
-    "deepseek_r1": ReasoningFormat(always=True, names=("deepseek-r1", "deepseek_r1", "qwq")),
-    "qwen3": ReasoningFormat(always=False, names=("qwen3",)),
+    "deepseek_r1": ReasoningFormat(always=True),
+    "qwen3": ReasoningFormat(always=False),
 }
+# The first template of DeepSeek's R1 leaves the opening tag to the model, which often forgets it.
+_DEEPSEEK = "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"
 
 
-def format_of(name: str) -> ReasoningFormat | None:
-    """Return the format of the model that is called so, None for models that do not reason."""
-    called = name.lower()
-    formats = (each for each in FORMATS.values() if any(part in called for part in each.names))
-    return next(formats, None)
+def format_of(template: str) -> ReasoningFormat | None:
+    """Return the format of a chat template, None if it knows nothing of reasoning."""
+    if CLOSE_TAG not in template:
+        return None
+    return FORMATS["deepseek_r1" if _DEEPSEEK in template else "qwen3"]
 
 
 class _Stage(Enum):

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol
 
 import orjson
 
+from backend.scheduler.request import MOST_SPACES
+
 SPACE = " \t\r\n"
 # What may stand outside of strings in JSON: a bracket, a separator, a number, true, false, null.
 _OUTSIDE = frozenset(SPACE + "{}[]:,+-.0123456789eEtrufalsn")
@@ -23,6 +25,15 @@ _ARGUMENTS_KEYS = ("arguments", "parameters")
 
 Tag = dict[str, Any]
 """What of an answer is enforced, as xgrammar's structural tags: text with JSON at given places."""
+
+
+def json_tag(schema: Mapping[str, Any]) -> Tag:
+    """Return the tag of JSON by ``schema``."""
+    return {
+        "type": "json_schema",
+        "json_schema": dict(schema),
+        "max_whitespace_cnt": MOST_SPACES,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +295,8 @@ def _parse(text: str) -> Call | None:
 class CallsParser:
     """A ``ToolCallParser`` of text in which calls are JSON objects; subclasses know where."""
 
+    markup: ClassVar[tuple[str, ...]]
+    """Tags, which may be special tokens of a tokenizer."""
     arguments_key: ClassVar[str]
     before_call: ClassVar[str] = ""
     after_call: ClassVar[str] = ""
@@ -378,7 +391,7 @@ class CallsParser:
             {
                 "type": "tag",
                 "begin": f'{cls.before_call}{{"name": "{each.name}", "{cls.arguments_key}": ',
-                "content": {"type": "json_schema", "json_schema": dict(each.schema)},
+                "content": json_tag(each.schema),
                 "end": f"}}{cls.after_call}",
             }
             for each in functions
