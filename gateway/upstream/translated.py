@@ -4,11 +4,13 @@ Laws:
 - Above this module every request and reply of the endpoint has Anthropic's form. What a server
   speaks is known here alone, so no key and no entry depends on it.
 - What not every server takes fails no request: if a server refuses a request for the usage of its
-  stream, an effort or a beginning of the answer, it gets the request once more without these.
+  stream, an effort, earlier thinking or a beginning of the answer, it gets the request once more
+  without these.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -16,8 +18,14 @@ from typing import Any, NamedTuple, Self
 import orjson
 
 from gateway.protocol import exact_json
-from gateway.protocol.anthropic.reply import UnreadableReplyError, to_error, to_message
-from gateway.protocol.anthropic.request import MAY_REFUSE, UntranslatableError, to_chat
+from gateway.protocol.anthropic.reply import Prompt, UnreadableReplyError, to_error, to_message
+from gateway.protocol.anthropic.request import (
+    MAY_REFUSE,
+    THOUGHTS,
+    UntranslatableError,
+    to_chat,
+    without_thoughts,
+)
 from gateway.protocol.anthropic.stream import MessageEvents
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError, anthropic_error
@@ -64,14 +72,21 @@ class Translated(NamedTuple):
         """Whether tokens are to be counted."""
         return self.target == _TOKENIZE
 
-    def prompt(self) -> int:
-        """Estimate the tokens of the prompt."""
-        return prompt_tokens(Endpoint.MESSAGES, self.body)
+    @property
+    def prompt(self) -> Prompt:
+        """Return what a reply depends on."""
+        body = self.body
+        return Prompt(
+            partial(prompt_tokens, Endpoint.MESSAGES, body),
+            str(body.get("model") or ""),
+            frozenset(tool["name"] for tool in body.get("tools") or ()),
+            len(body["messages"]),
+        )
 
     def reply(self, status: int, body: bytes) -> bytes:
         """Return the body of a plain reply. Raises UnreadableReplyError."""
         if self.counts:
-            return _count(self.prompt, status, body)
+            return _count(self.prompt.tokens, status, body)
         if status != HTTPStatus.OK:
             return orjson.dumps(to_error(status, body))
         try:
@@ -116,8 +131,11 @@ def translate(
             chat["stream_options"] = {"include_usage": True}
             optional.append("stream_options")
         sent, plainer = exact_json.dumps(chat), None
-        if optional:
-            plainer = exact_json.dumps({n: v for n, v in chat.items() if n not in optional})
+        plain = without_thoughts(chat["messages"])
+        if optional or plain is not chat["messages"]:
+            least = {n: v for n, v in chat.items() if n not in optional} | {"messages": plain}
+            plainer = exact_json.dumps(least)
+            optional += THOUGHTS if plain is not chat["messages"] else ()
     except UntranslatableError as error:
         return _untranslatable(str(error))
     except (BodyError, TypeError):

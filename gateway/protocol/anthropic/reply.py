@@ -1,30 +1,40 @@
 """A chat completion as a message of Anthropic's, and errors in Anthropic's form.
 
 Laws:
-- Arguments of a tool that are no JSON object make the reply an error.
+- What a client of chat completions could read is in the message. What no message can hold, such as
+  arguments that are no object, has a place where the client finds it.
+- An answer that the server itself calls broken is an error. Words for its end that are not known
+  are no error, but such a message says ``finish_reason`` and is not stored.
 - Clients require both counts of tokens. If the server does not tell one, it is estimated, and the
   usage has ``"estimated": true``. All other figures are the server's.
 """
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import orjson
 
 from gateway.protocol import exact_json
+from gateway.protocol.anthropic.calls import Calls
 from gateway.protocol.errors import anthropic_error
 from gateway.protocol.tokens import tokens_in
 
 Message = dict[str, Any]
 
 _STOPS = {
-    "stop": "end_turn",
-    "length": "max_tokens",
-    "tool_calls": "tool_use",
-    "function_call": "tool_use",
-    "content_filter": "refusal",
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence"), "end_turn"),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), "max_tokens"),
+    **dict.fromkeys(("tool_calls", "function_call", "tool_use"), "tool_use"),
+    **dict.fromkeys(("content_filter", "safety", "recitation", "sensitive"), "refusal"),
 }
+"""By the words of OpenAI and of others, in lower case."""
+
+_BROKEN = frozenset(
+    {"error", "abort", "aborted", "cancelled", "failed", "network_error"}
+    | {"insufficient_system_resource", "malformed_function_call"}
+)
+"""Words by which servers say that they broke an answer off."""
 
 
 _TOO_LONG = "prompt is too long"
@@ -38,6 +48,21 @@ _ANSWER_TOO_LARGE = re.compile(r"max_(?:completion_)?tokens\W* (?:is|are) too la
 
 class UnreadableReplyError(ValueError):
     """A reply of the server cannot be a message; the text says why."""
+
+
+class Prompt(NamedTuple):
+    """The request that a reply answers, as far as the reply depends on it."""
+
+    tokens: Callable[[], int]
+    """Estimates the tokens of the prompt."""
+    model: str = ""
+    tools: frozenset[str] = frozenset()
+    """The names of its tools."""
+    turns: int = 0
+
+    def calls(self, chat_id: Any) -> Calls:
+        """Return the calls of the completion with this id."""
+        return Calls(self.tools, f"{chat_id}/{self.turns}")
 
 
 def to_error(status: int, body: bytes) -> dict[str, Any]:
@@ -57,6 +82,7 @@ def as_client_reads(status: int, message: str, error: Any) -> str:
     """
     if status not in _PROMPT_FAULTS or _TOO_LONG in message.lower():
         return message
+    error = error_of(error)
     inner = error.get("error") if isinstance(error, dict) else None
     code = inner.get("code") if isinstance(inner, dict) else None
     if code == "context_length_exceeded" or (
@@ -66,9 +92,18 @@ def as_client_reads(status: int, message: str, error: Any) -> str:
     return message
 
 
+def error_of(given: Any) -> Any:
+    """Return an error that came alone in an array, as Gemini sends it."""
+    return given[0] if isinstance(given, list) and given else given
+
+
 def message_of(error: Any) -> str:
     """Return the message of an error in one of the forms that servers use, or an empty text."""
-    match error:
+    match error_of(error):
+        case {"error": [*_] | {"error": _} as inner}:
+            return message_of(inner)
+        case {"errors": [dict() as first, *_]}:
+            return message_of(first)
         case {"error": {"message": str(message)}} | {"error": str(message)}:
             return message
         case {"message": str(message)} | {"detail": str(message)}:
@@ -84,34 +119,39 @@ def message_id(chat_id: Any) -> str:
     return f"msg_{chat_id.removeprefix('chatcmpl-')}" if isinstance(chat_id, str) else "msg_0"
 
 
-def to_message(result: Any, prompt: Callable[[], int]) -> Message:
-    """Return the message for a chat completion. Raises UnreadableReplyError.
-
-    ``prompt`` estimates the tokens of the prompt.
-    """
+def to_message(result: Any, prompt: Prompt) -> Message:
+    """Return the message for a chat completion. Raises UnreadableReplyError."""
     choice: dict[str, Any]
     match result:
-        case {"choices": [{"message": dict(said)} as choice, *_]}:
+        case {"choices": [{"message": dict(said)} as choice, *_]} if result.get("error") is None:
             pass
         case _:
-            raise UnreadableReplyError("The model's server sent no chat completion.")
+            text = message_of(result) or "The model's server sent no chat completion."
+            raise UnreadableReplyError(text)
+    if (fault := fault_of(choice)) is not None:
+        raise UnreadableReplyError(fault)
     content: list[dict[str, Any]] = []
-    if thought := thought_of(said):
-        content.append({"type": "thinking", "thinking": thought, "signature": ""})
-    texts = (said.get("content"), said.get("refusal"))
-    content += ({"type": "text", "text": text} for text in texts if isinstance(text, str) and text)
-    calls = said.get("tool_calls") or ()
-    content += (_tool_use(call) for call in (calls if isinstance(calls, list) else ()))
-    stop_reason, stop_sequence = stop_of(choice, calls=bool(calls), refused=said.get("refusal"))
+    for kind, text in texts_of(said):
+        if content and content[-1]["type"] == kind:
+            content[-1][kind] += text
+        else:
+            content.append({"type": kind, **EMPTY[kind], kind: text})
+    calls = prompt.calls(result.get("id"))
+    calls.take_whole(said)
+    end = stop_of(choice, calls=bool(calls.calls), refused=said.get("refusal"))
+    content += (
+        {"type": "tool_use", **calls.begin(call), "input": call.input()} for call in calls.calls
+    )
+    usage = choice.get("usage") if result.get("usage") is None else result["usage"]
     return {
         "id": message_id(result.get("id")),
         "type": "message",
         "role": "assistant",
-        "model": result.get("model"),
+        "model": result.get("model") or prompt.model,
         "content": content,
-        "stop_reason": stop_reason,
-        "stop_sequence": stop_sequence,
-        "usage": usage_of(result.get("usage"), prompt, lambda: sum(map(_size_of, content))),
+        **end,
+        **calls.marks(),
+        "usage": usage_of(usage, prompt.tokens, lambda: sum(map(_size_of, content))),
     }
 
 
@@ -137,41 +177,67 @@ def thought_of(said: dict[str, Any]) -> str:
     return ""
 
 
-def _tool_use(call: Any) -> dict[str, Any]:
-    match call:
-        case {"id": str(name), "function": {"name": str(function), "arguments": str(text)}}:
-            pass
-        case _:
-            raise UnreadableReplyError("The model's server sent a tool call of an unknown form.")
-    try:
-        given = exact_json.loads(text.encode() or b"{}")
-    except orjson.JSONDecodeError:
-        given = None
-    if not isinstance(given, dict):
-        message = f"The model called {function} with arguments that are no JSON object."
-        raise UnreadableReplyError(message)
-    return {"type": "tool_use", "id": name, "name": function, "input": given}
+EMPTY: Mapping[str, Mapping[str, str]] = {
+    "text": {"text": ""},
+    "thinking": {"thinking": "", "signature": ""},
+}
+"""Blocks of text as they begin, by type; the type is also the field of the text."""
 
 
-def stop_of(
-    choice: dict[str, Any], *, calls: bool, refused: object = None
-) -> tuple[str | None, str | None]:
-    """Return why a message ended, and the stop sequence that ended it, if the server names it.
+def texts_of(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a message or of a piece of one, each with the type of its block."""
+    if thought := thought_of(said):
+        yield "thinking", thought
+    for name in ("content", "refusal"):
+        match said.get(name):
+            case str(text) if text:
+                yield "text", text
+            case [*parts]:  # Mistral's
+                for part in parts:
+                    yield from _texts_of_part(part)
 
-    A word that is not known stays: it is no clean end.
-    """
+
+def _texts_of_part(part: Any) -> Iterator[tuple[str, str]]:
+    match part:
+        case {"type": "thinking", "thinking": str(text)} if text:
+            yield "thinking", text
+        case {"type": "thinking", "thinking": [*inner]}:
+            texts = (each.get("text") for each in inner if isinstance(each, dict))
+            if text := "".join(each for each in texts if isinstance(each, str)):
+                yield "thinking", text
+        case {"text": str(text)} | {"refusal": str(text)} if text:
+            yield "text", text
+
+
+def fault_of(choice: dict[str, Any]) -> str | None:
+    """Return what a server says of an answer that it broke off itself, None if it did not."""
+    error, finish = choice.get("error"), choice.get("finish_reason")
+    broken = isinstance(finish, str) and finish.lower() in _BROKEN
+    if not broken and not error:
+        return None
+    what = f" with the finish reason {finish}" if broken else ""
+    return message_of({"error": error}) or f"The model's server broke its answer off{what}."
+
+
+def stop_of(choice: Mapping[str, Any], *, calls: bool, refused: object = None) -> dict[str, Any]:
+    """Return why a message ended, and the stop sequence that ended it, if the server names it."""
     finish = choice.get("finish_reason")
-    if not isinstance(finish, str):
-        return None, None
-    reason = _STOPS.get(finish, finish)
-    if reason != "end_turn":
-        return reason, None
-    if refused:
-        return "refusal", None
-    if calls:
-        return "tool_use", None
-    matched = choice.get("stop_reason")  # vLLM's
-    return ("stop_sequence", matched) if isinstance(matched, str) and matched else (reason, None)
+    finish = finish if isinstance(finish, str) else ""
+    reason, sequence = _STOPS.get(finish.lower(), "end_turn"), None
+    if reason in ("end_turn", "tool_use"):
+        reason = "tool_use" if calls else "end_turn"
+    if reason == "end_turn" and refused:
+        reason = "refusal"
+    if reason == "end_turn":
+        matched = (choice.get("stop_reason"), choice.get("matched_stop"))  # vLLM's, SGLang's
+        sequence = next((text for text in matched if isinstance(text, str) and text), None)
+        reason = reason if sequence is None else "stop_sequence"
+    end: dict[str, Any] = {"stop_reason": reason, "stop_sequence": sequence}
+    return end if finish.lower() in _STOPS else {**end, FINISH: finish}
+
+
+FINISH = "finish_reason"
+"""The field of a message that has the server's own word, if that word is not known."""
 
 
 def usage_of(usage: Any, prompt: Callable[[], int], written: Callable[[], int]) -> dict[str, Any]:

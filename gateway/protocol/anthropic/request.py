@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.protocol import exact_json
+from gateway.protocol.anthropic.calls import EXTRA, split_id
 
 Body = dict[str, Any]
 
@@ -39,6 +40,9 @@ _BILLING = "x-anthropic-billing-header"
 
 MAY_REFUSE = ("reasoning_effort", "add_generation_prompt", "continue_final_message")
 """Fields of a translation that not every server takes."""
+
+THOUGHTS = ("reasoning", "reasoning_content")
+"""The names of the thinking in a message: vLLM reads the first, most others the second."""
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _BUDGETS = ((4_096, "low"), (16_384, "medium"))
@@ -205,7 +209,8 @@ def _user(where: str, content: Any) -> Iterator[Body]:
         place = f"{where}[{at}]"
         if block.get("type") == "tool_result":
             text, images = _tool_result(place, block)
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
+            call, _ = split_id(block.get("tool_use_id"))
+            yield {"role": "tool", "tool_call_id": call, "content": text}
             parts += images
         else:
             parts += _parts(place, block)
@@ -234,7 +239,7 @@ def _tool_result(where: str, block: Body) -> tuple[str, list[Body]]:
     if block.get("is_error") is True:
         texts.insert(0, "Error:")
     if others:
-        name = str(block.get("tool_use_id"))
+        name, _ = split_id(block.get("tool_use_id"))
         texts.append("(what the tool returned beside text is in the next message)")
         others.insert(0, {"type": "text", "text": f"Returned by the tool call {name}:"})
     return "\n".join(texts), others
@@ -287,16 +292,34 @@ def _assistant(where: str, content: Any) -> Body:
                 pass  # only its maker can read it
             case {"type": "tool_use", "id": str(call), "name": str(name), "input": given}:
                 function = {"name": name, "arguments": exact_json.dumps(given).decode()}
+                call, extra = split_id(call)
                 calls.append({"id": call, "type": "function", "function": function})
+                if extra is not None:
+                    calls[-1][EXTRA] = extra
             case _:
                 raise _odd(f"{where}[{at}]", block)
     message: Body = {"role": "assistant", "content": "".join(texts)}
     if any(thoughts):
-        message["reasoning_content"] = "\n".join(thoughts)
+        message |= dict.fromkeys(THOUGHTS, "\n".join(thoughts))
     if calls:
         message["content"] = message["content"] or None
         message["tool_calls"] = calls
     return message
+
+
+def without_thoughts(messages: list[Body]) -> list[Body]:
+    """Return the messages without what not every server takes in them; the same list if none has.
+
+    That is thinking, and the extra content of calls.
+    """
+    plainer = []
+    for message in messages:
+        plain = {name: value for name, value in message.items() if name not in THOUGHTS}
+        if any(EXTRA in call for call in message.get("tool_calls") or ()):
+            calls = message["tool_calls"]
+            plain["tool_calls"] = [{n: v for n, v in call.items() if n != EXTRA} for call in calls]
+        plainer.append(plain)
+    return messages if plainer == messages else plainer
 
 
 def _tool(where: str, tool: Body) -> Body:

@@ -3,34 +3,49 @@
 Laws:
 - The events come in Anthropic's order: the message begins, its blocks follow one after another, the
   message ends. Each block is closed before the next begins.
+- Nothing is lost because it comes out of order. What is not for the open block waits until that one
+  is closed: a call is closed once its arguments are whole and something waits.
 - An event is translated when its last byte is there, however the stream was cut.
-- A stream without a finish reason gets no end: it broke off.
+- A stream without a finish reason and without ``[DONE]`` gets no end: it broke off.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from gateway.protocol import exact_json
+from gateway.protocol.anthropic.calls import Call, Calls
 from gateway.protocol.anthropic.reply import (
+    EMPTY,
+    Prompt,
     as_client_reads,
+    error_of,
+    fault_of,
     message_id,
     message_of,
     size_of,
     stop_of,
-    thought_of,
+    texts_of,
     usage_of,
 )
 from gateway.protocol.errors import anthropic_error
 from gateway.protocol.streaming.assemble import MOST_PATTERNS, content_pattern, is_content
-from gateway.protocol.streaming.decode import DONE, Decoder, Event, Pattern, encode_event
+from gateway.protocol.streaming.decode import (
+    DONE,
+    Decoder,
+    Event,
+    EventTooLargeError,
+    Pattern,
+    encode_event,
+)
 
 _CODES = {429: 429, "rate_limit_exceeded": 429, "insufficient_quota": 429}
 """Codes of errors in streams that say more than that the server failed."""
 
-_OUT_OF_ORDER = "The model's server sent pieces of tool calls out of order."
+MAX_HELD = 64 * 2**20
+"""Characters of calls, and of text that waits for a call to end."""
 _BEHIND = b'"}}\n\n'
 """How an event ends that brings text."""
 
@@ -39,18 +54,22 @@ _BEHIND = b'"}}\n\n'
 class MessageEvents:
     """Translates one stream, piece by piece. ``feed`` may raise EventTooLargeError."""
 
-    prompt: Callable[[], int]
-    """Estimates the tokens of the prompt."""
+    prompt: Prompt
+    max_held: int = MAX_HELD
     _decoder: Decoder = field(default_factory=Decoder)
     _begun: bool = False
     _over: bool = False
     """Whether the last event has been written: nothing that follows counts."""
     _index: int = -1
     """Of the block that is open, or was last."""
-    _open: tuple[str, Any] | None = None
+    _open: tuple[str, Call | None] | None = None
     """Type of the open block, and which tool call it is."""
-    _calls: dict[Any, str] = field(default_factory=dict)
-    """The id of the tool call that last began at an index."""
+    _calls: Calls = field(init=False)
+    _begun_calls: int = 0
+    """Of these, the number whose blocks have begun."""
+    _waiting: list[tuple[str, str]] = field(default_factory=list)
+    """Text that came while a call was open, each with the type of its block."""
+    _waiting_size: int = 0
     _pattern: Pattern | None = None
     """What the last event was like, if the next may bring more text of the same block."""
     _patterns_sought: int = 0
@@ -83,7 +102,7 @@ class MessageEvents:
             yield raw if raw.endswith(b"\n\n") else b""  # a comment keeps the connection alive
             return
         if data == DONE:
-            yield from self._close_message()
+            yield from self._close_message(done=True)
             return
         if self._pattern is not None:
             text = self._pattern.text_of(event)
@@ -96,10 +115,13 @@ class MessageEvents:
         try:
             chunk = exact_json.loads(data)
         except orjson.JSONDecodeError:
-            chunk = None
+            chunk = data
+        if chunk is None:  # some servers keep the connection alive by a null
+            return
+        chunk = error_of(chunk)
         if not isinstance(chunk, dict):
             yield self._fail("The model's server sent an event that is no JSON object.")
-        elif chunk.get("error") is not None or chunk.get("type") == "error":
+        elif chunk.get("error") is not None or "error" in (chunk.get("type"), chunk.get("object")):
             error = chunk.get("error")
             code = error.get("code") if isinstance(error, dict) else None
             status = _CODES.get(code, 500) if isinstance(code, int | str) else 500
@@ -131,70 +153,84 @@ class MessageEvents:
     def _translate(self, chunk: dict[str, Any]) -> Iterator[bytes]:
         if chunk.get("usage") is not None:
             self._usage = chunk["usage"]
+        choices = chunk.get("choices")
+        if not isinstance(choices, list) or not choices:
+            return
         if not self._begun:
             self._begun = True
+            self._calls = self.prompt.calls(chunk.get("id"))
             message: dict[str, Any] = {
                 "id": message_id(chunk.get("id")),
                 "type": "message",
                 "role": "assistant",
-                "model": chunk.get("model"),
+                "model": chunk.get("model") or self.prompt.model,
                 "content": [],
                 "stop_reason": None,
                 "stop_sequence": None,
                 "usage": {"input_tokens": 0, "output_tokens": 0},
             }
             yield encode_event("message_start", {"message": message})
-        choices = chunk.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, dict) and choice.get("index", 0) == 0:
+        for choice in choices:
+            if isinstance(choice, dict) and not choice.get("index"):
                 delta = choice.get("delta")
                 if isinstance(delta, dict):
                     yield from self._blocks(delta)
-                if isinstance(choice.get("finish_reason"), str):
+                if choice.get("usage") is not None and chunk.get("usage") is None:
+                    self._usage = choice["usage"]  # Moonshot's
+                if (fault := fault_of(choice)) is not None:
+                    yield self._fail(fault, 500, choice.get("error"))
+                    return
+                if isinstance(finish := choice.get("finish_reason"), str) and finish:
                     self._finish = choice
 
     def _blocks(self, delta: dict[str, Any]) -> Iterator[bytes]:
-        if thought := thought_of(delta):
-            yield from self._open_block("thinking", {"thinking": "", "signature": ""})
-            yield self._delta("thinking_delta", "thinking", thought)
-        for name in ("content", "refusal"):
-            if isinstance(text := delta.get(name), str) and text:
-                self._refused = self._refused or name == "refusal"
-                yield from self._open_block("text", {"text": ""})
-                yield self._delta("text_delta", "text", text)
-        calls = delta.get("tool_calls")
-        for call in calls if isinstance(calls, list) else ():
-            yield from self._call(call)
+        for kind, text in texts_of(delta):
+            if self._open is not None and self._open[1] is not None:
+                self._waiting.append((kind, text))
+                self._waiting_size += len(text)
+            else:
+                yield from self._say(kind, text)
+        self._refused = self._refused or bool(delta.get("refusal"))
+        if self._calls.take(delta) or self._waiting:
+            if self._calls.size + self._waiting_size > self.max_held:
+                raise EventTooLargeError(f"calls of over {self.max_held} characters")
+            yield from self._go_on()
 
-    def _call(self, call: Any) -> Iterator[bytes]:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or self._over:
-            return
-        index, text = call.get("index", call.get("id")), function.get("arguments")
-        name, given = function.get("name"), call.get("id")
-        whole = isinstance(name, str) and bool(name) and isinstance(given, str)
-        known = self._calls.get(index)
-        # Some servers give all calls one index: another id with a name is another call.
-        if known is None or (whole and given and given != known):
-            if not whole:
-                yield self._fail(_OUT_OF_ORDER)
+    def _say(self, kind: str, text: str) -> Iterator[bytes]:
+        if self._open is None or self._open[0] != kind:
+            yield from self._open_block(kind, EMPTY[kind])
+        yield self._delta(f"{kind}_delta", kind, text)
+
+    def _go_on(self, *, ended: bool = False) -> Iterator[bytes]:
+        """Yield what may follow now: more of the open call, then text, then the next calls."""
+        calls = self._calls.calls
+        while True:
+            call = None if self._open is None else self._open[1]
+            if call is not None:
+                if text := call.unread(ended=ended):
+                    yield self._delta("input_json_delta", "partial_json", text)
+                waits = self._waiting or self._begun_calls < len(calls)
+                if not ended and not (waits and call.is_whole()):
+                    return
+                yield from self._close_block()
+                for kind, text in self._waiting:
+                    yield from self._say(kind, text)
+                self._waiting.clear()
+                self._waiting_size = 0
+            if self._begun_calls == len(calls):
                 return
-            self._calls[index] = known = given
-            block = {"id": given, "name": name, "input": {}}
-            yield from self._open_block("tool_use", block, (index, given))
-        elif self._open != ("tool_use", (index, known)):
-            if text:
-                yield self._fail(_OUT_OF_ORDER)
-            return
-        if isinstance(text, str) and text:
-            yield self._delta("input_json_delta", "partial_json", text)
+            call = calls[self._begun_calls]
+            may_begin = call.id and call.is_named
+            if not (ended or may_begin or (call is not calls[-1] and call.is_whole())):
+                return
+            self._begun_calls += 1
+            yield from self._open_block("tool_use", self._calls.begin(call), call)
 
-    def _open_block(self, kind: str, block: dict[str, Any], which: Any = None) -> Iterator[bytes]:
-        """Begin a block, unless it is open already."""
-        if self._open == (kind, which):
-            return
+    def _open_block(
+        self, kind: str, block: Mapping[str, Any], call: Call | None = None
+    ) -> Iterator[bytes]:
         yield from self._close_block()
-        self._open = kind, which
+        self._open = kind, call
         self._index += 1
         given = {"index": self._index, "content_block": {"type": kind, **block}}
         yield encode_event("content_block_start", given)
@@ -208,14 +244,18 @@ class MessageEvents:
             self._open = None
             yield encode_event("content_block_stop", {"index": self._index})
 
-    def _close_message(self) -> Iterator[bytes]:
-        if self._over or self._finish is None:
+    def _close_message(self, *, done: bool = False) -> Iterator[bytes]:
+        """End the message if the server has; ``done`` says that its stream came to its end."""
+        if self._over or not self._begun:
+            return
+        if self._finish is None and not (done and (self._index >= 0 or self._calls.calls)):
             return
         self._over = True
+        yield from self._go_on(ended=True)
         yield from self._close_block()
-        reason, sequence = stop_of(self._finish, calls=bool(self._calls), refused=self._refused)
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
-        usage = usage_of(self._usage, self.prompt, lambda: self._size)
+        end = stop_of(self._finish or {}, calls=bool(self._calls.calls), refused=self._refused)
+        delta = end | self._calls.marks()
+        usage = usage_of(self._usage, self.prompt.tokens, lambda: self._size)
         yield encode_event("message_delta", {"delta": delta, "usage": usage})
         yield encode_event("message_stop", {})
 

@@ -199,11 +199,8 @@ def _decline(body: Body, result: Any, finish_reasons: Container[str]) -> Reason 
             pass
         case _:
             return Reason.UNKNOWN_SHAPE
-    if stop == "refusal":
-        return Reason.REFUSAL
-    finish = _FINISH.get(stop, "") if isinstance(stop, str) else ""
-    if not finish or finish not in finish_reasons:
-        return CUT_OFF.get(finish, Reason.FINISH_REASON)
+    if (reason := _decline_end(result, finish_reasons)) is not None:
+        return reason
     for block in blocks:
         if (reason := _decline_block(block)) is not None:
             return reason
@@ -217,6 +214,20 @@ def _decline(body: Body, result: Any, finish_reasons: Container[str]) -> Reason 
         case {"format": {"type": "json_schema"}} if not calls and not is_json("".join(texts)):
             return Reason.INVALID_JSON
     return unprintable({"message": {"content": result}})  # as an event holds it, and deeper
+
+
+def _decline_end(message: Mapping[str, Any], finish_reasons: Container[str]) -> Reason | None:
+    stop = message["stop_reason"]
+    if stop == "refusal":
+        return Reason.REFUSAL
+    if "finish_reason" in message:  # the word of a server of chat completions: it is not known
+        return Reason.FINISH_REASON
+    if message.get("invalid_arguments"):
+        return Reason.INVALID_TOOL_CALL
+    finish = _FINISH.get(stop, "") if isinstance(stop, str) else ""
+    if not finish or finish not in finish_reasons:
+        return CUT_OFF.get(finish, Reason.FINISH_REASON)
+    return None
 
 
 def _decline_block(block: Any) -> Reason | None:

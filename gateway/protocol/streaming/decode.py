@@ -272,9 +272,10 @@ class StreamedAnswer(ABC):
         try:
             chunk = loads(data)
         except orjson.JSONDecodeError:
-            chunk = None
-        if not isinstance(chunk, dict):
-            self._unfit, self._spoke = Reason.UNCLEAN, True
+            chunk = data
+        if not isinstance(chunk, dict):  # a null says nothing: it keeps the connection alive
+            self._unfit = self._unfit if chunk is None else Reason.UNCLEAN
+            self._spoke = self._spoke or chunk is not None
             return raw, raw
         self._spoke = self._spoke or chunk.get("choices") != []
         if self.on_event is not None:

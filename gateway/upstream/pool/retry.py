@@ -241,6 +241,8 @@ def _judge_event(data: bytes | None, *, whole: bool = True) -> FirstToken | Fail
         event = orjson.loads(data)
     except orjson.JSONDecodeError:
         return FirstToken.SEEN if whole else FirstToken.NONE
+    if event is None:  # a null keeps the connection alive
+        return FirstToken.PENDING
     if isinstance(event, dict):
         kind = event.get("type")
         if kind == "error" or event.get("error"):

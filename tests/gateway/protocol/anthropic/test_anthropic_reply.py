@@ -4,11 +4,15 @@ import orjson
 import pytest
 
 from gateway.protocol.anthropic import reply
-from gateway.protocol.anthropic.reply import UnreadableReplyError, to_error
+from gateway.protocol.anthropic.reply import Prompt, UnreadableReplyError, to_error
+from gateway.protocol.cache_status import Reason
+from gateway.protocol.endpoints.messages import SPEC
+
+PROMPT = Prompt(lambda: 77, "m", frozenset({"f"}), 1)
 
 
 def to_message(result):
-    return reply.to_message(result, lambda: 77)
+    return reply.to_message(result, PROMPT)
 
 
 def completion(finish="stop", usage=None, **message):
@@ -59,9 +63,77 @@ def test_calls_become_blocks():
 
 
 @pytest.mark.parametrize("arguments", ['{"a":', "[]", "7"])
-def test_arguments_that_are_no_object_are_an_error(arguments):
-    with pytest.raises(UnreadableReplyError, match="no JSON object"):
-        to_message(completion("tool_calls", tool_calls=[call(arguments)]))
+def test_arguments_that_are_no_object_arrive_as_a_text_and_are_not_stored(arguments):
+    message = to_message(completion("tool_calls", content="a", tool_calls=[call(arguments)]))
+    assert message["content"][0]["text"] == "a"
+    assert message["content"][1]["input"] == {"arguments": arguments}
+    assert SPEC.decline({}, message, ("tool_calls",)) is Reason.INVALID_TOOL_CALL
+
+
+@pytest.mark.parametrize("arguments", [None, "", " ", "null", {}])
+def test_no_arguments_are_an_empty_object(arguments):
+    [block] = to_message(completion("tool_calls", tool_calls=[call(arguments)]))["content"]
+    assert block["input"] == {}
+
+
+@pytest.mark.parametrize("given", [None, "", 7])
+def test_calls_without_an_id_get_different_ones(given):
+    calls = [{**call(), "id": given} for _ in range(2)]
+    del calls[1]["id"]
+    one, other = to_message(completion("tool_calls", tool_calls=calls))["content"]
+    assert one["id"].startswith("toolu_")
+    assert one["id"] != other["id"]
+    again = to_message(completion("tool_calls", tool_calls=calls))["content"]
+    assert again == [one, other]
+
+
+def test_two_calls_with_one_id_get_different_ones():
+    one, other = to_message(completion("tool_calls", tool_calls=[call(), call()]))["content"]
+    assert one["id"] == "c1"
+    assert other["id"] not in ("", "c1")
+
+
+def test_a_call_in_the_form_before_tools_is_one_too():
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    message = to_message(completion("function_call", function_call=function))
+    assert message["stop_reason"] == "tool_use"
+    assert message["content"][0]["input"] == {"a": 1}
+
+
+def test_content_in_parts_is_read():
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    parts = [thinking, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    blocks = to_message(completion(content=parts))["content"]
+    assert blocks == [
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "text", "text": "ab"},
+    ]
+
+
+ERROR = {"message": "Provider disconnected.", "code": 502}
+
+
+@pytest.mark.parametrize("word", ["error", "abort", "ERROR"])
+@pytest.mark.parametrize("more", [{}, {"error": ERROR}])
+def test_half_an_answer_is_an_error(word, more):
+    result = completion(word, content="Hel")
+    result["choices"][0] |= more
+    with pytest.raises(UnreadableReplyError, match="disconnected" if more else f"reason {word}"):
+        to_message(result)
+
+
+@pytest.mark.parametrize("result", [{"error": ERROR}, [{"error": ERROR}]])
+def test_an_error_with_a_good_status_says_what_it_is(result):
+    with pytest.raises(UnreadableReplyError, match="disconnected"):
+        to_message(result)
+
+
+@pytest.mark.parametrize("finish", ["weird", None, ""])
+def test_an_answer_whose_end_has_no_known_word_is_not_stored(finish):
+    message = to_message(completion(finish, content="a"))
+    assert message["stop_reason"] == "end_turn"
+    assert SPEC.decline({}, message, ("stop",)) is Reason.FINISH_REASON
+    assert SPEC.decline({}, to_message(completion(content="a")), ("stop",)) is None
 
 
 @pytest.mark.parametrize("result", [None, [], {}, {"choices": []}, {"choices": [{"text": "x"}]}])
@@ -75,12 +147,20 @@ def test_what_is_no_completion_is_an_error(result):
     [
         ("stop", {}, "end_turn"),
         ("length", {}, "max_tokens"),
-        ("tool_calls", {}, "tool_use"),
+        ("tool_calls", {}, "end_turn"),
+        ("tool_calls", {"tool_calls": []}, "end_turn"),
+        ("tool_calls", {"tool_calls": [{}]}, "end_turn"),
+        ("tool_calls", {"tool_calls": [call()]}, "tool_use"),
+        ("eos", {}, "end_turn"),
+        ("EOS", {"tool_calls": [call()]}, "tool_use"),
+        ("MAX_TOKENS", {}, "max_tokens"),
+        ("length", {"tool_calls": [call()]}, "max_tokens"),
         ("content_filter", {}, "refusal"),
         ("stop", {"tool_calls": [call()]}, "tool_use"),
         ("stop", {"refusal": "No."}, "refusal"),
-        ("abort", {}, "abort"),
-        (None, {}, None),
+        ("weird", {}, "end_turn"),
+        (None, {}, "end_turn"),
+        ("", {"tool_calls": [call()]}, "tool_use"),
     ],
 )
 def test_stop_reasons(finish, more, reason):
@@ -103,6 +183,10 @@ def test_the_stop_sequence_is_told_where_the_server_names_it():
         (429, b'{"error": "slow"}', "rate_limit_error", "slow"),
         (503, b"<html>", "overloaded_error", "The model's server answered 503."),
         (500, b"{}", "api_error", "The model's server answered 500."),
+        (400, b'[{"error": {"message": "bad"}}]', "invalid_request_error", "bad"),
+        (400, b'{"error": [{"message": "bad"}]}', "invalid_request_error", "bad"),
+        (400, b'{"errors": [{"message": "bad"}]}', "invalid_request_error", "bad"),
+        (400, b"[]", "invalid_request_error", "The model's server answered 400."),
     ],
 )
 def test_errors(status, body, kind, message):

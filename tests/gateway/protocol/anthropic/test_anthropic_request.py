@@ -215,6 +215,7 @@ def test_calls_and_results_follow_each_other():
         {
             "role": "assistant",
             "content": "I look.",
+            "reasoning": "Hm.",
             "reasoning_content": "Hm.",
             "tool_calls": [{"id": "t1", "type": "function", "function": function}],
         },
