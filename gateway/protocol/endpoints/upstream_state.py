@@ -16,6 +16,9 @@ from typing import Any
 MOST_VALUES = 64
 """Of one body. The newest ones decide, and all before them were made by the same upstream."""
 
+MOST_VISITED = 250_000
+"""Members of objects and lists of one body: some milliseconds. No conversation has as many."""
+
 _NAMES = frozenset(
     {
         *("encrypted_content", "encrypted_index", "encrypted_stdout"),
@@ -27,7 +30,7 @@ _NAMES = frozenset(
 )
 """Fields that hold one value, or a list of them."""
 
-_ENCRYPTED_DATA = frozenset({"redacted_thinking", "reasoning.encrypted"})
+_ENCRYPTED_DATA = ("redacted_thinking", "reasoning.encrypted")
 """Types of objects whose ``data`` is ciphertext; that of others is an image or a sound."""
 
 _PASSED_OVER = frozenset(
@@ -37,7 +40,7 @@ _PASSED_OVER = frozenset(
 _ARGUMENTS = "input"
 """The arguments of a tool call where it is an object, else the turns of a request."""
 
-_NAMED_ITEMS = frozenset({"item_reference", "reasoning"})
+_NAMED_ITEMS = ("item_reference", "reasoning")
 """Input items that a server looks up by their ids."""
 
 
@@ -80,17 +83,18 @@ def _has_id(each: Mapping[str, Any]) -> bool:
 def _search(body: Any) -> list[str]:
     """Return the values below ``body``, from its end on."""
     found: list[str] = []
-    left = [body]
+    left, visited = [body], 0
     while left and len(found) < MOST_VALUES:
         here = left.pop()
+        visited += len(here)
+        if visited > MOST_VISITED:
+            break
         if type(here) is dict:
             if not _NAMES.isdisjoint(here):
                 _take(here, found)
             for name, value in here.items():
-                kind = type(value)
-                if (kind is list or (kind is dict and name != _ARGUMENTS)) and (
-                    name not in _PASSED_OVER
-                ):
+                is_nested = type(value) is list or (type(value) is dict and name != _ARGUMENTS)
+                if is_nested and name not in _PASSED_OVER:
                     left.append(value)
         else:
             left += [each for each in here if type(each) is dict or type(each) is list]

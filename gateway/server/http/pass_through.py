@@ -159,8 +159,9 @@ class PassThrough:
         response.content_length = upstream.content_length
         body = _pieces(upstream.read)
         learn = upstream.served.learn
-        if learn is not None and upstream.status < HTTPStatus.BAD_REQUEST:
-            learner = Learner(learn, scopes[0], keeps=names_objects(request[PATH].path))
+        is_learnt = names_objects(request[PATH].path) and upstream.status < HTTPStatus.BAD_REQUEST
+        if learn is not None and is_learnt:
+            learner = Learner(learn, scopes[0], keeps=True)
             if upstream.content_type == "text/event-stream":
                 body = _with_events_learnt(body, learner)
             elif upstream.content_type.endswith("json"):

@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.endpoints.upstream_state import MOST_VALUES, made_state, named_state
+from gateway.protocol.endpoints.upstream_state import (
+    MOST_VALUES,
+    MOST_VISITED,
+    made_state,
+    named_state,
+)
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -53,6 +58,8 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments
         ({"tools": [{"function": {"parameters": {"file_id": "a"}}}], "messages": []}, []),
         ({"messages": [{"content": [{"type": "tool_use", "input": {"file_id": "a"}}]}]}, []),
         ({"messages": [], "metadata": {"file_id": "a"}}, []),
+        ({"messages": [{"content": [{"type": ["redacted_thinking"], "data": "a"}]}]}, []),
+        ({"input": [{"type": {}, "id": "a"}, {"type": None, "id": ["a"]}, []]}, []),
         ({"input": "x", "tools": None, "signature": 5, "file_ids": [1, None]}, []),
     ],
 )
@@ -64,6 +71,12 @@ def test_the_newest_state_comes_first_and_is_all_that_counts():
     turns = [{"content": [{"signature": f"{n}"}]} for n in range(1000)]
     found = named_state({"messages": turns})
     assert found == [f"{n}" for n in range(999, 999 - MOST_VALUES, -1)]
+
+
+def test_a_search_of_a_huge_body_ends():
+    numbers = {"content": [0] * MOST_VISITED}
+    assert named_state({"messages": [{"signature": "A"}, numbers]}) == []
+    assert named_state({"messages": [numbers, {"signature": "A"}]}) == ["A"]
 
 
 def test_a_body_that_is_nested_deeply_is_searched():
