@@ -54,6 +54,8 @@ class Maker:
             error = {"message": "cannot be read", "code": "invalid_encrypted_content"}
             return web.json_response({"error": error}, status=400)
         kind = str(body.get("model", "file"))
+        if request.path not in EVENTS:
+            kind = "compact" if request.path.endswith("/compact") else "file"
         answer = ANSWERS[kind](self.make())
         if not body.get("stream"):
             return web.json_response(answer)

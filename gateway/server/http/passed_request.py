@@ -31,7 +31,7 @@ _ON_LOOP_BYTES = 2**16
 """More is parsed in a thread."""
 
 _UNREAD = re.compile("/v1/(?:files|uploads)(?:/.*)?")
-"""Paths whose requests name no model, so that large files need not be held."""
+"""Paths whose requests name no model, so that large files need not be held; JSON is none."""
 
 _FILES, _UPLOADS = "/v1/files", "/v1/uploads"
 
@@ -72,11 +72,11 @@ async def read_passed(
     if not request.can_read_body:
         return Passed(None, _named([path.model, *in_target]))
     length = request.content_length if "Content-Encoding" not in request.headers else None
-    is_unread = _UNREAD.fullmatch(path.path) is not None
+    kind = request.headers.get("Content-Type", "")
+    is_unread = _UNREAD.fullmatch(path.path) is not None and "json" not in kind.lower()
     if not whole and (is_unread or not (routed or path.deployment)):
         return Passed(PassedBody(rest=pieces, length=length), _named([path.model, *in_target]))
     reader = _Reader(request, pieces, length, path, whole=whole)
-    kind = request.headers.get("Content-Type", "")
     if is_form(kind):
         passed = await reader.read_form(kind)
     elif whole or not kind or "json" in kind.lower():

@@ -153,9 +153,7 @@ class PoolRequests:
         """
         tried, fault = list[tuple[str, Reason]](), None
         sticky_id = sticky_id_in(path.path)
-        keeper = await self.affinity.maker_of([*filter(None, (sticky_id, *named))], scopes)
-        if keeper not in self.upstreams:
-            keeper = ""
+        keeper = await self._keeper(sticky_id, named, model, scopes)
         names = [keeper] if keeper else self.table.first_available(model or None, self.clock())
         upstreams = [self.upstreams[name] for name in names]
         async with AsyncExitStack() as stack:
@@ -193,9 +191,27 @@ class PoolRequests:
                     reply.served = Served(upstream.name, tuple(tried), several=True, learn=learn)
                     yield reply
                     return
+        if keeper and named and fault is not None and not fault.sent:
+            # The client may try again later: nobody else can read what it has.
+            message = "The upstream that made a part of this request is not available."
+            fault = UpstreamError(503, message, fault.reason, retry_after=1.0, detail=fault.detail)
         fault = fault or _no_upstream()
         fault.tried = tuple(tried)
         raise fault
+
+    async def _keeper(
+        self, sticky_id: str, named: Sequence[str], model: str, scopes: Sequence[bytes]
+    ) -> str:
+        """Return the only upstream that can answer, if one is known."""
+        if sticky_id:
+            keeper = await self.affinity.maker_of((sticky_id,), scopes)
+            if keeper in self.upstreams:
+                return keeper
+        if named:
+            keeper = await self.affinity.maker_of(named, scopes)
+            if keeper in self.upstreams and (not model or self.table.serves(keeper, model)):
+                return keeper
+        return ""
 
 
 def _no_upstream() -> UpstreamError:

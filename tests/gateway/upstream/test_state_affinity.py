@@ -190,8 +190,50 @@ async def test_what_names_an_object_goes_where_a_path_made_it(
 async def test_a_compacted_conversation_goes_on_where_it_was_compacted(
     apart: RunningGateway, both: list[Maker]
 ):
-    reply = await apart.post("/v1/responses/compact", b'{"model": "compact", "input": "Hi"}')
+    reply = await apart.post("/v1/responses/compact", b'{"input": "Hi"}')
     [item] = reply.json["output"]
     body = continued("compaction", item["encrypted_content"])
     reply = await send(apart, "compaction", body)
     assert (reply.status, reply.headers["X-Refrain-Upstream"]) == (200, "west")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/batches", {"input_file_id": "ID", "endpoint": "/v1/chat/completions"}),
+        ("/v1/vector_stores", {"name": "docs", "file_ids": ["ID"]}),
+        ("/v1/fine_tuning/jobs", {"model": "reasoning", "training_file": "ID"}),
+        ("/v1/responses/input_tokens", {"model": "reasoning", "previous_response_id": "ID"}),
+        (
+            "/v1/responses/compact",
+            {
+                "model": "compact",
+                "input": [{"type": "compaction", "encrypted_content": "ID"}],
+            },
+        ),
+        (
+            "/v1/messages/batches",
+            {
+                "requests": [
+                    {"params": {"messages": [{"content": [{"type": "x", "signature": "ID"}]}]}}
+                ]
+            },
+        ),
+    ],
+)
+async def test_what_another_path_is_sent_goes_where_it_was_made(
+    start_gateway: StartGateway, both: list[Maker], *, path: str, body: dict[str, Any]
+):
+    gateway = await before(start_gateway, both)
+    value = await made_by_the_second(gateway, both, "items")
+    raw = orjson.dumps(body).replace(b'"ID"', f'"{value}"'.encode())
+    reply = await gateway.post(path, raw)
+    assert (reply.status, reply.headers["X-Refrain-Upstream"]) == (200, "west"), reply.raw
+    both[1].status = 429
+    reply = await gateway.post(path, raw)
+    assert (reply.status, reply.headers["Retry-After"]) == (429, "30")
+    await both[1].stop()
+    reply = await gateway.post(path, raw)
+    assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+    anywhere = await gateway.post(path, b"{}")
+    assert anywhere.headers["X-Refrain-Upstream"] == "east"
