@@ -70,7 +70,9 @@ class CacheRequest:
         put(self, "streamed", streaming is not None and body.get("stream") is True)
         wants_usage = streaming is not None and not streaming.usage_option
         if streaming is not None and streaming.usage_option:
-            wants_usage = _asks_for_usage(body)
+            match body:  # as OpenAI or as OpenRouter has it
+                case {"stream_options": {"include_usage": True}} | {"usage": {"include": True}}:
+                    wants_usage = True
         put(self, "wants_usage", wants_usage)
 
     @property
@@ -82,17 +84,6 @@ class CacheRequest:
     def system_text(self) -> str | None:
         """The texts of system and developer."""
         return system_text(self.endpoint, self.body)
-
-
-def _asks_for_usage(body: dict[str, Any]) -> bool:
-    """Tell whether a stream's usage is requested, as OpenAI or as OpenRouter has it."""
-    match body.get("stream_options"):
-        case {"include_usage": True}:
-            return True
-    match body.get("usage"):
-        case {"include": True}:
-            return True
-    return False
 
 
 def read_request(
