@@ -76,8 +76,8 @@ NEUTRAL = frozenset(
 """Headers that differ between a request and its repetition. Those that a policy rule reads count
 nevertheless."""
 
-_UNUSUAL = frozenset({"content-encoding", "expect", "via"})
-"""A request with one of these headers is not plain."""
+_UNUSUAL = frozenset({"content-encoding", "expect", "origin", "via"})
+"""A request with one of these headers is not plain. A page's reply needs headers of its own."""
 
 _UNSURE = frozenset({"transfer-encoding", "upgrade"})
 """After one of these headers it is not sure what the bytes behind the head are."""

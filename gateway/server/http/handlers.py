@@ -29,6 +29,7 @@ from gateway.protocol.paths import ApiPath, read_path
 from gateway.protocol.request import LARGE_BYTES, CacheRequest, read_request
 from gateway.server.auth import Access
 from gateway.server.hot_path import PlainRequest
+from gateway.server.http.cors import CORS, OWN_ERROR, Cors, is_preflight
 from gateway.server.http.hot_connection import NO_BODY, HotConnection
 from gateway.server.http.http_server import read_body
 from gateway.server.http.middleware import (
@@ -101,15 +102,17 @@ class Handlers:
 
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
+        app[CORS] = Cors(self.pass_through.ask_options, perf_counter)
         router = app.router
         router.add_get("/healthz", _healthz)
         router.add_get("/readyz", self._readyz)
         router.add_get("/metrics", self._metrics_page)
-        router.add_route("*", r"/{tail:[\s\S]*}", self._api())
+        router.add_route("*", r"/{tail:[\s\S]*}", self._api(app[CORS]))
 
-    def _api(self) -> Handler:
+    def _api(self, cors: Cors) -> Handler:
         """Return the handler of all paths of the API."""
         other = self._observe(OTHER_PATHS, self.pass_through.handle)
+        preflight = self._observe(OTHER_PATHS, cors.preflight, is_open=True)
         cached = {
             each.value: self._observe(each.value, self._endpoint_handler(each)) for each in Endpoint
         }
@@ -119,10 +122,13 @@ class Handlers:
             try:
                 path = request[PATH] = read_path(raw)
             except ClientError as error:
+                request[OWN_ERROR] = True
                 if not raw.startswith("/v1/"):
                     return _response(refusal_of(error, raw))
                 request[PATH] = ApiPath(raw)
                 return await self._observe(OTHER_PATHS, _raising(error))(request)
+            if is_preflight(request):
+                return await preflight(request)
             asks = request.method in ("POST", METHOD)
             return await (cached.get(path.path, other) if asks else other)(request)
 
@@ -132,15 +138,20 @@ class Handlers:
         self,
         endpoint: str,
         handle: Callable[[web.Request, Observation], Awaitable[web.StreamResponse]],
+        *,
+        is_open: bool = False,
     ) -> Handler:
-        """Wrap a handler: each outcome is observed, and each error has OpenAI's form."""
+        """Wrap a handler: each outcome is observed, and each error has OpenAI's form.
+
+        If it ``is_open``, no key is needed.
+        """
 
         async def handler(request: web.Request) -> web.StreamResponse:
             seen = self._begin(endpoint, request.headers)
             seen.method = request.method
             ticket: Ticket | None = None
             try:
-                if self.access.restricted:
+                if self.access.restricted and not is_open:
                     key = self.access.key(fold_fields(request.headers.items()))
                     if key is not None:
                         request[KEY] = key
@@ -153,6 +164,7 @@ class Handlers:
                 seen.end("error", Reason.CLIENT_GONE)
                 raise
             except Exception as error:  # noqa: BLE001 - each becomes a reply
+                request[OWN_ERROR] = True
                 return _response(_failure(error, seen, self.names, request[PATH].path))
             finally:
                 seen.finish()

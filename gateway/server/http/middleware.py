@@ -21,6 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
 from gateway.protocol.paths import ApiPath
+from gateway.server.http.cors import CORS, OWN_ERROR
 from gateway.server.http.http_server import Refuse, refusal
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.tab import Ticket
@@ -115,8 +116,12 @@ def _middleware(refuse: Refuse) -> Middleware:
             and any(map(has_passed_here, headers.getall("Via")))
         ):
             refused = own(508, _LOOP, "loop_detected")
+        if refused is not None:
+            request[OWN_ERROR] = True
         response = await handler(request) if refused is None else refused
         if not response.prepared:
+            if "Origin" in headers and (cors := request.app.get(CORS)) is not None:
+                await cors.complete(request, response)
             _complete_head(request, response)
         return response
 
@@ -151,6 +156,8 @@ class ResponseSink:
     seconds: float
 
     async def begin(self) -> None:
+        if "Origin" in self.request.headers and (cors := self.request.app.get(CORS)) is not None:
+            cors.complete_stream(self.request, self.response)
         _complete_head(self.request, self.response)
         await self.response.prepare(self.request)
 

@@ -89,6 +89,12 @@ class PassThrough:
                 raise faults[0] from None
             raise
 
+    def ask_options(self, path: ApiPath, fields: Fields) -> AbstractAsyncContextManager[HttpReply]:
+        """Send OPTIONS. The context raises UpstreamError."""
+        if isinstance(self.upstream, PoolRequests):
+            return self.upstream.request("OPTIONS", path, "", fields, None)
+        return self.upstream.request("OPTIONS", path.path, fields, None)
+
     async def _listed(
         self, pool: PoolRequests, request: web.Request, path: ApiPath, fields: Fields
     ) -> web.Response | None:
