@@ -81,6 +81,7 @@ class Upstreams:
         async with contextlib.AsyncExitStack() as stack:
             if self.pool is not None:
                 stack.callback(self.pool.queue.close)
+                stack.push_async_callback(self.pool.affinity.settle)
             if self.membership is not None:
                 await stack.enter_async_context(self.membership.lifespan())
             else:

@@ -57,15 +57,18 @@ def named_state(body: Mapping[str, Any]) -> list[str]:
 def made_state(answer: Mapping[str, Any], *, keeps: bool = False) -> list[str]:
     """Return the values in an answer or in an event of one.
 
-    If the server ``keeps`` the answer, its id is among them, and those of what it is made of.
+    If the server ``keeps`` the answer, its id is among them, and ids of what it is made of: who
+    refers to some of its items refers to the last one, or to its reasoning.
     """
     found = _search(answer)
     if keeps:
         whole = answer.get("response", answer)
-        named = [whole, answer.get("item"), answer.get("file")]
-        for name in ("output", "data") if isinstance(whole, dict) else ():
-            items = whole.get(name)
-            named += items if isinstance(items, list) else ()
+        named = [whole, answer.get("file")]
+        if isinstance(whole, dict):
+            output, data = whole.get("output"), whole.get("data")
+            items = output if isinstance(output, list) else []
+            named += [each for each in items[:-1] if _is_reasoning(each)] + items[-1:]
+            named += data if isinstance(data, list) else ()
         found += [each["id"] for each in named if isinstance(each, dict) and _has_id(each)]
     return [value for value in found[:MOST_VALUES] if value]
 
@@ -74,6 +77,10 @@ def _is_looked_up(item: Mapping[str, Any]) -> bool:
     kind = item.get("type")
     # A reference may come without its type.
     return kind in _NAMED_ITEMS if kind is not None else "role" not in item
+
+
+def _is_reasoning(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "reasoning"
 
 
 def _has_id(each: Mapping[str, Any]) -> bool:

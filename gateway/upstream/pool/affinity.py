@@ -145,4 +145,5 @@ class Learner:
 
     async def told(self) -> None:
         """Wait until other gateways know: the client may ask the next of them at once."""
-        await asyncio.gather(*self._writes)
+        if self._writes:  # they go on if this reply has no reader any more
+            await asyncio.shield(asyncio.gather(*self._writes))

@@ -94,8 +94,10 @@ def test_ids_belong_to_an_answer_that_is_kept(keeps: bool):
     assert made_state(response, keeps=keeps) == ["A", *ids]
     event = {"type": "response.completed", "response": response}
     assert made_state(event, keeps=keeps) == ["A", *ids]
-    done = {"type": "response.output_item.done", "item": item}
-    assert made_state(done, keeps=keeps) == ["A", *ids[1:]]
+    text, call = {"type": "message", "id": "msg_1"}, {"type": "function_call", "id": "fc_1"}
+    response["output"] = [item, text, item, call]
+    ids = ["resp_1", "rs_1", "rs_1", "fc_1"] if keeps else []
+    assert made_state(response, keeps=keeps) == ["A", "A", *ids]
 
 
 def test_lists_of_objects_and_what_is_made_of_parts_have_their_ids():

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.sqlite.makers import SqliteMakers
-from gateway.upstream.pool.affinity import Affinity, digests_of
+from gateway.upstream.pool.affinity import Affinity, Learner, digests_of
 
 MINE, THEIRS, OURS = bytes(32), b"t" * 32, b"o" * 32
 
@@ -61,6 +61,40 @@ async def test_processes_of_one_folder_know_the_same_makers(tmp_path: Path):
     assert await known(Affinity(second), "value 4") == "u9"
     await first.close()
     await second.close()
+
+
+async def test_what_was_learnt_is_told_before_the_end(tmp_path: Path):
+    makers = SqliteMakers(tmp_path / "makers.sqlite3")
+    affinity = Affinity(makers)
+    affinity.note(["value"], MINE, "a")
+    await affinity.settle()
+    await affinity.settle()
+    assert await known(Affinity(makers), "value") == "a"
+    await makers.close()
+
+
+async def test_a_reply_without_a_reader_tells_what_it_brought(tmp_path: Path):
+    makers = SqliteMakers(tmp_path / "makers.sqlite3")
+    affinity = Affinity(makers)
+    learner = Learner(lambda values, scope: affinity.note(values, scope, "a"), MINE, keeps=False)
+    learner.take({"signature": "value"})
+    telling = asyncio.create_task(learner.told())
+    await asyncio.sleep(0)
+    telling.cancel()
+    await asyncio.wait([telling])
+    await affinity.settle()
+    assert await known(Affinity(makers), "value") == "a"
+    await makers.close()
+
+
+def test_a_signature_in_pieces_is_noted_whole():
+    noted: list[str] = []
+    learner = Learner(lambda values, _scope: noted.extend(values), MINE, keeps=False)
+    for at, piece in ((0, "ab"), (0, "cd"), (1, "xy"), (0, "e")):
+        delta = {"type": "signature_delta", "signature": piece}
+        learner.take({"type": "content_block_delta", "index": at, "delta": delta})
+    learner.take({"content": [{"signature": "abcde"}, {"signature": "new"}]})
+    assert noted == ["ab", "abcd", "xy", "abcde", "new"]
 
 
 class Silent:
