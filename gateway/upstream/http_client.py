@@ -293,7 +293,7 @@ class HttpUpstream:
         path = self._path + target[3:] if below else self._root + target
         start = f"{method} {self._through}{path} HTTP/1.1"
         lines = [start, self._host, *map(": ".join, fields), f"Via: {via()}", *framing]
-        head = "\n".join((*lines, "", "")).encode(errors="ignore")
+        head = "\n".join((*lines, "", "")).encode(errors="surrogateescape")
         if head.count(b"\n") != len(lines) + 1 or len(head.translate(None, _CONTROL)) != len(head):
             raise ValueError("a part of the request has control characters")
         return head.replace(b"\n", b"\r\n")

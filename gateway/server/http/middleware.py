@@ -16,7 +16,9 @@ from functools import partial
 from typing import Protocol
 
 from aiohttp import web
+from aiohttp.http import StreamWriter
 from aiohttp.typedefs import Handler, Middleware
+from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
@@ -203,9 +205,21 @@ async def send_stream(
     return fault
 
 
+class _ByteWriter(StreamWriter):
+    """Writes the bytes of header values as they came; aiohttp leaves out what is no UTF-8."""
+
+    async def write_headers(self, status_line: str, headers: CIMultiDict[str]) -> None:
+        await super().write_headers(status_line, headers)
+        lines = (f"{name}: {value}" for name, value in headers.items())
+        head = "\r\n".join((status_line, *lines, "", ""))
+        self._headers_buf = head.encode(errors="surrogateescape")
+
+
 def _complete_head(request: web.Request, response: web.StreamResponse) -> None:
     """Add what the head of every reply has."""
     headers = response.headers
+    if not "".join(headers.values()).isascii():
+        request._payload_writer = _ByteWriter(request.protocol, asyncio.get_running_loop())  # noqa: SLF001 - there is no other way
     if request.method == METHOD:
         _set_cache_headers(request, response)
     if request.app[STOPPING].is_set():
