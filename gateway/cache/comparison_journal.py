@@ -8,13 +8,15 @@ are switched off.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from gateway.cache.append_files import open_locked, previous_file, write_line
+from gateway.cache.folder_watch import Deliver, at_once
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry, Quarantine
 from gateway.cache.shadow_eval import ComparisonLedger, basis_of, question_id
@@ -25,6 +27,8 @@ JUDGED = "judged"
 """The kind of a line that says what a person found: it is of the comparison with this entry, key
 and time."""
 MAX_BYTES = 8 * 2**20
+LINES_AT_ONCE = 256
+"""Taken in one turn of the loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,13 +44,16 @@ class ComparisonJournal:
         self._seen: tuple[int, int] | None = None
         """Inode and size of the file when it was read."""
         self._unreadable = False
+        self._lock = threading.Lock()
+        self.is_known: Callable[[], bool] = self.look
+        """Tells whether the ledger has what the file has; the default looks at the file."""
 
     def off(self, decision: Decision, threshold: Callable[[float], float | None]) -> bool:
         """Tell whether the rule has no semantic hits at present.
 
         ``threshold`` is the verifier's for a budget.
         """
-        if not self.read():
+        if not self.is_known():
             return True  # nothing is served by meaning
         rule = self.ledger.rules.get(decision.rule)
         if rule is None or not rule.off:
@@ -68,24 +75,33 @@ class ComparisonJournal:
         except OSError:
             self.ledger.take(line)
             raise
-        self.read()
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Take what the file has now."""
+        deliver = asyncio.get_running_loop().call_soon_threadsafe
+        await asyncio.to_thread(self.look, deliver)
 
     def rules_off(self) -> dict[str, bool]:
         """Tell for each rule with comparisons whether its semantic hits are off."""
-        self.read()
+        self.is_known()
         return self.ledger.rules_off()
 
     def report(self) -> dict[str, Any]:
         """Return the figures by rule, and the number of aliases."""
-        self.read()
+        self.is_known()
         return {"rules": self.ledger.report(), "aliases": self.ledger.aliases}
 
-    def read(self) -> bool:
-        """Read the lines since the last read; tell whether the file could be read."""
+    def look(self, deliver: Deliver = at_once) -> bool:
+        """Read the lines since the last look; tell whether the file could be read."""
+        with self._lock:
+            return self._look(deliver)
+
+    def _look(self, deliver: Deliver) -> bool:
         try:
             status = self.path.stat()
             if (status.st_ino, status.st_size) != self._seen:
-                self._read_new(status)
+                self._read_new(status, deliver)
             self._unreadable = False
         except FileNotFoundError:
             self._unreadable = False
@@ -95,30 +111,37 @@ class ComparisonJournal:
             self._unreadable = True
         return not self._unreadable
 
-    def _read_new(self, status: os.stat_result) -> None:
+    def _read_new(self, status: os.stat_result, deliver: Deliver) -> None:
         former = previous_file(self.path)
         inode, offset = self._seen or (0, 0)
         if status.st_ino != inode or status.st_size < offset:
             if former.exists():
                 turned_over = former.stat().st_ino == inode
-                self._read_lines(former, offset if turned_over else 0)
+                self._read_lines(former, offset if turned_over else 0, deliver)
             offset = 0
-        self._seen = status.st_ino, self._read_lines(self.path, offset)
+        self._seen = status.st_ino, self._read_lines(self.path, offset, deliver)
 
-    def _read_lines(self, path: Path, offset: int) -> int:
+    def _read_lines(self, path: Path, offset: int, deliver: Deliver) -> int:
         """Read the complete lines from ``offset`` on; return where they end."""
         with path.open("rb") as file:
             file.seek(offset)
             data = file.read()
         data = data[: data.rfind(b"\n") + 1]
+        lines = []
         for raw in data.splitlines():
             try:
                 line = orjson.loads(raw)
             except orjson.JSONDecodeError:
                 continue  # the half of a line that a crash left
             if isinstance(line, dict):
-                self.ledger.take(line)
+                lines.append(line)
+        for start in range(0, len(lines), LINES_AT_ONCE):
+            deliver(self._take, lines[start : start + LINES_AT_ONCE])
         return offset + len(data)
+
+    def _take(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        for line in lines:
+            self.ledger.take(line)
 
     def _append(self, data: bytes, carried: bytes) -> None:
         with open_locked(self.path, len(data), max_bytes=self._max_bytes) as (descriptor, size):

@@ -264,7 +264,7 @@ class Quarantine(Protocol):
     """Keys of entries that must not be semantic hits any more."""
 
     def holds(self, key: bytes) -> bool:
-        """Tell whether the key is among them; a look at memory and at a file's date."""
+        """Tell whether the key is among them; a look at memory."""
 
     async def add(self, key: bytes) -> None:
         """Add a key for good. Raises OSError."""

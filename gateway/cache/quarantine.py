@@ -11,6 +11,7 @@ lock is bounded, as its holder may be suspended; at start there is no wait.
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import orjson
 from filelock import Timeout
 
 from gateway.cache.append_files import open_locked, write_line
+from gateway.cache.folder_watch import Deliver, at_once
 
 KEEP_SECONDS = 365 * 86_400.0
 RENEW_SECONDS = 86_400.0
@@ -54,16 +56,22 @@ class QuarantineFile:
         """The last line that was read, and where it begins."""
         self._failed: set[bytes] = set()
         """Keys that may be in the file and not on the disk."""
+        self._unreadable = ""
+        self._lock = threading.Lock()
+        self.is_known: Callable[[], bool] = self.look
+        """Tells whether the keys are those of the file; the default looks at the file."""
 
     def holds(self, key: bytes) -> bool:
         # If the file cannot be read, each entry has exact hits only.
-        return not self._read() or self._is_within(KEEP_SECONDS, self._added.get(key, _NEVER))
+        return not self.is_known() or self._is_within(KEEP_SECONDS, self._added.get(key, _NEVER))
 
     async def add(self, key: bytes) -> None:
-        readable = self._read()
+        readable = await asyncio.to_thread(self.look)
         young = self._is_within(RENEW_SECONDS, self._added.get(key, _NEVER))
         if not (readable and young) or key in self._failed:
             await asyncio.to_thread(self._append, key)
+            # In force before this returns: the watch may look a moment later.
+            await asyncio.to_thread(self.look)
 
     def compact(self) -> None:
         """Write the file again if there are keys to leave out; for the start."""
@@ -112,8 +120,12 @@ class QuarantineFile:
         finally:
             os.close(folder)
 
-    def _read(self) -> bool:
+    def look(self, deliver: Deliver = at_once) -> bool:  # noqa: ARG002 - one assignment
         """Read the file if it has changed; tell whether it could be read."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> bool:
         try:
             status = self._path.stat()
             # From before the read: lines written meanwhile are read the next time.
@@ -124,8 +136,12 @@ class QuarantineFile:
         except FileNotFoundError:
             self._added, self._read_at, self._last, self._last_at = {}, None, b"", 0
         except OSError as error:
-            _log.warning("%s cannot be read: %s", self._path, error.strerror or error)
+            reason = error.strerror or str(error)
+            if reason != self._unreadable:
+                _log.warning("%s cannot be read: %s", self._path, reason)
+            self._unreadable = reason
             return False
+        self._unreadable = ""
         return True
 
     def _read_new(self, size: int) -> None:
@@ -133,14 +149,16 @@ class QuarantineFile:
 
         Not beyond the size, because the path may be that of an endless device.
         """
+        added = self._added
         with self._path.open("rb") as file:
             file.seek(self._last_at)
             data = file.read(max(0, size - self._last_at))
             if not self._last or not data.startswith(self._last):
                 file.seek(0)
                 data = file.read(size)
-                self._added, self._last_at = {}, 0
-        self._added |= _parse(data, self._now())
+                added, self._last_at = {}, 0
+        # Whole: a question may come meanwhile.
+        self._added = added | _parse(data, self._now())
         end = data.rfind(b"\n") + 1
         begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
         self._last = data[begin:end]

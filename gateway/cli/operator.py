@@ -247,7 +247,7 @@ def _report_of(data_dir: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FailedError(f"{path}: not there: nothing has been compared yet")
     journal = ComparisonJournal(path, QuarantineFile(data_dir / "quarantine.jsonl"))
-    if not journal.read():
+    if not journal.look():
         raise FailedError(f"{path}: cannot be read")
     return journal.report()
 

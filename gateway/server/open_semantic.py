@@ -12,6 +12,7 @@ from typing import Any
 from embeddings.client import EmbeddingsClient
 from gateway.background import running
 from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
+from gateway.cache.folder_watch import FolderWatch
 from gateway.cache.ports import PolicySource
 from gateway.cache.quarantine import QuarantineFile
 from gateway.semantic.calibrations import Calibrations
@@ -35,6 +36,7 @@ class Semantic:
     journal: ComparisonJournal
     comparisons: Checks
     budgets: Budgets
+    watch: FolderWatch
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
@@ -44,8 +46,8 @@ class Semantic:
                 stack.push_async_callback(self.service.close)
                 waiting = partial(self._await_verifier, self.service)
                 await stack.enter_async_context(running("wait for the encoder", waiting))
-            for read in (self.quarantine.compact, self.journal.read):
-                await asyncio.to_thread(read)
+            await asyncio.to_thread(self.quarantine.compact)
+            await stack.enter_async_context(self.watch.lifespan())
             stack.push_async_callback(self.comparisons.close)
             yield
 
@@ -118,4 +120,5 @@ def open_semantic(
         is_known=lambda: service is not None and service.verifier is not None,
         threshold=verifier.threshold,
     )
-    return Semantic(service, verifier, quarantine, journal, comparisons, budgets)
+    watch = FolderWatch([quarantine, journal, calibrations])
+    return Semantic(service, verifier, quarantine, journal, comparisons, budgets, watch)

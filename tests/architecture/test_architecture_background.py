@@ -41,6 +41,7 @@ REASONS = {
     "gateway.server.http.hot_connection.HotConnection._begin": "one request",
     "gateway.server.prepare.Summariser.apply": "one summary; a later request begins it anew",
     "gateway.telemetry.otel.export.close_in_time": "the end of the process does not wait for it",
+    "gateway.telemetry.metrics.Metrics.page": _REQUEST,
     "gateway.upstream.coalescer.Coalescer._run": "one call; its readers learn of its end",
     "gateway.upstream.comparisons.Checks.begin": "logs each fault; the next pair begins it anew",
     "gateway.upstream.connection.HttpReply._ask": "the body of one request",

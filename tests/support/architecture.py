@@ -52,6 +52,7 @@ IO_MODULES = frozenset(
         "gateway.semantic.calibrations",
         "gateway.semantic.verifier",
         "gateway.cache.append_files",
+        "gateway.cache.folder_watch",
         "gateway.cache.pii_scan",
         "gateway.cache.quarantine",
         "gateway.cache.single_flight",

@@ -106,7 +106,6 @@ class Admin:
             "policy": self._policy.save,
         }
         pages: dict[str, Page] = {
-            "semantic": self._semantic.report,
             "prefix-hits": self._show_prefix_hits,
             "keys": self._show_keys,
         }
@@ -117,6 +116,7 @@ class Admin:
             "overview/history": self._overview.history,
             "events": self._list_events,
             "policy": self._policy.page,
+            "semantic": self._semantic.latest_report,
             "comparisons": self._semantic.comparisons,
         }
         shown |= {name: partial(_show_look, look) for name, look in looks.items()}

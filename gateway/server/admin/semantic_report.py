@@ -92,6 +92,11 @@ class SemanticOperations:
                 figures["next"] = NEXT
         return {**report, "rules": rows}
 
+    async def latest_report(self) -> dict[str, Any]:
+        """Return the report with what all workers have written up to now."""
+        await self.journal.refresh()
+        return self.report()
+
     async def comparisons(self) -> dict[str, Any]:
         """Return the latest comparisons, the newest first. Raises OSError."""
         lines = await asyncio.to_thread(last_lines, self.journal.path, _LAST_BYTES)
@@ -127,6 +132,7 @@ class SemanticOperations:
         """
         rule, all_rules = fields.pop("rule", None), fields.pop("all", False)
         refuse_other_fields(fields, "rule", "all")
+        await self.journal.refresh()
         known = self.journal.report()["rules"]
         if not isinstance(all_rules, bool) or (all_rules and rule is not None):
             raise InvalidFieldError("all", "true, and no rule beside it")
