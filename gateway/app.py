@@ -97,13 +97,6 @@ def create_app(
         settings, secret=secret, store_stats=entries.store.stats, usage_store=entries.usage
     )
     metrics = telemetry.metrics
-    meter = Meter(
-        entries.key_counts if access.own_keys else None,
-        time.time,
-        telemetry.usage.prices,
-        fails_open=settings.key_limits_fail == "open",
-    )
-    meter.keep(access.holders)
     upstreams = open_upstreams(
         settings,
         os.environ,
@@ -112,6 +105,14 @@ def create_app(
         metrics=metrics,
         makers=entries.makers,
     )
+    meter = Meter(
+        entries.key_counts if access.own_keys else None,
+        time.time,
+        telemetry.usage.prices,
+        fails_open=settings.key_limits_fail == "open",
+        refuse_unknown=upstreams.refuse_unknown,
+    )
+    meter.keep(access.holders)
     semantic = open_semantic(
         settings,
         semantic_socket,
@@ -179,7 +180,7 @@ def create_app(
         lambda: {
             "policy": policies.details(),
             "store": entries.status(),
-            "keys": access.details() | meter.details(),
+            "keys": (keys := access.details()) | meter.details(keys["problems"]),
             **semantic.details(),
             **upstreams.details(),
             "hints_never_hit": metrics.prefixes.shares.never_hit(),

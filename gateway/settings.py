@@ -369,6 +369,14 @@ def origins(
     return found | variables | {name: f"--{name.replace('_', '-')}" for name in flags}
 
 
+def place_of(path: tuple[str | int, ...], file: Path | None) -> str:
+    """Return file and line of a setting in its file, such as before a message; else nothing."""
+    if not path or file is None:
+        return ""
+    document = _read(file)
+    return f"{file}:{_line(path, document)}: " if path[:1] in document.places else ""
+
+
 def _read(file: Path) -> Document:
     try:
         return read_document(policy_text(file.read_bytes(), str(file)), str(file))

@@ -15,8 +15,14 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from gateway.cli.plan import find_faults, read_settings, setting_flags, settings_file
-from gateway.cli.terminal import CommandError
+from gateway.cli.plan import (
+    find_faults,
+    read_settings,
+    setting_flags,
+    settings_file,
+    unpriced_budgets,
+)
+from gateway.cli.terminal import CommandError, say
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS, Settings, origins
 from gateway.upstream.settings import UpstreamSettings
 
@@ -26,9 +32,11 @@ MASK = "***"
 def check(**flags: Any) -> int:
     """Tell whether `refrain serve` would take the settings and the files that they name."""
     settings = read_settings(flags)
-    if faults := find_faults(settings):
-        raise CommandError("\n".join(faults))
     file = settings_file(flags)
+    if faults := find_faults(settings, file):
+        raise CommandError("\n".join(faults))
+    for line in unpriced_budgets(settings):
+        say(f"warning: {line}")
     count = len(setting_flags(flags) | origins({}, os.environ, file))
     where = f"{file}: valid" if file else "valid, without a file of settings"
     what = "1 setting" if count == 1 else f"{count} settings"

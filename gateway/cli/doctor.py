@@ -13,7 +13,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -29,13 +29,19 @@ from gateway.cache.ports import StoreError
 from gateway.cli.calibrate import scoring_service
 from gateway.cli.child_process import PYTHON
 from gateway.cli.launch import listen, lock_holder
-from gateway.cli.plan import find_faults, missing_libraries, read_settings
+from gateway.cli.plan import (
+    find_faults,
+    missing_libraries,
+    read_settings,
+    settings_file,
+    unpriced_budgets,
+)
 from gateway.cli.terminal import CommandError, FailedError
 from gateway.server.open_upstreams import make_upstream, replica_of, source_of
 from gateway.server.secrets import (
     SecretSettingError,
-    check_secrets,
     outbound_proxies,
+    outbound_proxy,
     secret_setting,
     upstream_headers,
     upstream_keys,
@@ -110,22 +116,21 @@ async def examine(flags: dict[str, Any]) -> AsyncIterator[Finding]:
         for line in str(error).splitlines():
             yield Finding("config", Level.FAULT, line)
         return
-    faults = find_faults(settings)
+    faults = find_faults(settings, settings_file(flags))
     for line in faults:
         yield Finding("config", Level.FAULT, line)
     if not faults:
         yield Finding("config", Level.OK, "refrain serve would take the settings")
+        for line in unpriced_budgets(settings):
+            yield Finding("budgets", Level.WARNING, line)
     holder = lock_holder(settings.data_dir)
     for found in (*check_data_dir(settings, holder), check_port(settings, holder)):
         yield found
-    try:
-        check_secrets(
-            settings.all_upstreams, os.environ, own_keys=settings.gateway_keys is not None
-        )
-    except SecretSettingError:  # one of the faults above; nobody else can be asked without it
-        return
-    yield await check_store(settings, holder)
-    yield await check_vectors(settings)
+    # What needs a secret that is missing, one of the faults above, is not tried.
+    with suppress(SecretSettingError):
+        yield await check_store(settings, holder)
+    with suppress(SecretSettingError):
+        yield await check_vectors(settings)
     async for found in check_upstreams(settings):
         yield found
     yield await check_encoder(settings)
@@ -271,7 +276,8 @@ async def check_vectors(settings: Settings) -> Finding:
 
 async def check_upstreams(settings: Settings) -> AsyncIterator[Finding]:
     """Check each upstream, the proxies on the way, and this clock against theirs."""
-    upstreams, own_keys = settings.all_upstreams, settings.gateway_keys is not None
+    own_keys = settings.gateway_keys is not None
+    upstreams = [one for one in settings.all_upstreams if _has_its_secrets(one, own_keys=own_keys)]
     keys = upstream_keys(upstreams, os.environ, own_keys=own_keys)
     proxies = outbound_proxies(upstreams, os.environ)
     fixed = [upstream_headers(one, os.environ, own_keys=own_keys) for one in upstreams]
@@ -318,6 +324,16 @@ async def check_upstreams(settings: Settings) -> AsyncIterator[Finding]:
     for found, _ in every:
         yield found
     yield check_clock([ahead for _, ahead in every if ahead is not None])
+
+
+def _has_its_secrets(one: UpstreamSettings, *, own_keys: bool) -> bool:
+    try:
+        upstream_keys([one], os.environ, own_keys=own_keys)
+        upstream_headers(one, os.environ, own_keys=own_keys)
+        outbound_proxy(one, os.environ)
+    except SecretSettingError:  # told by the settings' own check
+        return False
+    return True
 
 
 async def _ask(name: str, upstream: HttpUpstream) -> tuple[Finding, float | None]:

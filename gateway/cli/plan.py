@@ -13,9 +13,10 @@ import hashlib
 import importlib.util
 import logging
 import os
+import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
@@ -29,18 +30,14 @@ from gateway.cli.child_process import PYTHON, STOP_SECONDS
 from gateway.cli.launch import Plan
 from gateway.cli.terminal import CommandError, FailedError, configure_logging, say, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
-from gateway.server.open_prices import read_price_file
-from gateway.server.secrets import (
-    SecretSettingError,
-    check_secrets,
-    log_proxies,
-    warn_of_shared_credentials,
-)
+from gateway.server.open_prices import priced, read_price_file
+from gateway.server.secrets import log_proxies, secret_faults, warn_of_shared_credentials
 from gateway.settings import (
     Settings,
     SettingsError,
     load_settings,
     origins,
+    place_of,
     tls_files,
     unknown_variables,
 )
@@ -53,6 +50,9 @@ from policies.format.yaml_document import PolicyError, policy_text
 log = logging.getLogger(__name__)
 
 DEMO_MODEL = "refrain-demo"
+_GLOB = re.compile(r"[*?\[]")
+_MOST_SHOWN = 8
+"""Models that a line names."""
 
 RESTART = (
     *("host", "port", "data_dir", "workers", "store", "log_format"),
@@ -84,7 +84,7 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool, in_force: str | None =
     """
     settings = read_settings(flags, warns=in_force is None)
     configure_logging(settings.log_level, settings.log_format)
-    faults = find_faults(settings, needs_upstream=not is_demo)
+    faults = find_faults(settings, settings_file(flags), needs_upstream=not is_demo)
     if in_force is not None:
         faults += _need_restart(settings, orjson.loads(in_force), flags)
     if faults:
@@ -96,6 +96,8 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool, in_force: str | None =
     if is_demo and upstreams:
         log.warning("the demo serves its own engine: upstream %s is not used", upstreams[0].url)
     warn_of_shared_credentials(upstreams, os.environ, own_keys=own_keys)
+    for line in () if is_demo else unpriced_budgets(settings):
+        log.warning("%s", line)
     log_proxies(upstreams, os.environ)
     _make(settings.data_dir)
     engine = None
@@ -187,8 +189,13 @@ def _demo_engine(settings: Settings) -> tuple[Settings, list[str]]:
     return settings.model_copy(update=update), argv
 
 
-def find_faults(settings: Settings, *, needs_upstream: bool = True) -> list[str]:
-    """Return what would stop every worker: of the files that settings name, and of the secrets."""
+def find_faults(
+    settings: Settings, file: Path | None = None, *, needs_upstream: bool = True
+) -> list[str]:
+    """Return what would stop every worker: of the files that settings name, and of the secrets.
+
+    ``file`` is the file of settings, in which a fault has its line.
+    """
     faults = []
     upstreams = settings.all_upstreams
     if needs_upstream and not upstreams:
@@ -197,10 +204,11 @@ def find_faults(settings: Settings, *, needs_upstream: bool = True) -> list[str]
     if settings.data_dir.exists() and not settings.data_dir.is_dir():
         what = f"the data directory {settings.data_dir}"
         faults.append(f"{what} is a file; give a folder with --data-dir")
-    try:
-        check_secrets(upstreams, os.environ, own_keys=settings.gateway_keys is not None)
-    except SecretSettingError as error:
-        faults.append(str(error))
+    own_keys = settings.gateway_keys is not None
+    faults += [
+        place_of(fault.path, file) + fault.text
+        for fault in secret_faults(upstreams, os.environ, own_keys=own_keys)
+    ]
     for key, path, check in _named_files(settings):
         try:
             check(path.read_bytes(), str(path))
@@ -215,6 +223,38 @@ def find_faults(settings: Settings, *, needs_upstream: bool = True) -> list[str]
     if settings.decision_log is not None:
         faults += _check_writable(settings.decision_log)
     return faults
+
+
+def unpriced_budgets(settings: Settings, listed: Iterable[str] = ()) -> Iterator[str]:
+    """Yield a line for each holder with a budget in dollars who may name models without a price.
+
+    Such requests are refused. ``listed`` are models that upstreams list. The files are valid.
+    """
+    path, upstreams = settings.gateway_keys, settings.all_upstreams
+    if path is None:
+        return
+    prices = priced(settings)
+    declared = {name for one in upstreams for name in (*one.models, *one.rename)}
+    ring = read_key_ring(path.read_bytes(), str(path))
+    keys = [key for found in ring.by_prefix.values() for _, key in found if key.limits.needs_price]
+    for holder in dict.fromkeys(key.name for key in keys):
+        unpriced: dict[str, None] = {}
+        for key in (key for key in keys if key.name == holder):
+            names = {name for name in declared | {*listed} if key.may_use(name)} | {*key.models}
+            unpriced |= {
+                name: None
+                for name in sorted(names)
+                if not _GLOB.search(name) and not prices.knows(name)
+            }
+        if unpriced:
+            shown = ", ".join([*unpriced][:_MOST_SHOWN]) + (
+                ", …" if len(unpriced) > _MOST_SHOWN else ""
+            )
+            yield (
+                f"{path}: {holder} has a budget in dollars, and no price is known of {shown}: "
+                "requests for them are refused; add rows to the file of the setting prices, or "
+                "give the upstream the preset of its engine"
+            )
 
 
 def _named_files(settings: Settings) -> Iterator[tuple[str, Path, Callable[[bytes, str], object]]]:

@@ -1,9 +1,13 @@
 """The price table on disk: the one that is shipped, and the operator's file in front of it."""
 
+from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
+from gateway.settings import Settings
 from gateway.telemetry.prices import Prices, PricesError, read_prices
+from gateway.upstream.settings import is_free
 
 MOST_BYTES = 8 * 2**20
 
@@ -16,6 +20,15 @@ def load_prices(file: Path | None = None) -> Prices:
     shipped = files("gateway.telemetry") / "prices.csv"
     prices = read_prices(shipped.read_text("utf-8"), "prices.csv")
     return prices if file is None else prices.updated(read_price_file(file.read_bytes(), str(file)))
+
+
+def priced(settings: Settings) -> Prices:
+    """Return the prices that hold here: of models on the operator's own engines, too.
+
+    Raises as ``load_prices``.
+    """
+    of_engines = partial(is_free, settings.all_upstreams)
+    return replace(load_prices(settings.prices), is_free=of_engines)
 
 
 def read_price_file(data: bytes, source: str) -> Prices:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gateway import background
 from gateway.cache.ports import StoreStats, UsageStore
 from gateway.prompts.outcome import format_rewrites
-from gateway.server.open_prices import load_prices
+from gateway.server.open_prices import priced
 from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
@@ -131,7 +131,7 @@ def open_telemetry(
     alone = upstreams[0].label if len(upstreams) == 1 else ""
     usage = UsageLedger(
         usage_store,
-        load_prices(settings.prices),
+        priced(settings),
         metrics.count,
         now=time.time,
         upstream=alone,

@@ -13,11 +13,12 @@ gateway's own.
 import logging
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
@@ -283,18 +284,38 @@ def _check_key(key: str, where: str, *, own_keys: bool) -> None:
         raise SecretSettingError(f"{where}: expected a key: one word of ASCII")
 
 
-def check_secrets(
+class SecretFault(NamedTuple):
+    """What is wrong with a secret; ``path`` leads to the setting that needs it, if one does."""
+
+    path: tuple[str | int, ...]
+    text: str
+
+
+def secret_faults(
     upstreams: Sequence[UpstreamSettings], environment: Mapping[str, str], *, own_keys: bool
-) -> None:
-    """Read every secret of the settings. Raises SecretSettingError."""
-    for name in SECRETS:
-        secret_setting(environment, name.upper())
-    shared_secret(environment)
-    master_keys(environment)
-    upstream_keys(upstreams, environment, own_keys=own_keys)
-    for one in upstreams:
-        upstream_headers(one, environment, own_keys=own_keys)
-        outbound_proxy(one, environment)
+) -> list[SecretFault]:
+    """Read every secret of the settings and return all that is wrong with them."""
+    reads: list[tuple[tuple[str | int, ...], Callable[[], object]]] = [
+        ((), partial(secret_setting, environment, name.upper())) for name in SECRETS
+    ]
+    reads += [((), partial(shared_secret, environment)), ((), partial(master_keys, environment))]
+    for number, one in enumerate(upstreams):
+        at = ("upstreams", number)
+        kind = "api_key_file" if one.api_key_env is None else "api_key_env"
+        keys = partial(upstream_keys, [one], environment, own_keys=own_keys)
+        reads.append(((*at, kind) if one.has_key else (), keys))
+        for name in one.headers:
+            alone = one.model_copy(update={"headers": {name: one.headers[name]}})
+            header = partial(upstream_headers, alone, environment, own_keys=own_keys)
+            reads.append(((*at, "headers", name), header))
+        reads.append(((), partial(outbound_proxy, one, environment)))
+    faults: dict[str, SecretFault] = {}
+    for path, read in reads:
+        try:
+            read()
+        except SecretSettingError as error:
+            faults.setdefault(str(error), SecretFault(path, str(error)))
+    return list(faults.values())
 
 
 def warn_of_shared_credentials(

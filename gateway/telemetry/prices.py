@@ -1,7 +1,7 @@
 """What models cost: a table of prices, and which of its rows is a model's.
 
-Law: what the table does not say is unknown, and never zero. A price of zero stands for a model that
-is free only where the file says so.
+Law: what the table does not say is unknown, and never zero. A model is free only where a file says
+so, or where every upstream that may serve it is the operator's own engine.
 
 A file has a line for each model: ``model,input,output,cached_input``, in US dollars for a million
 tokens. An empty cell is an unknown price. Lines that begin with ``#`` are comments.
@@ -10,7 +10,8 @@ tokens. An empty cell is an unknown price. Lines that begin with ``#`` are comme
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,6 +57,9 @@ class Price(NamedTuple):
         return max(0.0, cached * (self.input - self.cached))
 
 
+_FREE = Price(0.0, 0.0, 0.0)
+
+
 def _cost(tokens: int, price: float | None) -> float | None:
     if not tokens:
         return 0.0
@@ -68,6 +72,10 @@ class Prices:
 
     rows: Mapping[str, Price]
     source: str = ""
+    own: AbstractSet[str] = frozenset()
+    """Names of the rows in the operator's file."""
+    is_free: Callable[[str], bool] | None = None
+    """Tells whether a model costs nothing unless the operator's file has a row for it."""
     _found: dict[str, Price | None] = field(default_factory=dict, repr=False)
 
     def find(self, model: str) -> Price | None:
@@ -79,14 +87,22 @@ class Prices:
         if model not in self._found:
             if len(self._found) >= _MOST_FOUND:
                 self._found.clear()
-            rows = (self.rows.get(name) for name in _names(model))
-            self._found[model] = next((row for row in rows if row is not None), None)
+            name = next((name for name in _names(model) if name in self.rows), None)
+            if name not in self.own and self.is_free is not None and self.is_free(model):
+                self._found[model] = _FREE
+            else:
+                self._found[model] = None if name is None else self.rows[name]
         return self._found[model]
+
+    def knows(self, model: str, *, writes: bool = True) -> bool:
+        """Tell whether a call of a model has a price; ``writes`` if it generates tokens."""
+        price = self.find(model)
+        return price is not None and price.cost(1, int(writes)) is not None
 
     def updated(self, other: "Prices") -> "Prices":
         """Return these prices with the rows of ``other`` in place of those of the same name."""
         source = f"{other.source}; {self.source}" if self.source else other.source
-        return Prices({**self.rows, **other.rows}, source)
+        return Prices({**self.rows, **other.rows}, source, other.rows.keys())
 
 
 def _names(model: str) -> Iterator[str]:

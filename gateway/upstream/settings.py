@@ -262,7 +262,7 @@ def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
         near = get_close_matches(str(name), known, n=1)
         hint = f"; is {near[0]} meant?" if near else ""
         raise ValueError(f"expected one of {', '.join(known)} for preset, got {name!r}{hint}")
-    values = {key: value for key, value in preset.items() if key != "needs_url"}
+    values = {key: value for key, value in preset.items() if key not in ("needs_url", "free")}
     headers, fixed = given.get("headers", {}), values.pop("headers", {})
     if "url" not in given and "url" not in values:
         raise ValueError(f"expected a url beside preset: {name}, such as {preset['needs_url']}")
@@ -393,10 +393,9 @@ class UpstreamSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_key(self) -> Self:
-        has_key = self.api_key_file is not None or self.api_key_env is not None
         if self.api_key_file is not None and self.api_key_env is not None:
             raise ValueError("expected api_key_file or api_key_env, not both")
-        if has_key and self.auth == "none":
+        if self.has_key and self.auth == "none":
             raise ValueError("expected no key beside auth: none, which sends none")
         return self
 
@@ -436,9 +435,31 @@ class UpstreamSettings(BaseModel):
         return f"{url}#{digest}"
 
     @property
+    def has_key(self) -> bool:
+        """Tell whether it has a key of its own."""
+        return self.api_key_file is not None or self.api_key_env is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Tell whether its tokens cost nothing, unless the file of prices says so."""
+        return self.preset is not None and bool(presets()[self.preset].get("free"))
+
+    @property
     def declares_models(self) -> bool:
         """Tell whether it names models, and so does not serve all."""
         return self.models != ("*",) or bool(self.rename)
+
+
+def is_free(upstreams: Sequence[UpstreamSettings], model: str) -> bool:
+    """Tell whether every upstream that may get a model is free."""
+    serving = [
+        one
+        for one in upstreams
+        if model in one.rename
+        or model in one.rename.values()
+        or any(fnmatchcase(model, glob) for glob in one.models)
+    ]
+    return bool(serving) and all(one.is_free for one in serving)
 
 
 def alias_identities(upstreams: Sequence[UpstreamSettings]) -> dict[str, str]:

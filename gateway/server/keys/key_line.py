@@ -90,9 +90,13 @@ class Key:
         """Tell whether the key may not be used any more."""
         return self.expires is not None and now >= self.expires
 
+    def may_use(self, model: str) -> bool:
+        """Tell whether the key may use this model."""
+        return not self.models or _test_of(self.models)(model)
+
     def check_model(self, model: str) -> None:
         """Raise ForbiddenError unless the key may use this model."""
-        if self.models and not _test_of(self.models)(model):
+        if not self.may_use(model):
             allowed = ", ".join(self.models)
             raise ForbiddenError(
                 f"This API key may not use this model. It may use: {allowed}.", "model"

@@ -12,8 +12,9 @@ under the same name, before anything else.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import islice
 from typing import Any
 
 from gateway import background
@@ -33,6 +34,9 @@ CLOSED_AFTER = 2
 """Exchanges in a row that fail until holders may be refused: one of them may have come too late."""
 
 _MOST_WARNINGS = 256
+_MOST_SHOWN = 8
+"""Holders, and models of each, that a text names."""
+_LONGEST = 128
 
 _log = logging.getLogger(__name__)
 _EVENT = {"fields": {"event": "keys"}}
@@ -45,6 +49,16 @@ Gate = Callable[[float], bytes | None]
 what its reply has besides: lines of a head, each behind its line end."""
 
 
+def _unpriced(name: str, models: Sequence[str]) -> str:
+    shown = ", ".join(f"{model[:_LONGEST]!r}" for model in models[:_MOST_SHOWN])
+    more = f" and {len(models) - _MOST_SHOWN} more" if len(models) > _MOST_SHOWN else ""
+    return (
+        f"every request of {name} for {shown}{more} is refused: the key has a budget in dollars, "
+        "and no price of the model is known; add it to the file of the setting prices, or give the "
+        "upstream the preset of its engine"
+    )
+
+
 class Meter:
     """The tabs of all holders of limited keys. Used from one event loop."""
 
@@ -55,6 +69,7 @@ class Meter:
         prices: Prices | None = None,
         *,
         fails_open: bool = True,
+        refuse_unknown: Callable[[str], None] | None = None,
     ) -> None:
         """Count with others who have the same ``counts``; without them, all is in memory."""
         self.now = now
@@ -72,6 +87,9 @@ class Meter:
         self._usages: dict[str, Usage] = {}
         self._touched: set[str] = set()
         self._unpriced: set[str] = set()
+        self._refuse_unknown = refuse_unknown
+        self._refused: dict[tuple[str, str], None] = {}
+        """Holders with a budget in dollars, and models without a price that they asked for."""
         self._news = asyncio.Event()
         self._closing = asyncio.Event()
 
@@ -111,6 +129,7 @@ class Meter:
     def keep(self, holders: Collection[str]) -> None:
         """Drop all other holders, once what they have used is handed over."""
         before, self._holders = self._holders, frozenset(holders)
+        self._refused.clear()
         if self._counts is not None and before is not None and not self._holders <= before:
             # A new holder may have been there before.
             self._loaded = False
@@ -134,9 +153,28 @@ class Meter:
                 model,
             )
 
-    def details(self) -> dict[str, Any]:
-        """Return for /readyz whether the counts are shared."""
-        return {"counts": "ok" if self.problem is None else self.problem}
+    def refuse_unpriced(self, name: str, model: str) -> None:
+        """Note that a holder gets no answer of a model. Raises ClientError if nobody has it.
+
+        No request of the holder for that model can pass, so operators must learn of it.
+        """
+        if self._refuse_unknown is not None and model:
+            self._refuse_unknown(model)
+        if (name, model) in self._refused or len(self._refused) >= _MOST_WARNINGS:
+            return
+        self._refused[name, model] = None
+        _log.warning("keys: %s", _unpriced(name, [model]), extra=_EVENT)
+
+    def details(self, problems: Sequence[str]) -> dict[str, Any]:
+        """Return for /readyz whether the counts are shared, and what is wrong with keys."""
+        models: dict[str, list[str]] = {}
+        for name, model in self._refused:
+            models.setdefault(name, []).append(model)
+        unpriced = [_unpriced(*each) for each in islice(models.items(), _MOST_SHOWN)]
+        if (more := len(models) - len(unpriced)) > 0:
+            unpriced.append(f"{more} more holders are refused in this way")
+        counts = "ok" if self.problem is None else self.problem
+        return {"counts": counts, "problems": [*problems, *unpriced]}
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:

@@ -58,6 +58,9 @@ class Shared(Protocol):
     def warn_unpriced(self, model: str) -> None:
         """Log once that the use of a model costs nothing in budgets."""
 
+    def refuse_unpriced(self, name: str, model: str) -> None:
+        """Note that a holder gets no answer of a model. Raises ClientError if nobody has it."""
+
 
 class LimitError(ClientError):
     """The holder of the key has used what it may. ``fields`` are headers of the reply."""
@@ -148,10 +151,10 @@ class Tab:
         """Raise ForbiddenError if a budget in dollars needs the model's price, which is unknown."""
         if not self.counts_dollars:
             return
-        price = self._shared.prices.find(model)
-        if price is not None and price.cost(1, int(writes)) is not None:
+        if self._shared.prices.knows(model, writes=writes):
             return
         if self.limits.needs_price:
+            self._shared.refuse_unpriced(self.name, model)
             raise ForbiddenError(
                 "This API key has a budget in dollars, and the price of this model is not known "
                 "here. The operator can add it to the file of prices.",

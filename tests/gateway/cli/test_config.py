@@ -37,6 +37,33 @@ def test_valid_settings_are_told_and_nothing_is_made(config, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["refrain.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("upstream", "limits", "told"),
+    [
+        ("models: [qwen3, other, 'gpt*']", "budget=1USD/day", "of other, qwen3: requests"),
+        ("models: [qwen3, other]", "budget=1USD/day models=qwen*", "of qwen3: requests"),
+        ("models: ['*']", "budget=1USD/day models=qwen3,gpt-4o", "of qwen3: requests"),
+        ("models: [gpt-4o]", "budget=1USD/day", None),
+        ("models: [qwen3], preset: vllm", "budget=1USD/day", None),
+        ("models: [qwen3]", "soft_budget=1USD/day", None),
+    ],
+)
+def test_a_budget_in_dollars_that_no_price_can_meet_is_a_warning(
+    config, tmp_path, upstream, limits, told
+):
+    (tmp_path / "keys").write_text(f"ann {'0' * 64} {limits}\nbob {'1' * 64}\n")
+    settings = f"gateway_keys: keys\nupstreams: [{{url: 'http://127.0.0.1:9/v1', {upstream}}}]\n"
+    code, _, err = config(settings, "check")
+    assert code == 0
+    if told is None:
+        assert err == ""
+    else:
+        assert err.startswith(
+            "refrain: warning: keys: ann has a budget in dollars, and no price is known "
+        )
+        assert told in err
+
+
 def test_no_file_is_needed(config):
     code, out, _ = config(None, "check", "--upstream", "http://127.0.0.1:9/v1")
     assert code == 0

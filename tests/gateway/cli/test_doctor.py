@@ -119,12 +119,39 @@ async def test_settings_that_cannot_be_read_end_it(quick, capsys, tmp_path):
     assert out.count("\n") == 1
 
 
-async def test_with_a_wrong_secret_nobody_is_asked(quick, capsys, monkeypatch):
+async def test_all_secrets_that_are_missing_are_named_and_the_rest_is_tried(
+    quick, capsys, monkeypatch, tmp_path
+):
     monkeypatch.setenv("REFRAIN_SECRET", "guess-me")
-    code, out, _ = await run(capsys, "--upstream", "http://127.0.0.1:1/v1")
+    (tmp_path / "refrain.yaml").write_text(
+        """gateway_keys: keys
+upstreams:
+  - {name: a, url: 'http://127.0.0.1:1/v1', api_key_env: A_KEY}
+  - name: b
+    url: http://127.0.0.1:1/v1
+    api_key_file: b.key
+    headers: {X-One: {env: ONE}, X-Two: {env: TWO}}
+  - {name: c, url: 'http://127.0.0.1:1/v1', auth: none}
+"""
+    )
+    (tmp_path / "keys").write_text("")
+    code, out, _ = await run(capsys)
     assert code == 1
-    assert out.startswith("fault    config     REFRAIN_SECRET: ")
-    assert "upstream" not in out
+    faults = [line.split(maxsplit=2)[1:] for line in out.splitlines() if "fault" in line[:5]]
+    config = [text for check, text in faults if check == "config"]
+    assert [text.partition(": ")[0] for text in config] == [
+        "REFRAIN_SECRET",
+        "refrain.yaml:3",
+        "refrain.yaml:6",
+        "refrain.yaml:7",
+        "refrain.yaml:7",
+    ]
+    for name in ("A_KEY", "b.key", "ONE", "TWO"):
+        assert any(name in text for text in config)
+    assert [text.split()[0] for check, text in faults if check == "upstream"] == [
+        "http://127.0.0.1:1/v1"
+    ]
+    assert {"store", "vectors"} <= {line.split()[1] for line in out.splitlines()}
     assert "guess-me" not in out
 
 

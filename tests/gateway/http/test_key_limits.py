@@ -454,11 +454,16 @@ async def test_a_budget_of_dollars_refuses_models_whose_price_is_unknown(
         assert (refused.status, refused.json["error"]["param"]) == (403, "model")
         assert "price of this model is not known" in refused.json["error"]["message"]
     assert upstream.calls == 0
+    ready = await gateway.get("/readyz")
+    [problem] = ready.json["keys"]["problems"]
+    assert ready.status == 200
+    assert problem.startswith("every request of shop for 'unknown', 'half' is refused: ")
+    assert sum("every request of shop" in told for told in caplog.messages) == 2
     assert (await gateway.ask(headers={**bearing(), **more}, model="free")).status == 200
     for text in ("a", "b"):
         told = await gateway.ask(text, headers={**bearing("gk-desk"), **more}, model="unknown")
         assert (told.status, "x-refrain-soft-budget" in told.headers) == (200, False)
-    warnings = [each.getMessage() for each in caplog.records if "price" in each.getMessage()]
+    warnings = [text for text in caplog.messages if "soft budgets" in text]
     assert len(warnings) == 1
     assert "'unknown'" in warnings[0]
 

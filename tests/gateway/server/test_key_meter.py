@@ -6,6 +6,7 @@ from gateway.cache.ports import Change, Count, StoreError
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.sums import COUNTS_AT_ONCE, RedisKeyCounts
 from gateway.cache.stores.sqlite.sums import KEPT_WINDOWS, SqliteKeyCounts
+from gateway.protocol.errors import ClientError
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.limits import NANO, Budget, Limits
@@ -210,12 +211,12 @@ async def test_without_the_shared_counts_each_process_goes_on_counting(caplog):
         for _ in range(10):
             spend(meter, 1)
             await meter.exchange()
-        assert meter.details() == {"counts": "the disk is gone"}
+        assert meter.details([]) == {"counts": "the disk is gone", "problems": []}
         with pytest.raises(LimitError):
             spend(meter)
         counts.broken = False
         await meter.exchange()
-        assert meter.details() == {"counts": "ok"}
+        assert meter.details([]) == {"counts": "ok", "problems": []}
     told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert told == [
         "keys: the shared counts do not answer, so each process counts by itself: the disk is gone"
@@ -455,3 +456,24 @@ async def test_the_soft_budget_is_logged_once_in_its_period(caplog):
         spend(meter, 10, limits)
     told = [each.getMessage() for each in caplog.records]
     assert told == ["keys: shop has used its soft budget of 10 tokens a day"]
+
+
+async def test_a_holder_without_a_price_is_a_problem_until_the_keys_change():
+    def refuse_unknown(model):
+        if model == "nobody's":
+            raise ClientError(404, "no such model")
+
+    meter = Meter(None, lambda: 0.0, refuse_unknown=refuse_unknown)
+    with pytest.raises(ClientError):
+        meter.refuse_unpriced("ann", "nobody's")
+    for number in range(300):
+        meter.refuse_unpriced("ann", f"m{number}")
+        meter.refuse_unpriced(f"holder{number}", "m\x1b")
+    problems = meter.details(["keys.txt: gone"])["problems"]
+    assert problems[0] == "keys.txt: gone"
+    assert problems[1].startswith("every request of ann for 'm0', 'm1', ")
+    assert " and 120 more is refused: " in problems[1]
+    assert "'m\\x1b'" in problems[2]
+    assert problems[-1] == "121 more holders are refused in this way"
+    meter.keep(["ann"])
+    assert meter.details([])["problems"] == []

@@ -1,11 +1,13 @@
 """A price is found by the model's name; what the table does not say is unknown, never zero."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from gateway.server.open_prices import MOST_BYTES, load_prices, read_price_file
 from gateway.telemetry.prices import COLUMNS, MOST_PROBLEMS, Price, PricesError, read_prices
+from gateway.upstream.settings import UpstreamSettings, is_free
 
 HEAD = "model,input,output,cached_input\n"
 TABLE = HEAD + (
@@ -48,6 +50,47 @@ def test_a_model_is_found_by_its_name_without_date_and_without_provider(table, m
 )
 def test_any_other_model_has_no_price(table, model):
     assert table.find(model) is None
+
+
+def test_a_model_of_own_engines_is_free_unless_the_operators_file_has_a_row(table):
+    own = read_prices(HEAD + "rented,1,2,\n", "mine.csv")
+    prices = replace(table.updated(own), is_free=lambda model: model.startswith(("gpt", "rented")))
+    assert prices.find("gpt-4o") == prices.find("gpt-unknown") == Price(0.0, 0.0, 0.0)
+    assert prices.find("rented") is own.rows["rented"]
+    assert prices.find("other") is None
+    assert (prices.knows("gpt-unknown"), prices.knows("half"), prices.knows("other")) == (
+        True,
+        False,
+        False,
+    )
+
+
+ENGINE = UpstreamSettings(preset="vllm", models=["qwen*"], rename={"fast": "qwen3"})
+PROVIDER = UpstreamSettings(preset="openai", models=["gpt*", "qwen-max"])
+ANY_ENGINE = UpstreamSettings(preset="ollama")
+ANY_PROVIDER = UpstreamSettings(url="http://10.0.0.1/v1")
+
+
+@pytest.mark.parametrize(
+    ("upstreams", "model", "free"),
+    [
+        ([ENGINE, PROVIDER], "qwen3", True),
+        ([ENGINE, PROVIDER], "fast", True),
+        ([ENGINE, PROVIDER], "qwen-max", False),
+        ([ENGINE, PROVIDER], "gpt-4o", False),
+        ([ENGINE, PROVIDER], "other", False),
+        ([ENGINE, ANY_PROVIDER], "qwen3", False),
+        ([ANY_ENGINE], "whatever", True),
+        ([ANY_PROVIDER], "whatever", False),
+    ],
+)
+def test_a_model_is_free_where_every_upstream_that_may_get_it_is(upstreams, model, free):
+    assert is_free(upstreams, model) is free
+
+
+@pytest.mark.parametrize("preset", ["vllm", "sglang", "ollama", "llama.cpp", "refrain"])
+def test_the_presets_of_engines_are_free(preset):
+    assert UpstreamSettings(preset=preset, url="http://10.0.0.1/v1").is_free
 
 
 def test_names_that_clients_make_up_take_bounded_memory(table):
