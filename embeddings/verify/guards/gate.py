@@ -20,8 +20,8 @@ from embeddings.verify.guards.reader import Kind, Reading, closeness, read
 from embeddings.verify.guards.strings import Strings, differ_in_strings, find_strings
 
 VERSION: Final = 13
-"""Raise it when pairs pass that did not: a calibration is made of those that do. It stays valid where
-more pairs are refused, if a larger share of the wrong ones is than of the right ones."""
+"""Raise it when pairs pass that did not: a calibration is made of those that do. It stays valid
+where more pairs are refused, if a larger share of the wrong ones is than of the right ones."""
 REASONS: Final = frozenset(
     {"number", "unit", "name", "negation", "quoted", "symbol", "order", "words"}
 )
