@@ -29,6 +29,7 @@ from gateway.server.http import middleware as front
 from gateway.server.http.handlers import Handlers, Readiness, refuse
 from gateway.server.http.hot_connection import HOT_PATH, SERVE
 from gateway.server.http.pass_through import PassThrough
+from gateway.server.http.pings import PATIENCE
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.meter import Meter
 from gateway.server.local_encoder import local_model
@@ -237,6 +238,7 @@ def create_app(
         client_seconds=settings.client_timeout,
         names=settings.public_names,
         default_model=settings.default_model or "",
+        patience=PATIENCE,
     )
     hot = app[HOT_PATH] = HotPath(
         entries.memory if telemetry.counts_only else None,

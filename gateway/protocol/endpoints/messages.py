@@ -445,6 +445,7 @@ SPEC = EndpointSpec(
     takes_cache_control=True,
     keyed_headers=VERSION_HEADERS,
     is_anthropic=True,
+    has_pings=True,
 )
 
 

@@ -154,6 +154,8 @@ class EndpointSpec:
     is_anthropic: bool = False
     """Whether requests, replies and errors are in Anthropic's form. Such turns hold the calls of
     tools and their results, so no text in them is moved or left out."""
+    has_pings: bool = False
+    """Whether clients of its streams know pings, and errors after the status."""
     keyed_headers: tuple[str, ...] = ()
     """Headers that are part of the key, in lower case."""
     end_users: Callable[[Body], Iterable[Any]] = _openai_end_users

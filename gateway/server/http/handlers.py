@@ -40,17 +40,27 @@ from gateway.server.http.middleware import (
     STOPPING,
     TICKET,
     ResponseSink,
+    Sink,
     check_query,
     fault_of_body,
     send_stream,
 )
 from gateway.server.http.pass_through import PassThrough
+from gateway.server.http.pings import (
+    PATIENCE,
+    LateReply,
+    Patience,
+    PingedSink,
+    message_start,
+    reply_in_time,
+)
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.meter import Meter
 from gateway.server.keys.tab import LimitError, Ticket
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
-from gateway.telemetry.observation import Observation, Sink
+from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import Sink as Telemetry
 from gateway.upstream.request import UPSTREAM, format_upstream_header, with_model
 from policies.decision import Endpoint
 
@@ -90,7 +100,7 @@ class Handlers:
     pass_through: PassThrough
     readiness: Readiness
     metrics: Callable[[], Awaitable[tuple[bytes, str]]]
-    sinks: tuple[Sink, ...]
+    sinks: tuple[Telemetry, ...]
     trace: Callable[[Observation, Mapping[str, str]], None] | None
     access: Access
     meter: Meter
@@ -99,6 +109,7 @@ class Handlers:
     names: Mapping[str, str]
     default_model: str = ""
     """The model of requests that name none, empty if they stay as they are."""
+    patience: Patience = PATIENCE
 
     def add_routes(self, app: web.Application) -> None:
         """Register every path the gateway answers."""
@@ -207,7 +218,7 @@ class Handlers:
                     add = partial(_with_model, request, self.default_model)
                     request = await asyncio.to_thread(add) if is_large else add()
                 reply = await self._answer(request, key, ticket, seen)
-                if seen.hit is not None:
+                if seen.hit is not None and isinstance(reply.body, bytes):
                     gate = None if key is None else self.meter.gate(key)
                     connection.hot.remember(plain, seen, reply, gate)
             except Exception as error:  # noqa: BLE001 - each becomes a reply
@@ -222,9 +233,11 @@ class Handlers:
                 reply.close()
                 connection.send(reply, b"", given_id=given_id, closes=True)
                 return
-            sink = connection.sink(
+            sink: Sink = connection.sink(
                 reply, given_id=given_id, closes=closes, seconds=self.client_seconds
             )
+            pings = request.streamed and SPECS[request.endpoint].has_pings
+            sink = self._pinged(request, sink, reply) if pings else sink
             try:
                 await send_stream(sink, reply.body, seen)
             finally:
@@ -248,7 +261,17 @@ class Handlers:
                 key.check_models([*models_in(body), *models_in_query(request.query)])
         if ticket is not None:
             ticket.note(request)
-        reply = await self.pipeline.answer(request, seen)
+        answer = self.pipeline.answer(request, seen)
+        if request.streamed and SPECS[request.endpoint].has_pings:
+            path = request.endpoint.value
+            reply = await reply_in_time(
+                answer,
+                fault=lambda error: _failure(error, seen, self.names, path),
+                seen=seen,
+                seconds=self.patience.head,
+            )
+        else:
+            reply = await answer
         if isinstance(reply.body, bytes):
             seen.answer_bytes = len(reply.body)
             if seen.first_token is None:
@@ -256,6 +279,12 @@ class Handlers:
             if ticket is not None:
                 ticket.charge(seen)
         return reply
+
+    def _pinged(self, request: CacheRequest, sink: Sink, reply: Reply) -> PingedSink:
+        """Return a sink that keeps the stream alive."""
+        start = message_start(f"msg_{request_id.current()}", request.model)
+        is_late = isinstance(reply.body, LateReply)
+        return PingedSink(sink, start, self.patience.silence, at_once=is_late)
 
     def _endpoint_handler(
         self, endpoint: Endpoint
@@ -294,7 +323,9 @@ class Handlers:
                 response = web.StreamResponse(
                     status=reply.status, headers=CIMultiDict(reply.headers)
                 )
-                sink = ResponseSink(request, response, self.client_seconds)
+                sink: Sink = ResponseSink(request, response, self.client_seconds)
+                pings = parsed.streamed and SPECS[endpoint].has_pings
+                sink = self._pinged(parsed, sink, reply) if pings else sink
                 await send_stream(sink, reply.body, seen)
                 return response
             finally:
