@@ -38,6 +38,7 @@ REASONS = {
     "gateway.cli.worker.Orders._begin": "a failure stops the worker, which is started again",
     "gateway.cli.worker._first": _WAIT,
     "gateway.cli.worker.serve": "logs once how the upstreams answer",
+    "gateway.server.http.cors.Cors._find": _REQUEST,
     "gateway.server.http.hot_connection.HotConnection._begin": "one request",
     "gateway.server.http.pings.PingedSink._tick": "one ping; the next write has the same fault",
     "gateway.server.http.pings.reply_in_time": _REQUEST,
