@@ -193,7 +193,8 @@ async def test_a_waiting_client_that_leaves_disturbs_nobody(pair, upstream, gate
     following.cancel()
     gate.open.set()
     assert (await leading).text == "You asked: same"
-    assert (await pair[1].ask("same")).cache.startswith("refrain; hit")
+    # That it has left is noticed a moment later: until then, others may join its wait.
+    assert (await pair[1].ask("same")).text == "You asked: same"
     assert upstream.calls == 1
 
 
