@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+CLOCK_SKEW = 2.0
+"""Seconds by which the clocks of gateways that share a store may differ."""
 _LONGEST = 2**31
 """Seconds; a cache reads larger numbers as this (RFC 9111, 1.2.2)."""
 _WHITE_SPACE = " \t\r\n"
@@ -96,9 +98,11 @@ def freshness(
 ) -> Freshness:
     """Judge an entry at ``now``; times are seconds on one clock.
 
-    A clock that was set back makes an entry as young as when it was stored, never younger.
     ``max-stale`` extends the policy's lifetime, not a ``max-age`` or ``min-fresh`` beside it.
     """
+    if stored_at - now > CLOCK_SKEW:
+        # The clock was set back since: the age is not known.
+        return Freshness(Verdict.STALE, 0, 0)
     age = max(0.0, now - stored_at)
     ttl = expires_at - stored_at - age
     if ttl > 0 and directives is NOTHING_ASKED:

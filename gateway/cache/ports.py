@@ -260,6 +260,11 @@ class UsageStore(Protocol):
         """Release files and connections."""
 
 
+KEPT_WINDOWS = {"minute": 3, "day": 8, "month": 3}
+"""Windows of time of each holder and amount, by their length. The one that was begun first goes
+first, whatever the clock says: one that was days ahead for a while makes no budget begin anew."""
+
+
 class Quarantine(Protocol):
     """Keys of entries that must not be semantic hits any more."""
 

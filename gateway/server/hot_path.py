@@ -32,6 +32,7 @@ from gateway.telemetry.metrics import HitBatch, Metrics
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.usage import RepeatedHit, UsageLedger
 from policies.decision import Endpoint
+from policies.freshness import CLOCK_SKEW
 from policies.policy import Policy
 
 MAX_HEAD_BYTES = 8_192
@@ -217,6 +218,8 @@ class Answer:
     def head(self, now: float) -> bytes:
         """Return the head up to the request's id; empty once the answer is not fresh."""
         stored_at = self.entry.stored_at
+        if stored_at - now > CLOCK_SKEW:
+            return b""
         age = max(0.0, now - stored_at)
         ttl = self.until - stored_at - age
         if ttl <= 0:

@@ -115,9 +115,13 @@ def judge(age, lifetime=100, **asked):
         (112, {"max_stale": 60, "max_age": 120}, Freshness(FRESH, 112, -12)),
         (112, {"max_stale": 60, "min_fresh": 0}, Freshness(STALE, 112, -12)),
         (112, {"max_stale": 60, "no_cache": True}, Freshness(STALE, 112, -12)),
+        # clocks that differ a little
+        (-2, {}, Freshness(FRESH, 0, 100)),
+        (-2, {"max_age": 0}, Freshness(FRESH, 0, 100)),
         # a clock that was set back
-        (-50, {}, Freshness(FRESH, 0, 100)),
-        (-50, {"max_age": 0}, Freshness(FRESH, 0, 100)),
+        (-2.5, {}, Freshness(STALE, 0, 0)),
+        (-50, {"max_stale": math.inf}, Freshness(STALE, 0, 0)),
+        (-1e9, {"stale_if_error": 60}, Freshness(STALE, 0, 0)),
     ],
 )
 def test_freshness(age, asked, found):

@@ -14,10 +14,11 @@ from decimal import Decimal
 from math import ceil
 from typing import NamedTuple
 
+from gateway.cache.ports import KEPT_WINDOWS
+
 MINUTE, DAY = 60, 86_400
 NANO = 10**9
 """Dollars are counted in thousand millionths: a token may cost less than a millionth."""
-KEPT_WINDOWS = 3
 _ALMOST = 1e-6
 """What sums of fractions may be wrong by."""
 
@@ -122,7 +123,7 @@ class Counter:
         window = self.windows.get(number)
         if window is None:
             window = self.windows[number] = Window()
-            if len(self.windows) > KEPT_WINDOWS:
+            if len(self.windows) > KEPT_WINDOWS[self.period]:
                 del self.windows[next(iter(self.windows))]
         return window
 

@@ -368,3 +368,17 @@ async def test_with_jitter_entries_of_one_moment_expire_at_different_ones(
         ttls.add(int(hit.cache.partition("ttl=")[2].partition(";")[0]))
     assert len(ttls) > 3
     assert all(49 <= ttl <= 100 for ttl in ttls)
+
+
+@pytest.mark.parametrize("ahead", [60.0, 7_200.0, 1e9])
+async def test_what_was_stored_by_a_clock_that_was_ahead_is_asked_anew(
+    start: Any, clock: Clock, ahead: float
+):
+    gateway = await start()
+    clock.ahead = ahead
+    for _ in range(3):
+        reply = await gateway.ask("What is a rake?")
+    assert "; hit; " in reply.cache
+    clock.ahead = 0.0
+    assert "; hit" not in (await gateway.ask("What is a rake?")).cache
+    assert "; hit; " in (await gateway.ask("What is a rake?")).cache

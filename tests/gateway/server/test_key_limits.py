@@ -115,6 +115,14 @@ def test_a_clock_that_jumps_and_comes_back_neither_frees_nor_locks_a_key(jump):
     assert refusal(limits, usage, NOON + DAY) is None
 
 
+def test_a_clock_that_visits_four_days_ahead_finds_the_budgets_used():
+    limits, usage = Limits(budget=(Budget(1000, "day"), Budget(2000, "month"))), Usage()
+    usage.count_use(limits, 1000, 0, NOON)
+    for day in range(1, 5):
+        usage.count_use(limits, 1, 0, NOON + day * DAY)
+    assert refusal(limits, usage, NOON).what == "budget"
+
+
 def test_a_replys_head_says_what_is_left():
     limits, usage = Limits(rpm=10, tpm=1000), Usage()
     fresh = dict(limit_fields(limits, usage, NOON))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.cache.ports import Change, Count, StoreError
+from gateway.cache.ports import KEPT_WINDOWS, Change, Count, StoreError
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.sums import COUNTS_AT_ONCE, RedisKeyCounts
-from gateway.cache.stores.sqlite.sums import KEPT_WINDOWS, SqliteKeyCounts
+from gateway.cache.stores.sqlite.sums import SqliteKeyCounts
 from gateway.protocol.errors import ClientError
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.keys.key_line import Key
@@ -421,12 +421,12 @@ async def test_a_damaged_file_is_set_aside_with_its_log_and_known_counts_come_ba
 
 async def test_the_file_keeps_few_windows_and_is_private(tmp_path):
     counts = SqliteKeyCounts(tmp_path / "counts.sqlite3")
-    windows = [("requests/minute", number) for number in range(10)]
+    windows = [(what, number) for what in ("requests/minute", "tokens/day") for number in range(12)]
     assert await counts.load(windows) == {}
     assert not (tmp_path / "counts.sqlite3").exists()
     for what, number in windows:
-        await counts.add(str(number), {Count("shop", what, number): Change(1)})
-    assert len(await counts.load(windows)) == KEPT_WINDOWS
+        await counts.add(f"{what} {number}", {Count("shop", what, number): Change(1)})
+    assert len(await counts.load(windows)) == KEPT_WINDOWS["minute"] + KEPT_WINDOWS["day"]
     assert (tmp_path / "counts.sqlite3").stat().st_mode & 0o777 == 0o600
     await counts.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gateway.cache.ports import (
+    KEPT_WINDOWS,
     USAGE_DAYS,
     USAGE_OTHER,
     USAGE_ROWS,
@@ -17,9 +18,6 @@ from gateway.cache.ports import (
     UsageRow,
 )
 from gateway.cache.stores.sqlite.small_database import SmallDatabase
-
-KEPT_WINDOWS = 3
-"""Of each holder and amount; the one that was begun first goes first, whatever the clock says."""
 
 _COUNTS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS key_count (
@@ -56,7 +54,7 @@ SELECT json_group_array(coalesce(amount, 0)) FROM (
 _TRIM = """
 DELETE FROM key_count WHERE number IN (
     SELECT one.number FROM given JOIN key_count AS one USING (holder, what)
-    WHERE ? <= (
+    WHERE json_extract(?, '$.' || substr(what, instr(what, '/') + 1)) <= (
         SELECT count(*) FROM key_count AS later
         WHERE later.holder = one.holder AND later.what = one.what AND later.number > one.number
     )
@@ -123,7 +121,8 @@ def _add_counts(connection: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> 
         row for row, total in zip(rows, totals, strict=True) if row[3] == total != 0 and not row[4]
     ]
     if begun:
-        connection.execute(_ROWS + _TRIM, (orjson.dumps(begun).decode(), KEPT_WINDOWS))
+        bounds = orjson.dumps(KEPT_WINDOWS).decode()
+        connection.execute(_ROWS + _TRIM, (orjson.dumps(begun).decode(), bounds))
     return totals
 
 
