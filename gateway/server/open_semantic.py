@@ -1,10 +1,11 @@
 """Lookup by meaning: the embeddings service, the verifier, and the records of wrong hits."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,29 @@ from gateway.upstream.comparisons import Checks, Judge
 from gateway.upstream.request import Upstream
 
 ENCODER_POLL_SECONDS = 0.5
+ENCODER_WATCH_SECONDS = 2.0
+"""Between two looks at an encoder that was ready once."""
+
+_log = logging.getLogger(__name__)
+_EVENT = {"fields": {"event": "process"}}
+
+
+@dataclass(slots=True)
+class EncoderState:
+    """What the latest look at the encoder has found."""
+
+    fault: str | None = "encoder: loading"
+    was_ready: bool = False
+
+    def note(self, fault: str | None) -> None:
+        """Note what was found; log where it begins and ends, once it was ready."""
+        if self.was_ready and (fault is None) != (self.fault is None):
+            if fault is None:
+                _log.info("the encoder answers again", extra=_EVENT)
+            else:
+                text = "%s: it does not answer, and questions are answered exactly or not at all"
+                _log.warning(text, fault, extra=_EVENT)
+        self.fault, self.was_ready = fault, self.was_ready or fault is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +61,42 @@ class Semantic:
     comparisons: Checks
     budgets: Budgets
     watch: FolderWatch
+    encoder: EncoderState = field(default_factory=EncoderState)
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Read the files, and ask the service in the background until its encoder is known."""
+        """Follow the files, and the encoder."""
         async with AsyncExitStack() as stack:
             if self.service is not None:
                 stack.push_async_callback(self.service.close)
-                waiting = partial(self._await_verifier, self.service)
-                await stack.enter_async_context(running("wait for the encoder", waiting))
+                watch = partial(self._watch_encoder, self.service)
+                await stack.enter_async_context(running("watch of the encoder", watch))
             await asyncio.to_thread(self.quarantine.compact)
             await stack.enter_async_context(self.watch.lifespan())
             stack.push_async_callback(self.comparisons.close)
             yield
 
-    async def _await_verifier(self, service: EmbeddingsClient) -> None:
+    async def _watch_encoder(self, service: EmbeddingsClient) -> None:
         # This worker may never get a readiness check.
-        while await service.not_ready() is not None:  # noqa: ASYNC110 - of another process
-            await asyncio.sleep(ENCODER_POLL_SECONDS)
+        while not self.encoder.was_ready:
+            self.encoder.note(await service.not_ready())
+            await asyncio.sleep(0 if self.encoder.was_ready else ENCODER_POLL_SECONDS)
         if self._is_needed():
             await asyncio.to_thread(load_checks)
         self.budgets.warn()
+        while True:
+            await asyncio.sleep(ENCODER_WATCH_SECONDS)
+            self.encoder.note(await service.not_ready())
 
     async def not_ready(self) -> str | None:
-        """Return why the encoder is not ready, if a rule of the policy in force needs it."""
-        if self.service is None or not self._is_needed():
+        """Return why the encoder has not been ready yet, if a rule of the policy needs it.
+
+        Later faults are in the details: exact hits and misses need no encoder.
+        """
+        if self.service is None or self.encoder.was_ready or not self._is_needed():
             return None
-        return await self.service.not_ready()
+        self.encoder.note(await self.service.not_ready())
+        return self.encoder.fault
 
     def _is_needed(self) -> bool:
         policy = self.budgets.policies.active.policy
@@ -75,8 +108,9 @@ class Semantic:
         service, vectors = self.service, {}
         if service is not None:
             vectors["index"] = service.latest.index
-            if service.latest.fault:
-                vectors["fault"] = service.latest.fault
+            lost = self.encoder.fault if self.encoder.was_ready else None
+            if fault := lost or service.latest.fault:
+                vectors["fault"] = fault
         return {
             "semantic": "off" if service is None else "on",
             "vectors": vectors,

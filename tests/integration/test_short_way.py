@@ -35,7 +35,11 @@ def embeddings_socket():
 def nothing_beside_the_request(caplog, patient, monkeypatch):
     """Log as by default, and let no watcher of a file run while a request is traced."""
     caplog.set_level(logging.INFO)
-    for watcher in ("gateway.app.POLICY_POLL_SECONDS", "gateway.server.auth.POLL_SECONDS"):
+    for watcher in (
+        "gateway.app.POLICY_POLL_SECONDS",
+        "gateway.server.auth.POLL_SECONDS",
+        "gateway.server.open_semantic.ENCODER_WATCH_SECONDS",
+    ):
         monkeypatch.setattr(watcher, 3600.0)
 
 
