@@ -30,6 +30,7 @@ from gateway.server.http.handlers import Handlers, Readiness, refuse
 from gateway.server.http.hot_connection import HOT_PATH, SERVE
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.pings import PATIENCE
+from gateway.server.http.unread import Unread
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.meter import Meter
 from gateway.server.local_encoder import local_model
@@ -129,9 +130,12 @@ def create_app(
         now=time.time,
         quarantine=semantic.quarantine,
     )
+    unread = Unread(settings.max_unread_bytes, settings.client_timeout, time.monotonic)
+    metrics.add_sum("unread_bytes", "Bytes held for clients to read.", lambda: unread.bytes)
     make_coalescer = partial(
         _kinds(telemetry).coalescer,
         writer=writer,
+        unread=unread,
         max_answer_bytes=settings.max_answer_bytes,
         claims=entries.claims,
         checks=semantic.comparisons,
@@ -174,7 +178,7 @@ def create_app(
     )
     comparisons = SemanticOperations(semantic.journal, time.time, semantic.budgets)
 
-    app = front.new_app(refuse, client_max_size=settings.max_body_bytes)
+    app = front.new_app(refuse, unread, client_max_size=settings.max_body_bytes)
     stopping = app[front.STOPPING].is_set
     readiness = Readiness(
         [upstreams.ready, semantic.not_ready],
@@ -251,10 +255,9 @@ def create_app(
         now=time.time,
         max_body_bytes=settings.max_body_bytes,
     )
-    admin.add_routes(app)
-    if settings.ui:
-        OperatorPage(operator).add_routes(app)
-    handlers.add_routes(app)
+    page = [OperatorPage(operator).add_routes] if settings.ui else []
+    for add_routes in (admin.add_routes, *page, handlers.add_routes):
+        add_routes(app)
     app[SERVE], app[END_CALLS], app[GREET], app[READINESS], app[STORE] = (
         *(handlers.serve, pipeline.close, upstreams.greet),
         *(readiness, entries),

@@ -236,6 +236,9 @@ class Settings(BaseModel):
     """Larger requests are refused (413). For compressed requests the inflated size counts."""
     max_answer_bytes: Size = Field(default=8 * 2**20, ge=1024)
     """Larger answers reach the client, but are not stored."""
+    max_unread_bytes: Size = Field(default=256 * 2**20, ge=2**20)
+    """Of replies that a worker holds because their clients do not read. Above it, the client that
+    has read nothing for the longest time is disconnected."""
     store: Annotated[str, AfterValidator(_check_store)] = Field(default="disk", repr=False)
     """Where entries are: `disk`, `memory` (lost at the end, one worker), or a URL of Redis."""
     decision_log: Path | None = None

@@ -15,7 +15,7 @@ last ``otherwise``.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry
@@ -30,7 +30,8 @@ class Hit:
     """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched.
 
     ``plan`` is that under which it was found, where it may have to be judged again. ``check`` is
-    what a sample of such hits is compared by, ``plan`` then that of the request.
+    what a sample of such hits is compared by, ``plan`` then that of the request. ``parts`` is the
+    body of a batch, whose entry has no vectors.
     """
 
     entry: Entry
@@ -39,6 +40,7 @@ class Hit:
     revalidate: Plan | None = None
     plan: Plan | None = None
     check: Check | None = None
+    parts: Sequence[bytes | memoryview] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

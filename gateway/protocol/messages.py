@@ -1,6 +1,6 @@
 """Replies as the pipeline sees them, free of any HTTP library."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,6 +27,42 @@ async def read_whole(read: Read, most: int) -> bytes | None:
     """Return a whole body, None where it has more than ``most`` bytes."""
     body = await read_up_to(read, most)
     return body if len(body) <= most else None
+
+
+PART_BYTES = 65_536
+"""Small parts of a body are sent together, up to so many bytes."""
+
+MOST_JOINED = 1 << 20
+"""A longer body stays in its parts."""
+
+
+class Parts(AsyncIterator[bytes]):
+    """A long body in parts, some of them views of entries: it is never whole in memory."""
+
+    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+        self._parts = parts
+        self._next = 0
+
+    @property
+    def held(self) -> list[bytes]:
+        """The bytes of which some parts are views."""
+        views = [part.obj for part in self._parts if isinstance(part, memoryview)]
+        return [*{id(whole): whole for whole in views if isinstance(whole, bytes)}.values()]
+
+    async def __anext__(self) -> bytes:
+        """Return the next bytes."""
+        start, size = self._next, 0
+        while self._next < len(self._parts) and size < PART_BYTES:
+            size += len(self._parts[self._next])
+            self._next += 1
+        if start == self._next:
+            raise StopAsyncIteration
+        return b"".join(self._parts[start : self._next])
+
+
+def body_of(parts: Sequence[bytes | memoryview]) -> bytes | Parts:
+    """Return a body that was made in parts."""
+    return b"".join(parts) if sum(map(len, parts)) <= MOST_JOINED else Parts(parts)
 
 
 def _do_nothing() -> None:

@@ -24,7 +24,7 @@ from gateway.protocol.endpoints.embeddings import (
     vectors_of,
 )
 from gateway.protocol.headers import Fields
-from gateway.protocol.messages import Reply
+from gateway.protocol.messages import Reply, body_of
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange
 
@@ -60,10 +60,11 @@ def end_of(states: Sequence[Hit | Forward]) -> Hit | Forward:
     if len(hits) == len(states):
         # As stale as the first to go and as old as the first to come, which names it.
         oldest = max(hits, key=lambda hit: hit.age)
-        results = [orjson.loads(hit.entry.result) for hit in hits]
-        whole = orjson.dumps(combine_items(results, [hit.entry.key for hit in hits]))
+        results = [hit.entry.result for hit in hits]
+        parts = combine_items(results, [hit.entry.key for hit in hits])
         status = HitStatus(Reason.EXACT, min(hit.status.ttl for hit in hits))
-        return Hit(replace(oldest.entry, result=whole), status, oldest.age)
+        entry = replace(oldest.entry, result=bytes(parts[0]) + parts[-1])
+        return Hit(entry, status, oldest.age, parts=parts)
     if hits:
         found = (len(hits), len(states))
         return Forward(ForwardStatus(Forwarded.MISS, Reason.PARTIAL, items=found), None)
@@ -114,10 +115,10 @@ async def forward_missing(
         return reply
     new = dict(zip(missing, made, strict=True))
     results = [
-        orjson.loads(state.entry.result) if isinstance(state, Hit) else new[place]
+        state.entry.result if isinstance(state, Hit) else orjson.dumps(new[place])
         for place, state in enumerate(states)
     ]
-    return replace(reply, body=orjson.dumps(combine_items(results, keys, parsed.get("usage"))))
+    return replace(reply, body=body_of(combine_items(results, keys, parsed.get("usage"))))
 
 
 def _key(place: int, state: Hit | Forward) -> bytes:

@@ -56,11 +56,11 @@ from gateway.protocol.cache_status import (
 from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import RequestError, UpstreamError
-from gateway.protocol.messages import Reply
+from gateway.protocol.messages import Reply, body_of
 from gateway.protocol.request import LARGE_BYTES, CacheRequest
 from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
-from gateway.server.batch import end_of, for_each, forward_missing, without_refused
+from gateway.server.batch import AT_ONCE, end_of, for_each, forward_missing, without_refused
 from gateway.server.context import (
     RequestContext,
     Step,
@@ -89,6 +89,9 @@ from policies.freshness import NOTHING_ASKED, parse_directives
 JSON_TYPE = "application/json"
 SSE_TYPE = "text/event-stream; charset=utf-8"
 
+MOST_BATCHES = 4
+"""Long batches looked up at a time: each has its entries in memory until it is sent."""
+
 
 def render_hit(
     request: CacheRequest,
@@ -103,11 +106,12 @@ def render_hit(
     """
     observation.note_hit(hit)
     spec, plain = SPECS[request.endpoint], hit.entry.result
-    if spec.render is not None:
+    if spec.render is not None and not hit.parts:
         plain = spec.render(request.body, hit.entry.key, plain)
     if spec.streaming is None or not request.streamed:
         headers = hit_fields(JSON_TYPE, hit.status, hit.age, hit.entry.key)
-        return Reply(200, headers, plain, fresh_until=fresh_until)
+        body = body_of(hit.parts) if hit.parts else plain
+        return Reply(200, headers, body, fresh_until=fresh_until)
     result = exact_json.loads(plain)
     stream = spec.streaming.render(result, include_usage=request.wants_usage)
     headers = hit_fields(SSE_TYPE, hit.status, hit.age, hit.entry.key)
@@ -184,6 +188,7 @@ class Pipeline:
     learned: ComparisonJournal | None = None
     draw: Callable[[], float] = field(default_factory=lambda: random.Random().random)
     misses: SingleFlight[Hit | Forward | Refused] = field(default_factory=SingleFlight)
+    batches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BATCHES))
 
     async def answer(self, request: CacheRequest, observation: Observation) -> Reply:
         """Return the reply to a request. Raises RequestError for faults to report to the client."""
@@ -276,9 +281,11 @@ class Pipeline:
         items = items_of(request.body) if batch else ()
         if len(items) > 1:
             context = context._replace(batch_scan=[])
-            ends: Sequence[End] = await for_each(
-                lambda item: self._look_up_body(context, item_body(request.body, item)), items
-            )
+            turn = self.batches if len(items) > AT_ONCE else contextlib.nullcontext()
+            async with turn:
+                ends: Sequence[End] = await for_each(
+                    lambda item: self._look_up_body(context, item_body(request.body, item)), items
+                )
         else:
             ends = [await self._look_up_body(context, request.body)]
         first = ends[0]

@@ -188,7 +188,8 @@ class UpstreamCall:
                 if exchange.state.store is not None:
                     shared.decline(Reason.TOO_LARGE)
                 shared.open(Head(status, _fields(upstream, served)))
-                await shared.add(body, body)
+                shared.add_long(body)
+                del body
                 while chunk := await upstream.read():
                     await shared.add(chunk, chunk)
                 return None
@@ -274,7 +275,7 @@ class UpstreamCall:
                     more = bool(chunk)
                     now, once_stored = stream.feed(chunk) if more else stream.end()
                     if not shared.add_at_once(*now):
-                        await shared.add(*now)
+                        await _wait_to_add(now, shared, stream)
                     if once_stored is not None:
                         await self._end_streamed(
                             *(once_stored, upstream, stream, exchange, shared), learner=learner
@@ -396,6 +397,12 @@ def _pin(served: Served) -> str:
 def _fields(upstream: UpstreamReply, served: Served | None) -> Fields:
     """Return the headers of a reply that clients get."""
     return with_upstream(reply_fields(upstream.headers, *_BODY_FIELDS), served)
+
+
+async def _wait_to_add(piece: Piece, shared: SharedResponse, stream: StreamedAnswer) -> None:
+    await shared.add(*piece)
+    if shared.outgrown:
+        stream.give_up()
 
 
 def _broken(message: str) -> UpstreamError:

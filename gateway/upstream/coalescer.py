@@ -44,7 +44,13 @@ from gateway.telemetry.observation import Observation
 from gateway.telemetry.savings import entry_usage
 from gateway.upstream.call import UpstreamCall
 from gateway.upstream.request import Exchange, Served
-from gateway.upstream.shared_response import FlightTable, Head, SharedResponse, TooSlowError
+from gateway.upstream.shared_response import (
+    FlightTable,
+    Head,
+    Holder,
+    SharedResponse,
+    TooSlowError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +84,7 @@ class Coalescer(UpstreamCall):
 
     clock: Callable[[], float] = time.perf_counter
     claims: Claims | None = None
+    unread: Holder | None = None
     calls: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     """Those under way."""
     _background: Counter[str] = field(default_factory=Counter, init=False)
@@ -123,7 +130,9 @@ class Coalescer(UpstreamCall):
             return False
         exchange.observation.outcome = outcome
         shared = SharedResponse(
-            self.table, plan.coalescing_key, exchange, self.max_answer_bytes, attended=False
+            *(self.table, plan.coalescing_key, exchange, self.max_answer_bytes),
+            attended=False,
+            unread=self.unread,
         )
         self._background[outcome] += 1
         self._run(self._refresh(exchange, prepare, shared, plan), shared)
@@ -164,7 +173,9 @@ class Coalescer(UpstreamCall):
                 shared = self.table.follow(slot, most=most, since=since)
                 if shared is not None:
                     return Follower(shared, exchange, sharing)
-        shared = SharedResponse(self.table, slot, exchange, self.max_answer_bytes)
+        shared = SharedResponse(
+            self.table, slot, exchange, self.max_answer_bytes, unread=self.unread
+        )
         follower = Follower(shared, exchange, sharing)
         shared.task = self._run(self._call(exchange, shared), shared)
         return follower
@@ -396,6 +407,7 @@ class Follower(AsyncIterator[bytes]):
     async def _assemble(self, head: Head) -> Reply | Sharing:
         """Return a streamed answer in its plain form, once it is complete."""
         shared = self.shared
+        shared.want_whole()
         await shared.settled.wait()
         if shared.error is not None:
             return self._plain(replace(head, status=502), shared.error, JSON_TYPE)

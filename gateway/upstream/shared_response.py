@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
@@ -31,6 +31,13 @@ log = logging.getLogger(__name__)
 
 PIECE_BYTES = 100
 """Memory of a piece beside its own bytes."""
+
+READ_BYTES = 65_536
+"""What a follower gets at once, but for a larger piece."""
+
+WINDOW_BYTES = 2**20
+"""How far an upstream may be ahead of the fastest reader. With it, memory of unread answers is not
+that of all that an upstream can send."""
 
 
 class Flight:
@@ -53,6 +60,14 @@ class Flight:
         """Number of readers of the answer, with the leader."""
 
 
+@dataclass(slots=True)
+class LogMemory:
+    """The memory of all logs of a table. Above its bound, long ones keep nothing to join."""
+
+    most: int
+    held: int = 0
+
+
 F = TypeVar("F", bound=Flight)
 
 
@@ -61,11 +76,13 @@ class FlightTable(Generic[F]):
 
     A flight that landed stays joinable for ``linger`` seconds, but only for requests that came
     before it landed: they looked for the entry too early to find it. If no request is looking for
-    an entry, the flight ends at once. ``linger_bytes`` bounds what such flights hold.
+    an entry, the flight ends at once. ``linger_bytes`` bounds what such flights hold, and
+    ``log_bytes`` what those under way keep for requests that join.
     """
 
-    def __init__(self, *, linger: float, linger_bytes: int) -> None:
+    def __init__(self, *, linger: float, linger_bytes: int, log_bytes: int = 64 * 2**20) -> None:
         self._linger, self._linger_bytes = linger, linger_bytes
+        self.memory = LogMemory(log_bytes)
         self.looking = 0
         """Number of requests that are looked up, and have joined no flight yet."""
         self._joinable: dict[Hashable, F] = {}
@@ -146,6 +163,16 @@ class TooSlowError(Exception):
     """The follower wants pieces that were dropped."""
 
 
+class Holder(Protocol):
+    """Counts what is held because clients do not read it, and may ``abort`` the slowest."""
+
+    def hold(self, client: "SharedResponse", *, size: int) -> None:
+        """Count a response, in place of what was counted for it before."""
+
+    def release(self, client: "SharedResponse") -> None:
+        """Count it no more."""
+
+
 class AnswerLog:
     """What the upstream has sent so far, for followers that join late or fall behind.
 
@@ -154,50 +181,83 @@ class AnswerLog:
     pieces. Then no reader can begin, and a follower that needs a dropped piece is too slow.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, memory: LogMemory) -> None:
+        self.memory = memory
         self.end = 0
         """Number of pieces received; the position of a follower that has read everything."""
         self.overflown = False
-        self.size = 0
-        """Bytes held."""
+        self.size = self.total = 0
+        """Bytes held, and bytes that came."""
         self._max_bytes = max_bytes
         self._pieces: list[tuple[bytes, bytes]] = []
         self._joined = ((0, 0, False), b"")
 
     def fits(self, full: bytes, without_usage: bytes) -> bool:
         """Tell whether a piece can be added without dropping any, now or before."""
-        return not self.overflown and self.size + _cost(full, without_usage) <= self._max_bytes
+        size = self.size + _cost(full, without_usage)
+        too_many = size > WINDOW_BYTES and self.memory.held > self.memory.most
+        return not (self.overflown or too_many or size > self._max_bytes)
 
     def append(self, full: bytes, without_usage: bytes) -> None:
         """Add a piece in both its forms, which may be the same object."""
         self._pieces.append((full, without_usage))
-        self.size += _cost(full, without_usage)
+        cost = _cost(full, without_usage)
+        self.size += cost
+        self.total += cost
+        self.memory.held += cost
         self.end += 1
         if self.size > self._max_bytes:
             self.overflown = True
             self._drop_oldest()
 
-    def since(self, position: int, *, without_usage: bool) -> bytes:
-        """Return the pieces from ``position`` to the end, joined. Raises TooSlowError."""
+    def since(self, position: int, *, without_usage: bool) -> tuple[bytes, int]:
+        """Return some pieces from ``position`` on, joined, and the position behind them.
+
+        Raises TooSlowError.
+        """
         start = position - (self.end - len(self._pieces))
         if start < 0:
             raise TooSlowError
         form = 1 if without_usage else 0
         if len(self._pieces) - start == 1:
-            return self._pieces[start][form]
+            return self._pieces[start][form], self.end
+        stop, size = start, 0
+        while stop < len(self._pieces) and size < READ_BYTES:
+            size += len(self._pieces[stop][form])
+            stop += 1
         # Followers that wait together ask for the same: it is joined once for all of them.
-        wanted = (position, self.end, without_usage)
+        wanted = (position, position + stop - start, without_usage)
         if self._joined[0] != wanted:
-            self._joined = (wanted, b"".join([piece[form] for piece in self._pieces[start:]]))
-        return self._joined[1]
+            self._joined = (wanted, b"".join([piece[form] for piece in self._pieces[start:stop]]))
+        return self._joined[1], wanted[1]
+
+    def extend(self, body: bytes) -> None:
+        """Add a body that is larger than the bound, in pieces; none is dropped for its size."""
+        self._max_bytes = max(self._max_bytes, 3 * len(body))
+        for start in range(0, len(body), READ_BYTES):
+            piece = body[start : start + READ_BYTES]
+            self.append(piece, piece)
+
+    def forget(self, position: int) -> None:
+        """Drop what stands before a position: nobody needs it, and no reader can begin any more."""
+        self._drop(position - (self.end - len(self._pieces)))
 
     def _drop_oldest(self) -> None:
         """Drop half of what may be held, so that the cost per piece stays small."""
-        dropped = 0
-        while dropped < len(self._pieces) - 1 and self.size > self._max_bytes // 2:
-            self.size -= _cost(*self._pieces[dropped])
+        dropped, size = 0, self.size
+        while dropped < len(self._pieces) - 1 and size > self._max_bytes // 2:
+            size -= _cost(*self._pieces[dropped])
             dropped += 1
-        del self._pieces[:dropped]
+        self._drop(dropped)
+
+    def _drop(self, number: int) -> None:
+        if number <= 0:
+            return
+        freed = sum(_cost(*piece) for piece in self._pieces[:number])
+        self.size -= freed
+        self.memory.held -= freed
+        self.overflown = True
+        del self._pieces[:number]
         self._joined = ((0, 0, False), b"")
 
 
@@ -261,13 +321,20 @@ class SharedResponse(Flight):
         max_bytes: int,
         *,
         attended: bool = True,
+        unread: Holder | None = None,
     ) -> None:
         super().__init__(slot, attended=attended)
+        self._unread = unread
+        self._is_held = False
         self.facts = CallFacts()
         self.set_leader(leader)
         self.followers: dict[Exchange, int] = {}
         """Each with the position up to which it has read."""
-        self.log = AnswerLog(max_bytes)
+        self.log = AnswerLog(max_bytes, table.memory)
+        self._caught_up = 0
+        """Bytes that had come when a reader had read everything."""
+        self.wanted_whole = False
+        """Whether a follower waits for all of a stream: then it goes on, whoever reads."""
         self.rendered: dict[bool, bytes] = {}
         """A plain answer as a stream, without and with usage, once a client asked for it."""
         self.news = asyncio.Event()
@@ -301,6 +368,9 @@ class SharedResponse(Flight):
         """Note the next piece of the body, in both its forms; False if it must wait for readers."""
         if not (full or without_usage):
             return True
+        ahead = self.log.total - self._caught_up
+        if ahead > WINDOW_BYTES and self.followers and not self.wanted_whole:
+            return False
         if not self.log.fits(full, without_usage):
             return False
         self.log.append(full, without_usage)
@@ -308,19 +378,59 @@ class SharedResponse(Flight):
         return True
 
     async def add(self, full: bytes, without_usage: bytes) -> None:
-        """Note the next piece. A response that outgrew the log waits for its fastest follower."""
+        """Note the next piece. What nobody reads, or has outgrown the log, waits for a reader."""
         if self.add_at_once(full, without_usage):
             return
-        self.outgrown = True
-        self._table.close(self)
-        self.settled.set()
+        if not self.log.fits(full, without_usage):
+            self._outgrow()
+        self._hold()
         end = self.log.end
-        while self.followers and all(position < end for position in self.followers.values()):
+        while (
+            self.followers
+            and (self.outgrown or not self.wanted_whole)
+            and all(position < end for position in self.followers.values())
+        ):
             self._waits_for_readers = True
             await self.news.wait()
         self._waits_for_readers = False
+        if self.outgrown:
+            self.log.forget(min(self.followers.values(), default=end))
         self.log.append(full, without_usage)
+        self._hold()
         _wake(self.news)
+
+    def add_long(self, body: bytes) -> None:
+        """Note the beginning of a plain reply that is too large to be held for others."""
+        self._outgrow()
+        self.log.extend(body)
+        self._hold()
+        _wake(self.news)
+
+    def _outgrow(self) -> None:
+        self.outgrown = True
+        self._table.close(self)
+        self.settled.set()
+
+    def _hold(self) -> None:
+        """Count what is held for readers, where that is much."""
+        if self._unread is None:
+            return
+        self._is_held = self.log.size > WINDOW_BYTES
+        if self._is_held:
+            self._unread.hold(self, size=self.log.size)
+        else:
+            self._unread.release(self)
+
+    def abort(self) -> None:
+        """Let go of what nobody reads: the readers are too slow."""
+        self.log.forget(self.log.end)
+        if self.task is not None:
+            self.task.cancel()
+
+    def want_whole(self) -> None:
+        """Note that a follower waits for all of a stream."""
+        self.wanted_whole = True
+        self._wake_call()
 
     def finish(self, usage: PromptUsage) -> None:
         """Note that the upstream has sent everything, and its token usage."""
@@ -359,10 +469,14 @@ class SharedResponse(Flight):
         if self.over:
             return
         self.fault, self.over = fault, True
+        if self._is_held and self._unread is not None:
+            self._unread.release(self)
         streams = self.head is not None and self.head.events
         if fault is not None and streams and self.error is None:
             event = failure_event(fault, self.leader.request.endpoint.value)
             self.log.append(event, event)
+        self.log.memory.held -= self.log.size
+        self.log.memory = LogMemory(0)  # nothing more comes
         if self.landed_at is None:
             self._table.close(self)
         self.settled.set()
@@ -373,8 +487,10 @@ class SharedResponse(Flight):
         position = self.followers[follower]
         if position == self.log.end:
             return b""
-        piece = self.log.since(position, without_usage=without_usage)
-        self.followers[follower] = self.log.end
+        piece, position = self.log.since(position, without_usage=without_usage)
+        self.followers[follower] = position
+        if position == self.log.end:
+            self._caught_up = self.log.total
         self._wake_call()
         return piece
 

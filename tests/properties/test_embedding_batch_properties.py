@@ -3,6 +3,7 @@
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ def test_every_batch_is_answered_as_if_it_were_asked_for_whole(batches):
                 store[key] = orjson.dumps(made)
             usage = reply["usage"]
         keys = [key_of(item) for item in batch]
-        whole = combine_items([orjson.loads(store[key]) for key in keys], keys, usage)
+        whole = orjson.loads(b"".join(combine_items([store[key] for key in keys], keys, usage)))
         assert vectors_of(whole, len(batch)) == [vector_of(item) for item in batch]
         assert [one["index"] for one in whole["data"]] == list(range(len(batch)))
         if missing:
@@ -88,3 +89,27 @@ def test_no_reply_of_whatever_shape_raises(reply, count):
     vectors = vectors_of(reply, count)
     assert vectors is None or len(vectors) == count
     SPEC.decline({}, reply, ())
+
+
+NUMBERS = b"[0.10,-1e-3]"
+LIST = b'{"object":"list","data":[%b],"model":"m","usage":{"prompt_tokens":1,"total_tokens":1}}'
+STORED = {
+    "as it is written here": (b'{"object":"embedding","index":0,"embedding":%b}', NUMBERS),
+    "in base64": (b'{"object":"embedding","index":0,"embedding":%b}', b'"zczMPQ=="'),
+    "with an escape": (b'{"object":"embedding","index":0,"embedding":%b}', b'"a\\"}],"'),
+    "nested": (b'{"object":"embedding","index":0,"embedding":%b}', b"[[1],[2]]"),
+    "in another order": (b'{"index":0,"embedding":%b,"object":"embedding"}', NUMBERS),
+    "with more": (b'{"object":"embedding","index":0,"embedding":%b,"extra":"}],"}', NUMBERS),
+    "twice": (b'{"object":"embedding","index":0,"embedding":[1],"embedding":%b}', NUMBERS),
+    "spaced": (b'{"object": "embedding", "index": 0, "embedding": %b }', NUMBERS),
+}
+
+
+@pytest.mark.parametrize(("item", "vector"), STORED.values(), ids=STORED.keys())
+def test_a_stored_item_of_any_writing_keeps_its_vector_in_a_batch(item, vector):
+    plain = LIST % (b'{"object":"embedding","index":0,"embedding":[2.5]}')
+    parts = combine_items([plain, LIST % (item % vector), plain], [b"a", b"b", b"c"])
+    data = orjson.loads(b"".join(parts))["data"]
+    assert [one["embedding"] for one in data] == [[2.5], orjson.loads(vector), [2.5]]
+    assert [one["index"] for one in data] == [0, 1, 2]
+    assert ("extra" in data[1]) is (b"extra" in item)

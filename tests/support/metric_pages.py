@@ -88,7 +88,7 @@ def gateway_page() -> str:
     pool = UpstreamPool("pool", {}, table, Bounds())
     table.record_load("a", EngineLoad(1, 2, 0.5), pool.clock())
     metrics.add(UpstreamCollector(pool, lambda: {"a": {"replicas": 1, "problem": None}}))
-    for name in ("upstream_waiting", "calls_in_flight"):
+    for name in ("upstream_waiting", "calls_in_flight", "unread_bytes"):
         metrics.add_sum(name, "A sum over workers.", lambda: 0)
     return asyncio.run(metrics.page())[0].decode()
 

@@ -146,26 +146,53 @@ def stored_items(
 
 
 def combine_items(
-    results: Sequence[Mapping[str, Any]], keys: Sequence[bytes], usage: Any = None
-) -> dict[str, Any]:
-    """Return one reply of stored results for an item each, in order; ``keys`` are theirs.
+    results: Sequence[bytes], keys: Sequence[bytes], usage: Any = None
+) -> list[bytes | memoryview]:
+    """Return, in parts, one reply of stored results for an item each; ``keys`` are theirs.
 
     ``usage`` is what the upstream counted for this request. Where none of it was forwarded, it is
     what it counted when it made all this, as far as that is known.
     """
-    data = [{**result["data"][0], "index": place} for place, result in enumerate(results)]
-    return {
-        "object": "list",
-        "data": data,
-        "model": results[0]["model"],
-        "usage": _sum_usage(results, keys) if usage is None else usage,
-    }
+    parts: list[bytes | memoryview] = [_FIRST]
+    others = []
+    for place, result in enumerate(results):
+        if place:
+            parts.append(b",")
+        item, other = _item(result, place)
+        parts += item
+        others.append(other)
+    usage = _sum_usage(others, keys) if usage is None else usage
+    last = orjson.dumps({"model": others[0]["model"], "usage": usage})
+    return [*parts, b"]," + last[1:]]
+
+
+_FIRST = b'{"object":"list","data":['
+_START = b'{"object":"embedding","index":0,"embedding":'
+_ENDS = {ord("["): b"]", ord('"'): b'"'}
+
+
+def _item(result: bytes, place: int) -> tuple[Sequence[bytes | memoryview], dict[str, Any]]:
+    """Return the parts of a stored item at its place in a batch, and the result without it.
+
+    A vector is large, and its bytes stay as they are. Where the result is not written as
+    ``stored_items`` writes it, it is parsed.
+    """
+    start = len(_FIRST + _START)
+    ends = _ENDS.get(result[start]) if result.startswith(_FIRST + _START) else None
+    end = 0 if ends is None else result.find(ends, start + 1) + 1
+    if end and result.startswith(b"}],", end) and result.find(b"\\", start, end) < 0:
+        other = orjson.loads(_FIRST + b"{" + result[end:])
+        if other["data"] == [{}]:
+            named = b'{"object":"embedding","index":%d,"embedding":' % place
+            return (named, memoryview(result)[start:end], b"}"), other
+    other = orjson.loads(result)
+    return (orjson.dumps({**other["data"][0], "index": place}),), other
 
 
 def _render(_body: Body, key: bytes, result: bytes) -> bytes:
     if CALL.encode() not in result:
         return result
-    return orjson.dumps(combine_items([orjson.loads(result)], [key]))
+    return b"".join(combine_items([result], [key]))
 
 
 def _sum_usage(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dict[str, Any]:

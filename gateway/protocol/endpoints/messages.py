@@ -332,6 +332,9 @@ class StreamedMessage(StreamedAnswer):
             case _:
                 raise UnknownShapeError("an event that is not known")
 
+    def _drop(self) -> None:
+        self._blocks.clear()
+
     def result(self) -> dict[str, Any] | Reason:
         """Return the complete message, or the reason why there is none."""
         if self._unfit is not None:

@@ -248,6 +248,9 @@ class StreamedResponse(StreamedAnswer):
                     raise UnknownShapeError("a piece of an unknown part")
                 self._pieces.setdefault((place, part, _PIECES[kind]), []).append(piece)
 
+    def _drop(self) -> None:
+        self._items.clear()
+
     def result(self) -> dict[str, Any] | Reason:
         """Return the complete response, or the reason why there is none."""
         if self._unfit is not None:

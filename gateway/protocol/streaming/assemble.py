@@ -121,6 +121,9 @@ class StreamedChoices(StreamedAnswer):
         texts = message.get("content") if isinstance(message, dict) else None
         return content_pattern(chunk, data, texts) if isinstance(texts, _Pieces) else None
 
+    def _drop(self) -> None:
+        self._choices.clear()
+
     def result(self) -> dict[str, Any] | Reason:
         """Return the reply in its plain form, or the reason why there is none."""
         if self._unfit is not None:

@@ -296,9 +296,14 @@ class StreamedAnswer(ABC):
             return False
         self.max_bytes -= len(raw)
         if self.max_bytes < 0:
-            self._unfit = Reason.TOO_LARGE
+            self.give_up()
             return False
         return True
+
+    def give_up(self) -> None:
+        """Assemble no result: it is too large. What was assembled is dropped."""
+        self._unfit, self._pattern = self._unfit or Reason.TOO_LARGE, None
+        self._drop()
 
     def _pass_done(self, raw: bytes) -> Piece:
         self.over = True
@@ -314,6 +319,10 @@ class StreamedAnswer(ABC):
 
         May set ``_pattern`` to what the next event may be like.
         """
+
+    @abstractmethod
+    def _drop(self) -> None:
+        """Forget what was assembled."""
 
     @abstractmethod
     def result(self) -> dict[str, Any] | Reason:

@@ -23,7 +23,7 @@ from gateway.protocol.errors import (
     UpstreamError,
 )
 from gateway.protocol.headers import Fields, fold_fields
-from gateway.protocol.messages import Reply, declared_name
+from gateway.protocol.messages import Parts, Reply, declared_name
 from gateway.protocol.named_models import models_in, models_in_query
 from gateway.protocol.paths import ApiPath, read_path
 from gateway.protocol.request import LARGE_BYTES, CacheRequest, read_request
@@ -40,9 +40,9 @@ from gateway.server.http.middleware import (
     STOPPING,
     TICKET,
     ResponseSink,
-    Sink,
     check_query,
     fault_of_body,
+    send_long,
     send_stream,
 )
 from gateway.server.http.pass_through import PassThrough
@@ -54,6 +54,7 @@ from gateway.server.http.pings import (
     message_start,
     reply_in_time,
 )
+from gateway.server.http.unread import PIECE, Sink
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.meter import Meter
 from gateway.server.keys.tab import LimitError, Ticket
@@ -226,20 +227,23 @@ class Handlers:
             if ticket is not None:
                 reply = replace(reply, headers=ticket.label(reply.headers))
             given_id, closes = request_id.HEADER in headers, self.stopping()
-            if isinstance(reply.body, bytes):
+            if isinstance(reply.body, bytes) and len(reply.body) <= PIECE:
                 connection.send(reply, reply.body, given_id=given_id, closes=closes)
                 return
             if reply.status in NO_BODY:  # whatever follows is no part of the reply
                 reply.close()
                 connection.send(reply, b"", given_id=given_id, closes=True)
                 return
-            sink: Sink = connection.sink(
-                reply, given_id=given_id, closes=closes, seconds=self.client_seconds
-            )
-            pings = request.streamed and SPECS[request.endpoint].has_pings
+            length = len(reply.body) if isinstance(reply.body, bytes) else None
+            sink: Sink = connection.sink(reply, given_id=given_id, closes=closes, length=length)
+            pings = length is None and request.streamed and SPECS[request.endpoint].has_pings
             sink = self._pinged(request, sink, reply) if pings else sink
             try:
-                await send_stream(sink, reply.body, seen)
+                await (
+                    send_long(sink, reply.body, seen, connection.unread)
+                    if isinstance(reply.body, bytes | Parts)
+                    else send_stream(sink, reply.body, seen)
+                )
             finally:
                 reply.close()
         except asyncio.CancelledError:
@@ -319,17 +323,18 @@ class Handlers:
                 if request_id.HEADER not in request.headers:
                     request_id.adopt(response.headers)  # now, since the access line follows
                 return response
+            response = web.StreamResponse(status=reply.status, headers=CIMultiDict(reply.headers))
+            sink = ResponseSink(request, response)
             try:
-                response = web.StreamResponse(
-                    status=reply.status, headers=CIMultiDict(reply.headers)
-                )
-                sink: Sink = ResponseSink(request, response, self.client_seconds)
                 pings = parsed.streamed and SPECS[endpoint].has_pings
-                sink = self._pinged(parsed, sink, reply) if pings else sink
-                await send_stream(sink, reply.body, seen)
-                return response
+                if isinstance(reply.body, Parts):
+                    await send_long(sink, reply.body, seen, sink.unread)
+                else:
+                    out = self._pinged(parsed, sink, reply) if pings else sink
+                    await send_stream(out, reply.body, seen)
             finally:
                 reply.close()
+            return response
 
         return handle
 

@@ -17,6 +17,7 @@ from gateway.protocol.headers import Fields
 from gateway.protocol.messages import Reply
 from gateway.server.hot_path import HOLD_SECONDS, HotPath, PlainRequest, Reader
 from gateway.server.http.http_server import Connection, NewConnection, format_refusal
+from gateway.server.http.unread import PIECE, UNREAD, Unread, send_whole
 from gateway.telemetry import request_id
 
 JOINED_BYTES = 16_384
@@ -44,7 +45,7 @@ DEFAULT_TYPE = ("Content-Type", "application/octet-stream")
 
 def new_connection(app: web.Application) -> NewConnection:
     """Return what makes the connections of an application."""
-    return partial(HotConnection, app[HOT_PATH], app[SERVE])
+    return partial(HotConnection, app[HOT_PATH], app[SERVE], app[UNREAD])
 
 
 class HotConnection(Connection):
@@ -54,9 +55,12 @@ class HotConnection(Connection):
     wait until the reply is sent.
     """
 
-    def __init__(self, hot: HotPath, serve: Serve, *given: Any, **options: Any) -> None:
+    def __init__(
+        self, hot: HotPath, serve: Serve, unread: Unread, *given: Any, **options: Any
+    ) -> None:
         super().__init__(*given, **options)
         self.hot = hot
+        self.unread = unread
         self._serve = serve
         self.reader = Reader(hot)
         self._release_timer: asyncio.TimerHandle | None = None
@@ -90,8 +94,11 @@ class HotConnection(Connection):
         if self._release_timer is not None and not self.reader.holds:
             self._stop_release_timer()
         if isinstance(found, PlainRequest):
-            self._begin(found)
+            self._start(self._serve(found, self))
         elif isinstance(found, tuple):
+            if len(found[1]) > PIECE:
+                self._start(self._repeat(*found))
+                return
             self.write(*found)
             self._note_idle()
         elif found:
@@ -107,9 +114,21 @@ class HotConnection(Connection):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Wait no longer, and cancel the request that is served."""
         self._stop_release_timer()
+        self.unread.release(self)
         if self._served is not None:
             self._served.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Count what the client has not read."""
+        super().pause_writing()
+        if self.transport is not None:
+            self.unread.hold(self, size=self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """Count no more: little is left."""
+        self.unread.release(self)
+        super().resume_writing()
 
     def close(self) -> None:
         """Take no more requests; one that is held back or served has begun."""
@@ -139,8 +158,8 @@ class HotConnection(Connection):
     def _written(self) -> int:
         return super()._written if self._served is None else self._writes
 
-    def write(self, head: bytes, body: bytes) -> None:
-        """Write head and body, or the beginning of it, of a reply."""
+    def write(self, head: bytes, body: bytes | memoryview) -> None:
+        """Write head and body, or a piece of it, of a reply."""
         transport = self.transport
         if transport is None:
             return
@@ -148,10 +167,11 @@ class HotConnection(Connection):
         if len(body) <= JOINED_BYTES:
             transport.write(head + body)
         else:
-            transport.writelines((head, body))
+            transport.write(head) if head else None
+            transport.write(body)
 
     def send(self, reply: Reply, body: bytes, *, given_id: bool, closes: bool) -> None:
-        """Write a whole reply. For ``given_id`` and ``closes`` see ``format_head``."""
+        """Write a reply that is not long. For ``given_id`` and ``closes`` see ``format_head``."""
         framing: tuple[tuple[str, str], ...] = ()
         if reply.status not in NO_BODY:
             framing = (("Content-Length", str(len(body))),)
@@ -161,32 +181,44 @@ class HotConnection(Connection):
         head = format_head(reply, framing, given_id=given_id, closes=closes)
         self.write(head, body if framing else b"")
 
-    def sink(self, reply: Reply, *, given_id: bool, closes: bool, seconds: float) -> "ChunkSink":
-        """Return where a streamed reply is written; ``seconds`` bounds each wait for the client."""
+    def sink(
+        self, reply: Reply, *, given_id: bool, closes: bool, length: int | None = None
+    ) -> "ReplySink":
+        """Return where a reply is written piece by piece, in chunks if its length is not known."""
         self._closes = self._closes or closes
-        chunked = (("Transfer-Encoding", "chunked"), DEFAULT_TYPE)
-        return ChunkSink(
-            self, format_head(reply, chunked, given_id=given_id, closes=closes), seconds
-        )
+        framing = ("Transfer-Encoding", "chunked")
+        if length is not None:
+            framing = ("Content-Length", str(length))
+        head = format_head(reply, (framing, DEFAULT_TYPE), given_id=given_id, closes=closes)
+        return ReplySink(self, head, chunked=length is None)
+
+    async def _repeat(self, head: bytes, body: bytes) -> None:
+        """Write a long reply."""
+        await send_whole(ReplySink(self, head, chunked=False), body, self.unread)
 
     def abort(self) -> None:
         """End the connection at once: the reply breaks off."""
         if self.transport is not None:
             self.transport.abort()
 
-    async def drain(self, seconds: float) -> None:
-        """Wait until the client has read enough of what was written. Raises TimeoutError."""
+    async def drain(self) -> bool:
+        """Wait until the client has read enough of what was written; tell whether that took time.
+
+        Raises TimeoutError.
+        """
         if self.transport is None:
             raise ConnectionResetError("the client has left")
-        if self._paused:
-            async with asyncio.timeout(seconds):
-                await self._drain_helper()
+        if not self._paused:
+            return False
+        async with asyncio.timeout(self.unread.seconds):
+            await self._drain_helper()
+        return True
 
-    def _begin(self, plain: PlainRequest) -> None:
+    def _start(self, reply: Coroutine[Any, Any, None]) -> None:
         if self._head_timer is not None:
             self._stop_timer()
         self._writes, self._context = 0, copy_context()
-        self._served = self._loop.create_task(self._serve(plain, self), context=self._context)
+        self._served = self._loop.create_task(reply, context=self._context)
         self._served.add_done_callback(self._end)
 
     def _end(self, served: asyncio.Task[None]) -> None:
@@ -246,26 +278,30 @@ class HotConnection(Connection):
             self._release_timer = None
 
 
-class ChunkSink:
-    """Writes the head of one reply, and then its body in chunks (RFC 9112, 7.1)."""
+class ReplySink:
+    """Writes the head of one reply, and then its body, in chunks (RFC 9112, 7.1) or as it is."""
 
-    def __init__(self, connection: HotConnection, head: bytes, seconds: float) -> None:
-        self._connection, self._head, self._seconds = connection, head, seconds
+    def __init__(self, connection: HotConnection, head: bytes, *, chunked: bool) -> None:
+        self._connection, self._head, self._chunked = connection, head, chunked
 
     async def begin(self) -> None:
         """Write the head: a client may wait for it alone."""
         self._connection.write(self._head, b"")
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Write a piece. Raises ConnectionResetError and TimeoutError."""
         if data:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data), b"")
-        await self._connection.drain(self._seconds)
+            if self._chunked:
+                data = b"%x\r\n%b\r\n" % (len(data), bytes(data))
+            self._connection.write(b"", data)
+        if await self._connection.drain():
+            self._connection.unread.note_progress(self)
 
     async def end(self) -> None:
         """Write the end. Raises ConnectionResetError and TimeoutError."""
-        self._connection.write(b"0\r\n\r\n", b"")
-        await self._connection.drain(self._seconds)
+        if self._chunked:
+            self._connection.write(b"0\r\n\r\n", b"")
+        await self._connection.drain()
 
     def abort(self) -> None:
         """End the connection: only so the client learns that the body is not whole."""

@@ -13,7 +13,6 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from aiohttp import web
 from aiohttp.http import StreamWriter
@@ -22,9 +21,11 @@ from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
+from gateway.protocol.messages import Parts
 from gateway.protocol.paths import ApiPath
 from gateway.server.http.cors import CORS, OWN_ERROR
 from gateway.server.http.http_server import Refuse, refusal
+from gateway.server.http.unread import PIECE, UNREAD, Sink, Unread, send_whole, split
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.tab import Ticket
 from gateway.telemetry import request_id
@@ -98,9 +99,10 @@ TICKET = web.RequestKey("ticket", Ticket)
 _LOOP = "This gateway has sent this request to itself: its upstream is the gateway."
 
 
-def new_app(refuse: Refuse, *, client_max_size: int) -> web.Application:
+def new_app(refuse: Refuse, unread: Unread, *, client_max_size: int) -> web.Application:
     """Return an application with this middleware in front."""
     app = web.Application(client_max_size=client_max_size, middlewares=[_middleware(refuse)])
+    app[UNREAD] = unread
     app[STOPPING], app[REPLACED] = asyncio.Event(), asyncio.Event()
     return app
 
@@ -121,41 +123,44 @@ def _middleware(refuse: Refuse) -> Middleware:
         if refused is not None:
             request[OWN_ERROR] = True
         response = await handler(request) if refused is None else refused
-        if not response.prepared:
-            if "Origin" in headers and (cors := request.app.get(CORS)) is not None:
-                await cors.complete(request, response)
-            _complete_head(request, response)
+        if response.prepared:
+            return response
+        if "Origin" in headers and (cors := request.app.get(CORS)) is not None:
+            await cors.complete(request, response)
+        body = response.body if isinstance(response, web.Response) else None
+        if isinstance(body, bytes) and len(body) > PIECE and request.method != "HEAD":
+            return await _send_long(request, response, body)
+        _complete_head(request, response)
         return response
 
     return front
 
 
-class Sink(Protocol):
-    """Where a streamed reply is written. ``write`` and ``end`` wait for the client.
-
-    These raise ConnectionResetError if the client has left, TimeoutError if it reads too slowly.
-    """
-
-    async def begin(self) -> None:
-        """Write the head."""
-
-    async def write(self, data: bytes) -> None:
-        """Write a piece of the body."""
-
-    async def end(self) -> None:
-        """Write the body's end."""
-
-    def abort(self) -> None:
-        """End the connection: only so the client learns that the body is not whole."""
+async def _send_long(
+    request: web.Request, response: web.StreamResponse, body: bytes
+) -> web.StreamResponse:
+    """Send a reply in pieces, and return it."""
+    sent = web.StreamResponse(
+        status=response.status, reason=response.reason, headers=response.headers
+    )
+    sent.content_length = len(body)
+    if response.keep_alive is False:
+        sent.force_close()
+    await send_whole(ResponseSink(request, sent), body, request.app[UNREAD])
+    return sent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ResponseSink:
-    """Writes by aiohttp's response; ``seconds`` bounds each wait for the client."""
+    """Writes by aiohttp's response."""
 
     request: web.Request
     response: web.StreamResponse
-    seconds: float
+
+    @property
+    def unread(self) -> Unread:
+        """What clients have not read yet."""
+        return self.request.app[UNREAD]
 
     async def begin(self) -> None:
         if "Origin" in self.request.headers and (cors := self.request.app.get(CORS)) is not None:
@@ -163,12 +168,13 @@ class ResponseSink:
         _complete_head(self.request, self.response)
         await self.response.prepare(self.request)
 
-    async def write(self, data: bytes) -> None:
-        async with asyncio.timeout(self.seconds):
+    async def write(self, data: bytes | memoryview) -> None:
+        async with asyncio.timeout(self.unread.seconds):
             await self.response.write(data)
+        self.unread.note_progress(self)
 
     async def end(self) -> None:
-        async with asyncio.timeout(self.seconds):
+        async with asyncio.timeout(self.unread.seconds):
             await self.response.write_eof()
 
     def abort(self) -> None:
@@ -203,6 +209,17 @@ async def send_stream(
     seen.end("error", reason)
     sink.abort()
     return fault
+
+
+async def send_long(sink: Sink, body: bytes | Parts, seen: Observation, unread: Unread) -> None:
+    """Send a long reply that is whole."""
+    if isinstance(body, bytes):
+        seen.answer_bytes, body = 0, Parts(split(body))
+    unread.hold(sink, body.held)
+    try:
+        await send_stream(sink, body, seen)
+    finally:
+        unread.release(sink)
 
 
 class _ByteWriter(StreamWriter):

@@ -174,7 +174,7 @@ class PassThrough:
                 body = _with_reply_learnt(body, learner)
         if _counts_tokens(request):
             body = _with_usage(body, upstream.content_type, seen)
-        sink = ResponseSink(request, response, self.client_seconds)
+        sink = ResponseSink(request, response)
         fault = await send_stream(sink, body, seen)
         if fault is not None:
             upstream.upstream.failures.note_failure(fault)

@@ -21,7 +21,7 @@ from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.endpoints.messages import render_message
 from gateway.protocol.messages import Reply
 from gateway.protocol.streaming.decode import encode_event
-from gateway.server.http.middleware import Sink
+from gateway.server.http.unread import Sink
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescer import SSE_TYPE
 
@@ -90,10 +90,10 @@ class PingedSink:
         if self._ping is not None:
             self._ping.cancel()
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Write whole events of the message."""
         if self._replaces:
-            data, found = _START.subn(b"", data, count=1)
+            data, found = _START.subn(b"", bytes(data), count=1)
             self._replaces = not found
         self._has_begun = self._is_writing = True
         self._is_silent = False

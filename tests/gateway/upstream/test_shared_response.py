@@ -4,11 +4,11 @@ from pathlib import Path
 
 from coalescer_rig import Rig
 
-from gateway.upstream.shared_response import PIECE_BYTES, AnswerLog, SharedResponse
+from gateway.upstream.shared_response import PIECE_BYTES, AnswerLog, LogMemory, SharedResponse
 
 
 def log_of(*pieces, max_bytes=10_000):
-    log = AnswerLog(max_bytes)
+    log = AnswerLog(max_bytes, LogMemory(2**20))
     for piece in pieces:
         log.append(piece, piece)
     return log
@@ -16,19 +16,19 @@ def log_of(*pieces, max_bytes=10_000):
 
 def test_a_single_piece_is_not_copied():
     piece = b"x" * 100
-    assert log_of(b"a", piece).since(1, without_usage=True) is piece
+    assert log_of(b"a", piece).since(1, without_usage=True)[0] is piece
 
 
 def test_those_who_wait_together_share_one_copy():
     log = log_of(b"a" * 100, b"b" * 100)
-    first = log.since(0, without_usage=False)
-    assert log.since(0, without_usage=False) is first
+    first, _ = log.since(0, without_usage=False)
+    assert log.since(0, without_usage=False)[0] is first
     log.append(b"c", b"c")
-    assert log.since(0, without_usage=False) == first + b"c"
+    assert log.since(0, without_usage=False) == (first + b"c", 3)
 
 
 def test_memory_stays_bounded():
-    log = AnswerLog(1000)
+    log = AnswerLog(1000, LogMemory(2**20))
     for _ in range(10_000):
         log.append(b"piece", b"p")
         assert log.size <= 1000
