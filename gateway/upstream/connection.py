@@ -58,6 +58,8 @@ _HEAD_PIECE = 4096
 _BUFFERED = 256 * 1024
 """Bytes of a body that are held before the socket is left unread."""
 
+_EVENT_BYTES = 8 * 1024
+
 _NO_BODY = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
 _END = b"\r\n\r\n"
@@ -138,20 +140,22 @@ class OneReply(BaseProtocol):
         self._deadline = None
         return self._message
 
-    async def read(self, by: float) -> bytes:
+    async def read(self, by: float, most: int = -1) -> bytes:
         """Return what has come of the body, and wait for it until ``by``; nothing at its end.
 
+        It is ``most`` bytes at most. What came before a fault is returned before it is raised.
         Raises TimeoutError, ClientConnectionError if the connection broke, ClientPayloadError or
         HttpProcessingError if the reply is not whole or not valid.
         """
         body = self._body
-        while self._fault is None or body.is_eof():
-            if (data := body.read_nowait()) or body.is_eof():
+        while True:
+            data = b"" if body.exception() is not None else body.read_nowait(most)
+            if data or body.is_eof():
                 self._deadline = None
                 return data
-            self._expect_by(by)
+            if self._fault is None:
+                self._expect_by(by)
             await self._wait()
-        raise self._fault
 
     @property
     def is_complete(self) -> bool:
@@ -406,6 +410,8 @@ class HttpReply:
     headers: Sequence[tuple[str, str]] = field(init=False)
     content_type: str = field(init=False)
     content_length: int | None = field(init=False)
+    most: int = field(init=False, default=-1)
+    """Bytes read at once: each event costs time, and an upstream may send many in few bytes."""
     _connection: Connection | None = None
     _upload: asyncio.Task[None] | None = None
     _inflated: AsyncIterator[bytes] | None = None
@@ -470,11 +476,13 @@ class HttpReply:
         else:
             bound, by = "first_token_timeout", self.first_token_by
         try:
-            data = await protocol.read(by)
+            data = await protocol.read(by, self.most)
         except FAULTS as error:
             raise upstream.fault_of(error, bound) from error
         if not data:
             self._close()
+        elif len(data) == self.most:
+            await asyncio.sleep(0)  # more may be there, and others come between
         return data
 
     async def _encoded(self) -> AsyncIterator[bytes]:
@@ -554,6 +562,7 @@ class HttpReply:
             self.attempt.status = message.code
         self.headers = tuple(headers.items())
         self.content_type = _media_type(headers.get(hdrs.CONTENT_TYPE, ""))
+        self.most = _EVENT_BYTES if self.content_type == "text/event-stream" else -1
         length = headers.get(hdrs.CONTENT_LENGTH)
         self.content_length = None if length is None else int(length)
         failures, own = upstream.failures, upstream.own_credential

@@ -231,6 +231,44 @@ async def test_a_reply_that_never_comes_to_its_answer_is_a_fault_after_few_bytes
     assert sent < 2**25  # most of it lies in the buffers of two sockets
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["whole", "cut"])
+async def test_a_stream_of_many_events_is_read_in_small_pieces_and_to_its_last_byte(
+    raw: StartRaw, ends: bool
+):
+    body = b": ping\n\n" * 50_000
+    sent = whole(body, kind=EVENTS) if ends else whole(body + b"x", kind=EVENTS)[:-1]
+
+    async def says(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        writer.close()
+
+    upstream = await raw(says)
+    pieces: list[bytes] = []
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with opened(HttpUpstream(upstream.url)) as client:
+        other = asyncio.create_task(others())
+        why = None
+        try:
+            async with client.send(OUTGOING) as reply:
+                before = turns
+                while piece := await reply.read():
+                    pieces.append(piece)
+        except UpstreamError as error:
+            why = error.reason
+        other.cancel()
+    assert why is (None if ends else Reason.UPSTREAM_BROKE)
+    assert b"".join(pieces) == body
+    assert max(map(len, pieces)) <= 8192
+    assert turns - before >= len(pieces) // 2  # nobody waits for more than a piece or two
+
+
 async def test_an_answer_that_comes_after_some_interim_replies_is_read(
     start_gateway: StartGateway, raw: StartRaw
 ):
