@@ -135,7 +135,7 @@ class Handlers:
                 path = request[PATH] = read_path(raw)
             except ClientError as error:
                 request[OWN_ERROR] = True
-                if not raw.startswith("/v1/"):
+                if not raw.startswith("/v1/") or is_preflight(request):
                     return _response(refusal_of(error, raw))
                 request[PATH] = ApiPath(raw)
                 return await self._observe(OTHER_PATHS, _raising(error))(request)
