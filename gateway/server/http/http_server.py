@@ -38,6 +38,9 @@ LONGEST_SECONDS = 300.0
 HALF_CLOSED_SECONDS = 0.25
 """Between two looks at a client that sends no more."""
 
+PATIENT = 4
+"""After so many looks without a reply, such a client gets interim ones: most get theirs before."""
+
 MOST_QUIET = 8
 """After so many looks without a byte of a reply that has begun, such a client has left."""
 
@@ -148,7 +151,7 @@ class Connection(web.RequestHandler):
             if self.transport is not None:
                 self.transport.abort()
         else:
-            if quiet and not written and knows_interim and self.transport is not None:
+            if quiet >= PATIENT and not written and knows_interim and self.transport is not None:
                 self.transport.write(_INTERIM)
             self._half_closed = self._loop.call_later(
                 HALF_CLOSED_SECONDS, self._watch_half_closed, written, quiet
