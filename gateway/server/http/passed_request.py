@@ -167,13 +167,14 @@ class _Reader:
         """Return what all the fields say of a form that was read whole. Raises ClientError."""
         texts = [(part.name, form.value(part)) for part in form.parts if not part.is_file]
         models = [body.model, *(text for name, text in texts if names_model(name))]
-        files = [form.data[part.start : part.end] for part in form.parts if part.is_file]
+        files = [part for part in form.parts if part.is_file]
         tokens = text_tokens(text for _, text in texts) + ATTACHMENT_TOKENS * len(files)
         if self.path.path == _FILES and any(_is_for_batch(*each) for each in texts):
-            tokens = sum(tokens_in(len(file)) for file in files)
+            tokens = sum(tokens_in(file.end - file.start) for file in files)
             try:
                 for file in files:
-                    models += await _in_thread(models_in_batch, bytes(file))
+                    lines = bytes(form.data[file.start : file.end])
+                    models += await _in_thread(models_in_batch, lines)
             except BodyError as error:
                 raise _unreadable(str(error)) from None
         return Passed(body, tuple(models), tokens)

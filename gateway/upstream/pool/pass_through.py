@@ -125,9 +125,10 @@ class PoolRequests:
         if not any(model in member.rename for member in members):
             return None
         listed = await self.list_models("/v1/models", fields)
-        if listed.status != HTTPStatus.OK or not isinstance(listed.body, bytes):
+        if listed.status >= HTTPStatus.BAD_REQUEST or not isinstance(listed.body, bytes):
             return listed
-        found = (one for one in orjson.loads(listed.body)["data"] if one["id"] == model)
+        models = _models(listed.status, listed.body, has_aliases=True) or []
+        found = (one for one in models if one["id"] == model)
         return _response(HTTPStatus.OK, orjson.dumps(next(found, _unlisted(model))))
 
     @asynccontextmanager

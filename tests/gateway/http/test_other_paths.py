@@ -145,6 +145,14 @@ async def test_a_model_of_the_path_is_routed_and_an_alias_is_described(two):
         assert (told.status, told.json["id"]) == (200, alias.replace("%2F", "/"))
 
 
+async def test_an_alias_is_described_whatever_the_list_is(
+    start_gateway: StartGateway, upstream: ScriptedUpstream
+):
+    gateway = await pool(start_gateway, {"url": f"{upstream.url}/v1", "rename": {"fast": "m"}})
+    told = await gateway.get("/v1/models/fast")
+    assert (told.status, told.json["id"], told.json["object"]) == (200, "fast", "model")
+
+
 @pytest.mark.parametrize("rest", ["images/generations", "audio/speech", "moderations"])
 async def test_a_deployments_other_paths_are_those_of_the_api(two, rest):
     gateway, seen = two
