@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+from gateway.protocol.anthropic.calls import split_id
+
 MOST_VALUES = 64
 """Of one body. The newest ones decide, and all before them were made by the same upstream."""
 
@@ -25,10 +27,10 @@ _NAMES = frozenset(
         *("signature", "thought_signature", "thought_signatures", "thoughtSignature"),
         *("data", "container", "container_id", "vector_store_id", "vector_store_ids"),
         *("file_id", "file_ids", "input_file_id", "output_file_id", "error_file_id"),
-        *("training_file", "validation_file", "result_files"),
+        *("training_file", "validation_file", "result_files", "id"),
     }
 )
-"""Fields that hold one value, or a list of them."""
+"""Fields that hold one value, or a list of them. An id is one if it carries extra content."""
 
 _ENCRYPTED_DATA = ("redacted_thinking", "reasoning.encrypted")
 """Types of objects whose ``data`` is ciphertext; that of others is an image or a sound."""
@@ -111,6 +113,8 @@ def _search(body: Any) -> list[str]:
 def _take(here: dict[str, Any], found: list[str]) -> None:
     for name, value in here.items():
         if name not in _NAMES or (name == "data" and here.get("type") not in _ENCRYPTED_DATA):
+            continue
+        if name == "id" and split_id(value)[1] is None:
             continue
         if isinstance(value, str):
             found.append(value)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.protocol.anthropic.calls import with_extra
 from gateway.protocol.endpoints.upstream_state import (
     MOST_VALUES,
     MOST_VISITED,
@@ -11,6 +12,7 @@ from gateway.protocol.endpoints.upstream_state import (
     named_state,
 )
 
+SIGNED_ID = with_extra("call_1", {"google": {"thought_signature": "A"}})
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -29,6 +31,7 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments
         ({"messages": [{"content": [{"type": "base64", "data": "an image"}]}]}, []),
         ({"messages": [{"content": [{"source": {"type": "file", "file_id": "A"}}]}]}, ["A"]),
         ({"messages": [{"content": [{"type": "container_upload", "file_id": "A"}]}]}, ["A"]),
+        ({"messages": [{"content": [{"type": "tool_use", "id": SIGNED_ID}]}]}, [SIGNED_ID]),
         ({"messages": [], "container": "A"}, ["A"]),
         ({"messages": [], "container": {"id": "A", "skills": []}}, ["A"]),
         (

@@ -100,6 +100,36 @@ async def test_a_hit_brings_state_whose_maker_is_known_after_a_restart(
     assert (reply.status, reply.headers["X-Refrain-Upstream"]) == (200, "west")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_signature_that_a_translated_call_carries_goes_to_its_maker(
+    start_gateway: StartGateway, both: list[Maker], *, stream: bool
+):
+    listed = [
+        {"name": one.name, "url": one.url, "tier": tier, "probe": "off"}
+        for tier, one in enumerate(both, 1)
+    ]
+    gateway = await start_gateway(upstream=(), upstreams=listed)
+    asked = {"role": "user", "content": "Is it?"}
+    body = {"model": "gemini", "max_tokens": 9, "messages": [asked], "stream": stream}
+    both[0].status = 500
+    reply = await gateway.post("/v1/messages", orjson.dumps(body))
+    both[0].status = 200
+    found = re.search(r'"id": ?"(call_1[^"]+)"', reply.raw.decode())
+    assert found is not None
+    call = {"type": "tool_use", "id": found[1], "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": found[1], "content": "7"}
+    body["messages"] = [
+        asked,
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    for status in (200, 429):
+        both[1].status = status
+        again = {**body, "temperature": status / 1000}
+        reply = await gateway.post("/v1/messages", orjson.dumps(again))
+        assert (reply.status, both[0].count) == (status, 0), reply.raw
+
+
 async def test_nobody_learns_who_made_state_for_another(
     start_gateway: StartGateway, both: list[Maker]
 ):
