@@ -12,9 +12,8 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,15 @@ class KeyRingError(ValueError):
     """The text is no list of keys; a line for each problem, with file and line."""
 
 
+Near = tuple[tuple[bytes, Key], ...]
+"""Digests that begin alike, with their keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRing:
     """Digests of keys, and the keys; several may have one holder."""
 
-    by_prefix: Mapping[bytes, tuple[tuple[bytes, Key], ...]]
+    by_prefix: Mapping[bytes, Near]
     """Finds the few digests to compare with. Timing reveals no digest: to choose a digest's first
     bytes a client would have to invert SHA-256."""
     holders: Mapping[str, Key]
@@ -56,46 +59,83 @@ class KeyRing:
 NOBODY = KeyRing({}, {})
 
 
-def read_key_ring(data: bytes, source: str, *, denied: bool = False) -> KeyRing:
-    """Read a file of a key a line; ``#`` begins a comment. Raises KeyRingError.
+Line = Near | None
+"""The digest and the key of a line; None without a key."""
 
-    Of ``denied`` keys the digests alone count, so lines of one holder may differ.
+
+def _read_line(line: str) -> Line:
+    words = line.partition("#")[0].split()
+    return (read_key(words),) if words else None
+
+
+class KeyReader:
+    """Reads a file of a key a line, again and again; ``#`` begins a comment. Raises KeyRingError.
+
+    A line that was there before is not read anew, and takes no new objects: a key that is removed
+    from a long list must be refused within a second. Of ``denied`` keys the digests alone count, so
+    lines of one holder may differ.
     """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise KeyRingError(f"{source}: expected text in UTF-8") from None
-    problems: list[str] = []
-    found: dict[bytes, tuple[tuple[bytes, Key], ...]] = {}
-    holders: dict[str, tuple[int, Key]] = {}
-    count = 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
+
+    def __init__(self, *, denied: bool = False) -> None:
+        self._denied = denied
+        self._before: dict[str, Line] = {}
+
+    def __call__(self, data: bytes, source: str) -> KeyRing:
+        """Return the keys in the text of a file."""
         try:
-            digest, key = read_key(words)
-        except KeyLineError as error:
-            problems.append(f"{source}:{number}: {error}")
-            continue
-        same = found.get(digest[:_PREFIX_BYTES], ())
-        if any(digest == other for other, _ in same):
-            problems.append(f"{source}:{number}: this digest is there already")
-        before, first = holders.setdefault(key.name, (number, key))
-        if key.shared != first.shared and not denied:
-            problems.append(
-                f"{source}:{number}: expected the team and the limits of line {before}: "
-                "a holder has one team, and what its keys use is counted together"
-            )
-        # One object for all keys of a holder.
-        key = replace(key, limits=first.limits)
-        found[digest[:_PREFIX_BYTES]] = (*same, (digest, key))
-        count += 1
-    if count > MOST_KEYS:
-        problems.append(f"{source}: {count} keys, at most {MOST_KEYS}")
-    if problems:
-        raise KeyRingError("\n".join(problems))
-    return KeyRing(found, {name: key for name, (_, key) in holders.items()})
+            lines = data.decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError:
+            raise KeyRingError(f"{source}: expected text in UTF-8") from None
+        problems: list[str] = []
+        read: dict[str, Line] = {}
+        found: dict[bytes, Near] = {}
+        holders: dict[str, Key] = {}
+        places: dict[str, int] = {}
+        count = 0
+        for number, entry in self._entries(lines, source, read, problems):
+            digest, key = entry[0]
+            count += 1
+            first = holders.setdefault(key.name, key)
+            place = places.setdefault(key.name, number)
+            if key is not first:
+                if key.shared != first.shared and not self._denied:
+                    problems.append(
+                        f"{source}:{number}: expected the team and the limits of line {place}: "
+                        "a holder has one team, and what its keys use is counted together"
+                    )
+                # One object for all keys of a holder.
+                entry = ((digest, replace(key, limits=first.limits)),)  # noqa: PLW2901
+            near = digest[:_PREFIX_BYTES]
+            if (same := found.get(near)) is not None:
+                if any(digest == other for other, _ in same):
+                    problems.append(f"{source}:{number}: this digest is there already")
+                entry = (*same, *entry)  # noqa: PLW2901
+            found[near] = entry
+        if count > MOST_KEYS:
+            problems.append(f"{source}: {count} keys, at most {MOST_KEYS}")
+        if problems:
+            raise KeyRingError("\n".join(problems))
+        self._before = read
+        return KeyRing(found, holders)
+
+    def _entries(
+        self, lines: Sequence[str], source: str, read: dict[str, Line], problems: list[str]
+    ) -> Iterator[tuple[int, Near]]:
+        """Yield the number and the key of each line that has one; note what was read."""
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = self._before[line] if line in self._before else _read_line(line)
+            except KeyLineError as error:
+                problems.append(f"{source}:{number}: {error}")
+                continue
+            read[line] = entry
+            if entry is not None:
+                yield number, entry
+
+
+def read_key_ring(data: bytes, source: str, *, denied: bool = False) -> KeyRing:
+    """Read a file of keys once. Raises KeyRingError."""
+    return KeyReader(denied=denied)(data, source)
 
 
 def authenticate(
@@ -128,9 +168,7 @@ def authenticate(
 
 def key_file(path: Path, *, denied: bool = False) -> WatchedFile[KeyRing]:
     """Return the keys in a file. Raises KeyRingError or OSError."""
-    return WatchedFile(
-        path, partial(read_key_ring, denied=denied), "keys: keeping the last good ones"
-    )
+    return WatchedFile(path, KeyReader(denied=denied), "keys: keeping the last good ones")
 
 
 class Access:

@@ -9,7 +9,8 @@ import pytest
 from gateway.protocol.errors import UnauthorizedError
 from gateway.protocol.headers import bearer
 from gateway.server import auth
-from gateway.server.auth import NOBODY, Access, KeyRingError, authenticate, read_key_ring
+from gateway.server.auth import NOBODY, Access, KeyReader, KeyRingError, authenticate, read_key_ring
+from gateway.server.keys import key_line
 from gateway.server.watched_file import WatchedFile
 
 
@@ -146,3 +147,22 @@ async def test_a_key_that_is_cut_off_waits_for_no_other_file(tmp_path, monkeypat
         may_go_on.set()
         watching.cancel()
         await asyncio.wait([watching])
+
+
+def test_lines_that_were_there_before_are_read_once(monkeypatch):
+    read = []
+
+    def read_key(words):
+        read.append(words[0])
+        return key_line.read_key(words)
+
+    monkeypatch.setattr(auth, "read_key", read_key)
+    reader = KeyReader()
+    lines = [line(f"holder{n}", f"k{n}") for n in range(100)]
+    reader("".join(lines).encode(), "keys")
+    assert len(read) == 100
+    ring = reader("".join([*lines[:50], *lines[51:], line("new", "k")]).encode(), "keys")
+    assert read[100:] == ["new"]
+    assert ring.find("k50") is None
+    assert ring.find("k51").name == "holder51"
+    assert (ring.find("k").name, len(ring.holders)) == ("new", 100)
