@@ -173,7 +173,7 @@ def create_app(
         forget_keys=entries.forget_keys,
         make_coalescer=make_coalescer,
         key_of=access.key,
-        team_of=access.team_of,
+        holders=lambda: access.holders,
         hits_of=telemetry.usage.hits_of if settings.workers == 1 else None,
     )
     comparisons = SemanticOperations(semantic.journal, time.time, semantic.budgets)

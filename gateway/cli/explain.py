@@ -23,6 +23,7 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import SEALED, PolicySource, Store, StoreError
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
+from gateway.cli.json_lines import refuse_yaml
 from gateway.cli.operator import ask_gateway
 from gateway.cli.terminal import CommandError, FailedError, unreadable
 from gateway.semantic.ports import SemanticIndex, Verifier
@@ -220,10 +221,11 @@ def pipeline_to_explain(
 
 def _read_request(file: str) -> RecordedRequest:
     raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    source = "standard input" if file == "-" else file
     try:
         return parse_recorded(raw)
     except InvalidFieldError as error:
-        source = "standard input" if file == "-" else file
+        refuse_yaml(source, raw, "a request in JSON")
         raise CommandError(f"{source}: {error}") from None
 
 

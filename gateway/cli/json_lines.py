@@ -1,6 +1,7 @@
 """Files of JSON lines, read line by line: logs, known questions, labelled pairs."""
 
 import gzip
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ import orjson
 
 from gateway.cli.terminal import CommandError, say, unreadable
 
+_YAML = re.compile(rb"\s*(?:---|%YAML|#|- |[\w.-]+:(?:\s|$))")
 MOST_NAMED_LINES = 10
 """Lines that cannot be read are named one by one up to here."""
 
@@ -35,6 +37,12 @@ def open_log(file: Path) -> Iterator[IO[bytes]]:
         raise CommandError(f"{file}: cannot be read: it is no whole gzip file") from None
     except OSError as error:
         raise unreadable(file, error) from None
+
+
+def refuse_yaml(file: Path | str, text: bytes, expected: str) -> None:
+    """Raise CommandError if a text that is not JSON begins as YAML does."""
+    if _YAML.match(text):
+        raise CommandError(f"{file}: this is YAML, and {expected} was expected; policies are YAML")
 
 
 class Lines(Generic[T]):
@@ -65,6 +73,8 @@ class Lines(Generic[T]):
                     yield place, self._read(orjson.loads(line))
             except ValueError as error:
                 is_json = not isinstance(error, orjson.JSONDecodeError)
+                if not is_json and number == self.skipped + 1:
+                    refuse_yaml(file, line, "lines of JSON")
                 self.skipped += 1
                 if self.skipped <= MOST_NAMED_LINES:
                     say(f"{place}: {error if is_json else 'expected JSON'}")

@@ -202,11 +202,6 @@ class Access:
         denied = NOBODY if self._denied is None else self._denied.active
         return authenticate(headers, keys, denied, self._now())
 
-    def team_of(self, holder: str) -> str | None:
-        """Return the team of a holder of gateway keys, if there is one."""
-        key = self.holders.get(holder)
-        return None if key is None else key.team
-
     @property
     def holders(self) -> Mapping[str, Key]:
         """The holders of gateway keys, with one key of each."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from policies.decision import DEFAULT_RULE, Decision, PiiAction, Priority, Scope
+from policies.format import synonyms
 from policies.format.prompt_settings import COMPRESS, HINTS, PREFIX
 from policies.format.table import OFF, Key, ListOf, Short, Table, on_or_off, unique
 from policies.format.values import (
@@ -225,7 +226,7 @@ SETTINGS = Table(
     ),
     Key(
         "scope",
-        members(Scope),
+        members(Scope, synonyms.SCOPE),
         "Who shares answers. `tenant`: one API key with its organization and project. `team`: "
         "gateway keys of one team; without a team, as `tenant`. `user`: one end user of a tenant,"
         " named by the request's `safety_identifier` or `user`; without a name the request is not"
@@ -234,7 +235,7 @@ SETTINGS = Table(
     ),
     Key(
         "pii",
-        members(PiiAction),
+        members(PiiAction, synonyms.PII),
         "`bypass`: a prompt with personal data or secrets is not looked up, and an answer with "
         "them is not stored. `user`: both are stored in the end user's own scope. `allow`: "
         "nothing is scanned.",

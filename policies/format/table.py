@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from policies.format.synonyms import KEYS
 from policies.format.values import ON_OFF, JsonSchema, UnexpectedValueError, Value, is_off
 from policies.format.yaml_document import Document, Path
 
@@ -247,14 +248,35 @@ class Table:
             elif key.unset is not None:
                 found[key.name] = key.unset
         for name in [each for each in mapping if each not in names]:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            expected = f"one of the keys {', '.join(names)}{meant}"
+            expected = f"one of the keys {', '.join(names)}{self._meant(name)}"
             spot.note(expected, name, got=f"the unknown key {name!r}")
         wrong = self._refuse(found) if len(spot.document.problems) == problems else None
         if wrong is not None:
             raise UnexpectedValueError(wrong)
         return found
+
+    def _meant(self, name: str) -> str:
+        """Return a hint at the key that an unknown one stands for."""
+        word = name.lower().replace("-", "_")
+        path = KEYS.get(word, word)
+        if (route := self._route(path.split("."))) is not None:
+            *above, last = route
+            below = f", below {'.'.join(above)}" if above else ""
+            return f" (did you mean {last}{below}?)"
+        near = difflib.get_close_matches(name, [key.name for key in self.keys], n=1, cutoff=0.5)
+        if near:
+            return f" (did you mean {near[0]}?)"
+        return f" (did you mean {path} of the rule?)" if word in KEYS and path != "exact" else ""
+
+    def _route(self, path: list[str]) -> list[str] | None:
+        """Return the way from this table to the key that a path ends with, the shortest first."""
+        last = path[-1]
+        if any(key.name == last for key in self.keys):
+            return [last]
+        for key in self.keys:
+            if isinstance(key.kind, Table) and (rest := key.kind._route(path)) is not None:  # noqa: SLF001
+                return [key.name, *rest]
+        return None
 
     def _mapping(self, value: object) -> dict[str, Any]:
         """Return a mapping unchanged, and a short form as the mapping that it abbreviates."""

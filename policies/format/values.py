@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import phonenumbers
@@ -79,9 +80,22 @@ def choice(meanings: Mapping[str, Any]) -> Value:
     return Value(read, schema, written.__getitem__)
 
 
-def members(of: Iterable[StrEnum]) -> Value:
-    """Return the kind of value that names one of these members."""
-    return choice({each.value: each for each in of})
+def members(of: Iterable[StrEnum], synonyms: Mapping[str, str] = MappingProxyType({})) -> Value:
+    """Return the kind of value that names one of these members.
+
+    Of other words, ``synonyms`` tell which member is meant.
+    """
+    kind = choice({each.value: each for each in of})
+
+    def read(value: object) -> Any:
+        try:
+            return kind.read(value)
+        except UnexpectedValueError as refused:
+            meant = synonyms.get(str(_word(value)).lower())
+            hint = f" (did you mean {meant}?)" if meant else ""
+            raise UnexpectedValueError(f"{refused}{hint}") from None
+
+    return replace(kind, read=read)
 
 
 def is_off(value: object) -> bool:

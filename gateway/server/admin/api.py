@@ -248,8 +248,10 @@ class Admin:
     async def _explain(self, fields: Fields) -> Fields:
         """Return what would become of a request, and why; forward and store nothing."""
         holder = fields.pop("holder", None) if "body" in fields else None
-        if not isinstance(holder, str | None) or holder == "":
+        if not isinstance(holder, str | None):
             raise InvalidFieldError("holder", "the name of a holder of gateway keys")
+        if holder is not None:
+            self._operations.check_holder(holder)
         try:
             recorded = read_request(fields, strict=True)
         except InvalidFieldError as error:

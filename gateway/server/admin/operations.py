@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from time import perf_counter
 from typing import Any
@@ -194,8 +195,8 @@ class Operations:
     """Gives one for the stand-in of the upstream."""
     key_of: Callable[[Mapping[str, str]], Key | None]
     """Returns the gateway key in headers. Raises UnauthorizedError."""
-    team_of: Callable[[str], str | None]
-    """Returns the team of a holder of gateway keys."""
+    holders: Callable[[], Mapping[str, Key]]
+    """Returns the holders of gateway keys, with one key of each."""
     hits_of: Callable[[bytes], int] | None = None
     """Returns how often an entry was served; None where one of several workers cannot know."""
 
@@ -412,6 +413,19 @@ class Operations:
             await coalescer.close()
         reason = None if observation.stored else observation.declined or observation.reason
         return {"stored": observation.stored, "reason": reason}
+
+    def team_of(self, holder: str) -> str | None:
+        """Return the team of a holder of gateway keys, if there is one."""
+        key = self.holders().get(holder)
+        return None if key is None else key.team
+
+    def check_holder(self, holder: str) -> None:
+        """Raise InvalidFieldError if no gateway key has this holder."""
+        holders = self.holders()
+        if holder not in holders:
+            near = get_close_matches(holder, holders, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise InvalidFieldError("holder", f"the name of a holder of gateway keys{hint}")
 
     def _sender(self, fields: Fields) -> tuple[dict[str, str], str | None, str | None]:
         """Return headers by lower-case name, the holder of their gateway key, and its team.

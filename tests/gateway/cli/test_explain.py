@@ -9,6 +9,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from gateway.app import default_policy
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cli.main import main
 from gateway.server.admin.recorded_request import InvalidFieldError, as_json, parse_recorded
@@ -189,6 +190,16 @@ def test_tools_in_another_order_do_not_fill_the_terminal(policy, tmp_path, capsy
     out = capsys.readouterr().out
     assert "more characters" in out
     assert max(map(len, out.splitlines())) < 700
+
+
+@pytest.mark.parametrize("arguments", [["explain", "--policy"], ["replay", "--policy"]])
+def test_a_policy_in_place_of_a_request_is_told_to_be_yaml(arguments, tmp_path, capsys):
+    file = tmp_path / "policy.yaml"
+    file.write_bytes(default_policy().read_bytes())
+    assert main(["policy", *arguments, str(file), str(file)]) == 2
+    told = capsys.readouterr().err
+    assert told.count(f"{file}: this is YAML, and ") == 1
+    assert told.count("\n") == 1
 
 
 def test_a_line_of_a_decision_log_is_a_request_too():

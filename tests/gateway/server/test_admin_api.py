@@ -461,7 +461,7 @@ async def test_a_purge_that_stops_early_names_what_is_gone(gateway, monkeypatch)
 
 async def test_a_request_is_explained_as_that_of_a_holder(start_gateway, tmp_path):
     keys = tmp_path / "keys"
-    keys.write_text(f"shop {sha256(b'sk-shop').hexdigest()}\n")
+    keys.write_text(f"shop {sha256(b'sk-shop').hexdigest()}\ndocs {'0' * 64}\n")
     gateway = await start_gateway(gateway_keys=keys)
     sender = {"Authorization": "Bearer sk-shop"}
     await gateway.ask("Where is my parcel?", headers=sender)
@@ -470,5 +470,8 @@ async def test_a_request_is_explained_as_that_of_a_holder(start_gateway, tmp_pat
     told = await admin(gateway, "explain", body=body, holder="shop")
     assert (told["outcome"]["would"], told["request"]["tenant"]) == ("hit", "holder shop")
     assert (await admin(gateway, "explain", body=body, holder="docs"))["outcome"]["would"] == "miss"
+    status, error = await admin(gateway, "explain", body=body, holder="shpo")
+    assert (status, error["param"]) == (400, "holder")
+    assert "(did you mean shop?)" in error["message"]
     status, error = await admin(gateway, "explain", body=body, holder="")
     assert (status, error["param"]) == (400, "holder")
