@@ -154,7 +154,7 @@ def create_app(
         secret=secret,
         outbox=Outbox(
             secret=secret,
-            salted=salted_endpoints(upstream_knows_salt=settings.upstream_cache_salt),
+            salted=salted_endpoints(upstream_knows_salt=settings.salts),
             compressor=Compressor(semantic.service, settings.compress_timeout),
         ),
         recorder=telemetry.recorder,

@@ -197,8 +197,9 @@ class Settings(BaseModel):
     ] = None
     """The additions to requests that upstreams accept. Unset: all. In the environment: words, or
     `none`."""
-    upstream_cache_salt: bool = False
-    """Whether the upstream knows `cache_salt`: it then gets a separate value for each tenant."""
+    upstream_cache_salt: bool | None = None
+    """Whether the upstreams know `cache_salt`: they then get a separate value for each scope.
+    Unset: `true` if each upstream has `cache_salt: true`, as the presets of engines set it."""
     upstream_warm_up: bool = False
     """Whether an upstream that recovers gets the most used prompt beginnings before requests."""
     dns_server: Annotated[str, AfterValidator(_check_dns_server)] | None = None
@@ -301,6 +302,13 @@ class Settings(BaseModel):
                 "expected one worker with store: memory, which others would know nothing of"
             )
         return self
+
+    @property
+    def salts(self) -> bool:
+        """Whether requests get a `cache_salt`."""
+        if self.upstream_cache_salt is not None:
+            return self.upstream_cache_salt
+        return bool(self.upstreams) and all(one.cache_salt for one in self.upstreams)
 
     @property
     def all_upstreams(self) -> tuple[UpstreamSettings, ...]:

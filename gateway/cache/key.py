@@ -174,17 +174,22 @@ def scope_id(secret: bytes, scope: Scope, tenant: Tenant, user: tuple[str, ...])
     ``user`` holds each name that the request has for its end user. Only the user scope reads it,
     and the caller bypasses the cache if it is empty.
     """
-    if scope is Scope.PUBLIC:
-        tenant = ANONYMOUS
-    elif scope is Scope.TEAM and tenant.team is None:
+    if scope is Scope.TEAM and tenant.team is None:
         scope = Scope.TENANT
-    elif scope is Scope.TEAM and tenant.team is not None:
-        # In place of the credential, and told apart from each: a holder may have the same name.
-        tenant = replace(tenant, credential=_join(b"team", tenant.team.encode()))
-    owner = _owner(scope.value.encode(), tenant)
+    owner = _owner(scope.value.encode(), _sharer(scope, tenant))
     if scope is Scope.USER:
         owner += _join(*(name.encode() for name in user))
     return hmac.digest(secret, owner, "sha256")
+
+
+def _sharer(scope: Scope, tenant: Tenant) -> Tenant:
+    """Return who shares within a scope, as a tenant."""
+    if scope is Scope.PUBLIC:
+        return ANONYMOUS
+    if scope is Scope.TEAM and tenant.team is not None:
+        # In place of the credential, and told apart from each: a holder may have the same name.
+        return replace(tenant, credential=_join(b"team", tenant.team.encode()))
+    return tenant
 
 
 def document_owner(secret: bytes, tenant: Tenant) -> bytes:
@@ -192,9 +197,12 @@ def document_owner(secret: bytes, tenant: Tenant) -> bytes:
     return hmac.digest(secret, _owner(b"cache-salt", tenant), "sha256")
 
 
-def cache_salt(secret: bytes, tenant: Tenant) -> str:
-    """Return the salt that keeps the tenant's blocks apart in the upstream's prefix cache."""
-    return document_owner(secret, tenant).hex()
+def cache_salt(secret: bytes, scope: Scope, tenant: Tenant) -> str:
+    """Return the salt that keeps blocks apart in the upstream's prefix cache.
+
+    Who shares answers shares blocks, too. The end users of a tenant count as that tenant.
+    """
+    return document_owner(secret, _sharer(scope, tenant)).hex()
 
 
 def scope_ids(secret: bytes, tenant: Tenant, user: tuple[str, ...]) -> dict[Scope, bytes]:

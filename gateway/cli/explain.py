@@ -168,7 +168,7 @@ async def _explain_here(
             page = await store.walk(None, _SAMPLE)
             counts = Counter(one.upstream for one in page.entries if one.endpoint != SEALED)
             identity = next((name for name, _ in counts.most_common(1)), "")
-        salts = settings.upstream_cache_salt
+        salts = settings.salts
         explainer = Explainer(
             pipeline_to_explain(
                 policies,

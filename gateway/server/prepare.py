@@ -195,7 +195,7 @@ class Outbox:
 
     secret: bytes = field(repr=False)
     salted: frozenset[Endpoint] = frozenset()
-    """Requests to these endpoints get a ``cache_salt`` for each tenant."""
+    """Requests to these endpoints get a ``cache_salt`` for each scope."""
     shared: SharedDocuments = field(default_factory=SharedDocuments)
     tools: KnownTools = field(default_factory=KnownTools)
     compressor: Compressor = field(default_factory=Compressor)
@@ -222,7 +222,7 @@ class Outbox:
         if raw is request.raw:
             body, raw = original.request.body, original.request.raw
         elif request.endpoint in self.salted and not original.salt:
-            body, raw = with_field(body, raw, SALT, cache_salt(self.secret, context.tenant))
+            body, raw = with_field(body, raw, SALT, self._salt(context))
         hints = await self._add_hints(context, body, raw)
         plain = replace(
             original,
@@ -237,7 +237,7 @@ class Outbox:
         """Return the client's request with the tenant's salt and the priority."""
         request, salt = context.request, ""
         if request.endpoint in self.salted:
-            salt = cache_salt(self.secret, context.tenant)
+            salt = self._salt(context)
         if salt and not SPECS[request.endpoint].is_anthropic:
             request, salt = _with_salt(request, salt), ""
         return Exchange(
@@ -250,6 +250,9 @@ class Outbox:
             salt=salt,
             scopes=partial(affinity_scopes, self.secret, context.decision.scope, context.tenant),
         )
+
+    def _salt(self, context: RequestContext) -> str:
+        return cache_salt(self.secret, context.decision.scope, context.tenant)
 
     async def _rewrite(
         self, context: RequestContext, rules: tuple[Rewrite, ...]

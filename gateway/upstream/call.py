@@ -61,8 +61,8 @@ _REPLACED_FIELDS = ("accept-encoding", "content-encoding", PRIORITY.lower())
 _BODY_FIELDS = ("content-length", "content-encoding")
 """Reply headers of a body as it was sent: here it is decoded."""
 
-OnAnswer = Callable[[Endpoint, dict[str, Any], Mapping[str, str]], None]
-"""Called after each answer to a storable request, with the body as sent and the headers."""
+OnAnswer = Callable[[Endpoint, dict[str, Any], Mapping[str, str], bytes], None]
+"""Called after each answer to a storable request, with the body as sent, the headers, the scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,8 @@ class UpstreamCall:
                 and status == HTTPStatus.OK
                 and exchange.state.store is not None
             ):
-                self.on_answer(request.endpoint, request.body, request.headers)
+                scope = exchange.scopes()[0]
+                self.on_answer(request.endpoint, request.body, request.headers, scope)
             streaming = SPECS[request.endpoint].streaming
             if streaming is not None and upstream.content_type == "text/event-stream":
                 self._note_variant(exchange, status, shared, before)
@@ -212,7 +213,9 @@ class UpstreamCall:
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
             read = {**request.body, SALT: exchange.salt} if exchange.salt else request.body
-            prefix = self.chains.of(request.endpoint, read, request.headers, len(raw))
+            prefix = self.chains.of(
+                *(request.endpoint, read, request.headers, len(raw)), scope=exchange.scopes()[0]
+            )
         return Outgoing(
             request.target,
             fields,

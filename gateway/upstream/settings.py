@@ -346,6 +346,9 @@ class UpstreamSettings(BaseModel):
     load_signal: bool = False
     """Whether the gateway reads the engine's own figures of its load. The presets of engines set
     it."""
+    cache_salt: bool = False
+    """Whether it knows `cache_salt`, which keeps tenants apart in its prefix cache. The presets of
+    engines that do set it."""
     auth: str = Field(default="bearer", pattern="^(bearer|api-key|x-api-key|none)$")
     """The header with its key. `none`: it gets no credential, of the gateway or of a client. Unset
     with `api: anthropic`: `x-api-key`."""

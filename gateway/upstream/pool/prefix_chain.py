@@ -3,8 +3,9 @@
 Laws:
 - The order of bytes is that of the rendered prompt: tools, instructions, then the turns. So two
   chains have as many digests in common as their prompts have blocks in common from the start on.
-- The root holds the model, the salt and the credentials that are passed on: what an upstream's
-  cache may keep apart never looks alike.
+- The root holds the model, the salt, the client's scope and the credentials that are passed on.
+  What an upstream's cache may keep apart never looks alike. No prompt of another scope changes how
+  a prompt is routed, so a client learns from its replies nothing of what others asked.
 - Digests only; no text is kept.
 - Of a very long prompt only the first turns are printed, and only the beginning of a long text.
 
@@ -49,13 +50,21 @@ class PromptChains:
     shared: bool
 
     def of(
-        self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str], size: int = 0
+        self,
+        endpoint: Endpoint,
+        body: dict[str, Any],
+        headers: Mapping[str, str],
+        size: int = 0,
+        *,
+        scope: bytes,
     ) -> tuple[int, ...]:
         """Return the chain of a request as it is sent; ``headers`` are by lower-case name.
 
-        ``size`` is that of the body's JSON: to print megabytes would hold up the loop.
+        ``size`` is that of the body's JSON: to print megabytes would hold up the loop. ``scope`` is
+        the client's.
         """
-        apart = () if self.shared else tuple(headers.get(name, "") for name in CREDENTIALS)
+        sent = () if self.shared else tuple(headers.get(name, "") for name in CREDENTIALS)
+        apart = (scope.hex(), *sent)
         return prefix_blocks(endpoint, body, apart, is_large=size > 2 * MOST_BYTES)
 
 

@@ -56,11 +56,15 @@ _USER_TURN = {"role": "user", "content": "."}
 
 
 class WarmPrefix(NamedTuple):
-    """A request that computes a beginning and next to nothing else; ``raw`` is its JSON."""
+    """A request that computes a beginning and next to nothing else; ``raw`` is its JSON.
+
+    ``scope`` is that of its clients.
+    """
 
     digest: bytes
     model: str
     raw: bytes
+    scope: bytes
 
 
 class WarmPrefixes:
@@ -73,7 +77,7 @@ class WarmPrefixes:
         self._prefixes: dict[bytes, WarmPrefix] = {}
         self._bytes = 0
 
-    def note(self, endpoint: Endpoint, body: dict[str, Any], now: float) -> None:
+    def note(self, endpoint: Endpoint, body: dict[str, Any], scope: bytes, now: float) -> None:
         """Count a request as it was sent."""
         beginning = _prefix_request(endpoint, body)
         if beginning is None:
@@ -84,11 +88,11 @@ class WarmPrefixes:
             return
         if not LEAST_BYTES <= len(raw) <= LONGEST_BYTES:
             return
-        digest = blake2b(raw, digest_size=16).digest()
+        digest = blake2b(scope + raw, digest_size=16).digest()
         is_repeated = digest in self._uses
         self._uses[digest] = (self._worth(digest, now) + 1.0, now)
         if is_repeated and digest not in self._prefixes:
-            self._keep(WarmPrefix(digest, str(beginning.get("model") or ""), raw), now)
+            self._keep(WarmPrefix(digest, str(beginning.get("model") or ""), raw, scope), now)
 
     def worth_most(self, now: float) -> list[WarmPrefix]:
         """Return the stored prefixes; the one that saves the most prompt bytes is first."""
@@ -164,10 +168,12 @@ class WarmUp:
     seconds: float = SECONDS
     prefixes: WarmPrefixes = field(default_factory=WarmPrefixes)
 
-    def note(self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+    def note(
+        self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str], scope: bytes
+    ) -> None:
         """Record a request that was answered; ``headers`` are by lower-case name."""
         if self.own_credentials or not any(headers.get(name) for name in _OF_A_CLIENT):
-            self.prefixes.note(endpoint, body, self.clock())
+            self.prefixes.note(endpoint, body, scope, self.clock())
 
     async def warm(self, name: str) -> None:
         """Have a fresh upstream compute what is worth it. Raises nothing."""
@@ -213,6 +219,6 @@ class WarmUp:
             return f"status {reply.status}"
         self.on_warm(name)
         if self.chains is not None:
-            chain = self.chains.of(Endpoint.CHAT, orjson.loads(prefix.raw), {})
+            chain = self.chains.of(Endpoint.CHAT, orjson.loads(prefix.raw), {}, scope=prefix.scope)
             self.table.record_prefix(name, chain)
         return None

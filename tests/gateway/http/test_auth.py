@@ -206,6 +206,41 @@ async def test_the_salt_is_the_tenants_and_no_part_of_the_key(start_gateway, ups
     assert upstream.bodies[2]["stream_options"] == {"include_usage": True}
 
 
+PRESETS = {
+    "engines": ([{"preset": "vllm"}, {"preset": "refrain"}], {}, True),
+    "an engine that is said to know none": ([{"preset": "vllm", "cache_salt": False}], {}, False),
+    "an engine, and a server that is not known": ([{"preset": "sglang"}, {}], {}, False),
+    "servers that are said to": ([{"cache_salt": True}, {"cache_salt": True}], {}, True),
+    "a provider": ([{"preset": "openai"}], {}, False),
+    "switched off": ([{"preset": "vllm"}], {"upstream_cache_salt": False}, False),
+    "switched on": ([{}], {"upstream_cache_salt": True}, True),
+}
+
+
+@pytest.mark.parametrize(("given", "settings", "salted"), PRESETS.values(), ids=PRESETS.keys())
+async def test_requests_have_a_salt_where_every_upstream_knows_it(
+    start_gateway, upstream, given, settings, salted
+):
+    listed = [
+        {"probe": "off", "load_signal": False, **one, "url": f"{upstream.url}/v1", "name": f"u{n}"}
+        for n, one in enumerate(given)
+    ]
+    gateway = await start_gateway(upstream=(), upstreams=listed, **settings)
+    await gateway.ask("a", headers=bearing("one"))
+    assert ("cache_salt" in upstream.bodies[-1]) is salted
+
+
+async def test_who_shares_answers_shares_the_prefix_cache_too(start_gateway, upstream, tmp_path):
+    policy = tmp_path / "policy.yaml"
+    text = (files("policies") / "default.yaml").read_text()
+    policy.write_text(text.replace("scope: tenant", "scope: public"))
+    gateway = await start_gateway(upstream_cache_salt=True, policy=policy)
+    await gateway.ask("a", headers=bearing("one"))
+    await gateway.ask("b", headers=bearing("two"))
+    first, second = (body["cache_salt"] for body in upstream.bodies)
+    assert first == second
+
+
 async def test_embeddings_are_sent_without_a_salt(start_gateway, upstream):
     gateway = await start_gateway(upstream_cache_salt=True)
     asked = orjson.dumps({"model": "e", "input": "a"})

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -200,3 +202,45 @@ async def test_by_load_alone_a_conversation_means_nothing(
     assert [one.calls for one in started] == [2, 0]
     label = 'refrain_upstream_requests_total{route="balance",upstream="a"}'
     assert await figure(gateway, label) == 2
+
+
+@pytest.fixture
+def holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keys of a spy and of a victim; the gateway has one of its own for all upstreams."""
+    monkeypatch.setenv("REFRAIN_UPSTREAM_API_KEY", "sk-upstream")
+    file = tmp_path / "keys"
+    lines = [f"{name} {sha256(f'gk-{name}'.encode()).hexdigest()}\n" for name in ("spy", "victim")]
+    file.write_text("".join(lines))
+    return file
+
+
+async def routes(gateway: RunningGateway) -> dict[str, float]:
+    """Return the number of requests by route."""
+    page = (await gateway.get("/metrics")).raw.decode()
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        if line.startswith("refrain_upstream_requests_total{"):
+            route = line.partition('route="')[2].partition('"')[0]
+            found[route] = found.get(route, 0) + float(line.rpartition(" ")[2])
+    return found
+
+
+async def test_a_prompt_that_another_holder_asked_before_is_routed_as_if_nobody_had(
+    start_gateway: StartGateway, servers: StartServers, holders: Path
+):
+    listed = [
+        {"name": name, "url": f"{one.url}/v1", "probe": "off"}
+        for name, one in zip("ab", await servers(cached(0), cached(0)), strict=True)
+    ]
+    gateway = await start_gateway(upstream=(), upstreams=listed, gateway_keys=holders)
+
+    async def ask(holder: str, text: str) -> dict[str, float]:
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+        headers = {"Authorization": f"Bearer gk-{holder}"}
+        assert (await gateway.ask(messages=messages, headers=headers)).status == 200
+        return await routes(gateway)
+
+    assert (await ask("victim", "one")).get("prefix", 0) == 0
+    assert (await ask("victim", "two"))["prefix"] == 1
+    assert (await ask("spy", "three"))["prefix"] == 1
+    assert (await ask("spy", "four"))["prefix"] == 2

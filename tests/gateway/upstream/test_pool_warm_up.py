@@ -76,7 +76,7 @@ class Ward:
     def used(self, *bodies: dict[str, Any], **headers: str) -> None:
         for body in bodies:
             for _ in range(2):
-                self.warm_up.note(Endpoint.CHAT, body, headers)
+                self.warm_up.note(Endpoint.CHAT, body, headers, b"scope")
 
 
 async def ready(_request: web.Request) -> web.Response:
@@ -124,7 +124,7 @@ async def test_it_is_taken_back_only_when_what_is_used_most_is_computed(ward: Wa
 async def test_the_router_knows_what_it_has(ward: Ward):
     ward.used(chat())
     await ward.prober.probe("fresh")
-    asked = PromptChains(shared=True).of(Endpoint.CHAT, chat(), {})
+    asked = PromptChains(shared=True).of(Endpoint.CHAT, chat(), {}, scope=b"scope")
     loads = [Load("fresh", 0), Load("old", 0)]
     best = ward.routing.order(asked, loads)[0]
     assert (best.name, best.blocks_hit) == ("fresh", len(asked))
@@ -227,7 +227,7 @@ async def test_what_came_with_a_clients_credential_is_not_recorded_unless_it_sta
     assert ward.warm_up.prefixes.worth_most(ward.now) == []
     own = WarmUp(ward.upstreams, ward.table, lambda: ward.now, own_credentials=True)
     for _ in range(2):
-        own.note(Endpoint.CHAT, chat(), {"authorization": "Bearer gateway-key"})
+        own.note(Endpoint.CHAT, chat(), {"authorization": "Bearer gateway-key"}, b"scope")
     assert len(own.prefixes.worth_most(ward.now)) == 1
 
 

@@ -131,10 +131,10 @@ def test_the_chain_of_a_huge_prompt_is_that_of_its_beginning(
 ):
     turn = {"role": "user", "content": content}
     body = {"model": "m", "tools": TOOLS, "messages": [SYSTEM, turn, *[SYSTEM] * turns_after]}
-    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {}, size)
+    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {}, size, scope=b"a")
     text = json.dumps(TOOLS, separators=(",", ":"))[:-1]
     text += json.dumps(body["messages"], separators=(",", ":"), ensure_ascii=False)
-    root = json.dumps(("m", None, ())).encode()
+    root = json.dumps(("m", None, (b"a".hex(),))).encode()
     assert chain == chain_of(text.encode()[:MOST_BYTES], root)
     assert len(chain) == MOST_BLOCKS
 
@@ -157,7 +157,7 @@ def test_of_a_text_of_megabytes_only_the_beginning_is_printed(
     fake = SimpleNamespace(dumps=dumps)
     monkeypatch.setattr("gateway.upstream.pool.prefix_chain.orjson", fake)
     body = {"messages": [{"role": "user", "content": content}, *[SYSTEM] * turns_after]}
-    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {}, 2**25)
+    chain = PromptChains(shared=True).of(Endpoint.CHAT, body, {}, 2**25, scope=b"a")
     assert len(chain) == MOST_BLOCKS
     assert sum(printed) < 2 * MOST_BYTES
 
@@ -166,5 +166,16 @@ def test_credentials_that_are_passed_on_keep_chains_apart():
     body = {"messages": [SYSTEM]}
     one, other = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}
     apart, together = PromptChains(shared=False), PromptChains(shared=True)
-    assert apart.of(Endpoint.CHAT, body, one) != apart.of(Endpoint.CHAT, body, other)
-    assert together.of(Endpoint.CHAT, body, one) == together.of(Endpoint.CHAT, body, other)
+    for chains, alike in ((apart, False), (together, True)):
+        first, second = (
+            chains.of(Endpoint.CHAT, body, headers, scope=b"a") for headers in (one, other)
+        )
+        assert (first == second) is alike
+
+
+def test_what_another_scope_asked_has_no_block_in_common():
+    body, chains = {"messages": [SYSTEM]}, PromptChains(shared=True)
+    mine = chains.of(Endpoint.CHAT, body, {}, scope=b"a")
+    assert mine
+    assert mine == chains.of(Endpoint.CHAT, body, {}, scope=b"a")
+    assert set(mine).isdisjoint(chains.of(Endpoint.CHAT, body, {}, scope=b"b"))

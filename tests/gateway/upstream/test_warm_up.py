@@ -20,7 +20,7 @@ def chat(system: str | None = LONG, question: str = "Hello", **more: Any) -> dic
 def noted(*bodies: dict[str, Any], **bounds: int) -> WarmPrefixes:
     prefixes = WarmPrefixes(**bounds)
     for number, body in enumerate(bodies):
-        prefixes.note(Endpoint.CHAT, body, float(number))
+        prefixes.note(Endpoint.CHAT, body, b"scope", float(number))
     return prefixes
 
 
@@ -70,7 +70,7 @@ def test_what_has_no_stable_beginning_or_none_of_a_fit_length_is_not_kept(body):
 def test_only_chats_are_kept():
     prefixes = WarmPrefixes()
     for now in (0.0, 1.0):
-        prefixes.note(Endpoint.RESPONSES, chat(), now)
+        prefixes.note(Endpoint.RESPONSES, chat(), b"scope", now)
     assert prefixes.worth_most(2.0) == []
 
 
@@ -80,7 +80,7 @@ def test_what_saves_most_comes_first_and_old_use_counts_less():
     assert systems(noted(*[often] * 9, large, large))[0] == "often " * 300
     prefixes = noted(*[often] * 9)
     for _ in range(2):
-        prefixes.note(Endpoint.CHAT, large, 5 * HALF_LIFE)
+        prefixes.note(Endpoint.CHAT, large, b"scope", 5 * HALF_LIFE)
     assert systems(prefixes, 5 * HALF_LIFE)[0] == "large " * 1000
 
 
@@ -100,7 +100,7 @@ def test_beginnings_that_come_once_push_nothing_out_but_one_another():
     best = chat("best " * 300)
     prefixes = noted(best, best)
     for number in range(MOST_COUNTED // 2):
-        prefixes.note(Endpoint.CHAT, chat(f"{number} {LONG}"), 3.0)
+        prefixes.note(Endpoint.CHAT, chat(f"{number} {LONG}"), b"scope", 3.0)
     assert systems(prefixes) == ["best " * 300]
 
 
@@ -108,7 +108,7 @@ def test_what_is_dropped_has_to_come_twice_again():
     prefixes = noted(chat(), chat())
     (kept,) = prefixes.worth_most(2.0)
     prefixes.drop(kept.digest)
-    prefixes.note(Endpoint.CHAT, chat(), 3.0)
+    prefixes.note(Endpoint.CHAT, chat(), b"scope", 3.0)
     assert prefixes.worth_most(4.0) == []
-    prefixes.note(Endpoint.CHAT, chat(), 4.0)
+    prefixes.note(Endpoint.CHAT, chat(), b"scope", 4.0)
     assert len(prefixes.worth_most(5.0)) == 1
