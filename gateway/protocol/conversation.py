@@ -195,8 +195,8 @@ def last_user_text(endpoint: Endpoint, body: dict[str, Any]) -> str | None:
     spec = SPECS[endpoint]
     question = body.get(spec.question_field)
     if spec.turns is None:
-        given = question or ()
-        texts = [given] if isinstance(given, str) else [t for t in given if isinstance(t, str)]
+        given = question if isinstance(question, list) else [question]
+        texts = [each for each in given if isinstance(each, str) and each]
         return "\n".join(texts) if texts else None
     if isinstance(question, str):
         return question

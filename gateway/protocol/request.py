@@ -76,14 +76,28 @@ class CacheRequest:
         put(self, "wants_usage", wants_usage)
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """The whole body, also if the request is odd."""
+        return self.body if self.odd is None else self.odd.body
+
+    @property
     def last_user_text(self) -> str | None:
-        """The text of the last turn of the user, if it is text."""
-        return last_user_text(self.endpoint, self.body)
+        """The text of the last turn of the user, if it is text.
+
+        If an odd request has none, all texts of its question: rules must not miss it.
+        """
+        text = last_user_text(self.endpoint, self.asked)
+        if self.odd is None:
+            return text
+        if text is None:
+            text = "\n".join(_texts(self.asked.get(SPECS[self.endpoint].question_field))) or None
+        return _without_surrogates(text)
 
     @property
     def system_text(self) -> str | None:
         """The texts of system and developer."""
-        return system_text(self.endpoint, self.body)
+        text = system_text(self.endpoint, self.asked)
+        return text if self.odd is None else _without_surrogates(text)
 
 
 def read_request(
@@ -123,8 +137,10 @@ def _routing_body(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
         if isinstance(body.get(name), str) and _is_text(body[name])
     }
     if body.get("stream") is True:
-        # Usage is not requested: the client's bytes stay unchanged.
-        routing |= {"stream": True, "stream_options": {"include_usage": True}}
+        routing["stream"] = True
+        match body:
+            case {"stream_options": {"include_usage": True}} | {"usage": {"include": True}}:
+                routing["stream_options"] = {"include_usage": True}
     if isinstance(body.get("store"), bool):
         routing["store"] = body["store"]
     return routing
@@ -134,3 +150,22 @@ def _is_text(value: str) -> bool:
     return value.isascii() or value.encode("utf-8", "replace") == value.encode(
         "utf-8", "surrogatepass"
     )
+
+
+def _texts(value: Any) -> list[str]:
+    """Return all texts in a value, in order."""
+    found: list[str] = []
+    stack = [value]
+    while stack:
+        match stack.pop():
+            case str() as text:
+                found.append(text)
+            case list() as items:
+                stack.extend(reversed(items))
+            case dict() as members:
+                stack.extend(reversed(members.values()))
+    return found
+
+
+def _without_surrogates(text: str | None) -> str | None:
+    return None if text is None else text.encode("utf-8", "replace").decode()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import PromptTooLongError
+from gateway.protocol.request import CacheRequest
 from policies.decision import Endpoint
 
 BYTES_A_TOKEN = 4
@@ -23,29 +24,43 @@ _ATTACHMENTS = frozenset(
     {"image_url", "input_image", "input_audio", "file", "input_file", "video_url", "audio_url"}
     | {"base64"}  # the source of Anthropic's images and documents
 )
+_NO_TEXT = _ATTACHMENTS | {"type", "data", "file_data", "file_id", "file_url", "media_type"}
+"""Members of an attachment that are no text. Any other member may be read as one."""
 
 
 _DATA_URL = ";base64,"
 _LONGEST_TYPE = 128
 
 
-def refuse_long_prompt(endpoint: Endpoint, body: dict[str, Any], most: int | None) -> None:
-    """Raise PromptTooLongError for a prompt of more than ``most`` tokens; None: any."""
-    if most is not None and (tokens := prompt_tokens(endpoint, body)) > most:
-        param = next((name for name in SPECS[endpoint].prompt_fields[::-1] if name in body), None)
+def refuse_long_prompt(request: CacheRequest, most: int) -> None:
+    """Raise PromptTooLongError for a prompt of more than ``most`` tokens."""
+    if (tokens := asked_tokens(request)) > most:
+        names = SPECS[request.endpoint].prompt_fields[::-1]
+        param = next((name for name in names if name in request.asked), None)
         raise PromptTooLongError(tokens, most, param)
 
 
-def prompt_tokens(endpoint: Endpoint, body: dict[str, Any]) -> int:
+def asked_tokens(request: CacheRequest) -> int:
+    """Estimate the tokens of a request's prompt.
+
+    How a server reads an odd one is not known, so names and numbers count as text, too.
+    """
+    return prompt_tokens(request.endpoint, request.asked, whole=request.odd is not None)
+
+
+def prompt_tokens(endpoint: Endpoint, body: dict[str, Any], *, whole: bool = False) -> int:
     """Estimate the tokens of all that the upstream may read of a request."""
     spec = SPECS[endpoint]
     unread = spec.unread
     values = [value for field, value in body.items() if field not in unread]
-    return _count_tokens(body.get(spec.question_field)) + text_tokens(values)
+    return _count_tokens(body.get(spec.question_field)) + text_tokens(values, whole=whole)
 
 
-def text_tokens(values: Iterable[Any], *, data_urls: bool = False) -> int:
-    """Estimate the tokens of all texts in JSON values; ``data_urls`` count as attachments."""
+def text_tokens(values: Iterable[Any], *, data_urls: bool = False, whole: bool = False) -> int:
+    """Estimate the tokens of all texts in JSON values; ``data_urls`` count as attachments.
+
+    With ``whole``, names of members and numbers count as text.
+    """
     stack: list[Any] = list(values)
     tokens = size = 0
     while stack:
@@ -57,12 +72,17 @@ def text_tokens(values: Iterable[Any], *, data_urls: bool = False) -> int:
                     size += (
                         len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
                     )
-            case {"type": str(kind)} if kind in _ATTACHMENTS:
+            case {"type": str(kind)} as members if kind in _ATTACHMENTS:
                 tokens += ATTACHMENT_TOKENS
+                stack.extend(value for name, value in members.items() if name not in _NO_TEXT)
             case dict() as members:
                 stack.extend(members.values())
+                if whole:
+                    stack.extend(members)
             case list() as items:
                 stack.extend(items)
+            case int() | float() as number if whole:
+                size += len(str(number))
     return tokens + tokens_in(size)
 
 

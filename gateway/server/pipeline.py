@@ -268,8 +268,7 @@ class Pipeline:
         if odd is None and self.recorder is not None:
             observation.record = self._record(context, self.recorder)
         if decision.max_prompt_tokens is not None:
-            body = request.body if odd is None else odd.body
-            refuse_long_prompt(request.endpoint, body, decision.max_prompt_tokens)
+            refuse_long_prompt(request, decision.max_prompt_tokens)
         if local and odd is not None:
             raise odd.error
         return context

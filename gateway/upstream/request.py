@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from gateway.cache.lookup import Forward
 from gateway.cache.ports import Scanner
-from gateway.prompts.json_splice import with_field
+from gateway.prompts.json_splice import Edit, Places, splice, with_field
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol import exact_json
 from gateway.protocol.anthropic.thinking import without_unsigned_thinking
@@ -296,15 +296,10 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
             exchange = exchange.unhinted
     request = exchange.request
     raw, usage = request.raw, request.wants_usage
-    body = request.body if request.odd is None else request.odd.body
+    body = request.asked
     streaming = SPECS[exchange.request.endpoint].streaming
-    if (
-        exchange.request.streamed
-        and streaming is not None
-        and streaming.usage_option
-        and Addition.STREAM_USAGE in accepted
-    ):
-        with_usage, raw = ask_for_usage(request.body, raw)
+    if streaming is not None and streaming.usage_option and Addition.STREAM_USAGE in accepted:
+        with_usage, raw = ask_for_usage(body, raw)
         if with_usage is not None:
             added.add(Addition.STREAM_USAGE)
             body, usage = with_usage, True
@@ -315,20 +310,26 @@ def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[dict[str, Any] | No
     """Return the body to forward and its JSON. None: usage is not requested in addition.
 
     Only ``stream_options.include_usage`` is added, if the client streams and did not request usage.
-    The client's bytes stay, unless it sent other stream options: then the parsed body is printed
-    again.
+    Every other byte stays.
     """
-    if body.get("stream") is not True:
+    if not body.get("stream"):  # in an odd request, a server may take any other value for true
         return None, raw
     options = body.get("stream_options")
-    if isinstance(options, dict) and options.get("include_usage") is True:
+    if not isinstance(options, dict | None) or (options or {}).get("include_usage") is True:
         return None, raw
     with_usage = {**body, "stream_options": {**(options or {}), "include_usage": True}}
-    if options is None and "stream_options" not in body:
+    if "stream_options" not in body:
         end = raw.rindex(b"}")
-        raw = raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:]
-        return with_usage, raw
-    return with_usage, exact_json.dumps(with_usage)
+        return with_usage, raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:]
+    places = Places(raw, body)
+    start, end = places.span(("stream_options",))
+    text = b'{"include_usage":true}'
+    if options and "include_usage" in options:
+        (start, end), text = places.span(("stream_options", "include_usage")), b"true"
+    elif options:
+        start = end = end - 1
+        text = b',"include_usage":true'
+    return with_usage, splice(raw, [Edit(start, end, text)])
 
 
 class UpstreamReply(Protocol):

@@ -357,7 +357,7 @@ class Handlers:
 
 def _with_model(request: CacheRequest, model: str) -> CacheRequest:
     """Return a request for the model, if the client named neither a model nor a template."""
-    body = request.body if request.odd is None else request.odd.body
+    body = request.asked
     template = SPECS[request.endpoint].template_field
     if any(body.get(name) is not None for name in ("model", template) if name):
         return request

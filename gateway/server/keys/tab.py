@@ -15,7 +15,7 @@ from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.headers import Fields
 from gateway.protocol.request import CacheRequest
-from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_tokens, tokens_in
+from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, asked_tokens, tokens_in
 from gateway.server.keys.key_line import ForbiddenError, format_time
 from gateway.server.keys.limits import (
     NANO,
@@ -260,7 +260,7 @@ class Ticket:
             return self._passed
         # The call has no figure if its client leaves early, or if its upstream reports none. The
         # estimate keeps such a client within its budget.
-        prompt, size = prompt_tokens(request.endpoint, request.body), seen.answer_bytes
+        prompt, size = asked_tokens(request), seen.answer_bytes
         spec = SPECS[request.endpoint]
         if (streaming := spec.streaming) is not None:
             answer = size // streaming.bytes_a_token if request.streamed else tokens_in(size)

@@ -142,7 +142,7 @@ def of_operation(request: CacheRequest, attempt: Attempt) -> Attributes:
 
 def of_parameters(request: CacheRequest) -> Attributes:
     """Return the parameters of a request."""
-    body = request.body if request.odd is None else request.odd.body
+    body = request.asked
     found: Attributes = {gen_ai.GEN_AI_REQUEST_STREAM: True if request.streamed else None}
     for field, name in _INTEGERS.items():
         value = body.get(field)
