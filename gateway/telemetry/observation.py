@@ -153,6 +153,16 @@ class Observation:
     answer_bytes: int = 0
     usage: PromptUsage = NOTHING_SAID
     """The upstream's token counts for the call."""
+    usage_so_far: PromptUsage = NOTHING_SAID
+    """What it had said when a call ended early; ``produced_bytes`` is what had come of the answer,
+    whether its client got it or not."""
+    produced_bytes: int = 0
+    limited: bool = False
+    """Whether the tokens of its key's holder are limited, so that they must be known."""
+    pending: bool = False
+    """Whether its client has left, and its call is read on to the usage."""
+    on_settled: Callable[["Observation"], None] | None = None
+    """Called once that is over."""
     call: CallFacts | None = None
     """The whole call that was made for this request, and whose tokens count for it."""
     billed: bool = False
@@ -176,6 +186,8 @@ class Observation:
     trace: RequestTrace | None = None
     method: str = "POST"
     """The method of the client's request, empty for a call of ours."""
+    handed_over: bool = False
+    """Whether the sinks have it."""
 
     def note_request(self, request: CacheRequest, rule: str) -> None:
         """Note the request's model and the rule that decides."""
@@ -226,10 +238,19 @@ class Observation:
             method="",
         )
 
+    def settle(self) -> None:
+        """Note that its call is over, after its client."""
+        self.pending = False
+        self.finish()
+        if self.on_settled is not None:
+            self.on_settled(self)
+
     def finish(self) -> None:
-        """Hand over to the sinks; a second call does nothing."""
+        """Hand over to the sinks, once and not before the usage is known."""
         if self.ended is None:
             self.ended = self.clock()
+        if not (self.pending or self.handed_over):
+            self.handed_over = True
             for sink in self.sinks:
                 sink(self)
             if self.trace is not None:

@@ -270,12 +270,14 @@ class UpstreamCall:
             max_bytes=self.max_answer_bytes,
             on_event=None if learner is None else learner.take,
         )
+        shared.stream = stream
         try:
             async with asyncio.timeout(None) as limit:
                 more = True
                 while more:
                     chunk = await upstream.read()
                     more = bool(chunk)
+                    shared.received += len(chunk)
                     now, once_stored = stream.feed(chunk) if more else stream.end()
                     if not shared.add_at_once(*now):
                         await _wait_to_add(now, shared, stream)
@@ -285,16 +287,13 @@ class UpstreamCall:
                         )
                     if stream.over and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
+                    if shared.left is not None and stream.ended and stream.usage is not None:
+                        break  # nobody reads the rest
         except (UpstreamError, EventTooLargeError, TimeoutError) as error:
             if not stream.over:
                 raise error if isinstance(error, UpstreamError) else _broken(str(error)) from error
-        if not stream.done:
-            _report(upstream.served, prompt_usage(stream.usage))
-        if stream.error is not None:
-            shared.error = stream.error
-            raise _broken("The upstream broke its answer off with an error.")
-        if not stream.ended:
-            raise _broken("The upstream ended the stream before the answer's end.")
+        if not stream.done or stream.error is not None:
+            _end_early(stream, upstream.served, shared)
 
     async def _end_streamed(
         self,
@@ -406,6 +405,20 @@ async def _wait_to_add(piece: Piece, shared: SharedResponse, stream: StreamedAns
     await shared.add(*piece)
     if shared.outgrown:
         stream.give_up()
+
+
+def _end_early(stream: StreamedAnswer, served: Served, shared: SharedResponse) -> None:
+    """Note the end of a stream without its last event. Raises UpstreamError unless it is whole."""
+    if not stream.done:
+        usage = prompt_usage(stream.usage)
+        _report(served, usage)
+        if stream.ended and stream.error is None:
+            shared.finish(usage)
+    if stream.error is not None:
+        shared.error = stream.error
+        raise _broken("The upstream broke its answer off with an error.")
+    if not stream.ended:
+        raise _broken("The upstream ended the stream before the answer's end.")
 
 
 def _broken(message: str) -> UpstreamError:

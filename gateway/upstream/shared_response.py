@@ -6,7 +6,7 @@ or one with an identical miss.
 Laws:
 - Under one slot at most one flight can be joined, so identical misses that may follow make one
   call. A flight without readers is cancelled at once, unless its answer is complete: throwing that
-  away would save nothing.
+  away would save nothing. Only for the usage of a holder with limits, it is read on for a while.
 - The table knows no answers and does no I/O; ``now`` is an argument.
 - A task that waits here is woken by the next piece or by the end, and an end always comes.
 """
@@ -22,12 +22,17 @@ from typing import Generic, Protocol, TypeVar
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
-from gateway.protocol.streaming.decode import failure_event
-from gateway.protocol.tokens import PromptUsage
+from gateway.protocol.streaming.decode import StreamedAnswer, failure_event
+from gateway.protocol.tokens import PromptUsage, prompt_usage
 from gateway.telemetry.observation import CallFacts, Observation
 from gateway.upstream.request import Exchange, Served
 
 log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 2.0
+"""For how long a stream that its client has left is read on to its last word."""
+USAGE_SECONDS = 30.0
+"""From there to its usage."""
 
 PIECE_BYTES = 100
 """Memory of a piece beside its own bytes."""
@@ -312,6 +317,13 @@ class SharedResponse(Flight):
     served: Served | None = None
     upstream_started: float | None = None
     upstream_head: float | None = None
+    stream: StreamedAnswer | None = None
+    """What has come of a stream; it is ``ended`` once its last word has, its usage may follow."""
+    received = 0
+    """Bytes of the stream."""
+    left: Observation | None = None
+    """The last request that left, if the call goes on only for its usage."""
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(
         self,
@@ -357,7 +369,7 @@ class SharedResponse(Flight):
         if not self.attended:
             return self.leader.observation
         first = next(iter(self.followers), None)
-        return first.observation if first is not None else None
+        return first.observation if first is not None else self.left
 
     def open(self, head: Head) -> None:
         """Note the head."""
@@ -471,6 +483,9 @@ class SharedResponse(Flight):
         self.fault, self.over = fault, True
         if self._is_held and self._unread is not None:
             self._unread.release(self)
+        if (observation := self._billed_request()) is not None and self.stream is not None:
+            observation.usage_so_far = prompt_usage(self.stream.usage)
+            observation.produced_bytes = self.received
         streams = self.head is not None and self.head.events
         if fault is not None and streams and self.error is None:
             event = failure_event(fault, self.leader.request.endpoint.value)
@@ -481,6 +496,10 @@ class SharedResponse(Flight):
             self._table.close(self)
         self.settled.set()
         _wake(self.news)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.left is not None:
+            self.left.settle()
 
     def read(self, follower: Exchange, *, without_usage: bool) -> bytes:
         """Return what is new to a follower, nothing if nothing is. Raises TooSlowError."""
@@ -495,7 +514,11 @@ class SharedResponse(Flight):
         return piece
 
     def leave(self, follower: Exchange) -> None:
-        """Remove a follower. The call then counts for the next one, and ends with the last."""
+        """Remove a follower. The call then counts for the next one, and ends with the last.
+
+        If the holder of a key with limits has left a stream, the call goes on for a while: its
+        usage comes last, and with hidden reasoning it is more than all that was sent.
+        """
         if self.followers.pop(follower, None) is None:
             return
         observation = follower.observation
@@ -503,8 +526,26 @@ class SharedResponse(Flight):
             observation.billed = False
             next(iter(self.followers)).observation.billed = True
         self._wake_call()
-        if self._table.leave(self) and self.task is not None:
+        if not self._table.leave(self) or self.task is None:
+            return
+        if observation.limited and self.stream is not None and not self.over:
+            observation.pending, self.left = True, observation
+            self._stop_later(self.task, self.stream)
+        else:
             self.task.cancel()
+
+    def _stop_later(self, task: asyncio.Task[None], stream: StreamedAnswer) -> None:
+        """Cancel the call in a while, or later if its last word comes meanwhile."""
+        had_ended = stream.ended
+
+        def stop() -> None:
+            if stream.ended is had_ended:
+                task.cancel()
+            else:
+                self._stop_later(task, stream)
+
+        seconds = USAGE_SECONDS if had_ended else ANSWER_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(seconds, stop)
 
     def _wake_call(self) -> None:
         """Wake the call if it waits for its readers: once, for the others have no need of it."""

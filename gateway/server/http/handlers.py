@@ -261,10 +261,10 @@ class Handlers:
         if key is not None:
             key.check_model(request.model)
             if key.is_restricted:
-                body = request.body if request.odd is None else request.odd.body
+                body = request.asked
                 key.check_models([*models_in(body), *models_in_query(request.query)])
         if ticket is not None:
-            ticket.note(request)
+            ticket.note(request, seen)
         answer = self.pipeline.answer(request, seen)
         if request.streamed and SPECS[request.endpoint].has_pings:
             path = request.endpoint.value

@@ -217,11 +217,12 @@ class Ticket:
         self._passed = NOTHING_SAID
         """What a request that passes through is charged if the upstream reports no usage."""
 
-    def note(self, request: CacheRequest) -> None:
+    def note(self, request: CacheRequest, seen: Observation) -> None:
         """Note what the request is, once it is read. Raises ForbiddenError."""
         writes = SPECS[request.endpoint].streaming is not None
         self.tab.check_price(request.model, writes=writes)
         self._request = request
+        seen.limited = self.tab.counts_tokens
 
     def note_passed(self, model: str, tokens: int, *, needs_model: bool) -> None:
         """Note a request that passes through, and its estimated tokens. Raises ForbiddenError."""
@@ -243,8 +244,11 @@ class Ticket:
             self.tab.charge(used, seen.fallback_model or seen.model, seen.model)
 
     def end(self, seen: Observation) -> None:
-        """Count the end of the request."""
-        self.charge(seen)
+        """Count the end of the request. If its call goes on without it, its use counts later."""
+        if seen.pending:
+            seen.on_settled = self.charge
+        else:
+            self.charge(seen)
         self.tab.end()
 
     def _use(self, seen: Observation) -> PromptUsage:
@@ -260,10 +264,12 @@ class Ticket:
             return self._passed
         # The call has no figure if its client leaves early, or if its upstream reports none. The
         # estimate keeps such a client within its budget.
-        prompt, size = asked_tokens(request), seen.answer_bytes
+        prompt, size = asked_tokens(request), max(seen.answer_bytes, seen.produced_bytes)
+        known = seen.usage_so_far
         spec = SPECS[request.endpoint]
         if (streaming := spec.streaming) is not None:
             answer = size // streaming.bytes_a_token if request.streamed else tokens_in(size)
-            return PromptUsage(prompt, answer)
+            prompt, answer = max(prompt, known.prompt or 0), max(answer, known.completion or 0)
+            return PromptUsage(prompt, answer, known.cached)
         # What is neither written nor embedded, such as a ranking, has tokens if the upstream says.
         return PromptUsage(prompt) if spec.is_batch else NOTHING_SAID

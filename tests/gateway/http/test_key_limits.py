@@ -172,6 +172,13 @@ async def test_an_error_of_the_upstream_costs_no_tokens(start_gateway, upstream,
     assert (failed.status, failed.headers["x-ratelimit-remaining-tokens"]) == (400, "1000")
 
 
+@pytest.fixture
+def hasty(monkeypatch):
+    """Let no call go on for a usage after its last client."""
+    monkeypatch.setattr("gateway.upstream.shared_response.ANSWER_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("hasty")
 async def test_who_leaves_early_is_charged_by_an_estimate(start_gateway, upstream, keys, still):
     async def answer(request, body):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -193,6 +200,7 @@ async def test_who_leaves_early_is_charged_by_an_estimate(start_gateway, upstrea
         pass
 
 
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("all_leave", [False, True])
 async def test_a_shared_call_is_charged_once_although_its_leader_leaves(
     start_gateway, upstream, keys, still, all_leave

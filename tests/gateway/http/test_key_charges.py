@@ -1,0 +1,309 @@
+"""What a holder with limits pays for odd requests, and for streams that it does not read."""
+
+import asyncio
+import json
+import time
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+from aiohttp import web
+
+from scripted_upstream import DONE, chunk
+
+TPM = 10_000_000
+CHAT = "/v1/chat/completions"
+HEADERS = {"Authorization": "Bearer gk-shop", "Content-Type": "application/json"}
+LONG = "word " * 8_000
+"""10,000 tokens at four bytes each."""
+
+
+@pytest.fixture
+def keys(tmp_path, monkeypatch):
+    """The file with a holder who has limits, at a time that stands still."""
+    noon = time.time() // 86_400 * 86_400 + 43_200
+    monkeypatch.setattr(time, "time", lambda: noon)
+    path = tmp_path / "keys"
+    digest = sha256(b"gk-shop").hexdigest()
+    path.write_text(f"shop {digest} tpm={TPM} concurrency=1\n")
+    return path
+
+
+async def used(gateway):
+    """Return the tokens that the holder has used, once no request of its is under way."""
+    while (reply := await gateway.post(CHAT, b"{}", headers=HEADERS)).status == 429:
+        pass
+    return TPM - int(reply.headers["x-ratelimit-remaining-tokens"])
+
+
+async def charged(gateway):
+    """Return the tokens that the holder has used, once it has used any."""
+    while not (tokens := await used(gateway)):
+        pass
+    return tokens
+
+
+def event(kind: str, **data: Any) -> bytes:
+    return f"event: {kind}\ndata: ".encode() + orjson.dumps({"type": kind, **data}) + b"\n\n"
+
+
+def usage_chunk(prompt: int, completion: int) -> bytes:
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return b"data: " + orjson.dumps({"id": "c", "choices": [], "usage": usage}) + b"\n\n"
+
+
+async def stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    return response
+
+
+def odd(**changes: Any) -> bytes:
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}], **changes}
+    return json.dumps({"stream": True, **body}).encode()
+
+
+ODD = {
+    "a number as user": odd(user=5),
+    "a number as text": odd(max_tokens="16"),
+    "half of a surrogate pair": odd(messages=[{"role": "user", "content": LONG + "\ud800"}]),
+    "the same in a field that nobody reads": odd(metadata={"a": "\udc00"}),
+    "parts that are texts": odd(messages=[{"role": "user", "content": [LONG]}]),
+    "options of its own": odd(user=5, stream_options={"include_obfuscation": False}),
+    "options that say no": odd(user=5, stream_options={"include_usage": False}),
+    "no options": odd(user=5, stream_options=None),
+    "no model": odd(model=None),
+    "a stream that is one": odd(stream=1),
+    "a stream in words": odd(stream="true"),
+}
+
+
+@pytest.mark.parametrize("raw", ODD.values(), ids=ODD)
+async def test_an_odd_stream_is_charged_what_its_upstream_says(start_gateway, upstream, keys, raw):
+    async def answer(request, body):
+        response = await stream(request)
+        await response.write(chunk(delta={"content": "Hi"}) + chunk(finish_reason="stop"))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            await response.write(usage_chunk(12_345, 6))
+        await response.write(DONE)
+        return response
+
+    upstream.answer = answer
+    gateway = await start_gateway(gateway_keys=keys)
+    reply = await gateway.post(CHAT, raw, headers=HEADERS)
+    assert (reply.status, reply.cache) == (200, "refrain; fwd=bypass; detail=unknown-shape")
+    assert b"usage" not in reply.raw  # the client did not request it
+    assert await charged(gateway) == 12_351
+    sent = {**upstream.bodies[0], "stream_options": None}
+    assert sent == {**json.loads(raw), "stream_options": None}
+
+
+SHORT = [{"role": "user", "content": "invoice"}]
+
+
+def tool(properties: Any) -> Any:
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+
+
+UNREAD = {
+    **ODD,
+    "a text in the name of a member": odd(messages=SHORT, user=5, tools=[tool({LONG: {}})]),
+    "numbers": odd(messages=SHORT, user=5, tools=[tool({"enum": [12_345] * 8_000})]),
+    "an attachment with a text beside": odd(
+        user=5, messages=[{"type": "image_url", "role": "user", "content": LONG}]
+    ),
+}
+
+
+@pytest.mark.parametrize("raw", UNREAD.values(), ids=UNREAD)
+async def test_what_no_upstream_says_of_an_odd_stream_is_estimated_by_all_of_it(
+    start_gateway, upstream, keys, raw
+):
+    async def answer(request, _body):
+        response = await stream(request)
+        await response.write(chunk(delta={"content": "Hi"}) + chunk(finish_reason="stop") + DONE)
+        return response
+
+    upstream.answer = answer
+    gateway = await start_gateway(gateway_keys=keys)
+    assert (await gateway.post(CHAT, raw, headers=HEADERS)).status == 200
+    assert 10_000 <= await charged(gateway) < 11_000
+
+
+POLICY = """
+version: 1
+default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}
+rules:
+  - name: short
+    match: {content: {keywords: [invoice]}}
+    max_prompt_tokens: 2000
+"""
+
+
+@pytest.mark.parametrize("raw", UNREAD.values(), ids=UNREAD)
+async def test_no_odd_request_evades_the_bound_of_a_rule(start_gateway, upstream, tmp_path, raw):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    gateway = await start_gateway(policy=policy)
+    said = raw.replace(b"word word", b"invoice w", 1)
+    reply = await gateway.post(CHAT, said, headers=HEADERS)
+    assert (reply.status, reply.json["error"]["code"]) == (400, "prompt_too_long")
+    assert upstream.calls == 0
+
+
+class Wire(NamedTuple):
+    """A stream in parts: the answer, its last word, and the usage, which sums to ``total``."""
+
+    path: str
+    body: dict[str, Any]
+    answer: bytes
+    last_word: bytes
+    usage: bytes
+    total: int
+    api: str = "openai"
+
+
+MESSAGES = [{"role": "user", "content": "Read it."}]
+TEXT = {"id": "c", "object": "text_completion", "model": "m"}
+START = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": []}
+RESPONSE = {"id": "resp_1", "object": "response", "model": "m", "output": []}
+CHAT_STREAM = (
+    chunk(delta={"role": "assistant", "content": "Hi"}),
+    chunk(finish_reason="stop"),
+    usage_chunk(69_000, 1_000) + DONE,
+)
+
+
+def written(**choice: Any) -> bytes:
+    choices = [{"index": 0, "text": "", "finish_reason": None, **choice}]
+    return b"data: " + orjson.dumps({**TEXT, "choices": choices}) + b"\n\n"
+
+
+WIRES = {
+    "chat": Wire(CHAT, {"messages": MESSAGES}, *CHAT_STREAM, 70_000),
+    "odd chat": Wire(CHAT, {"messages": MESSAGES, "user": 5}, *CHAT_STREAM, 70_000),
+    "completions": Wire(
+        "/v1/completions",
+        {"prompt": "Read it."},
+        written(text="Hi"),
+        written(finish_reason="stop"),
+        usage_chunk(69_000, 1_000) + DONE,
+        70_000,
+    ),
+    "responses": Wire(
+        "/v1/responses",
+        {"input": "Read it.", "store": False},
+        event("response.created", response=RESPONSE)
+        + event("response.output_text.delta", item_id="m", output_index=0, delta="Hi"),
+        event("response.output_text.done", item_id="m", output_index=0, text="Hi"),
+        event(
+            "response.completed",
+            response={**RESPONSE, "usage": {"input_tokens": 69_000, "output_tokens": 1_000}},
+        ),
+        70_000,
+    ),
+    "messages": Wire(
+        "/v1/messages",
+        {"messages": MESSAGES, "max_tokens": 9},
+        event("message_start", message={**START, "usage": {"input_tokens": 9}})
+        + event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        + event("content_block_delta", index=0, delta={"type": "text_delta", "text": "Hi"}),
+        event("content_block_stop", index=0),
+        event(
+            "message_delta",
+            delta={"stop_reason": "end_turn"},
+            usage={"input_tokens": 69_000, "output_tokens": 1_000},
+        )
+        + event("message_stop"),
+        70_000,
+        "anthropic",
+    ),
+    "translated messages": Wire(
+        "/v1/messages", {"messages": MESSAGES, "max_tokens": 9}, *CHAT_STREAM, 70_000
+    ),
+}
+
+
+@pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+@pytest.mark.parametrize("leaves", ["after the last word", "before it"])
+async def test_who_leaves_before_the_usage_is_charged_by_it(
+    start_gateway, upstream, keys, wire, leaves
+):
+    has_left = asyncio.Event()
+
+    async def answer(request, _body):
+        response = await stream(request)
+        early = wire.last_word if leaves == "after the last word" else b""
+        await response.write(wire.answer + early)
+        await has_left.wait()
+        await response.write(wire.usage if early else wire.last_word + wire.usage)
+        return response
+
+    upstream.answer = answer
+    listed = [{"url": f"{upstream.url}/v1", "api": wire.api, "probe": "off"}]
+    gateway = await start_gateway(gateway_keys=keys, upstream=(), upstreams=listed)
+    asked = {"model": "m", "stream": True, **wire.body}
+    async with gateway.session.post(gateway.url + wire.path, json=asked, headers=HEADERS) as reply:
+        assert reply.status == 200
+        await reply.content.readany()
+        reply.close()
+    assert await used(gateway) == 0  # its call goes on
+    has_left.set()
+    assert await charged(gateway) == wire.total
+
+
+async def test_who_leaves_in_the_middle_is_charged_what_is_known_and_the_call_ends(
+    start_gateway, upstream, keys, monkeypatch
+):
+    monkeypatch.setattr("gateway.upstream.shared_response.ANSWER_SECONDS", 0.05)
+    start = {**START, "usage": {"input_tokens": 7_000, "output_tokens": 1}}
+    delta = {"type": "text_delta", "text": "x" * 1_000}
+
+    async def answer(request, _body):
+        response = await stream(request)
+        await response.write(event("message_start", message=start))
+        while True:
+            await response.write(event("content_block_delta", index=0, delta=delta))
+            await asyncio.sleep(0)
+
+    upstream.answer = answer
+    listed = [{"url": f"{upstream.url}/v1", "api": "anthropic", "probe": "off"}]
+    gateway = await start_gateway(gateway_keys=keys, upstream=(), upstreams=listed)
+    asked = {"model": "m", "stream": True, "max_tokens": 9, "messages": MESSAGES}
+    url = f"{gateway.url}/v1/messages"
+    async with gateway.session.post(url, json=asked, headers=HEADERS) as reply:
+        await reply.content.readany()
+        reply.close()
+    await upstream.cancelled.wait()
+    assert await charged(gateway) > 7_000
+
+
+async def test_a_usage_without_a_last_event_is_charged(start_gateway, upstream, keys):
+    async def answer(request, _body):
+        response = await stream(request)
+        await response.write(b"".join(CHAT_STREAM).removesuffix(DONE))
+        return response
+
+    upstream.answer = answer
+    gateway = await start_gateway(gateway_keys=keys)
+    assert (await gateway.ask(headers=HEADERS, stream=True)).status == 200
+    assert await charged(gateway) == 70_000
+
+
+async def test_a_call_that_goes_on_is_charged_when_the_gateway_stops(start_gateway, upstream, keys):
+    async def answer(request, _body):
+        response = await stream(request)
+        await response.write(CHAT_STREAM[0] + CHAT_STREAM[1])
+        await asyncio.Event().wait()
+
+    upstream.answer = answer
+    gateway = await start_gateway(gateway_keys=keys)
+    asked = {"model": "m", "stream": True, "messages": [{"role": "user", "content": LONG}]}
+    async with gateway.session.post(gateway.url + CHAT, json=asked, headers=HEADERS) as reply:
+        await reply.content.readany()
+        reply.close()
+    assert await used(gateway) == 0
+    await gateway.stop()
+    again = await start_gateway(gateway_keys=keys)
+    assert 10_000 <= await used(again) < 11_000
