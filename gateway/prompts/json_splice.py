@@ -19,9 +19,15 @@ _SPACE = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[^,\]} \t\r\n]*+")
 _HIDDEN = re.compile(rb"\\u00(?:22|5[Dd]|7[Dd])")
 """A quote, a bracket or a brace, written as an escape; the backslash may be escaped itself."""
-_ESCAPE = re.compile(rb"\\(?:u00(22|5[Dd]|7[Dd])|.)", re.DOTALL)
-_SHOWN = {b"22": b'\\"    ', b"5d": b"]     ", b"7d": b"}     "}
-"""The same characters for ``_HIDDEN``, as long as their escapes are."""
+_SHOWN = (
+    (b"\\\\", b"  "),  # first of all, so that each other backslash begins an escape
+    (b"\\u0022", b'\\"    '),
+    *((b"\\u005" + letter, b"]     ") for letter in (b"D", b"d")),
+    *((b"\\u007" + letter, b"}     ") for letter in (b"D", b"d")),
+)
+"""Escapes of these characters, and the characters themselves, as long as their escapes are."""
+_FEW = 4096
+"""Bytes that are split to find a place in them."""
 _CLOSING: dict[type, bytes] = {str: b'"', list: b"]", dict: b"}"}
 _QUOTE = b'"'
 _COMMA, _BLANK = b", "
@@ -120,13 +126,28 @@ def end_of_printed(raw: bytes, start: int, printed: bytes, closing: bytes) -> in
     while True:
         part = raw[start : start + size]
         if part.find(b"\\") >= 0 and _HIDDEN.search(part) is not None:
-            part = _ESCAPE.sub(_unescape, part)
-        pieces = part.split(closing, count)
-        if len(pieces) > count:
-            return start + len(part) - len(pieces[-1])
+            for hidden, shown in _SHOWN:
+                part = part.replace(hidden, shown)
+        end = _end_of_nth(part, closing, count)
+        if end is not None:
+            return start + end
         if start + size >= len(raw):
             raise ValueError("these bytes are not the JSON of this value")
         size *= 4
+
+
+def _end_of_nth(text: bytes, byte: bytes, number: int) -> int | None:
+    """Return the end of the n-th such byte of a text, None if there are fewer."""
+    start, end = 0, len(text)
+    while end - start > _FEW:  # to split all of it may take a hundred times its size
+        middle = (start + end) // 2
+        before = text.count(byte, start, middle)
+        if before < number:
+            start, number = middle, number - before
+        else:
+            end = middle
+    pieces = text[start:end].split(byte, number)
+    return end - len(pieces[-1]) if len(pieces) > number else None
 
 
 def _dump(value: Any) -> bytes:
@@ -135,10 +156,6 @@ def _dump(value: Any) -> bytes:
         return orjson.dumps(value)
     except TypeError:  # an integer of more than 64 bits, half of a surrogate pair
         return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _unescape(escape: re.Match[bytes]) -> bytes:
-    return _SHOWN[escape[1].lower()] if escape[1] else escape[0]
 
 
 def after_space(raw: bytes, at: int) -> int:

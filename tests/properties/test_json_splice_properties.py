@@ -113,3 +113,13 @@ def test_every_value_is_found_where_it_was_written_in_whatever_order_one_asks(se
     for path in paths:
         assert places.start(path) == writer.places[path][0]
         assert places.span(path) == writer.places[path]
+
+
+def test_a_place_behind_many_quotes_and_escapes_is_found():
+    for unit in ('\\"', "\\u0022", "\\\\u0022", "a\\\\", "\\u005D]\\u007d}", "b"):
+        for count in (1, 700, 3_001, 20_000):
+            text = f'{{"x" : ["{unit * count}"], "y":"{unit * count}" , "model" : "m"}}'
+            raw = text.encode()
+            start, end = Places(raw, parse_body(raw)).span(("model",))
+            assert raw[start:end] == b'"m"'
+            assert start == len(raw) - 4

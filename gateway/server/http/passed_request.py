@@ -125,10 +125,14 @@ class _Reader:
         if model is None and self.path.deployment:
             model = self.path.deployment
             body, raw = with_field(body, raw, "model", model)
-        places = [Places(raw, body).span(("model",))] if isinstance(model, str) else []
+        places = []
+        if isinstance(model, str):
+            places = [await _in_thread(lambda raw: Places(raw, body).span(("model",)), raw)]
         named = model if isinstance(model, str) else ""
         passed = PassedBody(raw, None, len(raw), named, places, is_json=True)
-        tokens = text_tokens(body.values(), data_urls=True) if self.whole else 0
+        tokens = 0
+        if self.whole:
+            tokens = await _in_thread(lambda _: text_tokens(body.values(), data_urls=True), raw)
         continued = [body.get("previous_response_id"), body.get("conversation")]
         state = [*(each for each in continued if isinstance(each, str)), *named_state(body)]
         return Passed(passed, tuple(models_in(body)), tokens, state)
