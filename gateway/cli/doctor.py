@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import orjson
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from gateway.cache.ports import StoreError
@@ -36,7 +35,7 @@ from gateway.cli.plan import (
     settings_file,
     unpriced_budgets,
 )
-from gateway.cli.terminal import CommandError, FailedError
+from gateway.cli.terminal import CommandError, FailedError, printable, show_json
 from gateway.server.open_upstreams import make_upstream, replica_of, source_of
 from gateway.server.secrets import (
     SecretSettingError,
@@ -101,10 +100,10 @@ async def _print(flags: dict[str, Any], *, as_json: bool) -> int:
     async for found in examine(flags):
         findings.append(found)
         if not as_json:
-            print(f"{found.level:<9}{found.check:<11}{found.text}", flush=True)
+            print(printable(f"{found.level:<9}{found.check:<11}{found.text}"), flush=True)
     faults = sum(found.level is Level.FAULT for found in findings)
     if as_json:
-        print(orjson.dumps({"faults": faults, "findings": [*map(asdict, findings)]}).decode())
+        show_json({"faults": faults, "findings": [*map(asdict, findings)]})
     return 1 if faults else 0
 
 

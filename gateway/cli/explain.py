@@ -25,7 +25,7 @@ from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.cli.json_lines import refuse_yaml
 from gateway.cli.operator import ask_gateway
-from gateway.cli.terminal import CommandError, FailedError, unreadable
+from gateway.cli.terminal import CommandError, FailedError, printable, unreadable
 from gateway.semantic.ports import SemanticIndex, Verifier
 from gateway.server.admin import recorded_request
 from gateway.server.admin.explain import Explainer
@@ -232,20 +232,16 @@ def _read_request(file: str) -> RecordedRequest:
 def explanation_text(explanation: dict[str, Any], *, colour: bool) -> str:
     """Write an explanation as text of several sections.
 
-    Names come from requests: what a terminal would obey is left out.
+    Names come from requests: what a terminal would obey is escaped.
     """
     sections = [list(_head(explanation))]
     for name, title, rows in _SECTIONS:
         if name in explanation:
             sections.append([title.format_map(explanation), *rows(explanation)])
-    text = "\n\n".join("\n".join(map(_printable, section)) for section in sections) + "\n"
+    text = "\n\n".join("\n".join(map(printable, section)) for section in sections) + "\n"
     for pattern, code in _COLOURS if colour else ():
         text = re.sub(pattern, f"\x1b[{code}m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
     return text
-
-
-def _printable(line: str) -> str:
-    return "".join(each if each.isprintable() else "\ufffd" for each in line)
 
 
 def _row(name: str, text: str) -> str:

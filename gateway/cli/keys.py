@@ -13,10 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
 from filelock import FileLock, Timeout
 
-from gateway.cli.terminal import CommandError, FailedError, say, unreadable
+from gateway.cli.terminal import CommandError, FailedError, printable, say, show_json, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.keys.key_line import (
     ATTRIBUTES,
@@ -114,7 +113,7 @@ def list_keys(*, as_json: bool, file: Path | None, config: Path | None) -> int:
     found = [each for each in _read(used_file) if each.key is not None and each.digest is not None]
     rows = [describe_key(each.digest, each.key, now) for each in found if each.key and each.digest]
     if as_json:
-        print(orjson.dumps(rows).decode())
+        show_json(rows)
         return 0
     columns = ("name", "key", "state", *ATTRIBUTES)
     used = [name for name in columns if any(row.get(name) for row in rows)]
@@ -128,7 +127,7 @@ def list_keys(*, as_json: bool, file: Path | None, config: Path | None) -> int:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        print("  ".join(padded).rstrip())
+        print(printable("  ".join(padded).rstrip()))
     return 0
 
 

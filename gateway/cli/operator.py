@@ -26,7 +26,7 @@ from gateway.cache.comparison_journal import CHECKS_FILE, ComparisonJournal
 from gateway.cache.quarantine import QuarantineFile
 from gateway.cli.json_lines import MOST_NAMED_LINES, Lines
 from gateway.cli.progress import for_each, progress
-from gateway.cli.terminal import CommandError, FailedError, say
+from gateway.cli.terminal import CommandError, FailedError, printable, say, show, show_json
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Endpoint
 
@@ -222,12 +222,12 @@ def audit(*, purge: bool, as_json: bool, url: str) -> int:
         found = ask_gateway(url, "audit", {"purge": purge})
     stay = sum(found["findings"].values()) - found["purged"]
     if as_json:
-        print(orjson.dumps(found).decode())
+        show_json(found)
         return 1 if stay else 0
     print(f"{found['scanned']} entries scanned, {found['purged']} purged")
     for title, counts in (("by kind", found["findings"]), ("by rule", found["rules"])):
         for name, count in sorted(counts.items()):
-            print(f"  {title}: {name}: {count}")
+            print(f"  {title}: {printable(name)}: {count}")
     if stay:
         print("Remove them with: refrain audit --purge")
     return 1 if stay else 0
@@ -236,7 +236,10 @@ def audit(*, purge: bool, as_json: bool, url: str) -> int:
 def semantic_report(*, as_json: bool, url: str | None, data_dir: Path) -> int:
     """Print the results of comparisons; return the exit code."""
     report = _report_of(data_dir) if url is None else ask_gateway(url, "semantic")
-    print(orjson.dumps(report).decode() if as_json else "\n".join(report_text(report)))
+    if as_json:
+        show_json(report)
+    else:
+        show(report_text(report))
     return 0
 
 

@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from gateway.cli.json_lines import Lines
 from gateway.cli.progress import progress
-from gateway.cli.terminal import CommandError, unreadable
+from gateway.cli.terminal import CommandError, show, show_json, unreadable
 from gateway.semantic.calibrations import known_calibrations
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Decision, PiiAction, Scope
@@ -287,9 +286,9 @@ def replay(*, policy: Path, data_dir: Path | None, as_json: bool, log: Path) -> 
             for (was, would), count in sorted(report.moved.items())
         ]
         plain = {**asdict(report), "moved": moved, "skipped_lines": records.skipped}
-        print(orjson.dumps(plain).decode())
+        show_json(plain)
     else:
-        print("\n".join(_text(report, records.skipped)))
+        show(_text(report, records.skipped))
     return 0
 
 

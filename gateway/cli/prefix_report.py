@@ -25,7 +25,7 @@ import orjson
 
 from gateway.cli.json_lines import Lines
 from gateway.cli.progress import progress
-from gateway.cli.terminal import CommandError
+from gateway.cli.terminal import CommandError, printable, show_json
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.registry import SPECS
@@ -407,7 +407,7 @@ def run_report(*, log: Path, limit: int, as_json: bool) -> int:
             note(len(reports))
     if as_json:
         plain = {"routes": [asdict(one) for one in reports], "skipped_lines": lines.skipped}
-        print(orjson.dumps(plain).decode())
+        show_json(plain)
         return 0
     rules = Counter(rule for rule, _, _ in most)
     for number, found in enumerate(reports):
@@ -426,7 +426,7 @@ def _route_text(one: RouteReport, requests: int, *, alone: bool) -> Iterator[str
     ``alone`` tells that no other route has its rule.
     """
     rule, endpoint, model = one.route
-    yield f"rule {_escape(rule) or '-'}, {endpoint}, model {_escape(model) or '-'}"
+    yield f"rule {printable(rule) or '-'}, {endpoint}, model {printable(model) or '-'}"
     seen = f", the first {one.requests:,} looked at" if requests > one.requests else ""
     counted = "" if one.tokens_counted else " (estimated)"
     many = "1 request" if requests == 1 else f"{requests:,} requests"
@@ -444,11 +444,11 @@ def _route_text(one: RouteReport, requests: int, *, alone: bool) -> Iterator[str
         yield ""
         yield "  without one of them, of all tokens"
         for gain in one.settings:
-            yield f"    {gain.share:>6.1%} are lost without {_escape(gain.setting)}"
+            yield f"    {gain.share:>6.1%} are lost without {printable(gain.setting)}"
             for sign, way in (("-", gain.was), ("+", gain.becomes)):
-                yield f"         {sign} {_escape(gain.before)}[{_escape(way)}"[:_COLUMNS]
+                yield f"         {sign} {printable(gain.before)}[{printable(way)}"[:_COLUMNS]
     if one.too_little:
-        yield f"  less than {LEAST_SHARE:.1%} each: {_escape(', '.join(one.too_little))}"
+        yield f"  less than {LEAST_SHARE:.1%} each: {printable(', '.join(one.too_little))}"
     if one.settings:
         yield from _to_paste(one, alone=alone)
     else:
@@ -460,9 +460,9 @@ def _ceiling(held: str, one: Ceiling) -> Iterator[str]:
     worst = one.worst
     share = 0.0 if worst is None else worst.lost / one.characters
     if worst is not None and share >= LEAST_SHARE:
-        yield f"    {share:>6.1%} are lost where prompts part in {_escape(worst.place)}"
+        yield f"    {share:>6.1%} are lost where prompts part in {printable(worst.place)}"
         for way in worst.ways:
-            yield f"           {_escape(worst.before)}[{_escape(way)}"[:_COLUMNS]
+            yield f"           {printable(worst.before)}[{printable(way)}"[:_COLUMNS]
 
 
 def _to_paste(one: RouteReport, *, alone: bool) -> Iterator[str]:
@@ -478,12 +478,5 @@ def _to_paste(one: RouteReport, *, alone: bool) -> Iterator[str]:
         yield f"        match: {{endpoint: {endpoint}, model: {json.dumps(model)}}}"
         indent = " " * 8
     else:
-        yield f"  to paste into a copy of the rule for {endpoint}, {_escape(model)} alone:"
+        yield f"  to paste into a copy of the rule for {endpoint}, {printable(model)} alone:"
     yield from (indent + line for line in one.yaml.splitlines())
-
-
-def _escape(text: str) -> str:
-    """Return a text of one line in which nothing moves a cursor."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
-    )

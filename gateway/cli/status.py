@@ -10,7 +10,7 @@ import orjson
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from gateway.cli.operator import cannot_ask, fetch
-from gateway.cli.terminal import FailedError, say
+from gateway.cli.terminal import FailedError, say, show, show_json
 
 _SECONDS = 10.0
 """For all questions together."""
@@ -32,9 +32,9 @@ def status(*, url: str, as_json: bool) -> int:
     """Print the state of a gateway; return 0 if it is ready, else 1."""
     found = asyncio.run(_look(url.rstrip("/").removesuffix("/v1")))
     if as_json:
-        print(orjson.dumps(found).decode())
+        show_json(found)
     else:
-        print("\n".join(screen(found)))
+        show(screen(found))
     if problem := found["overview_problem"]:
         say(f"version, uptime and requests are not known: {problem}")
     return 0 if found["ready"]["status"] == "ready" else 1

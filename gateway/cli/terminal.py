@@ -1,10 +1,14 @@
-"""What every command says and how: exit codes, error messages, log lines.
+"""What every command says and how: exit codes, results, error messages, log lines.
 
-Law: the message of an exception is not logged. It may quote a prompt, an answer or a header with a
-key. Its type and the lines of code that it came through say where to look.
+Laws:
+- Names come from clients, upstreams and files. No character of them moves the cursor of a terminal,
+  hides a text or forges a line.
+- The message of an exception is not logged. It may quote a prompt, an answer or a header with a
+  key. Its type and the lines of code that it came through say where to look.
 """
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +31,35 @@ def unreadable(file: Path | str, error: OSError) -> CommandError:
     return CommandError(f"{file}: cannot be read: {error.strerror or error}")
 
 
+def printable(text: str) -> str:
+    """Return a text of one line, with escapes for what a terminal would obey."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print the lines of a result."""
+    print("\n".join(map(printable, lines)))
+
+
+def show_json(value: Any) -> None:
+    """Print a result as JSON."""
+    import json
+
+    import orjson
+
+    text = orjson.dumps(value).decode()
+    # JSON escapes some of what a terminal obeys, and not all.
+    print(text if text.isprintable() else json.dumps(orjson.loads(text)))
+
+
 def say(message: str) -> None:
     """Tell the operator something beside the result, on standard error."""
     for line in message.splitlines():
-        print(f"refrain: {line}", file=sys.stderr)
+        print(f"refrain: {printable(line)}", file=sys.stderr)
 
 
 def configure_logging(level: str, form: str) -> None:

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import orjson
-
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.sqlite.sums import SqliteUsage
 from gateway.cli.operator import ask_gateway
-from gateway.cli.terminal import CommandError, FailedError
+from gateway.cli.terminal import CommandError, FailedError, printable, show, show_json
 from gateway.server.open_store import USAGE
 from gateway.telemetry.savings import Way, first_day, report
 
@@ -26,6 +24,8 @@ _MOST_ROWS = 40
 
 _COLUMNS = ("requests", "hits", "tokens used", "tokens saved", "spent", "saved", "time saved")
 _WIDTHS = (11, 7, 14, 14, 12, 12, 12)
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
+"""How formulas begin, in narrow and in wide letters."""
 _WAYS = {
     Way.EXACT: "exact hits",
     Way.SEMANTIC: "semantic hits",
@@ -53,11 +53,11 @@ def usage(
         query = {name: value for name, value in given.items() if value is not None}
         found = ask_gateway(url, f"usage?{urlencode(query)}")
     if as_json:
-        print(orjson.dumps(found).decode())
+        show_json(found)
     elif as_csv:
         _write_csv(found)
     else:
-        print("\n".join(table(found)))
+        show(table(found))
     return 0
 
 
@@ -96,7 +96,7 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         yield f"nothing was counted since {found['since']}"
         return
-    names = [str(row[by]) or _unnamed(by) for row in rows[:_MOST_ROWS]]
+    names = [printable(str(row[by])) or _unnamed(by) for row in rows[:_MOST_ROWS]]
     width = max(map(len, (*names, by, "all"))) + 1
     yield by.ljust(width) + _cells(_COLUMNS)
     for name, row in zip(names, rows, strict=False):
@@ -167,7 +167,15 @@ def _write_csv(found: Mapping[str, Any]) -> None:
     rows = [dict(_flat(row)) for row in found["rows"]]
     names = [found["by"], *dict(_flat(found["total"]))]
     writer.writerow(names)
-    writer.writerows([row[name] for name in names] for row in rows)
+    writer.writerows([_cell(row[name]) for name in names] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell that no spreadsheet takes for a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
 
 
 def _flat(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,7 @@ from gateway.cli.estimate.tally import Tally
 from gateway.cli.estimate.text import text
 from gateway.cli.json_lines import Lines, open_log
 from gateway.cli.progress import progress
-from gateway.cli.terminal import CommandError, FailedError, unreadable
+from gateway.cli.terminal import CommandError, FailedError, show, show_json, unreadable
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
 from gateway.semantic.verifier import CalibratedVerifier
@@ -144,9 +144,9 @@ def estimate(
             why = error.strerror or error
             raise FailedError(f"{html}: cannot be written: {why}") from None
     if as_json:
-        print(orjson.dumps(result).decode())
+        show_json(result)
     else:
-        print("\n".join(text(result)))
+        show(text(result))
     return 0
 
 

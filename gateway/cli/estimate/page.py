@@ -21,6 +21,7 @@ from gateway.cli.estimate.text import (
     span,
     tokens_of,
 )
+from gateway.cli.terminal import printable
 
 _WIDTH, _HEIGHT = 720, 190
 _LONGEST_BAR = 60.0
@@ -199,7 +200,7 @@ def _bars(bars: Sequence[_Bar]) -> Iterator[str]:
     most = max((sum(length for _, length in bar.parts) for bar in bars), default=0) or 1
     yield '<div class="bars">'
     for bar in bars:
-        yield f"<b>{escape(bar.name)}</b><div>"
+        yield f"<b>{escape(printable(bar.name))}</b><div>"
         for way, length in bar.parts:
             if length > 0:
                 wide = _LONGEST_BAR * length / most

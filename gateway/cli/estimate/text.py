@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gateway.cli.terminal import printable
 from policies.format.values import percent_text
 
 WAYS = {
@@ -22,11 +23,6 @@ _LEAST_DOLLARS = 0.0001
 def text(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for a terminal; names come from the log and cannot move its cursor."""
     yield from map(printable, _lines(result))
-
-
-def printable(line: str) -> str:
-    """Return a line without what a terminal would obey."""
-    return "".join(each if each.isprintable() else "\ufffd" for each in line)
 
 
 def _lines(result: Mapping[str, Any]) -> Iterator[str]:

@@ -157,3 +157,50 @@ def test_a_long_table_ends():
     rows = [UsageRow("2026-11-24", f'{{"model":"m{n}"}}', {"requests": 1}) for n in range(50)]
     lines = list(table({"since": "2026-11-01", **report(rows, "model")}))
     assert "... 10 more rows: --csv and --json have all" in lines
+
+
+HOSTILE = (
+    *(
+        "\x1b[2J\x1b]0;owned\x07",
+        "a\x00b",
+        "gpt\nall   9",
+        "a\rb",
+        "\u202egpt",
+        "\x9b31m",
+        "a\u2028b",
+    ),
+    *("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1+1", "\r=1+1", " =1+1", "\uff1d1+1"),
+)
+"""Names that move a terminal's cursor, that forge a line, or that are formulas."""
+
+
+@pytest.fixture
+async def hostile_dir(tmp_path):
+    store = SqliteUsage(tmp_path / "usage.sqlite3")
+    names = ("model", "upstream", "holder", "team")
+    rows = [
+        UsageRow(
+            day_of(time.time()), orjson.dumps(dict.fromkeys(names, each)).decode(), {"requests": 1}
+        )
+        for each in HOSTILE
+    ]
+    await store.add("a", rows)
+    await store.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("by", ["model", "upstream", "holder", "team"])
+@pytest.mark.parametrize("form", [(), ("--csv",), ("--json",)])
+async def test_no_name_moves_a_cursor_forges_a_line_or_is_a_formula(hostile_dir, command, by, form):
+    _, out, _ = await command("--data-dir", hostile_dir, "--by", by, *form)
+    assert all(line.isprintable() for line in out.split("\n"))
+    if not form:
+        assert len([line for line in out.splitlines() if line.startswith("all ")]) == 1
+    elif form == ("--csv",):
+        rows = list(csv.reader(io.StringIO(out)))
+        assert len(rows) == len(HOSTILE) + 1
+        assert not any(
+            cell.lstrip().startswith(tuple("=+-@\uff1d")) for row in rows for cell in row
+        )
+    else:
+        assert {row[by] for row in orjson.loads(out)["rows"]} == set(HOSTILE)
