@@ -78,6 +78,7 @@ class Reason(StrEnum):
     UPSTREAM_TIMEOUT = "upstream-timeout"
     UPSTREAM_BROKE = "upstream-broke"
     UPSTREAM_LIMITED = "upstream-limited"
+    UPSTREAM_REFUSED = "upstream-refused"
     UPSTREAM_BUSY = "upstream-busy"
     NOT_KEPT = "not-kept"
     CLIENT_GONE = "client-gone"

@@ -61,7 +61,8 @@ class UpstreamError(RequestError):
 
     ``sent``: the upstream may have received the request. ``answered``: it sent something back.
     ``retry_after`` is when to come back, in seconds. ``tried`` are those that failed and why.
-    ``detail`` is for the log alone: it may name the upstream and its address.
+    ``detail`` is for the log alone: it may name the upstream and its address. ``of_model``: only
+    requests for this model are refused.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class UpstreamError(RequestError):
         retry_after: float | None = None,
         tried: tuple[tuple[str, Reason], ...] = (),
         detail: str = "",
+        of_model: bool = False,
     ) -> None:
         super().__init__(status, message, kind="upstream_error", code=reason.value)
         self.reason = reason
@@ -83,6 +85,7 @@ class UpstreamError(RequestError):
         self.retry_after = retry_after
         self.tried = tried
         self.detail = detail
+        self.of_model = of_model
 
     def again(self) -> "UpstreamError":
         """Return the same for another reader: each raises its own."""

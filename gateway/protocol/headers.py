@@ -170,3 +170,9 @@ def bearer(value: str) -> str:
 def bears_credential(fields: Iterable[tuple[str, str]]) -> bool:
     """Tell whether a request's header lines have a key among them."""
     return any(value and name.lower() in CREDENTIALS for name, value in fields)
+
+
+def media_type(content_type: str) -> str:
+    """Return a Content-Type without its parameters, in lower case."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type if media_type.count("/") == 1 else "application/octet-stream"

@@ -46,11 +46,6 @@ class RequestContext(NamedTuple):
     trace: "Trace | None" = None
     steps: "list[Step] | None" = None
 
-    @property
-    def client(self) -> str | None:
-        """The client that takes turns with others; None if it is not known."""
-        return self.request.holder or self.tenant.credential_sha256
-
 
 class Verdict(NamedTuple):
     """A verifier's result for a candidate, and the score that the rule's budget needs."""

@@ -41,7 +41,7 @@ def fallback_for(
     if request.odd is not None or (isinstance(result, Reply) and result.status not in _REFUSED):
         return None
     busy = isinstance(result, UpstreamError) and result.reason is Reason.UPSTREAM_BUSY
-    client = context.client
+    client = request.holder or context.tenant.credential_sha256
     if not (busy or overloaded(request.model, client)) or overloaded(fallback, client):
         return None
     body, raw = with_field(request.body, request.raw, "model", fallback)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gateway.background import running
 from gateway.cache.ports import MakerStore
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
@@ -38,7 +39,7 @@ from gateway.upstream.pool.pool import (
     log_change,
 )
 from gateway.upstream.pool.prefix_chain import PromptChains
-from gateway.upstream.pool.probes import PATHS, Prober, log_upstream, log_upstreams
+from gateway.upstream.pool.probes import PATHS, ModelLists, Prober, log_upstream, log_upstreams
 from gateway.upstream.pool.retry import Budget
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware, Route
 from gateway.upstream.pool.table import Member, PoolTable, states
@@ -71,6 +72,8 @@ class Upstreams:
     """Raises ClientError for a model that no upstream declares."""
     pool: UpstreamPool | None = None
     membership: Membership | None = None
+    lists: ModelLists | None = None
+    """Reads the models of an only upstream that has the gateway's key."""
     warm_up: WarmUp | None = None
     chains: PromptChains | None = None
     """Makes the prefix chains for routing by prompt; None for other routing."""
@@ -88,6 +91,10 @@ class Upstreams:
                 for upstream in self.each.values():
                     await upstream.open()
                     stack.push_async_callback(upstream.close)
+                if (lists := self.lists) is not None:
+                    for name in self.each:
+                        follow = partial(lists.follow, name)
+                        await stack.enter_async_context(running(f"models of {name}", follow))
             yield
 
     async def greet(self) -> None:
@@ -159,7 +166,7 @@ def open_upstreams(
     }
     counts = UpstreamMetrics(metrics.registry)
     ready = _engines_ready(each, required=required)
-    retry_budget = Budget()
+    retry_budget, clock = Budget(), time.monotonic
     if is_alone:
         [first] = each.values()
         _count_alone(first, counts, metrics)
@@ -170,8 +177,8 @@ def open_upstreams(
             ready=ready,
             accepts=accepts,
             retry_budget=retry_budget,
+            lists=ModelLists(each, clock, lambda *_: None) if first.own_credential else None,
         )
-    clock = time.monotonic
     by_prefix = settings.upstream_routing == "prefix"
     routing = PrefixAware(has_siblings=settings.workers > 1) if by_prefix else LeastLoaded()
     members = {
@@ -205,6 +212,10 @@ def open_upstreams(
             chains=chains,
             on_warm=lambda name: counts.warmed.labels(declared_name(name)).inc(),
         )
+    lists = None
+    if len(given) > 1 or any(keys.values()):
+        lists = ModelLists(each, clock, table.record_models)
+        table.unlisted = lists.want
     prober = Prober(
         each,
         {one.label: _probe_paths(one) for one in given},
@@ -212,6 +223,7 @@ def open_upstreams(
         clock=clock,
         on_probe=pool.queue.admit,
         warm=None if warm_up is None else warm_up.warm,
+        lists=lists,
         # Where there is no choice, no figures are needed.
         with_load={
             one.label for one in given if one.load_signal and (one.discover or len(given) > 1)
@@ -227,7 +239,7 @@ def open_upstreams(
         for one in given
         if one.discover is not None
     ]
-    membership = Membership(each, pool, prober.watch, discovered)
+    membership = Membership(each, pool, prober.watch, discovered, lists=lists)
     metrics.add(UpstreamCollector(pool, membership.details))
     text = "Requests that wait for room at an upstream."
     metrics.add_sum("upstream_waiting", text, lambda: len(pool.queue.waiting))

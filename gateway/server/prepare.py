@@ -246,7 +246,7 @@ class Outbox:
             context.active.scanner,
             context.observation,
             context.decision.priority,
-            client=context.client,
+            client=request.holder or context.tenant.credential_sha256,
             salt=salt,
             scopes=partial(affinity_scopes, self.secret, context.decision.scope, context.tenant),
         )

@@ -13,6 +13,10 @@ PIECE = 65_536
 _CODINGS = ("gzip", "x-gzip", "deflate")
 
 
+class EndlessReplyError(Exception):
+    """The head of a reply does not end, or the framing of its body."""
+
+
 def odd_reply(what: str) -> UpstreamError:
     """Return the fault of an upstream that sent what is no answer."""
     message = f"The upstream sent {what}.".encode("ascii", "replace").decode()
@@ -26,6 +30,14 @@ def is_coded(encoding: str) -> bool:
     if len(codings) > 1 or any(coding not in _CODINGS for coding in codings):
         raise odd_reply(f"the unasked Content-Encoding {', '.join(codings)[:40]}")
     return bool(codings)
+
+
+def inflated(body: bytes, most: int) -> bytes:
+    """Return the beginning of a body that may be compressed, as far as it can be read."""
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, most)
+    except zlib.error:
+        return body
 
 
 async def inflate(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

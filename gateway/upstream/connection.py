@@ -33,11 +33,13 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.connector import Connection
 from aiohttp.http import HttpProcessingError, HttpResponseParser, RawResponseMessage
 
+from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.headers import media_type
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Attempt
-from gateway.upstream.coding import inflate, is_coded, odd_reply
-from gateway.upstream.pool.retry import FirstToken, FirstTokenDetector
+from gateway.upstream.coding import EndlessReplyError, inflate, is_coded, odd_reply
+from gateway.upstream.pool.retry import Failure, FirstToken, FirstTokenDetector
 from gateway.upstream.request import Served
 
 if TYPE_CHECKING:
@@ -69,15 +71,11 @@ _RESOLUTION = 0.001
 """Seconds by which the loop's timer may fire too early."""
 
 
-FAULTS = (ClientError, HttpProcessingError, OSError)
+FAULTS = (ClientError, HttpProcessingError, EndlessReplyError, OSError)
 """What a connection raises; OSError covers TimeoutError."""
 
 _RETRIED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """Methods of requests that may be sent again if the connection broke before the reply."""
-
-
-class EndlessReplyError(HttpProcessingError):
-    """The head of a reply does not end, or the framing of its body."""
 
 
 class OneReply(BaseProtocol):
@@ -282,7 +280,7 @@ class OneReply(BaseProtocol):
         if self._bare > _LARGEST_HEAD or self._interim > _MOST_INTERIM:
             part = "head" if self._message is None else "framing"
             message = f"sent a {part} of over {_LARGEST_HEAD} bytes or {_MOST_INTERIM} replies 1xx"
-            raise EndlessReplyError(message=message)
+            raise EndlessReplyError(message)
 
     def _take_heads(self, messages: Sequence[tuple[RawResponseMessage, StreamReader]]) -> bool:
         """Note the heads that have come; tell whether one is of no request."""
@@ -392,6 +390,8 @@ class HttpReply:
     bytes, or chunks if that is None. ``decodes`` tells whether a compressed body is inflated,
     ``logs`` whether a request without a reply leaves a line in the log; if it is None, each fault
     leaves one, also of the body. ``first_token_by`` is set for a stream whose tokens have bounds.
+    A ``judged`` reply that is no answer is a fault; if ``pages``, a web page may be one. ``model``
+    is the one of the request. ``held`` was read to judge the reply, ``late`` is a fault behind it.
     """
 
     upstream: "HttpUpstream"
@@ -404,6 +404,11 @@ class HttpReply:
     first_token_by: float | None = None
     attempt: Attempt | None = None
     """What its trace says of it, if the call is traced."""
+    judged: bool = False
+    pages: bool = False
+    model: str = ""
+    held: bytes = b""
+    late: UpstreamError | None = None
     served: Served = field(init=False)
     status: int = field(init=False)
     reason: str = field(init=False)
@@ -424,6 +429,8 @@ class HttpReply:
         self.upstream.in_use += 1
         try:
             self._take_head(await self._exchange())
+            if self.judged and self.content_type != "text/event-stream":
+                await self.upstream.judge(self)
         except BaseException as error:
             self.upstream.in_use -= 1
             self._close()
@@ -455,10 +462,17 @@ class HttpReply:
 
     async def read(self) -> bytes:
         """Return the next piece of the body, none at its end. Raises UpstreamError."""
+        if self.held:
+            held, self.held = self.held, b""
+            return held
+        if self.late is not None:
+            raise self.late
         piece = await (self._receive() if self._inflated is None else anext(self._inflated, b""))
         if piece and self._detector is not None:
             found = self._detector.add(piece, 0.0)
             self._detector = self._detector if found is FirstToken.PENDING else None
+            if isinstance(found, Failure) and found.reason is Reason.UPSTREAM_REFUSED:
+                raise self.upstream.refused()
         if piece and self.attempt is not None:
             self.attempt.note_chunk()
         return piece
@@ -554,25 +568,20 @@ class HttpReply:
         encoding = headers.get(hdrs.CONTENT_ENCODING)
         if encoding and self.decodes and is_coded(encoding):
             self._inflated = inflate(self._encoded())
-        if self.first_token_by is not None:
-            self._detector = FirstTokenDetector(events=True)
+        if self.first_token_by is not None or (self.judged and upstream.own_account):
+            self._detector = FirstTokenDetector(events=True, own=upstream.own_account)
         self.served = upstream.served
         self.status, self.reason = message.code, message.reason
         if self.attempt is not None:
             self.attempt.status = message.code
         self.headers = tuple(headers.items())
-        self.content_type = _media_type(headers.get(hdrs.CONTENT_TYPE, ""))
+        self.content_type = media_type(headers.get(hdrs.CONTENT_TYPE, ""))
         self.most = _EVENT_BYTES if self.content_type == "text/event-stream" else -1
         length = headers.get(hdrs.CONTENT_LENGTH)
         self.content_length = None if length is None else int(length)
-        failures, own = upstream.failures, upstream.own_credential
-        self._outage = failures.outage
-        is_plain = self.status == HTTPStatus.OK and self.content_type != "text/html"
-        if (
-            self.logs is None
-            and not is_plain
-            and failures.note_reply(self.status, self.content_type, own_credential=own)
-        ):
+        self._outage = upstream.failures.outage
+        if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR and self.logs is None:
+            upstream.failures.note_status(self.status)
             self._outage = None
 
     def _close(self) -> None:
@@ -587,9 +596,3 @@ class HttpReply:
             connection.release()
         else:
             connection.close()
-
-
-def _media_type(content_type: str) -> str:
-    """Return a Content-Type without its parameters, in lower case."""
-    media_type = content_type.partition(";")[0].strip().lower()
-    return media_type if media_type.count("/") == 1 else "application/octet-stream"

@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote_plus, urlencode
 
 from aiohttp import (
@@ -43,7 +43,9 @@ from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import declared_name
 from gateway.protocol.request import LARGE_BYTES
 from gateway.telemetry.observation import Place
-from gateway.upstream.connection import FAULTS, EndlessReplyError, HttpReply, OneReply
+from gateway.upstream.coding import EndlessReplyError, inflated
+from gateway.upstream.connection import FAULTS, HttpReply, OneReply
+from gateway.upstream.pool.retry import HELD_BYTES
 from gateway.upstream.request import OF_A_TRACE, Outgoing, Served, UpstreamReply, with_key
 from gateway.upstream.translated import (
     MESSAGES,
@@ -53,6 +55,7 @@ from gateway.upstream.translated import (
     Untranslatable,
     translate,
 )
+from gateway.upstream.verdict import Fault, fault_in, refusal
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +97,16 @@ _CONTROL = bytes([*range(0x09), *range(0x0B, 0x20), 0x7F])
 
 _NO_LENGTH = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods of requests that are expected to have no body."""
+
+
+_SERVER_ERROR = HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+class Listing(NamedTuple):
+    """The models that an upstream lists: the list as it is, and the names under which it serves."""
+
+    models: Sequence[Mapping[str, Any]]
+    names: frozenset[str]
 
 
 class HttpUpstream:
@@ -144,7 +157,10 @@ class HttpUpstream:
         """Calls that were begun since they were counted last."""
         self.served = Served(self.name, passes_credentials=not own_credential)
         self.failures = FailureLog(self.name)
-        self._drops_credentials = own_credential
+        self.own_account = own_credential
+        """Whether it gets no credential of a client."""
+        self.listing: Listing | None = None
+        """The models that it lists, None if that is not known."""
         self._api_key, self._auth = api_key, auth
         self._query = dict(query or {})
         self._translates, self._asks_usage = api != "anthropic", asks_usage
@@ -249,7 +265,10 @@ class HttpUpstream:
         by = None
         if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
-        return HttpReply(self, "POST", request, first_token_by=by, attempt=attempt)
+        model = self._rename.get(outgoing.model, outgoing.model)
+        return HttpReply(
+            self, "POST", request, first_token_by=by, attempt=attempt, judged=True, model=model
+        )
 
     def request(
         self,
@@ -260,10 +279,12 @@ class HttpUpstream:
         *,
         decode: bool = True,
         logged: Callable[[], bool] = lambda: False,
+        judged: bool = False,
     ) -> HttpReply:
         """Send any request. The context raises UpstreamError; redirects are not followed.
 
-        ``logged`` tells whether a request without a reply leaves a line in the log.
+        ``logged`` tells whether a request without a reply leaves a line in the log. ``judged``
+        tells that the reply is for a client: one that is no answer is a fault.
         """
         method = method.upper()
         given = (value for name, value in headers if name.lower() == "content-length")
@@ -274,13 +295,60 @@ class HttpUpstream:
         elif length is None and method not in _NO_LENGTH:
             framing = ["Content-Length: 0"]
         head = self._head(method, path_qs, headers, *framing)
-        return HttpReply(self, method, head, body, length, decodes=decode, logs=logged)
+        accepts = ",".join(value for name, value in headers if name.lower() == "accept")
+        return HttpReply(
+            self,
+            method,
+            head,
+            body,
+            length,
+            decodes=decode,
+            logs=logged,
+            judged=judged,
+            pages="text/html" in accepts or path_qs.partition("?")[0].endswith("/content"),
+        )
+
+    async def judge(self, reply: HttpReply) -> None:
+        """Read the beginning of a reply that is no stream. Raises UpstreamError if it is no answer.
+
+        What breaks off there breaks off for its reader.
+        """
+        status, kind, is_call = reply.status, reply.content_type, reply.logs is None
+        is_due = self.own_account and HTTPStatus.BAD_REQUEST <= status < _SERVER_ERROR
+        if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
+            is_page = kind == "text/html" and not reply.pages
+            is_due = is_call or is_page or (self.own_account and kind == "application/json")
+        if not is_due:
+            return
+        parts, size, whole = list[bytes](), 0, False
+        try:
+            while size <= HELD_BYTES and not whole:
+                parts.append(await reply.read())
+                size, whole = size + len(parts[-1]), not parts[-1]
+        except UpstreamError as error:
+            reply.late = error
+        body = reply.held = b"".join(parts)
+        fault = fault_in(
+            status,
+            kind,
+            body if reply.decodes else inflated(body, HELD_BYTES),
+            whole=whole,
+            call=is_call,
+            own=self.own_account,
+            lists_model=self.listing is not None and reply.model in self.listing.names,
+        )
+        if fault is not None:
+            raise _no_answer(fault)
+
+    def refused(self) -> UpstreamError:
+        """Return the fault of a stream that begins with a refusal of the gateway."""
+        return _no_answer(refusal("in a stream"))
 
     def _head(
         self, method: str, target: str, fields: Iterable[tuple[str, str]], *framing: str
     ) -> bytes:
         """Return the head of a request. Raises ValueError for control characters in it."""
-        if self._drops_credentials:
+        if self.own_account:
             fields = with_key(fields, self._api_key, self._auth)
         if self._headers:
             fields = (*without(fields, *self._header_names), *self._headers)
@@ -336,9 +404,20 @@ class HttpUpstream:
                 if url.scheme == "http" and any(record in text for record in _TLS_RECORDS):
                     detail = f"{place} speaks TLS; is https:// meant?"
                 elif isinstance(error, EndlessReplyError):
-                    detail = f"{place} {text}"
+                    detail = f"{place} {error}"
                 reason = Reason.UPSTREAM_BROKE
                 return UpstreamError(502, message, reason, answered=True, detail=detail)
+
+
+def _no_answer(fault: Fault) -> UpstreamError:
+    return UpstreamError(
+        502,
+        fault.message,
+        fault.reason,
+        answered=True,
+        detail=fault.text,
+        of_model=fault.of_model,
+    )
 
 
 def _with_query(target: str, fixed: Mapping[str, str]) -> str:
@@ -407,18 +486,9 @@ class FailureLog:
         """Log another request that failed."""
         self._warn(error.reason, error.detail or error.message)
 
-    def note_reply(self, status: int, content_type: str, *, own_credential: bool) -> bool:
-        """Log a reply that shows a fault of the upstream or of its settings; tell if it does."""
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            text = f"it answered with status {status}"
-        elif own_credential and status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            text = f"it refuses the key that the gateway has for it (status {status})"
-        elif status == HTTPStatus.OK and content_type == "text/html":
-            text = "it answered with a web page; is its URL that of an API?"
-        else:
-            return False
-        self._note(Reason.UPSTREAM_STATUS, text)
-        return True
+    def note_status(self, status: int) -> None:
+        """Log and count a reply with a server error."""
+        self._note(Reason.UPSTREAM_STATUS, f"it answered with status {status}")
 
     def end_outage(self, outage: Outage) -> None:
         """Note that a call ended well whose head came within this outage."""

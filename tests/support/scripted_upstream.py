@@ -124,6 +124,8 @@ class ScriptedUpstream:
 
     async def other(self, request: web.Request) -> web.StreamResponse:
         """Answer any other path with what was received."""
+        if request.path == "/v1/models" and "User-Agent" not in request.headers:
+            return web.Response(status=404)  # no client wants it: the gateway reads the list
         self.requests.append(request)
         raw = await request.read()
         seen = {"method": request.method, "path": request.path_qs, "body": raw.decode()}

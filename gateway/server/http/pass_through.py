@@ -152,7 +152,9 @@ class PassThrough:
             )
         framing, pieces = ((), None) if body is None else body.sent(None)
         target, fields = path.path + query, (*fields, *framing)
-        return self.upstream.request(method, target, fields, pieces, decode=False, logged=logged)
+        return self.upstream.request(
+            method, target, fields, pieces, decode=False, logged=logged, judged=True
+        )
 
     async def _copy(
         self, request: web.Request, upstream: HttpReply, seen: Observation, scopes: Sequence[bytes]

@@ -28,6 +28,8 @@ FAILED_OF_WINDOW = 10
 """Of the last ``WINDOW`` calls, where good ones come between."""
 PROBES_IN_A_ROW = 2
 FIRST_EJECTION = 0.5
+FIRST_REFUSAL = 5.0
+"""Seconds of an ejection because the gateway's key is refused: that seldom changes soon."""
 LONGEST_EJECTION = 30.0
 CALM_SECONDS = 60.0
 """After so long in state up, an upstream counts as stable again."""
@@ -134,12 +136,19 @@ def record_answer(health: Health, now: float) -> Health:
 
 
 def record_failure(health: Health, why: Reason, now: float) -> Health:
-    """Return the health after a call failed; calls that fail while it is open change nothing."""
+    """Return the health after a call failed; calls that fail while it is open change nothing.
+
+    A refusal of the gateway's key opens the breaker at once.
+    """
     match health.breaker:
         case Up() as up:
             window = _shifted(up, failed=True)
             counted = replace(up, failed=up.failed + 1, window=window)
-            often = counted.failed >= FAILURES_IN_A_ROW or window.bit_count() >= FAILED_OF_WINDOW
+            often = (
+                counted.failed >= FAILURES_IN_A_ROW
+                or window.bit_count() >= FAILED_OF_WINDOW
+                or why is Reason.UPSTREAM_REFUSED
+            )
             return replace(health, breaker=_eject(up, why, now) if often else counted)
         case Trial() as trial:
             return replace(health, breaker=_open_for(2 * trial.ejection, why, now))
@@ -183,7 +192,8 @@ def record_probe(
 
 def _eject(up: Up, why: Reason, now: float) -> Open:
     flaps = up.ejection > 0 and now - up.since < CALM_SECONDS
-    return _open_for(2 * up.ejection if flaps else FIRST_EJECTION, why, now)
+    first = FIRST_REFUSAL if why is Reason.UPSTREAM_REFUSED else FIRST_EJECTION
+    return _open_for(max(2 * up.ejection if flaps else 0.0, first), why, now)
 
 
 def _open_for(ejection: float, why: Reason, now: float) -> Open:
@@ -238,6 +248,8 @@ class Clients:
     """The client that was answered last."""
     failed: str | None = None
     """The client whose failure was the last sign for all."""
+    refused: str | None = None
+    """The client that met the last refusal of the gateway's key since the last answer."""
 
     def trouble_of(self, client: str | None) -> Trouble | None:
         """Return what a client met, None if there is no trouble."""
@@ -253,6 +265,9 @@ class Clients:
         known.health = record_result(known.at(now), why, retry_after, now)
         known.since = now
         self.troubles[client] = known
+        if why is Reason.UPSTREAM_REFUSED:
+            before, self.refused = self.refused, client
+            return before not in (None, client)
         if why is Reason.UPSTREAM_LIMITED or client == self.failed:
             return False
         self.failed = client
@@ -260,7 +275,7 @@ class Clients:
 
     def record_answer(self, client: str | None, now: float) -> None:
         """Note a call that was answered."""
-        self.answered, self.answered_at = client, now
+        self.answered, self.answered_at, self.refused = client, now, None
         known = self.trouble_of(client)
         if client is None or known is None:
             return

@@ -23,6 +23,7 @@ from gateway.upstream.discovery import RETRY_SECONDS, Address, Source
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.pool import UpstreamPool
+from gateway.upstream.pool.probes import ModelLists
 from gateway.upstream.pool.table import Member
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 _DRAIN_SECONDS = 0.2
 """Between two looks at the replicas that have left."""
 _MOST_LISTED = 8
+LISTS_SECONDS = 1.0
+"""The longest wait for the lists of models at start."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +59,7 @@ class Membership:
     discovered: Sequence[Discovered] = ()
     _: KW_ONLY
     greet: Callable[[HttpUpstream], Coroutine[Any, Any, None]] | None = None
+    lists: ModelLists | None = None
     _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     @asynccontextmanager
@@ -63,8 +67,11 @@ class Membership:
         """Open all upstreams, look for replicas once, and follow them until the end."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close)
-            for name, upstream in self.upstreams.items():
+            for upstream in self.upstreams.values():
                 await upstream.open()
+            if self.lists is not None:
+                await self.lists.read_all(LISTS_SECONDS)
+            for name in self.upstreams:
                 self._begin_watch(name)
             waits = await asyncio.gather(*map(self.refresh, self.discovered))
             tasks = [

@@ -35,7 +35,8 @@ from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.table import Member, PoolTable
 from gateway.upstream.request import Served, anyone
 
-SECONDS = 5.0
+SECONDS = 0.8
+"""The longest wait for an upstream's list of models: some clients wait 3 s for all of it."""
 _MOST_TRIES = 3
 """Replicas of one upstream that are asked for its list of models."""
 _MOST_BYTES = 4 * 2**20
@@ -83,25 +84,36 @@ class PoolRequests:
         for name in names:
             replicas.setdefault(declared_name(name), []).append(self.upstreams[name])
         results = await asyncio.gather(
-            *(self._list_of_one(each, path_qs, fields) for each in replicas.values())
+            *(self._list_in_time(each, path_qs, fields) for each in replicas.values())
         )
-        replies = [
-            (states[each[0].name].member, reply)
-            for each, reply in zip(replicas.values(), results, strict=True)
-            if not isinstance(reply, UpstreamError)
-        ]
-        lists = [
-            (member, data)
-            for member, reply in replies
-            if (data := _models(*reply, has_aliases=bool(member.rename))) is not None
-        ]
+        replies, lists = list[Reply](), list[tuple[Member, Sequence[Mapping[str, Any]]]]()
+        for each, reply in zip(replicas.values(), results, strict=True):
+            member, known = states[each[0].name].member, each[0].listing
+            if isinstance(reply, UpstreamError):
+                data = None if known is None else known.models
+            else:
+                replies.append(reply)
+                data = _models(*reply, has_aliases=bool(member.rename))
+            if data is not None:
+                lists.append((member, data))
         if lists:
             body = orjson.dumps({"object": "list", "data": merge(lists)})
             return _response(HTTPStatus.OK, body)
-        for _, reply in replies:
+        for reply in replies:
             return _response(*reply)
         faults = (each for each in results if isinstance(each, UpstreamError))
         raise next(faults, _no_upstream())
+
+    async def _list_in_time(
+        self, replicas: Sequence[HttpUpstream], path_qs: str, fields: Fields
+    ) -> Reply | UpstreamError:
+        """Return an upstream's list, or why there is none in time."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                return await self._list_of_one(replicas, path_qs, fields)
+        except TimeoutError:
+            message = "The upstream did not answer in time."
+            return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
 
     async def _list_of_one(
         self, replicas: Sequence[HttpUpstream], path_qs: str, fields: Fields
@@ -166,13 +178,22 @@ class PoolRequests:
                 framing, pieces = ((), None) if body is None else body.sent(rename)
                 fields = (*headers, *framing)
                 sending = upstream.request(
-                    method, target + query, fields, pieces, decode=decode, logged=logged
+                    method,
+                    target + query,
+                    fields,
+                    pieces,
+                    decode=decode,
+                    logged=logged,
+                    judged=method != "OPTIONS",
                 )
                 try:
                     reply = await stack.enter_async_context(sending)
                 except UpstreamError as error:
                     fault = error
                     tried.append((upstream.name, error.reason))
+                    is_kept = body is None or body.rest is None
+                    if error.reason is Reason.UPSTREAM_REFUSED and is_kept:
+                        continue
                     if error.sent:
                         break
                     # As a probe that failed: of what is behind a path nothing is known.
@@ -232,12 +253,12 @@ def names_objects(path_qs: str) -> bool:
     return _OBJECTS.match(path) is not None and not path.endswith("/content")
 
 
-def merge(lists: Sequence[tuple[Member, Sequence[dict[str, Any]]]]) -> list[dict[str, Any]]:
+def merge(lists: Sequence[tuple[Member, Sequence[Mapping[str, Any]]]]) -> list[Mapping[str, Any]]:
     """Return each model once, in the order of the upstreams, those for conversations first.
 
     Aliases come before the upstreams' own names.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for member, models in lists:
         known = {model["id"]: model for model in models}
         for alias, name in member.rename.items():
@@ -271,10 +292,7 @@ def _models(status: int, body: bytes, *, has_aliases: bool) -> list[dict[str, An
 
 async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Reply | UpstreamError:
     try:
-        async with (
-            asyncio.timeout(SECONDS),
-            upstream.request("GET", path_qs, fields, None) as reply,
-        ):
+        async with upstream.request("GET", path_qs, fields, None, judged=True) as reply:
             body = await read_whole(reply.read, _MOST_BYTES)
         if body is not None:
             return reply.status, body
@@ -282,9 +300,6 @@ async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Repl
         fault = UpstreamError(502, message, Reason.UPSTREAM_BROKE)
     except UpstreamError as error:
         fault = error
-    except TimeoutError:
-        message = "The upstream did not answer in time."
-        return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
     upstream.failures.note_failure(fault)
     return fault
 

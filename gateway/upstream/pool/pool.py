@@ -25,12 +25,13 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.upstream_state import named_state
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
-from gateway.protocol.messages import declared_name
+from gateway.protocol.messages import declared_name, read_up_to
 from gateway.protocol.request import LARGE_BYTES
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.retry import (
+    HELD_BYTES,
     NOT_KEPT,
     NOT_TRIED,
     Budget,
@@ -46,6 +47,7 @@ from gateway.upstream.pool.table import Call, Change, PoolTable, states
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Served, Upstream, UpstreamReply
 from gateway.upstream.translated import MESSAGES, RefusedReply, is_translatable
+from gateway.upstream.verdict import error_of, lacks_model, parsed_or_none
 from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,8 @@ _EVENT = {"fields": {"event": "upstream"}}
 
 _STATEFUL = frozenset({Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
 """The endpoints whose requests may hold what an answer brought."""
+_MAY_LACK_MODEL = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+"""The statuses for a model that an upstream does not have."""
 
 _UNKNOWN_ID = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}
@@ -184,6 +188,8 @@ class PoolReply:
     """The failure, if there is no reply, or one that broke before its first token."""
     refused = False
     """Whether the answer is that the request is at fault."""
+    lacks_model = False
+    """Whether the answer is that the upstream does not have the model."""
     sent = True
     """Whether the upstream has got the request: if not, nothing of it is known."""
     _context: AbstractAsyncContextManager[UpstreamReply] | None = None
@@ -213,6 +219,10 @@ class PoolReply:
             personal = pool.passes_credentials and bears_credential(outgoing.fields)
             self.failure = refusal_of(self.status, self.headers, pool.wall(), personal=personal)
             if self.failure is not None:
+                return
+            if self.status in _MAY_LACK_MODEL:
+                self._held.append(body := await read_up_to(reply.read, HELD_BYTES))
+                self.lacks_model = lacks_model(self.status, error_of(parsed_or_none(body)))
                 return
         detector = FirstTokenDetector(self.content_type == "text/event-stream", self._held)
         found: FirstToken | Failure = FirstToken.PENDING
@@ -416,6 +426,8 @@ class UpstreamPool:
             await reply.open(outgoing)
         except UpstreamError as error:
             reply.error, reply.failure = error, failure_of(error, head=reply.status > 0)
+            reply.lacks_model = error.of_model
+            self._is_kept_elsewhere(reply, call, outgoing)
             self.note_failure(call, reply.failure)
             await reply.close(error)
             return reply
@@ -424,17 +436,26 @@ class UpstreamPool:
             raise
         if not reply.sent:
             return reply
-        if reply.failure is None and outgoing.sticky_id:
-            if reply.status < HTTPStatus.BAD_REQUEST:
-                scope = outgoing.scopes()[0]
-                self.affinity.note((outgoing.sticky_id,), scope, call.name)
-            elif not outgoing.pinned and reply.status in _UNKNOWN_ID:
-                reply.failure = NOT_KEPT  # another upstream must be tried
+        if self._is_kept_elsewhere(reply, call, outgoing):
+            reply.failure = reply.failure or NOT_KEPT
         if reply.failure is None:
             self.table.first_byte(call, self.clock(), refused=reply.refused)
         else:
             self.note_failure(call, reply.failure)
         return reply
+
+    def _is_kept_elsewhere(self, reply: PoolReply, call: Call, outgoing: Outgoing) -> bool:
+        """Tell whether another upstream must be tried: for what a request names, or its model."""
+        if reply.lacks_model:
+            self.table.record_lack(call.name, outgoing.model)
+            return self.table.may_have(outgoing, call.name)
+        if not outgoing.sticky_id or reply.failure is not None:
+            return False
+        if reply.status < HTTPStatus.BAD_REQUEST:
+            scope = outgoing.scopes()[0]
+            self.affinity.note((outgoing.sticky_id,), scope, call.name)
+            return False
+        return not outgoing.pinned and reply.status in _UNKNOWN_ID
 
     def _untried_owner(self, outgoing: Outgoing, retry: RetryState) -> Reason | None:
         """Return why an upstream that may keep the sticky id was not tried, if so."""

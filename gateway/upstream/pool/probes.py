@@ -7,13 +7,17 @@ Laws:
 - At startup a wrong address is found at once, and the log says what to do.
 - What engines say of their load is asked for where it is wanted, bounded in time and bytes. An
   engine that does not answer keeps its last figures until they are stale.
+- The lists of models are read at start, again and again, and soon after a request for a model that
+  no list has. An upstream that does not answer keeps its last list.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from math import inf
 from typing import NamedTuple
 
 import orjson
@@ -22,7 +26,7 @@ from aiohttp import web
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import declared_name, read_up_to, read_whole
-from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.http_client import HttpUpstream, Listing
 from gateway.upstream.pool.engine_load import parse_load
 from gateway.upstream.pool.health import Open
 from gateway.upstream.pool.table import PoolTable
@@ -41,6 +45,12 @@ EVERY_SECONDS = 10.0
 PATHS = ("/readyz", "/health", "/v1/models")
 LOAD_SECONDS = 2.0
 """Between two readings of an engine's load."""
+MODELS_SECONDS = 60.0
+"""Between two readings of a list of models."""
+MODELS_SOONEST = 5.0
+"""The same if a request names a model that no list has."""
+_NO_DEPLOYMENTS = ".azure.com"
+"""Hosts whose lists name other models than requests do: there requests name a deployment."""
 _SHORTEST_WAIT = 0.05
 _LONGEST_WAIT = 0.5
 
@@ -63,6 +73,7 @@ class Prober:
     on_probe: Callable[[], None]
     warm: Callable[[str], Awaitable[None]] | None = None
     with_load: Collection[str] = ()
+    lists: "ModelLists | None" = None
     _found: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False)
     """The path that an upstream turned out to have."""
     _no_load: dict[str, str] = field(default_factory=dict, init=False)
@@ -75,6 +86,8 @@ class Prober:
                 group.create_task(self._probe_when_due(name))
                 if declared_name(name) in self.with_load:
                     group.create_task(self._follow_load(name))
+                if self.lists is not None:
+                    group.create_task(self.lists.follow(name))
         finally:
             self._found.pop(name, None)
             self._no_load.pop(name, None)
@@ -156,6 +169,75 @@ class Prober:
         except TimeoutError:
             return Reason.UPSTREAM_TIMEOUT, False
         return None, False
+
+
+@dataclass(eq=False)
+class ModelLists:
+    """Reads which models each upstream lists; ``record`` takes the names, none if unknown."""
+
+    upstreams: Mapping[str, HttpUpstream]
+    clock: Callable[[], float]
+    record: Callable[[str, frozenset[str]], None]
+    _read_at: dict[str, float] = field(default_factory=dict, init=False)
+    _wanted_at: float = field(default=-inf, init=False)
+
+    def want(self, _model: str) -> None:
+        """Note that a request named a model that no list has."""
+        self._wanted_at = self.clock()
+
+    async def read_all(self, seconds: float) -> None:
+        """Read the lists of all upstreams, as far as they come in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*map(self.read, self.upstreams))
+
+    async def follow(self, name: str) -> None:
+        """Keep the list of one upstream fresh until cancelled."""
+        try:
+            while True:
+                read_at, now = self._read_at.get(name, -inf), self.clock()
+                is_wanted = read_at < self._wanted_at and now - read_at >= MODELS_SOONEST
+                if is_wanted or now - read_at >= MODELS_SECONDS:
+                    await self.read(name)
+                await asyncio.sleep(1.0)
+        finally:
+            self._read_at.pop(name, None)
+
+    async def read(self, name: str) -> None:
+        """Read the list of one upstream; a fault changes nothing."""
+        upstream = self.upstreams[name]
+        try:
+            async with (
+                asyncio.timeout(STARTUP_SECONDS),
+                upstream.request("GET", "/v1/models", (), None) as reply,
+            ):
+                status, body = reply.status, await read_whole(reply.read, _MAX_BYTES)
+        except (UpstreamError, TimeoutError):
+            status, body = 0, None
+        self._read_at[name] = self.clock()
+        listing = listing_of(body) if body is not None and status == HTTPStatus.OK else None
+        if listing is not None and (upstream.url.host or "").endswith(_NO_DEPLOYMENTS):
+            listing = listing._replace(names=frozenset())
+        if listing is not None:
+            upstream.listing = listing
+            self.record(name, listing.names)
+
+
+def listing_of(body: bytes) -> Listing | None:
+    """Return the list of models in a body; one of several pages names none for sure."""
+    try:
+        match orjson.loads(body):
+            case {"data": list(data)} as page:
+                models = [one for one in data if isinstance(one, dict)]
+            case _:
+                return None
+    except orjson.JSONDecodeError:
+        return None
+    models = [one for one in models if isinstance(one.get("id"), str)]
+    names = set[str]() if page.get("has_more") else {one["id"] for one in models}
+    names |= {name.removeprefix("models/") for name in names}
+    names |= {name.removesuffix(":latest") for name in names}
+    return Listing(models, frozenset(names))
 
 
 async def log_upstreams(upstreams: Iterable[HttpUpstream]) -> None:

@@ -1,4 +1,4 @@
-"""Retries: when a reply has its first token, what a failure before means, and who is tried next.
+"""Retries: what a reply means, when it has its first token, and which upstream is tried next.
 
 Laws:
 - A request that surely was not processed (no connection; 429, 503, 529) may go to every other
@@ -7,6 +7,8 @@ Laws:
   risk is taken once, and only on another upstream. There is one exception: a connection that broke
   before the head was most often idle and just closed. So the same upstream may get it again.
 - After the first token there is no retry. Every other status (400, 401, 404 ...) is an answer.
+- A refusal of the gateway's own credential is no answer (``verdict``): any other upstream may get
+  the request. A model that an upstream does not have is searched at the others.
 - Comments, blank lines, the role alone and usage alone say nothing that a client could show. They
   are held back, within a bound in bytes and in time, so that nothing is sent before the first
   token. What is not understood counts as content.
@@ -27,6 +29,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.streaming.decode import DONE, Decoder
 from gateway.upstream.pool.health import LONGEST_RETRY_AFTER
+from gateway.upstream.verdict import code_of, error_alone, parsed_or_none, refuses_gateway
 
 MOST_TRIES = 5
 MOST_RISKED = 1
@@ -55,15 +58,17 @@ class Failure:
     @property
     def may_be_provoked(self) -> bool:
         """Tell whether the request itself may be the cause: it has reached the upstream."""
-        return self.risky or self.reason is Reason.UPSTREAM_LIMITED
+        return self.risky or self.reason in (Reason.UPSTREAM_LIMITED, Reason.UPSTREAM_REFUSED)
 
 
 NOT_KEPT = Failure(Reason.NOT_KEPT, risky=False, personal=True)
-"""Another upstream may keep the sticky id; the health of this one does not change."""
+"""Another upstream may keep the sticky id, or have the model; this one is as well as before."""
 
 
 def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
     """Return what an upstream's fault means; ``head`` says that the reply had begun."""
+    if error.reason is Reason.UPSTREAM_REFUSED:
+        return Failure(error.reason, risky=False, personal=error.of_model)
     broke = error.reason is Reason.UPSTREAM_BROKE and not (head or error.answered)
     return Failure(error.reason, risky=error.sent, anew=broke or not error.sent)
 
@@ -197,6 +202,8 @@ class FirstTokenDetector:
 
     events: bool
     held: list[bytes] = field(default_factory=list)
+    own: bool = False
+    """Whether the request has no credential of a client."""
     _size: int = 0
     _since: float | None = None
     _decoder: Decoder | None = None
@@ -209,6 +216,8 @@ class FirstTokenDetector:
             self._since = now
         if not self.events:
             found: FirstToken | Failure = FirstToken.PENDING if piece.isspace() else FirstToken.SEEN
+            if b'"error"' in piece and (error := error_alone(parsed_or_none(piece))):
+                found = _error(error, own=self.own)
         else:
             found = self._judge_piece(piece)
         waited = self._size > HELD_BYTES or now - self._since >= HELD_SECONDS
@@ -217,13 +226,15 @@ class FirstTokenDetector:
     def end(self) -> FirstToken | Failure:
         """Return the state of a reply that has ended."""
         last = None if self._decoder is None else self._decoder.end()
-        found = FirstToken.PENDING if last is None else _judge_event(last.data, whole=False)
+        found: FirstToken | Failure = FirstToken.PENDING
+        if last is not None:
+            found = _judge_event(last.data, own=self.own, whole=False)
         return FirstToken.NONE if found is FirstToken.PENDING else found
 
     def _judge_piece(self, piece: bytes) -> FirstToken | Failure:
         self._decoder = self._decoder or Decoder()
         for event in self._decoder.feed(piece):
-            if (found := _judge_event(event.data)) is not FirstToken.PENDING:
+            if (found := _judge_event(event.data, own=self.own)) is not FirstToken.PENDING:
                 return found
         return FirstToken.PENDING
 
@@ -232,7 +243,7 @@ _BEFORE_TOKENS = frozenset({"message_start", "ping"})
 """Anthropic's events that say nothing yet."""
 
 
-def _judge_event(data: bytes | None, *, whole: bool = True) -> FirstToken | Failure:
+def _judge_event(data: bytes | None, *, own: bool, whole: bool = True) -> FirstToken | Failure:
     if data is None:
         return FirstToken.PENDING
     if data == DONE:
@@ -246,7 +257,7 @@ def _judge_event(data: bytes | None, *, whole: bool = True) -> FirstToken | Fail
     if isinstance(event, dict):
         kind = event.get("type")
         if kind == "error" or event.get("error"):
-            return _error(event)
+            return _error(event.get("error") or event, own=own)
         if kind in _BEFORE_TOKENS:
             return FirstToken.PENDING
         choices = event.get("choices")
@@ -275,12 +286,13 @@ _OF_THE_REQUEST = frozenset(
 """Types of Anthropic's errors that another upstream would answer alike."""
 
 
-def _error(event: dict[str, Any]) -> FirstToken | Failure:
-    """Return what an error event means: some servers send status 200 before they can fail.
+def _error(error: Any, *, own: bool) -> FirstToken | Failure:
+    """Return what an error with status 200 means: some servers send it before they can fail.
 
     An error about the request itself (a 4xx, an invalid request) is an answer.
     """
-    error = event.get("error") or event
+    if own and refuses_gateway(code_of(error), error):
+        return Failure(Reason.UPSTREAM_REFUSED, risky=False)
     match error:
         case {"code": 429 | "rate_limit_exceeded" | "insufficient_quota"}:
             # It may be about the client's own account, so the upstream is not paused.

@@ -68,9 +68,14 @@ class Member:
         """Tell whether the model is among those declared for it."""
         return model in self.rename or self._pattern.match(model) is not None
 
+    @property
+    def serves_all(self) -> bool:
+        """Whether nothing is declared of its models."""
+        return "*" in self.models
+
     def names(self, model: str) -> bool:
         """Tell whether it serves the model, and not only because it serves all."""
-        return model in self.rename or ("*" not in self.models and self.serves(model))
+        return model in self.rename or (not self.serves_all and self.serves(model))
 
 
 class Rate:
@@ -109,6 +114,16 @@ class UpstreamState:
     signal: LoadSignal | None = None
     """What its engine says of its load, if it is asked."""
     clients: Clients = field(default_factory=Clients)
+    listed: frozenset[str] = frozenset()
+    """The models that it lists, none if they are not known."""
+    lacks: set[str] = field(default_factory=set)
+    """The models that it did not have when it was asked, since its list was read."""
+
+    def offers(self, model: str) -> bool:
+        """Tell whether it may have a model: its globs say so, or its list, or neither is known."""
+        if model in self.lacks:
+            return False
+        return not self.listed or not self.member.serves_all or model in self.listed
 
     @property
     def is_full(self) -> bool:
@@ -228,6 +243,8 @@ class PoolTable:
     ) -> None:
         """``discovered`` stands for upstreams whose replicas join and leave."""
         self.routing = routing
+        self.unlisted: Callable[[str], None] = lambda _model: None
+        """Called with a model that no list has, or that an upstream lacks."""
         self._changed = changed
         self._discovered = discovered
         self._declared = (*members, *discovered)
@@ -328,6 +345,26 @@ class PoolTable:
     def has_other(self, outgoing: Outgoing, excluded: AbstractSet[str]) -> bool:
         """Tell whether another upstream serves the model."""
         return any(one.member.name not in excluded for one in self._candidates_for(outgoing))
+
+    def may_have(self, outgoing: Outgoing, name: str) -> bool:
+        """Tell whether another upstream may have the model that this one lacks."""
+        others = (one for one in self._candidates_for(outgoing) if one.member.name != name)
+        return any(one.offers(outgoing.model) for one in others)
+
+    def record_lack(self, name: str, model: str) -> None:
+        """Note that an upstream does not have a model. It is asked again once its list is read."""
+        lacks = self.upstreams[name].lacks
+        if len(lacks) < MOST_MODELS and len(model) <= LONGEST_MODEL:
+            lacks.add(model)
+            self._serving.pop(model, None)
+        self.unlisted(model)
+
+    def record_models(self, name: str, models: frozenset[str]) -> None:
+        """Note which models an upstream lists, none if it has no list."""
+        if (upstream := self.upstreams.get(name)) is not None:
+            upstream.listed = models
+            upstream.lacks.clear()
+            self._serving.clear()
 
     def is_mixed(self, outgoing: Outgoing) -> bool:
         """Tell whether some upstreams of the model have Anthropic's API, and some have not."""
@@ -446,7 +483,8 @@ class PoolTable:
 
         So it is an upstream that refuses an unknown model, as without a gateway. An alias is for
         the upstreams that name it: one that serves all does not know it. A model that is declared
-        goes to no others while none of its replicas is known.
+        goes to no others while none of its replicas is known. Of those that declare nothing, those
+        that list it come in question, and those without a list.
         """
         serving = self._serving.get(model)
         if serving is None:
@@ -455,6 +493,10 @@ class PoolTable:
             awaited = [member for member in self._discovered if member.serves(model)]
             if any(model in one.rename for one in (*(one.member for one in some), *awaited)):
                 some = [one for one in some if one.member.names(model)]
+            if any(offering := [one.offers(model) for one in some]):
+                some = [one for one, offers in zip(some, offering, strict=True) if offers]
+            elif some and model:
+                self.unlisted(model)
             serving = tuple(some or (() if awaited else all_of_them))
             if len(model) <= LONGEST_MODEL:
                 if len(self._serving) >= MOST_MODELS:

@@ -170,7 +170,7 @@ def test_an_outage_that_is_over_ends_no_later_one():
     former = failures.outage
     assert former is not None
     failures.end_outage(former)
-    failures.note_reply(500, "text/plain", own_credential=False)
+    failures.note_status(500)
     failures.end_outage(former)
     assert failures.outage is not None
     assert failures.outage.why is Reason.UPSTREAM_STATUS

@@ -53,6 +53,8 @@ class Keeper:
         return reply
 
     async def other(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":  # a pool reads the lists at start
+            return web.Response(status=404)
         self.asked.append(f"{request.method} {request.path}")
         known = request.method == "POST" or request.path.split("/")[3] in self.kept
         return web.json_response({"at": self.name}, status=200 if known else 404)

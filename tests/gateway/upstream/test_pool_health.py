@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 from aiohttp import web
 from faulty_upstreams import CLOSED, pool, says
 
+from gateway.background import running
 from gateway.protocol.cache_status import Reason
-from gateway.server.open_upstreams import in_background
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import PATHS, Prober
@@ -131,7 +132,7 @@ async def test_a_probe_is_made_when_it_is_due_and_only_once(
     monkeypatch.setattr("gateway.upstream.pool.probes._SHORTEST_WAIT", 0.0)
     patient.paths = {"/readyz": (200, {})}
     clinic.close_breaker()
-    async with in_background(clinic.prober.watch("a")):
+    async with running("probes", partial(clinic.prober.watch, "a")):
         for _ in range(100):
             await asyncio.sleep(0)
         assert patient.asked == []
