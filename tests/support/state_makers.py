@@ -41,6 +41,8 @@ class Maker:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer, or refuse what another one has made."""
+        if request.path == "/v1/models":  # the pool reads the lists at start
+            return web.Response(status=404)
         raw = await request.read()
         json = request.content_type == "application/json" and raw
         body = orjson.loads(raw) if json else {}
