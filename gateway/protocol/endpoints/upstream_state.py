@@ -25,6 +25,7 @@ _NAMES = frozenset(
     {
         *("encrypted_content", "encrypted_index", "encrypted_stdout"),
         *("signature", "thought_signature", "thought_signatures", "thoughtSignature"),
+        *("reasoning_signature", "thinking_signature", "reasoning_opaque"),
         *("data", "container", "container_id", "vector_store_id", "vector_store_ids"),
         *("file_id", "file_ids", "input_file_id", "output_file_id", "error_file_id"),
         *("training_file", "validation_file", "result_files", "id"),

@@ -126,19 +126,19 @@ class Learner:
     def __init__(self, learn: Learn, scope: bytes, *, keeps: bool) -> None:
         self._learn, self._scope, self._keeps = learn, scope, keeps
         self._seen: set[str] = set()
-        self._signatures: dict[int, str] = {}
-        """Those of blocks, which may come in pieces."""
+        self._signature: list[str] = []
+        """The pieces of the present block's signature."""
         self._writes: list[Awaitable[None]] = []
 
     def take(self, result: Mapping[str, object]) -> None:
         """Take an answer, or an event of one."""
         match result:
-            case {"index": int(at), "delta": {"type": "signature_delta", "signature": str(piece)}}:
-                self._signatures[at] = whole = self._signatures.get(at, "") + piece
-                values = [whole]
-            case _:
-                values = made_state(result, keeps=self._keeps)
-        if new := [value for value in values if value not in self._seen]:
+            case {"delta": {"type": "signature_delta", "signature": str(piece)}}:
+                self._signature.append(piece)
+                return
+        values = [*made_state(result, keeps=self._keeps), "".join(self._signature)]
+        self._signature.clear()
+        if new := [value for value in values if value and value not in self._seen]:
             self._seen.update(new)
             if (write := self._learn(new, self._scope)) is not None:
                 self._writes.append(write)

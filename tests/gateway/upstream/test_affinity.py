@@ -90,11 +90,13 @@ async def test_a_reply_without_a_reader_tells_what_it_brought(tmp_path: Path):
 def test_a_signature_in_pieces_is_noted_whole():
     noted: list[str] = []
     learner = Learner(lambda values, _scope: noted.extend(values), MINE, keeps=False)
-    for at, piece in ((0, "ab"), (0, "cd"), (1, "xy"), (0, "e")):
-        delta = {"type": "signature_delta", "signature": piece}
-        learner.take({"type": "content_block_delta", "index": at, "delta": delta})
-    learner.take({"content": [{"signature": "abcde"}, {"signature": "new"}]})
-    assert noted == ["ab", "abcd", "xy", "abcde", "new"]
+    for pieces in ("ab", "c"), ("xy",):
+        for piece in pieces:
+            delta = {"type": "signature_delta", "signature": piece}
+            learner.take({"type": "content_block_delta", "index": 0, "delta": delta})
+        learner.take({"type": "content_block_stop", "index": 0})
+    learner.take({"content": [{"signature": "abc"}, {"signature": "new"}]})
+    assert noted == ["abc", "xy", "new"]
 
 
 class Silent:
