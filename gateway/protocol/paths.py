@@ -42,7 +42,8 @@ _RESOURCES = frozenset(
 )
 _MOST_ROUNDS = 3
 _MOST_SHOWN = 200
-_ENDS = "".join(map(chr, (*range(0x21), 0x7F, 0xA0))) + "."
+_ENDS = re.compile(r"^[\W_]+|[\W_]+$")
+"""What some servers leave out around a segment: spaces, dots, control and other characters."""
 
 
 class ApiPath(NamedTuple):
@@ -85,7 +86,7 @@ def read_path(raw: str) -> ApiPath:
     segments = _segments(path)
     if ".." in segments or "." in segments:
         raise _unknown(raw)
-    folded = "/" + "/".join(filter(None, (each.strip(_ENDS) for each in segments)))
+    folded = "/" + "/".join(filter(None, (_ENDS.sub("", each) for each in segments)))
     if folded in _ENDPOINTS:
         raise _unknown(raw, f"Is {folded} meant?")
     return ApiPath(path, deployment)
@@ -106,7 +107,7 @@ def _base_url_hint(path: str) -> str | None:
     if not rest:
         return "It is the base_url; a path such as /v1/chat/completions has to follow."
     second, _, behind = rest.partition("/")
-    if second == "v1":
+    if second.lower() == "v1":
         if behind.partition("/")[0] == "messages":
             return "Is /v1/messages meant? The base_url of Anthropic's clients has no /v1."
         return f"Is /{rest} meant? The base_url ends in one /v1, and the client adds the rest."
