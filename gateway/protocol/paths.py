@@ -58,10 +58,10 @@ class ApiPath(NamedTuple):
         found = _MODEL.fullmatch(self.path)
         return self.deployment if found is None else unquote(found[2] + _unless_verb(found[3]))
 
-    def naming(self, model: str) -> str:
-        """Return the path with another model in place of the one that it names."""
+    def naming(self, model: str | None) -> str:
+        """Return the path with another model, if it is given, in place of the one it names."""
         found = _MODEL.fullmatch(self.path)
-        if found is None:
+        if found is None or model is None:
             return self.path
         verb = "" if _unless_verb(found[3]) else found[3]
         return f"{found[1]}{quote(model, safe='/:')}{verb}"

@@ -174,9 +174,8 @@ class PoolRequests:
                 if upstream.name not in self.upstreams:
                     continue  # has left meanwhile
                 rename = self.table.upstreams[upstream.name].member.rename.get(model)
-                target = path.path
-                if rename is not None and method != "DELETE":  # an alias is no name for removal
-                    target = path.naming(rename)
+                # An alias is no name for removal.
+                target = path.naming(None if method == "DELETE" else rename)
                 framing, pieces = ((), None) if body is None else body.sent(rename)
                 fields = (*headers, *framing)
                 sending = upstream.request(
