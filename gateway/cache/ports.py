@@ -214,6 +214,9 @@ class MakerStore(Protocol):
     Failures are StoreErrors.
     """
 
+    seconds: float
+    """The longest that a request may wait for it."""
+
     async def find(self, digests: Sequence[bytes]) -> Mapping[bytes, str]:
         """Return the makers that are known."""
 

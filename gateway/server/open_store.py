@@ -165,7 +165,7 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
             forget_keys,
             disk,
             key_counts=counts,
-            makers=SqliteMakers(settings.data_dir / MAKERS),
+            makers=SqliteMakers(settings.data_dir / MAKERS, seconds=DISK_READ_SECONDS),
             file=file,
         )
     return _open_redis(settings, environment)
@@ -200,7 +200,7 @@ def _open_redis(settings: Settings, environment: Mapping[str, str]) -> OpenedSto
         connect=redis.begin,
         claims=redis.claims,
         key_counts=RedisKeyCounts(redis.link),
-        makers=RedisMakers(redis.link, redis.claims.usable),
+        makers=RedisMakers(redis.link, redis.claims.usable, seconds=REDIS_SECONDS),
     )
 
 

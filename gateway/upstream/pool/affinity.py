@@ -24,8 +24,6 @@ from gateway.protocol.endpoints.upstream_state import made_state
 log = logging.getLogger(__name__)
 
 MOST_KNOWN = 65_536
-SECONDS = 0.25
-"""The longest wait for the store, and rarely needed: without the maker the request may fail."""
 DIGEST_BYTES = 16
 
 Scopes = Sequence[bytes]
@@ -44,15 +42,8 @@ def digests_of(values: Iterable[str], scopes: Scopes) -> list[bytes]:
 class Affinity:
     """The upstreams that made values, by digest; ``shared`` is known to other processes too."""
 
-    def __init__(
-        self,
-        shared: MakerStore | None = None,
-        *,
-        most: int = MOST_KNOWN,
-        seconds: float = SECONDS,
-    ) -> None:
+    def __init__(self, shared: MakerStore | None = None, *, most: int = MOST_KNOWN) -> None:
         self._shared = shared
-        self._seconds = seconds
         self._timeout = LoopTimeout()
         self._known: LRUCache[bytes, str] = LRUCache(most)
         self._writes: set[asyncio.Task[None]] = set()
@@ -73,7 +64,7 @@ class Affinity:
         if self._shared is None or not unknown:
             return ""
         try:
-            found = await self._timeout.wait(self._shared.find(unknown), self._seconds)
+            found = await self._timeout.wait(self._shared.find(unknown), self._shared.seconds)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request goes on
             _log_fault("looked up", error)
             return ""
@@ -105,7 +96,7 @@ class Affinity:
 
     async def _tell(self, shared: MakerStore, digests: Sequence[bytes], maker: str) -> None:
         try:
-            await self._timeout.wait(shared.add(digests, maker), self._seconds)
+            await self._timeout.wait(shared.add(digests, maker), shared.seconds)
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer goes on
             _log_fault("noted", error)
 

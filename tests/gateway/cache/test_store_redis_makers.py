@@ -17,7 +17,7 @@ async def link(server, redis):
 
 
 async def test_full_makers_forget_the_oldest(link, redis):
-    one, other = RedisMakers(link, most=2), RedisMakers(link, most=2)
+    one, other = (RedisMakers(link, seconds=30.0, most=2) for _ in "ab")
     digests = [bytes([number]) * 16 for number in range(6)]
     for digest in digests:
         await one.add([digest], f"u{digest[0]}")
@@ -30,7 +30,7 @@ async def test_full_makers_forget_the_oldest(link, redis):
 
 async def test_a_store_that_is_not_used_is_not_asked(link):
     with pytest.raises(StoreError):
-        await RedisMakers(link, lambda: False).find([bytes(16)])
+        await RedisMakers(link, lambda: False, seconds=30.0).find([bytes(16)])
 
 
 @pytest.mark.parametrize("kind", ["thinking", "reasoning", "gemini"])

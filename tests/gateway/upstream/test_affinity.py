@@ -46,7 +46,7 @@ async def test_a_value_is_known_within_the_scope_it_was_made_in():
 
 
 async def test_processes_of_one_folder_know_the_same_makers(tmp_path: Path):
-    first, second = (SqliteMakers(tmp_path / "makers.sqlite3", most=3) for _ in "ab")
+    first, second = (SqliteMakers(tmp_path / "makers.sqlite3", seconds=30.0, most=3) for _ in "ab")
     one, other = Affinity(first), Affinity(second)
     for number in range(5):
         told = one.note([f"value {number}"], MINE, f"u{number}")
@@ -64,7 +64,7 @@ async def test_processes_of_one_folder_know_the_same_makers(tmp_path: Path):
 
 
 async def test_what_was_learnt_is_told_before_the_end(tmp_path: Path):
-    makers = SqliteMakers(tmp_path / "makers.sqlite3")
+    makers = SqliteMakers(tmp_path / "makers.sqlite3", seconds=30.0)
     affinity = Affinity(makers)
     affinity.note(["value"], MINE, "a")
     await affinity.settle()
@@ -74,7 +74,7 @@ async def test_what_was_learnt_is_told_before_the_end(tmp_path: Path):
 
 
 async def test_a_reply_without_a_reader_tells_what_it_brought(tmp_path: Path):
-    makers = SqliteMakers(tmp_path / "makers.sqlite3")
+    makers = SqliteMakers(tmp_path / "makers.sqlite3", seconds=30.0)
     affinity = Affinity(makers)
     learner = Learner(lambda values, scope: affinity.note(values, scope, "a"), MINE, keeps=False)
     learner.take({"signature": "value"})
@@ -102,6 +102,8 @@ def test_a_signature_in_pieces_is_noted_whole():
 class Silent:
     """A store that does not answer, or fails."""
 
+    seconds = 0.005
+
     def __init__(self, error: Exception | None) -> None:
         self.error = error
 
@@ -123,7 +125,7 @@ class Silent:
 
 @pytest.mark.parametrize("error", [None, StoreError("no"), AttributeError("a defect")])
 async def test_a_store_that_fails_leaves_what_this_process_knows(error: Exception | None):
-    affinity = Affinity(Silent(error), seconds=0.005)
+    affinity = Affinity(Silent(error))
     told = affinity.note(["value"], MINE, "a")
     assert told is not None
     await told

@@ -38,9 +38,11 @@ class RedisMakers:
         link: RedisLink,
         usable: Callable[[], bool] = lambda: True,
         *,
+        seconds: float,
         most: int = MOST_MAKERS,
     ) -> None:
         """``usable`` tells whether the store is used at present."""
+        self.seconds = seconds
         self._link, self._usable, self._most = link, usable, most
         names = (_STEM + b"newer", _STEM + b"older")
         self._shard = Shard(0, key_slot(_STEM), b"", names)

@@ -22,8 +22,8 @@ class SqliteMakers:
     A note waits for no disk: after a power failure the last ones may be missing.
     """
 
-    def __init__(self, path: Path, *, most: int = MOST_MAKERS) -> None:
-        self._most = most
+    def __init__(self, path: Path, *, seconds: float, most: int = MOST_MAKERS) -> None:
+        self.seconds, self._most = seconds, most
         loss = "requests go to any upstream until their makers are known again"
         self._file = SmallDatabase(
             path, _SCHEMA, what="makers of values", loss=loss, waits_for_disk=False
