@@ -11,6 +11,7 @@ supervisor stays.
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -63,7 +64,8 @@ RESTART = (
 
 def main() -> int:
     """Read flags, write the plan; return the exit code of the command."""
-    flags = orjson.loads(sys.stdin.buffer.read())
+    # A path of the command line may have bytes that are no UTF-8, which orjson refuses.
+    flags = json.loads(sys.stdin.buffer.read())
     in_force = flags.pop("in_force", None)
     try:
         plan = make_plan(flags, is_demo=flags.pop("is_demo"), in_force=in_force)
@@ -196,7 +198,9 @@ def find_faults(
 
     ``file`` is the file of settings, in which a fault has its line.
     """
-    faults = []
+    faults = _odd_paths(settings)
+    if faults:
+        return faults  # no message could name such a file
     upstreams = settings.all_upstreams
     if needs_upstream and not upstreams:
         hint = "give --upstream URL, REFRAIN_UPSTREAM, or upstream: in refrain.yaml"
@@ -255,6 +259,15 @@ def unpriced_budgets(settings: Settings, listed: Iterable[str] = ()) -> Iterator
                 "requests for them are refused; add rows to the file of the setting prices, or "
                 "give the upstream the preset of its engine"
             )
+
+
+def _odd_paths(settings: Settings) -> list[str]:
+    """Name the paths that are no text: settings go from process to process as JSON."""
+    return [
+        f"{key}: expected a path in UTF-8, got {str(path)!a}"
+        for key, path in settings
+        if isinstance(path, Path) and str(path).encode(errors="ignore") != os.fsencode(path)
+    ]
 
 
 def _named_files(settings: Settings) -> Iterator[tuple[str, Path, Callable[[bytes, str], object]]]:

@@ -69,3 +69,10 @@ def test_the_embeddings_service_logs_as_the_gateway_does(tmp_path, monkeypatch):
     monkeypatch.setenv("REFRAIN_LOG_LEVEL", "warning")
     argv = " ".join(plan(tmp_path).embeddings)
     assert "--log-level warning --log-format auto" in argv
+
+
+def test_a_path_that_is_no_text_is_refused_by_its_setting(tmp_path, monkeypatch):
+    monkeypatch.setenv("REFRAIN_GATEWAY_KEYS", "k\udce9ys")
+    with pytest.raises(CommandError) as refused:
+        plan(tmp_path)
+    assert str(refused.value) == r"gateway_keys: expected a path in UTF-8, got 'k\udce9ys'"
