@@ -9,6 +9,7 @@ line of a crash. What a full disk took a part of is taken back.
 import asyncio
 import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,8 +19,35 @@ import orjson
 from filelock import FileLock
 
 LOCK_SECONDS = 5.0
+MOST_BYTES = 256 * 2**20
+"""Of a file that is read as a whole."""
+MOST_BYTES_OF_A_DEVICE = 64 * 1024
+"""There are endless ones."""
 
 _POLL_SECONDS = 0.01
+
+
+def read_bytes(path: Path, *, offset: int = 0, most: int = MOST_BYTES) -> bytes:
+    """Return what a file has from ``offset`` on. Raises OSError, also for a pipe or too much.
+
+    Who opens a pipe may wait for ever, and would never see the file that takes its place.
+    """
+
+    def without_wait(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, "rb", opener=without_wait) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISCHR(mode):
+            most = MOST_BYTES_OF_A_DEVICE
+        elif not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        else:
+            file.seek(offset)
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes")
+    return data
 
 
 def previous_file(path: Path) -> Path:
@@ -77,10 +105,9 @@ def last_lines(path: Path, most_bytes: int) -> list[dict[str, Any]]:
     """Return the objects in the last lines of a file and of the one before it. Raises OSError."""
     data = b""
     for each in (path, previous_file(path)):
-        with suppress(FileNotFoundError), each.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most_bytes + len(data)))
-            data = file.read() + data
+        with suppress(FileNotFoundError):
+            size = each.stat().st_size
+            data = read_bytes(each, offset=max(0, size - most_bytes + len(data))) + data
         if len(data) >= most_bytes:
             break
     found = []

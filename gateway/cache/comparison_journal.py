@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.append_files import open_locked, previous_file, write_line
+from gateway.cache.append_files import open_locked, previous_file, read_bytes, write_line
 from gateway.cache.folder_watch import Deliver, at_once
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry, Quarantine
@@ -123,9 +123,7 @@ class ComparisonJournal:
 
     def _read_lines(self, path: Path, offset: int, deliver: Deliver) -> int:
         """Read the complete lines from ``offset`` on; return where they end."""
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read()
+        data = read_bytes(path, offset=offset)
         data = data[: data.rfind(b"\n") + 1]
         lines = []
         for raw in data.splitlines():

@@ -19,7 +19,7 @@ from pathlib import Path
 import orjson
 from filelock import Timeout
 
-from gateway.cache.append_files import open_locked, write_line
+from gateway.cache.append_files import open_locked, read_bytes, write_line
 from gateway.cache.folder_watch import Deliver, at_once
 
 KEEP_SECONDS = 365 * 86_400.0
@@ -150,13 +150,10 @@ class QuarantineFile:
         Not beyond the size, because the path may be that of an endless device.
         """
         added = self._added
-        with self._path.open("rb") as file:
-            file.seek(self._last_at)
-            data = file.read(max(0, size - self._last_at))
-            if not self._last or not data.startswith(self._last):
-                file.seek(0)
-                data = file.read(size)
-                added, self._last_at = {}, 0
+        data = read_bytes(self._path, offset=self._last_at)[: max(0, size - self._last_at)]
+        if not self._last or not data.startswith(self._last):
+            data = read_bytes(self._path)[:size]
+            added, self._last_at = {}, 0
         # Whole: a question may come meanwhile.
         self._added = added | _parse(data, self._now())
         end = data.rfind(b"\n") + 1

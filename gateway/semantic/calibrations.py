@@ -4,7 +4,9 @@ Law: a file that is damaged or belongs to another verifier is logged and passed 
 calibration no budget is known to be kept, and there are no semantic hits.
 """
 
+import errno
 import logging
+import stat
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -67,7 +69,7 @@ class Calibrations:
             status = self._path.stat()
             state = (status.st_mtime_ns, status.st_size)
             if state != self._read_at:
-                self._own, self._problem = _read_own(self._path)
+                self._own, self._problem = _read_own(self._path, status.st_mode)
                 self._read_at = state
         except FileNotFoundError:
             self._own, self._problem, self._read_at = None, "", None
@@ -85,8 +87,10 @@ class Calibrations:
         return shipped if shipped is not None and shipped.verifier == verifier else None
 
 
-def _read_own(path: Path) -> tuple[Calibration | None, str]:
+def _read_own(path: Path, mode: int) -> tuple[Calibration | None, str]:
     """Return the calibration, or None and what is wrong with it. Raises OSError."""
+    if stat.S_ISFIFO(mode):  # who opens it may wait for ever
+        raise OSError(errno.EINVAL, "it is no file")
     try:
         return parse_calibration(path.read_bytes(), str(path)), ""
     except CalibrationError as error:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from gateway.cache.append_files import read_bytes
 from policies.format.yaml_document import PolicyError
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class WatchedFile(Generic[T]):
         self.path = path
         self._read = read
         self._in_force = in_force
-        self._seen = self._accepted = path.read_bytes()
+        self._seen = self._accepted = read_bytes(path)
         self.active = read(self._accepted, str(path))
         """The value in force."""
         self._wrong: str | None = None
@@ -49,7 +50,7 @@ class WatchedFile(Generic[T]):
         """
         before, changed = self.problem, False
         try:
-            data = self.path.read_bytes()
+            data = read_bytes(self.path)
             self._unreadable = None
             settled, self._seen = data == self._seen, data
             if settled and data != self._accepted:

@@ -1,6 +1,7 @@
 """Background work that raises is logged, shown as a problem, and begins again."""
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -8,6 +9,8 @@ from host_requests import until
 
 from gateway import background
 from gateway.background import LONGEST_PAUSE, SETTLED_SECONDS, Restarts
+from gateway.cache.comparison_journal import ComparisonJournal
+from gateway.cache.quarantine import QuarantineFile
 from gateway.cache.stores.redis.invalidation import RedisInvalidations
 from gateway.cache.stores.redis.scripts import make_shards
 from gateway.server.auth import Access
@@ -194,3 +197,50 @@ async def test_the_receiver_of_invalidations_goes_on_after_an_error_of_the_libra
     assert background.problems()
     await invalidations.close()
     assert background.problems() == []
+
+
+def no_pipe(file):
+    os.mkfifo(file)
+
+
+def no_endless_device(file):
+    file.symlink_to("/dev/zero")
+
+
+def no_loop(file):
+    file.symlink_to(file)
+
+
+def no_folder(file):
+    file.mkdir()
+
+
+@pytest.mark.parametrize("make", [no_pipe, no_endless_device, no_loop, no_folder])
+def test_what_is_no_file_is_a_problem_and_the_file_in_its_place_is_taken(make, tmp_path):
+    """Whoever reads a pipe waits for ever; the watch goes on."""
+    file = tmp_path / "file"
+    file.write_bytes(b"good")
+    watched = WatchedFile(file, lambda data, _: data, "keys: keeping the last good ones")
+    file.unlink()
+    make(file)
+    assert not watched.reload()
+    assert (watched.active, str(file) in watched.problem) == (b"good", True)
+    if make is no_folder:
+        file.rmdir()
+    else:
+        file.unlink()
+    file.write_bytes(b"better")
+    watched.reload()
+    assert watched.reload()
+    assert (watched.active, watched.problem) == (b"better", None)
+
+
+@pytest.mark.parametrize("name", ["quarantine.jsonl", "semantic-checks.jsonl"])
+def test_a_pipe_in_the_data_directory_is_not_known_and_holds_no_thread(name, tmp_path):
+    quarantine = QuarantineFile(tmp_path / "quarantine.jsonl")
+    journal = ComparisonJournal(tmp_path / "semantic-checks.jsonl", quarantine)
+    file = {quarantine: "quarantine.jsonl", journal: "semantic-checks.jsonl"}
+    os.mkfifo(tmp_path / name)
+    assert [each.look() for each in (quarantine, journal)] == [
+        file[each] != name for each in (quarantine, journal)
+    ]
