@@ -191,13 +191,17 @@ class ModelLists:
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*map(self.read, self.upstreams))
 
+    def is_due(self, name: str) -> bool:
+        """Tell whether a list is to be read again."""
+        read_at = self._read_at.get(name, -inf)
+        every = MODELS_SOONEST if read_at <= self._wanted_at else MODELS_SECONDS
+        return self.clock() - read_at >= every
+
     async def follow(self, name: str) -> None:
         """Keep the list of one upstream fresh until cancelled."""
         try:
             while True:
-                read_at, now = self._read_at.get(name, -inf), self.clock()
-                is_wanted = read_at < self._wanted_at and now - read_at >= MODELS_SOONEST
-                if is_wanted or now - read_at >= MODELS_SECONDS:
+                if self.is_due(name):
                     await self.read(name)
                 await asyncio.sleep(1.0)
         finally:

@@ -349,7 +349,7 @@ class PoolTable:
     def may_have(self, outgoing: Outgoing, name: str) -> bool:
         """Tell whether another upstream may have the model that this one lacks."""
         others = (one for one in self._candidates_for(outgoing) if one.member.name != name)
-        return any(one.offers(outgoing.model) for one in others)
+        return any(outgoing.model not in one.lacks for one in others)
 
     def record_lack(self, name: str, model: str) -> None:
         """Note that an upstream does not have a model. It is asked again once its list is read."""
@@ -497,6 +497,7 @@ class PoolTable:
                 some = [one for one, offers in zip(some, offering, strict=True) if offers]
             elif some and model:
                 self.unlisted(model)
+                some = [one for one in some if model not in one.lacks] or some
             serving = tuple(some or (() if awaited else all_of_them))
             if len(model) <= LONGEST_MODEL:
                 if len(self._serving) >= MOST_MODELS:
