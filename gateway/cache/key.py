@@ -24,8 +24,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-import orjson
-
 from gateway.cache.ports import KEY_VERSION
 from gateway.protocol import exact_json
 from gateway.protocol.endpoints.registry import SPECS
@@ -387,8 +385,8 @@ def _item_name(name: str, place: int | str) -> str:
 
 def _digest(key: bytes, name: str, value: Any, unordered: Container[str]) -> bytes:
     try:
-        encoded = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # an integer of more than 64 bits
+        encoded = exact_json.dumps(value, sort_keys=True)
+    except TypeError:  # half of a surrogate pair
         encoded = json.dumps(value, sort_keys=True, ensure_ascii=False).encode(
             "utf-8", "surrogatepass"
         )

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from gateway.cache.key import (
+    Digests,
     Partition,
     Tenant,
     compress_identity,
@@ -100,6 +101,15 @@ class Plan:
             return _NO_FINGERPRINT
         return self.partition.fingerprint_of(found.rest)
 
+    @cached_property
+    def _digests(self) -> Digests:
+        partition = self.partition
+        return field_digests(self.secret, partition.scope, partition.endpoint, self.body)
+
+    def prepare(self) -> None:
+        """Work out what an entry needs: of a large body, in a thread."""
+        _ = self.fingerprint, self._digests
+
     @property
     def scans(self) -> bool:
         """Tell whether prompt and answer must pass the PII scan."""
@@ -174,7 +184,7 @@ class Plan:
             tags=self.decision.tags,
             tokens=tokens,
             grace=max(self.decision.grace_revalidate, self.decision.grace_error),
-            digests=field_digests(self.secret, partition.scope, partition.endpoint, self.body),
+            digests=self._digests,
         )
 
 

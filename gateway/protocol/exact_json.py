@@ -22,6 +22,10 @@ MAX_VALUES = 500_000
 hundred bytes and a tenth of a microsecond or two."""
 MAX_ESCAPES = 8_000_000
 """Backslashes: an escape costs ten times as much as a plain character when it is printed again."""
+MAX_LONG_INTEGERS = 10_000
+"""Of more than 64 bits. One takes a hundred times as long as a short one."""
+_LONGEST_SHORT = 18
+"""Digits that always fit into 64 bits."""
 _PIECE = 1 << 16
 """Bytes that are looked through at once: another thread can run in between."""
 _MOST_NAMED = 1 << 20
@@ -44,13 +48,30 @@ def loads(text: bytes) -> Any:
 
 def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     """Return the value as JSON. Raises TypeError if it is nested deeper than orjson prints."""
+    option = orjson.OPT_SORT_KEYS if sort_keys else None
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
+        return orjson.dumps(value, option=option)
     except TypeError as error:
         if str(error) != _TOO_LARGE:
             raise
-    plain = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
-    return plain.encode()
+    return orjson.dumps(_with_digits(value), option=option)
+
+
+def _with_digits(value: Any) -> Any:
+    """Return a value with its integers of more than 64 bits as text; all else is shared."""
+    match value:
+        case int() if not -(2**63) <= value < 2**64:
+            return orjson.Fragment(str(value))
+        case dict():
+            pairs = value.items()
+            changed = {name: new for name, old in pairs if (new := _with_digits(old)) is not old}
+            return {**value, **changed} if changed else value
+        case list():
+            items = [_with_digits(item) for item in value]
+            same = all(new is old for new, old in zip(items, value, strict=True))
+            return value if same else items
+        case _:
+            return value
 
 
 class BodyError(ValueError):
@@ -76,10 +97,10 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     servers read them.
 
     Raises LoneSurrogateError for half of a surrogate pair, which JavaScript leaves of a cut emoji.
-    Raises BodyTooLargeError for more values or escapes than are read. Raises BodyError for invalid
-    JSON, anything but an object, a nesting of over 250 levels, and duplicate keys at any depth.
-    Parsers differ on which duplicate wins, and the key must cover the values that the upstream
-    reads.
+    Raises BodyTooLargeError for more values, escapes or long integers than are read. Raises
+    BodyError for invalid JSON, anything but an object, a nesting of over 250 levels, and duplicate
+    keys at any depth. Parsers differ on which duplicate wins, and the key must cover the values
+    that the upstream reads.
     """
     if len(raw) > MAX_VALUES:
         _check_cost(raw)
@@ -190,8 +211,24 @@ def _has_integral_float(printed: bytes) -> bool:
 
 
 def _parse_exactly(text: str | bytes) -> Any:
-    """Parse with every digit. Raises ValueError."""
-    return json.loads(text, parse_float=_fold_number, parse_constant=_refuse_constant)
+    """Parse with every digit. Raises ValueError, BodyTooLargeError."""
+    long = 0
+
+    def parse_integer(lexeme: str) -> int:
+        nonlocal long
+        long += len(lexeme) > _LONGEST_SHORT
+        if long > MAX_LONG_INTEGERS:
+            raise BodyTooLargeError(
+                f"Your request has more than {MAX_LONG_INTEGERS:,} integers of over 64 bits."
+            )
+        return int(lexeme)
+
+    return json.loads(
+        text,
+        parse_float=_fold_number,
+        parse_int=parse_integer,
+        parse_constant=_refuse_constant,
+    )
 
 
 def _refuse_constant(name: str) -> float:

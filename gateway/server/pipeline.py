@@ -425,6 +425,8 @@ class Pipeline:
 
         Each wait has its own bound, and slow parts would add them up, candidate by candidate.
         """
+        if len(context.request.raw) > LARGE_BYTES:
+            await asyncio.to_thread(state.plan.prepare)
         until = self.clock() + self.semantic_seconds
         after: State = state.next(await self._search(state, context))
         while isinstance(after, FetchCandidate | VerifyCandidate):
@@ -478,6 +480,8 @@ class Pipeline:
     async def _exchange(self, context: RequestContext, state: Forward) -> Exchange:
         if context.local and state.status == ForwardStatus(Forwarded.MISS):
             state = replace(state, status=ForwardStatus(Forwarded.MISS, Reason.LOCAL))
+        if len(context.request.raw) > LARGE_BYTES and state.store is not None:
+            await asyncio.to_thread(state.store.prepare)
         return await self.outbox.exchange(context, state)
 
     async def _get(self, state: Unfinished, key: bytes, context: RequestContext) -> Entry | None:

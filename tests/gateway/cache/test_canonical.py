@@ -6,6 +6,7 @@ import time
 import pytest
 
 from gateway.cache.key import canonical_form
+from gateway.protocol import exact_json
 from gateway.protocol.exact_json import (
     BodyError,
     BodyTooLargeError,
@@ -220,6 +221,7 @@ PARSES_EACH = """
 import resource, sys
 from contextlib import suppress
 from gateway.cache.key import canonical_form
+from gateway.protocol import exact_json
 from gateway.protocol.exact_json import BodyError, parse_body
 
 def peak():
@@ -522,3 +524,18 @@ def test_a_form_without_an_order_is_never_that_of_one_with_an_order():
         b'{"guided_json":{"a":2,"b":1},"model":"m"}',
         b'"guided_json":{"b":1,"a":2}',
     ]
+
+
+def test_a_body_with_too_many_long_integers_is_refused():
+    unit = b"1234567890123456789,"
+    assert form(b'{"a":[' + unit * 9_999 + b"18446744073709551617]}").count(b",") == 9_999
+    with pytest.raises(BodyTooLargeError, match="10,000 integers of over 64 bits"):
+        parse_body(b'{"a":[' + unit * 10_000 + b"18446744073709551617]}")
+
+
+def test_numbers_of_any_kind_beside_a_long_integer_keep_their_form():
+    body = {"a": [2**70, -(2**65)], "b": {"c": 2**64, "d": 1e-7, "e": [1e300, "1"]}, "f": [{}]}
+    printed = exact_json.dumps(body)
+    assert parse_body(printed) == body
+    assert form(printed) == form(json.dumps(body))
+    assert b"1180591620717411303424,-36893488147419103232" in printed
