@@ -23,6 +23,7 @@ KINDS = {
     "miss": "misses",
     "bypass": "bypasses",
     "refused": "refused",
+    "left": "client left",
     "error": "errors",
 }
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))

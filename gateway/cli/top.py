@@ -179,12 +179,12 @@ def _requests(looks: Sequence[Look]) -> Table:
 
 
 def _saved(now: Look) -> Text:
-    def of(unit: str, *, but: str = "") -> float:
+    def of(unit: str, *, but: str) -> float:
         return sum((units.get(unit, 0.0) for way, units in now["saved"].items() if way != but), 0.0)
 
-    # Tokens that a prefix cache had were sent all the same: they were only cheaper.
-    tokens, dollars, seconds = of("tokens", but="prefix"), of("dollars"), of("seconds")
-    money = dollars_text(dollars if dollars or not (tokens or of("tokens")) else None)
+    # What a prefix cache had, the upstream would have found without this gateway, too.
+    tokens, dollars, seconds = (of(unit, but="prefix") for unit in ("tokens", "dollars", "seconds"))
+    money = dollars_text(dollars if dollars or not tokens else None)
     text = Text("saved     ", _HEAD)
     return text.append(f"{tokens:,.0f} tokens, {money}, {time_text(seconds)}", "not bold")
 

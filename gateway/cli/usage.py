@@ -30,8 +30,8 @@ _WAYS = {
     Way.EXACT: "exact hits",
     Way.SEMANTIC: "semantic hits",
     Way.COALESCING: "shared calls",
-    Way.PREFIX: "prefix caches",
     Way.COMPRESSION: "compression",
+    Way.PREFIX: "prefix caches",
 }
 
 
@@ -109,7 +109,9 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
     for way, name in _WAYS.items():
         part = total["saved"][way.value]
         if part["requests"]:
-            unit = "tokens cheaper" if way is Way.PREFIX else "tokens"
+            if way is Way.PREFIX:
+                yield "cheaper by the upstreams' own caches, which is not part of saved"
+            unit = "tokens"
             requests = "request" if part["requests"] == 1 else "requests"
             seconds = f", {time_text(part['seconds'])}" if part["seconds"] else ""
             yield (

@@ -94,6 +94,10 @@ class Reason(StrEnum):
     INTERNAL = "internal-error"
 
 
+LEFT_BY_CLIENT = frozenset({Reason.CLIENT_GONE, Reason.CLIENT_TIMEOUT})
+"""The client left before the end: no fault of gateway or upstream."""
+
+
 class Forwarded(StrEnum):
     """Why a request went to the upstream: the ``fwd`` parameter."""
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.cache.ports import USAGE_OTHER, Entry, UsageRow
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.cache_status import LEFT_BY_CLIENT, Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.messages import declared_name
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
@@ -105,9 +105,8 @@ def account(
     call, figures = seen.call, Figures()
     if seen.outcome in _CLIENTS:
         figures["requests"] = 1
-        if seen.outcome == "error" or (
-            seen.status >= HTTPStatus.BAD_REQUEST and seen.outcome != "refused"
-        ):
+        failed = seen.outcome == "error" or seen.status >= HTTPStatus.BAD_REQUEST
+        if failed and seen.outcome != "refused" and seen.reason not in LEFT_BY_CLIENT:
             figures["errors"] = 1
     elif call is None:
         return None
@@ -233,11 +232,10 @@ def report(rows: Iterable[UsageRow], by: str, team: str | None = None) -> dict[s
 def _figures(sums: Mapping[str, float]) -> dict[str, Any]:
     saved = {way.value: _part(sums, f"{way}_") for way in Way}
     whole: Figures = {}
-    for way in Way:
+    # An upstream finds prompts in its prefix cache without this gateway, too.
+    for way in set(Way) - {Way.PREFIX}:
         for name in ("tokens", "dollars", "seconds", "unpriced_tokens"):
-            # Tokens in a prefix cache are cheaper, but they are used.
-            if way is not Way.PREFIX or name != "tokens":
-                whole[name] = whole.get(name, 0) + sums.get(f"{way}_{name}", 0)
+            whole[name] = whole.get(name, 0) + sums.get(f"{way}_{name}", 0)
     return {
         "requests": int(sums.get("requests", 0)),
         "errors": int(sums.get("errors", 0)),

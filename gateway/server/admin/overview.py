@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.cache_status import LEFT_BY_CLIENT, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
 from gateway.server.admin.operations import Fields
@@ -253,6 +253,8 @@ def kind_of(outcome: str, reason: str) -> str | None:
         return reason if reason in _HITS else "stale"
     if outcome == "miss" and reason == Reason.COLLAPSED:
         return "shared"
+    if outcome == "error" and reason in LEFT_BY_CLIENT:
+        return "left"
     return _KINDS.get(outcome)
 
 

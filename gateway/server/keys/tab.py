@@ -10,7 +10,7 @@ from http import HTTPStatus
 from math import ceil
 from typing import Protocol
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.cache_status import LEFT_BY_CLIENT, Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.headers import Fields
@@ -37,7 +37,6 @@ RETRY_SECONDS = 1.0
 
 _UPSTREAMS_OWN = "x-ratelimit-"
 
-_LEFT = frozenset({Reason.CLIENT_GONE, Reason.CLIENT_TIMEOUT})
 
 _log = logging.getLogger(__name__)
 
@@ -258,7 +257,10 @@ class Ticket:
         was_sent = seen.billed and seen.hit is None if request is not None else seen.status > 0
         if not was_sent:
             return NOTHING_SAID
-        if seen.reason not in _LEFT and not HTTPStatus.OK <= seen.status < HTTPStatus.BAD_REQUEST:
+        if (
+            seen.reason not in LEFT_BY_CLIENT
+            and not HTTPStatus.OK <= seen.status < HTTPStatus.BAD_REQUEST
+        ):
             return NOTHING_SAID
         if request is None:
             return self._passed

@@ -243,7 +243,7 @@ def test_what_is_wrong_stands_at_the_top():
     [
         ({}, "0 tokens, $0.00, 0.0 s"),
         ({"exact": {"tokens": 9, "dollars": 0.0}}, "9 tokens, no price, 0.0 s"),
-        ({"prefix": {"tokens": 9, "dollars": 0.0}}, "0 tokens, no price, 0.0 s"),
+        ({"prefix": {"tokens": 9, "dollars": 1.0}}, "0 tokens, $0.00, 0.0 s"),
         (
             {"exact": {"tokens": 9, "dollars": 0.0021, "seconds": 90}},
             "9 tokens, $0.002100, 1.5 min",

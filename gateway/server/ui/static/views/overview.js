@@ -15,7 +15,7 @@ const KINDS = [
   { name: "errors", key: "error", colour: "error" },
 ];
 const HITS = ["exact", "semantic", "stale", "shared"];
-const WAYS = { exact: "exact hits", semantic: "semantic hits", coalescing: "shared calls", prefix: "prefix caches", compression: "compression" };
+const WAYS = { exact: "exact hits", semantic: "semantic hits", coalescing: "shared calls", prefix: "upstreams' own caches", compression: "compression" };
 
 const sum = (object, keys) => keys.reduce((total, key) => total + (object[key] ?? 0), 0);
 const hits = (requests) => sum(requests, HITS);
@@ -155,8 +155,10 @@ function figures(now) {
   return [
     tile("Hit ratio", total ? share(found / total) : "–", over),
     tile("Requests per second", rate(rates((poll) => sum(poll.requests, Object.keys(poll.requests))).at(-1)), `${brief(every)} since the start`),
-    tile("Money saved", all("tokens") && !all("dollars") ? "–" : dollars(all("dollars")), all("tokens") && !all("dollars") ? "no known price" : "since the start"),
-    tile("Tokens saved", brief(all("tokens", ["prefix"])), saved.prefix?.tokens ? `${brief(saved.prefix.tokens)} more were cheaper` : "since the start"),
+    // What an upstream finds in its own prefix cache, it finds without this gateway, too.
+    tile("Money saved", all("tokens", ["prefix"]) && !all("dollars", ["prefix"]) ? "–" : dollars(all("dollars", ["prefix"])),
+      saved.prefix?.dollars ? `upstreams' own caches: ${dollars(saved.prefix.dollars)} more` : all("tokens", ["prefix"]) && !all("dollars", ["prefix"]) ? "no known price" : "since the start"),
+    tile("Tokens saved", brief(all("tokens", ["prefix"])), saved.prefix?.tokens ? `upstreams' own caches: ${brief(saved.prefix.tokens)} cheaper` : "since the start"),
     tile("Waiting saved", seconds(all("seconds")), "since the start"),
     tile("Entries", brief(store.entries ?? 0), now.ready.store?.problem ? "when the store last answered" : bytes(store.entry_bytes ?? 0)),
   ];
@@ -223,8 +225,9 @@ function budget(figures) {
 
 function errors(now) {
   const rows = Object.entries(now.errors).filter(([, number]) => number).sort((one, other) => other[1] - one[1]);
-  return table("Errors and refused requests since the start", [
+  const left = now.requests.left ?? 0;
+  return h("section", {}, table("Errors and refused requests since the start", [
     { name: "Reason", cell: ([reason]) => reason },
     { name: "Requests", number: true, cell: ([, number]) => count(number) },
-  ], rows, "None.");
+  ], rows, "None."), left ? h("p", { class: "hint" }, `Clients left before the end of ${count(left)} more.`) : null);
 }

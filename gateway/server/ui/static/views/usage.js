@@ -5,7 +5,9 @@ import { brief, count, dollars, fill, h, labelled, run, seconds, share, table } 
 
 const GROUPS = { model: "Model", holder: "Holder", team: "Team", rule: "Rule", upstream: "Upstream", day: "Day" };
 const SINCE = { "1d": "Today", "7d": "7 days", "30d": "30 days", "365d": "365 days" };
-const WAYS = { exact: "Exact hits", semantic: "Semantic hits", coalescing: "Shared calls", prefix: "Prefix caches", compression: "Compression" };
+const WAYS = { exact: "Exact hits", semantic: "Semantic hits", coalescing: "Shared calls", compression: "Compression" };
+// Upstreams have them without this gateway, too.
+const OTHERS = { prefix: "Upstreams' own prefix caches" };
 
 export function usage(place) {
   const options = (values) => Object.entries(values).map(([value, text]) => h("option", { value, selected: value === "30d" }, text));
@@ -52,7 +54,13 @@ function ways(total) {
       { name: "Tokens", number: true, cell: ([, part]) => brief(part.tokens) },
       { name: "Money", number: true, cell: ([, part]) => (part.requests ? dollars(part.dollars) : "–") },
       { name: "Waiting", number: true, cell: ([, part]) => seconds(part.seconds) },
-    ], Object.entries(total.saved)),
+    ], Object.entries(total.saved).filter(([way]) => !(way in OTHERS))),
+    table("Cheaper at the upstreams, not part of saved", [
+      { name: "By", cell: ([way]) => OTHERS[way] },
+      { name: "Requests", number: true, cell: ([, part]) => count(part.requests) },
+      { name: "Tokens", number: true, cell: ([, part]) => brief(part.tokens) },
+      { name: "Money", number: true, cell: ([, part]) => (part.requests ? dollars(part.dollars) : "–") },
+    ], Object.entries(total.saved).filter(([way, part]) => way in OTHERS && part.requests), "Nothing."),
     unpriced ? h("p", { class: "hint" }, `${count(unpriced)} of these tokens have no known price. Money leaves them out.`) : null,
   ];
 }
