@@ -19,16 +19,17 @@ export function fill(element, ...children) {
 
 /**
  * Make a table with a caption. A column is {name, cell(row), number?}; the first column heads rows.
- * `empty` is told where there are no rows.
+ * `empty` is told where there are no rows. On a narrow screen the cells of a `stacked` row stand one
+ * above the other, the last one first.
  */
-export function table(caption, columns, rows, empty = "None.") {
+export function table(caption, columns, rows, empty = "None.", stacked = false) {
   if (rows.length === 0) return h("section", { class: "block" }, h("h2", {}, caption), h("p", { class: "hint" }, empty));
   const head = columns.map((column) => h("th", { scope: "col", class: column.number && "number" }, column.name));
   const body = rows.map((row) =>
     h("tr", {}, columns.map((column, index) =>
       h(index ? "td" : "th", { scope: index ? null : "row", class: column.number && "number" }, column.cell(row)))));
   return h("div", { class: "block scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+    h("table", { class: stacked && "stacked" }, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
 }
 
 /** Make a list of names and values. */

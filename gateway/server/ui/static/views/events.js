@@ -50,7 +50,7 @@ export function eventTable(caption, rows) {
     { name: "Time", cell: (one) => utc(one.time) },
     { name: "About", cell: (one) => KINDS[one.event] ?? one.event },
     { name: "What happened", cell: (one) => [one.level === "info" ? null : h("span", { class: "badge small bad" }, one.level), " ", one.text, again(one)] },
-  ], rows, "Nothing has happened yet.");
+  ], rows, "Nothing has happened yet.", true);
 }
 
 const again = (one) => (one.times > 1 ? h("span", { class: "hint" }, ` (seen ${count(one.times)} times, last at ${new Date(one.until * 1000).toISOString().slice(11, 19)})`) : null);
