@@ -20,7 +20,7 @@ from gateway.cache.writer import CacheWriter
 from gateway.server.admin.access import AdminAccess
 from gateway.server.admin.api import Admin
 from gateway.server.admin.operations import Operations
-from gateway.server.admin.overview import Overview
+from gateway.server.admin.overview import HISTORY_FILE, Overview
 from gateway.server.admin.policy_editor import PolicyEditor
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.server.auth import Access
@@ -84,9 +84,15 @@ def _scopes_of(secret: bytes, headers: Mapping[str, str], key: Key | None) -> tu
 
 
 def create_app(
-    settings: Settings, *, semantic_socket: Path | None, engine_required: bool = False
+    settings: Settings,
+    *,
+    semantic_socket: Path | None,
+    engine_required: bool = False,
+    started: float | None = None,
 ) -> web.Application:
     """Build the gateway. ``semantic_socket`` is None where semantic lookup is not installed.
+
+    ``started`` is when the installation was started, in seconds since the epoch; None is now.
 
     Raises PolicyError, KeyRingError, PricesError, OSError and SecretError when it cannot start.
     """
@@ -206,7 +212,8 @@ def create_app(
         load=upstreams.engine_load,
         events=events.latest,
         now=time.time,
-        started=time.time(),
+        started=time.time() if started is None else started,
+        kept=settings.data_dir / HISTORY_FILE,
         workers=settings.workers,
         keeps_history=settings.ui,
     )

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -141,7 +142,8 @@ def _serve(
         argv = [*plan.embeddings, "--socket", str(runtime / _SOCKET)]
         children.append(Child("embeddings", argv, plan.embeddings_environment, vital=False))
     name = os.environ.get(INSTANCE) or secrets.token_hex(6)
-    children += _workers(plan, sock, runtime, name)
+    started = time.time()
+    children += _workers(plan, sock, runtime, name, started)
 
     file = plan.config
 
@@ -152,7 +154,8 @@ def _serve(
         new = await _plan_again({**(asked or {}), **more})
         file = new.config
         log.info("reload: upstream %s", ", ".join(new.upstreams))
-        return _workers(replace(new, embeddings=plan.embeddings), sock, runtime, name)
+        here = replace(new, embeddings=plan.embeddings)
+        return _workers(here, sock, runtime, name, started)
 
     stopped, address = threading.Event(), sock.getsockname()
 
@@ -287,9 +290,12 @@ def forget_gauges(metrics: Path, worker: str) -> None:
         file.unlink(missing_ok=True)
 
 
-def _workers(plan: Plan, sock: socket.socket, runtime: Path, name: str) -> list[Child]:
-    """Return the workers of the installation with this name."""
+def _workers(
+    plan: Plan, sock: socket.socket, runtime: Path, name: str, started: float
+) -> list[Child]:
+    """Return the workers of the installation with this name, which was started then."""
     argv = [*PYTHON, "-m", "gateway.cli.worker", "--socket-fd", str(sock.fileno())]
+    argv += ["--started", str(started)]
     if plan.embeddings is not None:
         argv += ["--semantic-socket", str(runtime / _SOCKET)]
     is_demo = plan.engine is not None

@@ -68,17 +68,21 @@ async def serve(
     semantic: Path | None,
     engine_required: bool,
     greets: bool = False,
+    started: float | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end; then finish the running requests.
 
     First ``/readyz`` says 503 for ``drain_delay`` seconds, so that load balancers send their
     requests elsewhere. Then the port is closed, and answers get ``drain_timeout`` seconds. A worker
     that is replaced closes the port at once: another one serves it.
-    ``greets`` says that this worker is the one that asks the upstreams how they are.
+    ``greets`` says that this worker is the one that asks the upstreams how they are. ``started`` is
+    when the installation was started, in seconds since the epoch.
     """
     asyncio.get_running_loop().set_exception_handler(log_stray)
     line = ParentLine()
-    app = create_app(settings, semantic_socket=semantic, engine_required=engine_required)
+    app = create_app(
+        settings, semantic_socket=semantic, engine_required=engine_required, started=started
+    )
     # Handlers are cancelled when their client is gone, and with them the upstream call.
     runner = Runner(
         app, refuse, connection=new_connection(app), shutdown_timeout=LAST_WORDS_SECONDS
@@ -290,6 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--semantic-socket", type=Path)
     parser.add_argument("--engine-required", action="store_true")
     parser.add_argument("--greet-upstreams", action="store_true")
+    parser.add_argument("--started", type=float)
     options = parser.parse_args(argv)
     settings = Settings.model_validate_json(os.environ[WORKER_SETTINGS])
     configure_logging(settings.log_level, settings.log_format)
@@ -306,6 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 semantic=options.semantic_socket,
                 engine_required=options.engine_required,
                 greets=options.greet_upstreams,
+                started=options.started,
             )
         )
     except (PolicyError, KeyRingError, SecretSettingError, DiscoveryError) as error:

@@ -352,6 +352,11 @@ async def test_the_figures_of_several_workers_go_on_and_a_stop_ends_a_reload(
         named = [line for line in page if line.startswith("refrain_requests_total")]
         return sum(float(line.rpartition(" ")[2]) for line in named)
 
+    async def overview(path: str = "") -> Any:
+        async with ClientSession() as session, session.get(f"{url}/admin/overview{path}") as reply:
+            return await reply.json()
+
+    started = (await overview())["started"]
     files: list[set[str]] = []
     for round_ in range(1, 4):
         for number in range(10):
@@ -365,6 +370,8 @@ async def test_the_figures_of_several_workers_go_on_and_a_stop_ends_a_reload(
         await gateway.until_children(3)
         assert await counted() == 10 * round_
         files.append(files_of_figures(gateway.process))
+    assert (await overview())["started"] == started
+    assert (await overview("/history"))["samples"][0]["time"] < started + 5
     # Two names for each worker, used in turn; what is under way is counted of those that run.
     names = {name.partition("gateway-")[2] for each in files for name in each}
     assert names <= {"1.0.db", "1.1.db", "2.0.db", "2.1.db"}

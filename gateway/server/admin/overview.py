@@ -11,14 +11,17 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
+import orjson
 from prometheus_client.metrics_core import Metric
 
 from gateway.protocol.cache_status import LEFT_BY_CLIENT, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
 from gateway.server.admin.operations import Fields
+from gateway.server.watched_file import replace_file
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.engine_load import EngineLoad, parse_load
 
@@ -32,9 +35,10 @@ PAUSE_SECONDS = 60.0
 """Between two questions to a server that has no figures of an engine."""
 
 LATEST_EVENTS = 5
+HISTORY_FILE = "overview-history.json"
 
 _MAX_BYTES = 4 * 2**20
-_DRAWN = ("requests", "saved", "ttft", "calls", "waiting")
+_DRAWN = frozenset({"requests", "saved", "ttft", "calls", "waiting"})
 """What charts need of the past."""
 
 log = logging.getLogger(__name__)
@@ -84,7 +88,9 @@ class Overview:
     keeps_history: bool = True
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
-    """When the process that answers was started."""
+    """When the gateway was started: before the process that answers, if it was reloaded."""
+    kept: Path | None = None
+    """The file of the history, which outlasts a worker."""
     _version: str = ""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _latest: tuple[float, Fields] | None = None
@@ -96,21 +102,42 @@ class Overview:
 
     async def watch(self) -> None:
         """Keep a history, with which the page opens, until cancelled."""
-        while self.keeps_history:
-            try:
-                figures = await self._figures()
-            except Exception:  # the next sample may succeed
-                log.exception("overview: a sample of the figures could not be taken")
-            else:
-                known = {name: self.load(name) for name in self.upstreams}
-                engines = {name: load._asdict() for name, load in known.items() if load is not None}
-                drawn = {name: figures[name] for name in _DRAWN}
-                self._samples.append({"time": self.now(), **drawn, "engines": engines})
-            await asyncio.sleep(EVERY_SECONDS)
+        try:
+            while self.keeps_history:
+                try:
+                    figures = await self._figures()
+                except Exception:  # the next sample may succeed
+                    log.exception("overview: a sample of the figures could not be taken")
+                else:
+                    self._samples.append({"time": self.now(), **self._drawn(figures)})
+                await asyncio.sleep(EVERY_SECONDS)
+        finally:
+            # The worker that takes the place of this one goes on from here.
+            await asyncio.to_thread(self._keep)
+
+    def _drawn(self, figures: Fields) -> Fields:
+        known = {name: self.load(name) for name in self.upstreams}
+        engines = {name: load._asdict() for name, load in known.items() if load is not None}
+        return {**{name: figures[name] for name in _DRAWN}, "engines": engines}
+
+    def _keep(self) -> None:
+        if self.kept is None or not self._samples:
+            return
+        try:
+            replace_file(self.kept, orjson.dumps(self._whole_history()))
+        except OSError as error:
+            log.warning("overview: the history could not be kept: %s", error)
 
     async def history(self) -> Fields:
         """Return samples of the last ten minutes, the oldest first."""
-        return {"samples": list(self._samples)}
+        return {"samples": await asyncio.to_thread(self._whole_history)}
+
+    def _whole_history(self) -> list[Fields]:
+        """Return what earlier workers have kept, and the samples of this one."""
+        samples, now = list(self._samples), self.now()
+        first = samples[0]["time"] if samples else now
+        earlier = _read_history(self.kept)
+        return [*(one for one in earlier if now - HISTORY_SECONDS < one["time"] < first), *samples]
 
     async def page(self) -> Fields:
         """Return the figures of the page's overview; those of a moment ago, if there are some."""
@@ -176,6 +203,16 @@ class Overview:
             self._paused[name] = self.clock() + PAUSE_SECONDS
             return None
         return load._asdict()
+
+
+def _read_history(file: Path | None) -> list[Fields]:
+    """Return what an earlier worker has kept; nothing if there is none, or it cannot be read."""
+    try:
+        found = [] if file is None else orjson.loads(file.read_bytes())
+        whole = [one for one in found if isinstance(one["time"], float) and one.keys() >= _DRAWN]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+    return whole
 
 
 def _with_outage(ready: Fields, events: Iterable[Fields]) -> Fields:

@@ -212,6 +212,32 @@ async def test_the_history_is_bounded_and_goes_on_after_a_fault(monkeypatch, cap
     assert "could not be taken" in caplog.text
 
 
+async def test_a_worker_that_takes_the_place_of_another_has_its_history(monkeypatch, tmp_path):
+    async def families():
+        return []
+
+    kept = tmp_path / "history.json"
+    now = itertools.count(1000.0)
+    before = look_at({}, families=families, kept=kept, now=lambda: next(now))
+    monkeypatch.setattr("gateway.server.admin.overview.EVERY_SECONDS", 1e-6)
+    watching = asyncio.create_task(before.watch())
+    async with asyncio.timeout(30):
+        while len((await before.history())["samples"]) < 3:
+            pass
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+    sampled = (await before.history())["samples"]
+    last = sampled[-1]["time"]
+    after = look_at({}, families=families, kept=kept, now=lambda: last + 1)
+    assert await after.history() == {"samples": sampled}
+    late = look_at({}, families=families, kept=kept, now=lambda: last + HISTORY_SECONDS)
+    assert await late.history() == {"samples": []}
+    for damaged in (b"{", b"[1]", b'[{"time": "x"}]', b"{}", b"null"):
+        kept.write_bytes(damaged)
+        assert await after.history() == {"samples": []}
+
+
 async def test_without_the_page_there_is_no_history():
     overview = look_at({}, keeps_history=False)
     await overview.watch()
