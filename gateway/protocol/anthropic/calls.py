@@ -5,8 +5,8 @@ Laws:
   name begins another call. So does a name that cannot go on with a call that is whole.
 - A call without an id gets one that follows from its place in the conversation. No two calls of an
   answer share an id.
-- ``extra_content`` of a call (Gemini refuses the next turn without it) travels in its id, because
-  clients send an id back unchanged.
+- What a call has for its server alone (Gemini refuses the next turn without its signature) travels
+  in its id, because clients send an id back unchanged.
 """
 
 import hashlib
@@ -18,7 +18,8 @@ import orjson
 
 from gateway.protocol import exact_json
 
-EXTRA = "extra_content"
+EXTRAS = ("extra_content", "thought_signature", "provider_specific_fields")
+"""Members of a call that its server wants back: Gemini's, and those of proxies before it."""
 _MARK = "__extra_content__"
 """Between an id and the extra content. The letters are those that Anthropic allows in ids."""
 MAX_EXTRA_BYTES = 2**16
@@ -26,8 +27,8 @@ INVALID = "invalid_arguments"
 """The field of a message with a call whose arguments are no object: its input has their text."""
 
 
-def with_extra(call_id: str, extra: Any) -> str:
-    """Return an id that carries extra content, if there is some and it is not too large."""
+def with_extra(call_id: str, extra: dict[str, Any]) -> str:
+    """Return an id that carries these members, if there are some and they are not too large."""
     if not extra:
         return call_id
     data = exact_json.dumps(extra)
@@ -36,17 +37,20 @@ def with_extra(call_id: str, extra: Any) -> str:
     return f"{call_id}{_MARK}{urlsafe_b64encode(data).decode().rstrip('=')}"
 
 
-def split_id(call_id: Any) -> tuple[Any, Any]:
-    """Return the server's own id of a call, and its extra content, None if it has none."""
+def split_id(call_id: Any) -> tuple[Any, dict[str, Any] | None]:
+    """Return the server's own id of a call, and what it carries, None if that is nothing."""
     if not isinstance(call_id, str):
         return call_id, None
     given, mark, data = call_id.rpartition(_MARK)
     if not mark:
         return call_id, None
     try:
-        return given, orjson.loads(urlsafe_b64decode(data + "=" * (-len(data) % 4)))
+        carried = orjson.loads(urlsafe_b64decode(data + "=" * (-len(data) % 4)))
     except ValueError:
         return call_id, None
+    if not isinstance(carried, dict) or not carried.keys() <= set(EXTRAS):
+        return call_id, None
+    return given, carried
 
 
 @dataclass(slots=True, eq=False)
@@ -55,14 +59,17 @@ class Call:
 
     id: str = ""
     name: str = ""
-    extra: Any = None
-    is_named: bool = False
-    """Whether its name is complete."""
+    extra: dict[str, Any] = field(default_factory=dict)
     is_begun: bool = False
     """Whether a client knows of it, with id and name."""
     _pieces: list[str] = field(default_factory=list)
     _read: int = 0
     """The number of pieces that ``unread`` has returned."""
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether all that a client must know first is there: arguments come last."""
+        return bool(self.id and self.name and self._pieces)
 
     @property
     def arguments(self) -> str:
@@ -109,14 +116,11 @@ class Call:
     def take(self, piece: "_Piece", tools: frozenset[str]) -> None:
         """Take a piece of the call."""
         self.id = self.id or piece.id
-        self.extra = self.extra or piece.extra
+        self.extra |= piece.extra
         if piece.name and not (self.is_begun or (self.name and self._pieces)):
             self.name = _joined(self.name, piece.name, tools)
         if piece.arguments:
             self._pieces.append(piece.arguments)
-        if not self.is_named and self.name:
-            longer = any(tool != self.name and tool.startswith(self.name) for tool in tools)
-            self.is_named = bool(self._pieces) or (self.name in tools and not longer)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +131,7 @@ class _Piece:
     id: str
     name: str
     arguments: str
-    extra: Any
+    extra: dict[str, Any]
 
 
 def _piece(entry: Any) -> _Piece | None:
@@ -145,7 +149,7 @@ def _piece(entry: Any) -> _Piece | None:
         given if isinstance(given, str) else "",
         name if isinstance(name, str) else "",
         arguments if isinstance(arguments, str) else "",
-        entry.get(EXTRA),
+        {extra: entry[extra] for extra in EXTRAS if entry.get(extra)},
     )
     return piece if piece.id or piece.name or piece.arguments or piece.extra else None
 

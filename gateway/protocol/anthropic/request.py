@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.protocol import exact_json
-from gateway.protocol.anthropic.calls import EXTRA, split_id
+from gateway.protocol.anthropic.calls import EXTRAS, split_id
 
 Body = dict[str, Any]
 
@@ -295,7 +295,7 @@ def _assistant(where: str, content: Any) -> Body:
                 call, extra = split_id(call)
                 calls.append({"id": call, "type": "function", "function": function})
                 if extra is not None:
-                    calls[-1][EXTRA] = extra
+                    calls[-1] |= extra
             case _:
                 raise _odd(f"{where}[{at}]", block)
     message: Body = {"role": "assistant", "content": "".join(texts)}
@@ -310,16 +310,20 @@ def _assistant(where: str, content: Any) -> Body:
 def without_thoughts(messages: list[Body]) -> list[Body]:
     """Return the messages without what not every server takes in them; the same list if none has.
 
-    That is thinking, and the extra content of calls.
+    That is thinking, and what calls have for their own server.
     """
-    plainer = []
-    for message in messages:
-        plain = {name: value for name, value in message.items() if name not in THOUGHTS}
-        if any(EXTRA in call for call in message.get("tool_calls") or ()):
-            calls = message["tool_calls"]
-            plain["tool_calls"] = [{n: v for n, v in call.items() if n != EXTRA} for call in calls]
-        plainer.append(plain)
-    return messages if plainer == messages else plainer
+    called = [message["tool_calls"] for message in messages if "tool_calls" in message]
+    signs = any(extra in call for calls in called for call in calls for extra in EXTRAS)
+    if not signs and not any(THOUGHTS[0] in message for message in messages):
+        return messages
+    return [_without_thought(message) for message in messages]
+
+
+def _without_thought(message: Body) -> Body:
+    plain = {name: value for name, value in message.items() if name not in THOUGHTS}
+    if calls := plain.get("tool_calls"):
+        plain["tool_calls"] = [{n: v for n, v in call.items() if n not in EXTRAS} for call in calls]
+    return plain
 
 
 def _tool(where: str, tool: Body) -> Body:

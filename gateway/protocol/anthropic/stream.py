@@ -220,8 +220,7 @@ class MessageEvents:
             if self._begun_calls == len(calls):
                 return
             call = calls[self._begun_calls]
-            may_begin = call.id and call.is_named
-            if not (ended or may_begin or (call is not calls[-1] and call.is_whole())):
+            if not (ended or call.may_begin or (call is not calls[-1] and call.is_whole())):
                 return
             self._begun_calls += 1
             yield from self._open_block("tool_use", self._calls.begin(call), call)

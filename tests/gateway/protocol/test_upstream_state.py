@@ -12,7 +12,7 @@ from gateway.protocol.endpoints.upstream_state import (
     named_state,
 )
 
-SIGNED_ID = with_extra("call_1", {"google": {"thought_signature": "A"}})
+SIGNED_ID = with_extra("call_1", {"thought_signature": "A"})
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 

@@ -284,12 +284,22 @@ def test_a_null_is_no_event_and_an_error_may_be_in_an_array():
 SIGNED = {"google": {"thought_signature": "Ab+/=" * 99}}
 
 
-def test_what_gemini_signs_comes_back_with_the_call_and_its_id_without_it():
-    called = entry("read", '{"a":1}', id="call_1", extra_content=SIGNED)
+@pytest.mark.parametrize(
+    "signed",
+    [
+        {"extra_content": SIGNED},
+        {"thought_signature": "Ab+/="},
+        {"provider_specific_fields": {"thought_signature": "Ab+/="}},
+    ],
+)
+def test_what_gemini_signs_comes_back_with_the_call_and_its_id_without_it(signed):
+    called = entry("read", '{"a":1}', id="call_1", **signed)
     plain = {"id": "c-1", "choices": [{"message": {"tool_calls": [called]}}]}
     [block] = to_message(plain, PROMPT)["content"]
-    [(streamed, _)] = read(events_of([called | {"index": 0}]))
-    assert streamed["id"] == block["id"]
+    named, rest = entry("read", "", index=0, id="call_1"), entry(None, '{"a":1}', index=0, **signed)
+    for chunks in ([[called | {"index": 0}]], [[named], [rest]]):
+        [(streamed, _)] = read(events_of(*chunks))
+        assert streamed["id"] == block["id"]
     assert set(block["id"]) <= set(
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
     )
@@ -304,9 +314,11 @@ def test_what_gemini_signs_comes_back_with_the_call_and_its_id_without_it():
 
 
 @pytest.mark.parametrize("given", ["x", "", "x__extra_content__", "x__extra_content__!", None, 7])
-def test_any_other_id_stays(given):
+@pytest.mark.parametrize("carried", ["", "W10", "eyJpZCI6IngifQ"])  # [], {"id":"x"}
+def test_any_other_id_stays(given, carried):
+    given = given + carried if isinstance(given, str) else given
     assert split_id(given) == (given, None)
 
 
 def test_a_signature_of_any_size_leaves_the_id_bounded():
-    assert with_extra("x", {"a": "b" * MAX_EXTRA_BYTES}) == "x"
+    assert with_extra("x", {"thought_signature": "b" * MAX_EXTRA_BYTES}) == "x"
