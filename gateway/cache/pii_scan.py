@@ -29,6 +29,7 @@ it a tenth of that, and the way to a thread and back costs as much."""
 INLINE_DISGUISED = 256
 """Characters of a text that has other readings: digits may be hidden in it."""
 
+SAME_SECONDS = 60.0
 SCAN_SECONDS = 1.0
 """A scan that takes longer has failed: the client is waiting for it."""
 
@@ -107,6 +108,8 @@ class Scans:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="scan")
         self._turns = Turns(threads)
         self._together: SingleFlight[str | None] = SingleFlight()
+        self._told: dict[str, float] = {}
+        """When the log was told of a kind of failure."""
 
     async def scan(self, scanner: Scanner, text: str, owner: bytes) -> str | None:
         """Return the kind of the first finding, or None. Raises ScanFailedError.
@@ -125,8 +128,15 @@ class Scans:
         except Exception as error:  # noqa: BLE001 - fail closed, whatever it is
             # Whatever a detector raises, the safe answer is the same. Its message may quote the
             # finding, so only its type is told.
-            log.warning("PII scan failed (%s): neither looked up nor stored", type(error).__name__)
+            self._tell(type(error).__name__)
             raise ScanFailedError from None
+
+    def _tell(self, kind: str) -> None:
+        """Log a failure, each kind at most once a minute: under load, each request may have one."""
+        now = time.monotonic()
+        if now - self._told.get(kind, -SAME_SECONDS) >= SAME_SECONDS:
+            self._told[kind] = now
+            log.warning("PII scan failed (%s): neither looked up nor stored", kind)
 
     async def _scan_in_turns(self, scanner: Scanner, text: str, owner: bytes) -> str | None:
         given_up = threading.Event()

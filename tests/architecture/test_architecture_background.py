@@ -39,7 +39,7 @@ REASONS = {
     "gateway.cli.worker._first": _WAIT,
     "gateway.cli.worker.serve": "logs once how the upstreams answer",
     "gateway.server.http.cors.Cors._find": _REQUEST,
-    "gateway.server.http.hot_connection.HotConnection._begin": "one request",
+    "gateway.server.http.hot_connection.HotConnection._start": "one request",
     "gateway.server.http.pings.PingedSink._tick": "one ping; the next write has the same fault",
     "gateway.server.http.pings.reply_in_time": _REQUEST,
     "gateway.server.prepare.Summariser.apply": "one summary; a later request begins it anew",

@@ -228,3 +228,16 @@ async def test_only_scans_of_one_owner_are_shared():
     await asyncio.gather(*(scans.scan(scanner, LONG, owner) for owner in owners))
     assert len(scanner.texts) == 2 * len(alone.texts)
     scans.close()
+
+
+async def test_scans_that_fail_one_after_another_have_one_line(caplog):
+    class Broken:
+        def is_clean(self, _):
+            raise ZeroDivisionError
+
+    scans = Scans()
+    for n in range(20):
+        with pytest.raises(ScanFailedError):
+            await scans.scan(Broken(), f"text {n}", b"owner")
+    scans.close()
+    assert caplog.text.count("PII scan failed (ZeroDivisionError)") == 1
