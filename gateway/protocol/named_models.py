@@ -5,7 +5,7 @@ batch. Some of them read names of fields in any case.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -63,9 +63,10 @@ def _texts(value: Any) -> Iterator[str]:
                 yield from _texts(inner)
 
 
-def models_in_query(query: str) -> list[str]:
-    """Return each model that a query string names."""
-    return [value for name, value in parse_qsl(query) if _NAMES.search(name)]
+def models_in_head(query: str, headers: Mapping[str, str]) -> list[str]:
+    """Return each model that a query string and headers name, as some proxies read them."""
+    fields = (*parse_qsl(query), *headers.items())
+    return [value for name, value in fields if _NAMES.search(name)]
 
 
 def names_model(field: str) -> bool:

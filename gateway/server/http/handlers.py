@@ -24,7 +24,7 @@ from gateway.protocol.errors import (
 )
 from gateway.protocol.headers import Fields, fold_fields
 from gateway.protocol.messages import Parts, Reply, declared_name
-from gateway.protocol.named_models import models_in, models_in_query
+from gateway.protocol.named_models import models_in, models_in_head
 from gateway.protocol.paths import ApiPath, read_path
 from gateway.protocol.request import LARGE_BYTES, CacheRequest, read_request
 from gateway.server.auth import Access
@@ -262,7 +262,9 @@ class Handlers:
             key.check_model(request.model)
             if key.is_restricted:
                 body = request.asked
-                key.check_models([*models_in(body), *models_in_query(request.query)])
+                key.check_models(
+                    [*models_in(body), *models_in_head(request.query, request.headers)]
+                )
         if ticket is not None:
             ticket.note(request, seen)
         answer = self.pipeline.answer(request, seen)

@@ -20,7 +20,7 @@ from gateway.protocol.form import Form, Part, boundary_of, is_form
 from gateway.protocol.named_models import (
     models_in,
     models_in_batch,
-    models_in_query,
+    models_in_head,
     names_model,
 )
 from gateway.protocol.paths import ApiPath
@@ -66,16 +66,16 @@ async def read_passed(
 
     ``whole`` says that its key is restricted, ``routed`` that its model chooses an upstream.
     """
-    in_target = models_in_query(request.query_string)
+    in_head = models_in_head(request.query_string, request.headers if whole else {})
     if not path.deployment:
-        in_target.insert(0, path.model)
+        in_head.insert(0, path.model)
     if not request.can_read_body:
-        return Passed(None, _named([path.model, *in_target]))
+        return Passed(None, _named([path.model, *in_head]))
     length = request.content_length if "Content-Encoding" not in request.headers else None
     kind = request.headers.get("Content-Type", "")
     is_unread = _UNREAD.fullmatch(path.path) is not None and "json" not in kind.lower()
     if not whole and (is_unread or not (routed or path.deployment)):
-        return Passed(PassedBody(rest=pieces, length=length), _named([path.model, *in_target]))
+        return Passed(PassedBody(rest=pieces, length=length), _named([path.model, *in_head]))
     reader = _Reader(request, pieces, length, path, whole=whole)
     if is_form(kind):
         passed = await reader.read_form(kind)
@@ -84,7 +84,7 @@ async def read_passed(
     else:
         passed = Passed(PassedBody(rest=pieces, length=length))
     # A body's own model counts, and not the deployment, as on the cached endpoints.
-    models = _named([*(passed.models or [path.deployment]), *in_target])
+    models = _named([*(passed.models or [path.deployment]), *in_head])
     return replace(passed, models=models)
 
 

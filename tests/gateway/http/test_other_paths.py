@@ -276,6 +276,16 @@ async def test_a_list_of_models_cannot_be_walked_around(
     assert (await keyed.post(path, body, headers=bearing("free"))).status != 403
 
 
+@pytest.mark.parametrize("path", [SPEECH, CHAT])
+async def test_a_header_names_models_too(
+    keyed: RunningGateway, upstream: ScriptedUpstream, path: str
+):
+    body, sent = body_of(model="m", messages=ASKED), {"Helicone-Model-Override": "o3"}
+    reply = await keyed.post(path, body, headers={**bearing("models"), **sent})
+    assert (reply.status, len(upstream.requests)) == (403, 0)
+    assert (await keyed.post(path, body, headers=bearing("models"))).status in (200, 201)
+
+
 FORMS = {
     "allowed": (form_of(("model", "m")), 201),
     "a file first": (form_of(("model", "w-1"), first="file"), 201),

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from gateway.protocol.exact_json import BodyError
-from gateway.protocol.named_models import models_in, models_in_batch, models_in_query
+from gateway.protocol.named_models import models_in, models_in_batch, models_in_head
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,9 @@ def test_the_models_of_a_body(more, others):
     assert models_in({**more, "model": "a"}) == ["a", *others]
 
 
-def test_the_models_of_a_query():
-    assert models_in_query("api-version=1&model=a&Models=b%2Fc") == ["a", "b/c"]
+def test_the_models_of_a_head():
+    headers = {"host": "x", "helicone-model-override": "c", "accept": "d"}
+    assert models_in_head("api-version=1&model=a&Models=b%2F", headers) == ["a", "b/", "c"]
 
 
 def test_the_models_of_a_batch():
