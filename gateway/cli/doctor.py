@@ -120,8 +120,6 @@ async def examine(flags: dict[str, Any]) -> AsyncIterator[Finding]:
         yield Finding("config", Level.FAULT, line)
     if not faults:
         yield Finding("config", Level.OK, "refrain serve would take the settings")
-        for line in unpriced_budgets(settings):
-            yield Finding("budgets", Level.WARNING, line)
     holder = lock_holder(settings.data_dir)
     for found in (*check_data_dir(settings, holder), check_port(settings, holder)):
         yield found
@@ -130,8 +128,11 @@ async def examine(flags: dict[str, Any]) -> AsyncIterator[Finding]:
         yield await check_store(settings, holder)
     with suppress(SecretSettingError):
         yield await check_vectors(settings)
-    async for found in check_upstreams(settings):
+    listed: set[str] = set()
+    async for found in check_upstreams(settings, listed):
         yield found
+    for line in () if faults else unpriced_budgets(settings, listed):
+        yield Finding("budgets", Level.WARNING, line)
     yield await check_encoder(settings)
     yield await check_gpu(settings)
 
@@ -273,8 +274,11 @@ async def check_vectors(settings: Settings) -> Finding:
     return Finding("vectors", Level.OK, f"Qdrant at {url} answers")
 
 
-async def check_upstreams(settings: Settings) -> AsyncIterator[Finding]:
-    """Check each upstream, the proxies on the way, and this clock against theirs."""
+async def check_upstreams(settings: Settings, listed: set[str]) -> AsyncIterator[Finding]:
+    """Check each upstream, the proxies on the way, and this clock against theirs.
+
+    The models that they list go to ``listed``.
+    """
     own_keys = settings.gateway_keys is not None
     upstreams = [one for one in settings.all_upstreams if _has_its_secrets(one, own_keys=own_keys)]
     keys = upstream_keys(upstreams, os.environ, own_keys=own_keys)
@@ -299,7 +303,7 @@ async def check_upstreams(settings: Settings) -> AsyncIterator[Finding]:
             own_keys=own_keys,
         )
         if one.discover is None:
-            return [await _ask(one.url, make(one, one.label))]
+            return [await _ask(one.url, make(one, one.label), listed)]
         try:
             source = source_of(one, settings.dns_server)
             addresses, _ = await source.look()
@@ -312,7 +316,7 @@ async def check_upstreams(settings: Settings) -> AsyncIterator[Finding]:
             (f"{one.url} ({each.text})", replica_of(one, make, one.label, each))
             for each in addresses[:_MOST_REPLICAS]
         ]
-        found = list(await asyncio.gather(*(_ask(*replica) for replica in tried)))
+        found = list(await asyncio.gather(*(_ask(*replica, listed) for replica in tried)))
         if more := len(addresses) - len(tried):
             text = f"{one.url}: {more:,} more replicas are not tried"
             found.append((Finding("upstream", Level.OK, text), None))
@@ -335,13 +339,14 @@ def _has_its_secrets(one: UpstreamSettings, *, own_keys: bool) -> bool:
     return True
 
 
-async def _ask(name: str, upstream: HttpUpstream) -> tuple[Finding, float | None]:
+async def _ask(name: str, upstream: HttpUpstream, listed: set[str]) -> tuple[Finding, float | None]:
     """Return what an upstream answers, and by how much this clock is ahead of its own."""
     await upstream.open()
     try:
         answer = await models_answer(upstream)
     finally:
         await upstream.close()
+    listed |= answer.models
     level = Level.OK if answer.is_healthy else Level.FAULT
     return Finding("upstream", level, f"{name} {answer.text}"), _ahead(answer, time.time())
 

@@ -263,6 +263,8 @@ class ModelsAnswer(NamedTuple):
     is_healthy: bool
     date: str | None = None
     """The upstream's clock, as it stands in the header."""
+    models: frozenset[str] = frozenset()
+    """The models that it lists."""
 
 
 async def models_answer(upstream: HttpUpstream) -> ModelsAnswer:
@@ -277,7 +279,8 @@ async def models_answer(upstream: HttpUpstream) -> ModelsAnswer:
                 reply.status, reply.content_type, body, own_credential=upstream.own_credential
             )
             date = next((text for name, text in reply.headers if name.lower() == "date"), None)
-            return ModelsAnswer(*verdict, date)
+            listing = listing_of(body) if reply.status == HTTPStatus.OK else None
+            return ModelsAnswer(*verdict, date, frozenset() if listing is None else listing.names)
     except UpstreamError as error:
         return ModelsAnswer(f"does not answer: {error.detail or error.message}", False)
     except TimeoutError:

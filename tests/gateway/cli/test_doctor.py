@@ -80,7 +80,10 @@ def answering(status=200, body='{"object": "list", "data": [{"id": "m"}]}', **he
 
 
 async def of_upstreams(settings):
-    return [(each.check, each.level, each.text) async for each in doctor.check_upstreams(settings)]
+    return [
+        (each.check, each.level, each.text)
+        async for each in doctor.check_upstreams(settings, set())
+    ]
 
 
 async def test_a_healthy_installation(quick, capsys, tmp_path):
@@ -92,6 +95,19 @@ async def test_a_healthy_installation(quick, capsys, tmp_path):
     assert f"ok       upstream   {url}/v1 answers, 1 model\n" in out
     assert "ok       clock      agrees with the upstream's\n" in out
     assert not (tmp_path / ".refrain").exists()
+
+
+async def test_a_listed_model_without_a_price_and_a_budget_in_dollars(quick, capsys, tmp_path):
+    (tmp_path / "keys").write_text(f"ann {'0' * 64} budget=1USD/day\n")
+    (tmp_path / "key").write_text("sk-upstream")
+    async with answering() as url:
+        (tmp_path / "refrain.yaml").write_text(
+            f"gateway_keys: keys\nupstreams: [{{url: '{url}/v1', api_key_file: key}}]\n"
+        )
+        code, out, _ = await run(capsys)
+    assert code == 0
+    [line] = [line for line in out.splitlines() if line.startswith("warning  budgets")]
+    assert "ann has a budget in dollars, and no price is known of m: requests" in line
 
 
 async def test_a_fault_is_exit_code_1_and_the_others_are_tried(quick, capsys):
