@@ -46,11 +46,11 @@ async def made_by_the_second(
     return f"made-by-west-{both[1].count}"
 
 
-KINDS = [*PATHS]
+WAYS = [(kind, how) for kind in PATHS for how in ("plain", "streamed, not stored")]
+WAYS += [(kind, how) for kind in ("thinking", "reasoning") for how in ("streamed", "not stored")]
 
 
-@pytest.mark.parametrize("how", ["plain", "streamed", "not stored", "streamed, not stored"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "how"), WAYS)
 async def test_what_holds_state_goes_to_its_maker_or_nowhere(
     start_gateway: StartGateway, both: list[Maker], *, kind: str, how: str
 ):
