@@ -431,7 +431,7 @@ def _learner(served: Served, exchange: Exchange) -> Learner | None:
         return None
     request = exchange.request
     keeps = SPECS[request.endpoint].keeps_by_id and request.body.get("store") is not False
-    return Learner(served.learn, exchange.scopes()[0], keeps=keeps)
+    return Learner(served.learn, exchange.scopes, keeps=keeps)
 
 
 def _report(served: Served, usage: PromptUsage) -> None:

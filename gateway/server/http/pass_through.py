@@ -169,7 +169,7 @@ class PassThrough:
         learn = upstream.served.learn
         is_learnt = names_objects(request[PATH].path) and upstream.status < HTTPStatus.BAD_REQUEST
         if learn is not None and is_learnt:
-            learner = Learner(learn, scopes[0], keeps=True)
+            learner = Learner(learn, lambda: scopes, keeps=True)
             if upstream.content_type == "text/event-stream":
                 body = _with_events_learnt(body, learner)
             elif upstream.content_type.endswith("json"):

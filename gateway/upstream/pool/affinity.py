@@ -112,10 +112,13 @@ Learn = Callable[[Sequence[str], bytes], Awaitable[None] | None]
 
 
 class Learner:
-    """Notes what an answer brings, as it comes; ``keeps`` is that of ``made_state``."""
+    """Notes what an answer brings, as it comes; ``keeps`` is that of ``made_state``.
 
-    def __init__(self, learn: Learn, scope: bytes, *, keeps: bool) -> None:
-        self._learn, self._scope, self._keeps = learn, scope, keeps
+    ``scopes`` returns those of its client.
+    """
+
+    def __init__(self, learn: Learn, scopes: Callable[[], Scopes], *, keeps: bool) -> None:
+        self._learn, self._scopes, self._keeps = learn, scopes, keeps
         self._seen: set[str] = set()
         self._signature: list[str] = []
         """The pieces of the present block's signature."""
@@ -131,7 +134,7 @@ class Learner:
         self._signature.clear()
         if new := [value for value in values if value and value not in self._seen]:
             self._seen.update(new)
-            if (write := self._learn(new, self._scope)) is not None:
+            if (write := self._learn(new, self._scopes()[0])) is not None:
                 self._writes.append(write)
 
     async def told(self) -> None:

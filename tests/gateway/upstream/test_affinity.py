@@ -13,6 +13,10 @@ from gateway.upstream.pool.affinity import Affinity, Learner, digests_of
 MINE, THEIRS, OURS = bytes(32), b"t" * 32, b"o" * 32
 
 
+def of_mine() -> Sequence[bytes]:
+    return (MINE, OURS)
+
+
 async def known(affinity: Affinity, *values: str, scopes: Sequence[bytes] = (MINE,)) -> str:
     return await affinity.maker_of(values, scopes)
 
@@ -76,7 +80,7 @@ async def test_what_was_learnt_is_told_before_the_end(tmp_path: Path):
 async def test_a_reply_without_a_reader_tells_what_it_brought(tmp_path: Path):
     makers = SqliteMakers(tmp_path / "makers.sqlite3", seconds=30.0)
     affinity = Affinity(makers)
-    learner = Learner(lambda values, scope: affinity.note(values, scope, "a"), MINE, keeps=False)
+    learner = Learner(lambda values, scope: affinity.note(values, scope, "a"), of_mine, keeps=False)
     learner.take({"signature": "value"})
     telling = asyncio.create_task(learner.told())
     await asyncio.sleep(0)
@@ -89,7 +93,7 @@ async def test_a_reply_without_a_reader_tells_what_it_brought(tmp_path: Path):
 
 def test_a_signature_in_pieces_is_noted_whole():
     noted: list[str] = []
-    learner = Learner(lambda values, _scope: noted.extend(values), MINE, keeps=False)
+    learner = Learner(lambda values, _scope: noted.extend(values), of_mine, keeps=False)
     for pieces in ("ab", "c"), ("xy",):
         for piece in pieces:
             delta = {"type": "signature_delta", "signature": piece}
