@@ -137,7 +137,7 @@ TRIALS: Mapping[str, Callable[[Path], Trial]] = {
     "banking77": banking77,
     "qqp": qqp,
     "verbs": verbs,
-    "lookalikes": lambda _: lookalikes("lookalikes", HELD_OUT / "lookalikes_seen.txt"),
+    "lookalikes": lambda _: lookalikes("lookalikes", HELD_OUT / "lookalikes.txt"),
     "lookalikes_held_out": lambda _: lookalikes(
         "lookalikes_held_out", HELD_OUT / "lookalikes_held_out.txt"
     ),

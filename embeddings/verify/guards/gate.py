@@ -61,7 +61,7 @@ def guard(asked: str, stored: str, common: Container[str]) -> str | None:
         or differ_in_negation(a, b, x.negations, y.negations, close)
         or differ_in_rare_words(a, b, common)
         or differ_in_counterparts(a, b)
-        or differ_in_order(a, b)
+        or differ_in_order(a, b, common)
     )
 
 

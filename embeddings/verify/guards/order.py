@@ -1,8 +1,9 @@
 """Two parts of a question that change places: "Did A beat B?", "Did B beat A?"."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
+from embeddings.verify.guards.rare_words import is_rare
 from embeddings.verify.guards.reader import (
     FUNCTION,
     NUMBER_WORDS,
@@ -16,8 +17,8 @@ _LONGEST: Final = 3
 """Words of a part."""
 _ARTICLES: Final = words_of("a an the")
 _DETERMINERS: Final = _ARTICLES | words_of("my our your his her its their this that these those")
-_ENDS: Final = {"into": "to", "onto": "to"} | {
-    x: x for x in ("to", "for", "from", "than", "before", "after")
+_ENDS: Final = {"into": "to", "onto": "to", "then": "before"} | {
+    x: x for x in words_of("to for from than before after with on in by over against")
 }
 """What stands behind one of these is an end of something, or what it is compared with."""
 _BE: Final = words_of("is are was were be been being get gets got")
@@ -33,7 +34,7 @@ _SYMMETRIC: Final = words_of(
 """Words that say the same of both parts, whatever their order."""
 
 
-def differ_in_order(a: Reading, b: Reading) -> str | None:
+def differ_in_order(a: Reading, b: Reading, common: Container[str]) -> str | None:
     """Return "order" if two parts of one text are exchanged in the other."""
     if len(a.words) > 60:
         return None
@@ -41,7 +42,7 @@ def differ_in_order(a: Reading, b: Reading) -> str | None:
         return "order"
     if a.vocabulary & _SYMMETRIC:
         return None
-    if _ends_exchanged(a, b):
+    if _ends_exchanged(a, b, common):
         return "order"
     left, right = ([x for x in text.words if x not in _ARTICLES] for text in (a, b))
     if len(left) != len(right) or left == right or sorted(left) != sorted(right):
@@ -73,16 +74,25 @@ def _passive_swapped(passive: Reading, active: Reading) -> bool:
     return before[-1] in doers[0] and after[0] in doers[1]
 
 
-def _ends_exchanged(a: Reading, b: Reading) -> bool:
-    """Tell whether one thing goes to another, and the other to it: "X for Y", "Y to X"."""
+def _ends_exchanged(a: Reading, b: Reading, common: Container[str]) -> bool:
+    """Tell whether one thing goes to another, and the other to it: "X for Y", "Y to X".
+
+    Of rare names the order is enough.
+    """
     x, y = _ends(a), _ends(b)
     both = [word for word in x if word in y]
     if any({x[word], y[word]} == {"to", "from"} for word in both):
         return True
+    joined = not _JOINING.isdisjoint(a.vocabulary | b.vocabulary)
+    rare = frozenset() if joined else {word for word in both if is_rare(word, common)}
     place = {word: number for number, word in enumerate(y)}
     x, y = ({word: "to" if end == "for" else end for word, end in z.items()} for z in (x, y))
     return any(
-        place[other] < place[one] and x[other] == y[one] not in {"", x[one], y[other]}
+        place[other] < place[one]
+        and (
+            x[other] == y[one] not in {"", x[one], y[other]}
+            or ({one, other} <= rare and not x[one] == y[one] != x[other] == y[other])
+        )
         for number, one in enumerate(both)
         for other in both[number + 1 :]
     )

@@ -20,12 +20,14 @@ _SPELLINGS: Final = (
     (re.compile("ae|oe"), "e"),
     (re.compile("ph"), "f"),
     (re.compile("our(?=s?$|ed$|ing$|ite|able)"), "or"),
-    (re.compile("(?<=...)([iy])s(?=e|ing|ation)"), r"\1z"),
+    (re.compile("(?<=...)(?<!w)([iy])s(?=e|ing|ation)"), r"\1z"),
     (re.compile("tre(?=s?$)"), "ter"),
     (re.compile("ogue(?=s?$)"), "og"),
     (re.compile("ll(?=ed$|ing$|er$|ment)"), "l"),
 )
 
+_UNHEARD: Final = re.compile("[aeiouy]|(.)(?=\\1)")
+_SINGULAR_VERBS: Final = words_of("is was does did has")
 _NO_INITIALS: Final = words_of("of the and")
 _ABBREVIATION: Final = 6
 """So short is "p.m" or "e.g"."""
@@ -83,47 +85,95 @@ _EVERYDAY: Final = words_of(
 
 
 def differ_in_rare_words(a: Reading, b: Reading, common: Container[str]) -> str | None:
-    """Return "words" if one text has a word that is not common, and the other does not."""
-    if a.vocabulary == b.vocabulary:
-        return None
-    return "words" if _lacks(a, b, common) or _lacks(b, a, common) else None
+    """Return "words" if a word that is not common has no counterpart in the other text."""
+    mine, theirs = (
+        {x.text for x in one.tokens if x.kind is Kind.WORD and x.text not in other.vocabulary}
+        for one, other in ((a, b), (b, a))
+    )
+    if _lacks(a, b, [word for word in mine if is_rare(word, common)]):
+        return "words"
+    if _lacks(b, a, [word for word in theirs if is_rare(word, common)]):
+        return "words"
+    other = _spelt_alike(mine, theirs) or _no_plural(a, b) or _no_plural(b, a)
+    return "words" if other else None
 
 
-def _lacks(mine: Reading, theirs: Reading, common: Container[str]) -> bool:
+def is_rare(word: str, common: Container[str]) -> bool:
+    """Tell whether the network reads a word in pieces, and the word is no ordinary one."""
+    if len(word) < 2 or word in FUNCTION or word in common:
+        return False
+    return not any(form in common or form in _EVERYDAY for form in _forms(word))
+
+
+def _lacks(mine: Reading, theirs: Reading, rare: Sequence[str]) -> bool:
     """Tell whether one of my rare words has no counterpart in the other text."""
-    rare = [
-        place
-        for place, x in enumerate(mine.tokens)
-        if x.kind is Kind.WORD and x.text not in theirs.vocabulary and _is_rare(x.text, common)
-    ]
     if not rare:
         return False
-    known = {form for word in theirs.vocabulary for form in forms(word[:LONGEST])}
+    known = {form for word in theirs.vocabulary for form in _forms(word)}
     known |= {one + other for one, other in pairwise(theirs.words)}
     initials = "".join([word[0] for word in theirs.words if word not in _NO_INITIALS])
     return not all(
-        not known.isdisjoint(forms(mine.words[place][:LONGEST]))
-        or _part_is_known(mine.words, place, theirs.vocabulary)
-        or (len(mine.words[place]) > 2 and mine.words[place] in initials)
-        for place in rare
+        not known.isdisjoint(_forms(word))
+        or _part_is_known(mine.words, word, theirs.vocabulary)
+        or (len(word) > 2 and word in initials)
+        for word in rare
     )
 
 
-def _part_is_known(words: Sequence[str], place: int, vocabulary: frozenset[str]) -> bool:
+def _part_is_known(words: Sequence[str], word: str, vocabulary: frozenset[str]) -> bool:
     """Tell whether the other text has "wifi" for "wi fi", or "node" for "node.js"."""
-    before, word, after = words[max(place - 1, 0)], words[place], words[place + 1 : place + 2]
     part, dot, _ = word.partition(".")
-    return (
-        before + word in vocabulary
-        or word + "".join(after) in vocabulary
-        or bool(dot and len(part) > 2 and part in vocabulary)
+    return bool(dot and len(part) > 2 and part in vocabulary) or any(
+        word in pair and pair[0] + pair[1] in vocabulary for pair in pairwise(words)
     )
 
 
-def _is_rare(word: str, common: Container[str]) -> bool:
-    if len(word) < 2 or word in FUNCTION or word in common:
-        return False
-    return not any(form in common or form in _EVERYDAY for form in forms(word[:LONGEST]))
+def _spelt_alike(mine: set[str], theirs: set[str]) -> bool:
+    """Tell whether each has one of "gonzales" and "gonzalez", which the network takes for one."""
+    left, right = (
+        {_consonants(x): x for x in words if len(x) > 5 and x[-1] != "y"}
+        for words in (mine, theirs)
+    )
+    return any(
+        left[key][0] == right[key][0]
+        and abs(len(left[key]) - len(right[key])) < 2
+        and not left[key].startswith(right[key])
+        and not right[key].startswith(left[key])
+        and _forms(left[key]).isdisjoint(_forms(right[key]))
+        for key in left.keys() & right.keys()
+    )
+
+
+def _no_plural(one: Reading, several: Reading) -> bool:
+    """Tell whether "Watts" is no plural of "Watt", as a singular verb or "by" is before them.
+
+    A noun that is no name would have an article there.
+    """
+    before = {word: last for last, word in _pairs(one)}
+    for last, word in _pairs(several):
+        single = word[:-1] if word[-1] == "s" else ""
+        if single in before and word not in one.vocabulary and single not in several.vocabulary:
+            both = {before[single], last}
+            if both & _SINGULAR_VERBS or both == {"by"}:
+                return True
+    return False
+
+
+def _pairs(text: Reading) -> Iterator[tuple[str, str]]:
+    # "What is price of it?" asks for a noun, with or without an article.
+    return (
+        (last, word)
+        for last, word in pairwise(text.words)
+        if last != "is" or "what" not in text.vocabulary
+    )
+
+
+def _consonants(word: str) -> str:
+    return _UNHEARD.sub("", word.replace("z", "s"))
+
+
+def _forms(word: str) -> frozenset[str]:
+    return forms(word) if len(word) <= LONGEST else frozenset({word})
 
 
 @lru_cache(4096)
