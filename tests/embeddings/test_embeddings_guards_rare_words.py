@@ -112,3 +112,33 @@ def test_without_a_list_of_common_words_every_word_counts_as_rare():
     asked, stored = "How do I clean the kettle?", "How do I wash the kettle?"
     assert guards.guard(asked, stored, frozenset()) == "words"
     assert guard(asked, stored) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ("When was Watt born?", "When was Watts born?"),
+        ("where does cole live", "In which town does coles live?"),
+        ("Which books are by Job?", "Which books are by Jobs?"),
+    ],
+)
+def test_a_name_that_ends_in_s_is_no_plural(asked, stored):
+    assert both_ways(asked, stored) == "words"
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ("How does a heat pump work?", "How do heat pumps work?"),
+        ("What is price of ticket?", "What are the prices of tickets?"),
+    ],
+)
+def test_a_plural_is_the_same_word(asked, stored):
+    assert both_ways(asked, stored) is None
+
+
+def test_a_rare_word_more_in_a_long_text_is_left_to_the_verifier():
+    story = "A farmer sells eggs on the market and keeps some of them for his family. " * 2
+    asked, stored = f"{story} What is the sum?", f"{story} What is the total of the lollipops?"
+    assert both_ways(asked, stored) is None
+    assert both_ways(f"{story} Take kubectl.", f"{story} Take kubelet.") == "words"

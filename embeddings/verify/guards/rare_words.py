@@ -29,6 +29,7 @@ _SPELLINGS: Final = (
 _UNHEARD: Final = re.compile("[aeiouy]|(.)(?=\\1)")
 _SINGULAR_VERBS: Final = words_of("is was does did has")
 _NO_INITIALS: Final = words_of("of the and")
+_SHORT: Final = 50
 _ABBREVIATION: Final = 6
 """So short is "p.m" or "e.g"."""
 _EVERYDAY: Final = words_of(
@@ -90,9 +91,13 @@ def differ_in_rare_words(a: Reading, b: Reading, common: Container[str]) -> str 
         {x.text for x in one.tokens if x.kind is Kind.WORD and x.text not in other.vocabulary}
         for one, other in ((a, b), (b, a))
     )
-    if _lacks(a, b, [word for word in mine if is_rare(word, common)]):
-        return "words"
-    if _lacks(b, a, [word for word in theirs if is_rare(word, common)]):
+    lacks = (
+        _lacks(a, b, [word for word in mine if is_rare(word, common)]),
+        _lacks(b, a, [word for word in theirs if is_rare(word, common)]),
+    )
+    # A story is told in many words, of which one may be rare.
+    short = len(a.words) + len(b.words) < _SHORT
+    if all(lacks) or (short and any(lacks)):
         return "words"
     other = _spelt_alike(mine, theirs) or _no_plural(a, b) or _no_plural(b, a)
     return "words" if other else None
