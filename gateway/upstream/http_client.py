@@ -265,9 +265,15 @@ class HttpUpstream:
         by = None
         if outgoing.streamed and self._times_streams:
             by = asyncio.get_running_loop().time() + self._first_token
-        model = self._rename.get(outgoing.model, outgoing.model)
         return HttpReply(
-            self, "POST", request, first_token_by=by, attempt=attempt, judged=True, model=model
+            self,
+            "POST",
+            request,
+            first_token_by=by,
+            attempt=attempt,
+            judged=True,
+            pages=not target.startswith("/v1/"),  # tokens are estimated where there is no such path
+            model=self._rename.get(outgoing.model, outgoing.model),
         )
 
     def request(
@@ -316,8 +322,8 @@ class HttpUpstream:
         status, kind, is_call = reply.status, reply.content_type, reply.logs is None
         is_due = self.own_account and HTTPStatus.BAD_REQUEST <= status < _SERVER_ERROR
         if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
-            is_page = kind == "text/html" and not reply.pages
-            is_due = is_call or is_page or (self.own_account and kind == "application/json")
+            is_json = self.own_account and kind == "application/json"
+            is_due = (is_call or kind == "text/html" or is_json) and not reply.pages
         if not is_due:
             return
         parts, size, whole = list[bytes](), 0, False

@@ -65,6 +65,10 @@ _LONGEST_WORD = 60
 _STREAM_FIELDS = (b"data:", b"event:", b":", b"id:", b"retry:")
 
 
+REFUSED = "The upstream refuses requests of this gateway. Please tell the gateway's operator."
+"""What clients read of a refusal."""
+
+
 class Fault(NamedTuple):
     """Why a reply is no answer: ``text`` is for the log, ``message`` for clients."""
 
@@ -121,8 +125,7 @@ def fault_in(
 def refusal(told: str) -> Fault:
     """Return the fault of an upstream that refuses the gateway; ``told`` is how it said so."""
     text = f"it refuses the key that the gateway has for it ({told}); are key and account good?"
-    message = "The upstream refuses requests of this gateway. Please tell the gateway's operator."
-    return Fault(Reason.UPSTREAM_REFUSED, text, message)
+    return Fault(Reason.UPSTREAM_REFUSED, text, REFUSED)
 
 
 def _no_answer(content_type: str, body: bytes, parsed: Any, *, whole: bool) -> str | None:
@@ -172,10 +175,15 @@ def error_of(parsed: Any) -> Any:
             return None
 
 
-def error_alone(parsed: Any) -> Any:
-    """Return the error of a body that is nothing else, None if there is a result, too."""
-    if isinstance(parsed, dict) and any(parsed.get(name) for name in _RESULTS):
-        return None
+def error_alone(parsed: Any, *, bare: bool = False) -> Any:
+    """Return the error of a body that is nothing else, None if there is a result, too.
+
+    A ``bare`` one has no place for a result, not even an empty one.
+    """
+    if isinstance(parsed, dict):
+        results = (parsed[name] for name in _RESULTS if name in parsed)
+        if any(bare or result for result in results):
+            return None
     return error_of(parsed)
 
 

@@ -447,7 +447,7 @@ class UpstreamPool:
     def _is_kept_elsewhere(self, reply: PoolReply, call: Call, outgoing: Outgoing) -> bool:
         """Tell whether another upstream must be tried: for what a request names, or its model."""
         if reply.lacks_model:
-            self.table.record_lack(call.name, outgoing.model)
+            self.table.record_lack(call.name, outgoing)
             return self.table.may_have(outgoing, call.name)
         if not outgoing.sticky_id or reply.failure is not None:
             return False
@@ -497,7 +497,7 @@ def log_change(change: Change) -> None:
             log.info(text, change.name, extra=_EVENT)
         case State.OPEN:
             log.warning(
-                "upstream %s is out%s until a probe succeeds; the next is in %.1f s",
+                "upstream %s is out%s; it is tested again in %.1f s",
                 *(change.name, why, change.seconds),
                 extra=_EVENT,
             )

@@ -216,7 +216,7 @@ class FirstTokenDetector:
             self._since = now
         if not self.events:
             found: FirstToken | Failure = FirstToken.PENDING if piece.isspace() else FirstToken.SEEN
-            if b'"error"' in piece and (error := error_alone(parsed_or_none(piece))):
+            if b'"error"' in piece and (error := error_alone(parsed_or_none(piece), bare=True)):
                 found = _error(error, own=self.own)
         else:
             found = self._judge_piece(piece)

@@ -19,6 +19,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
+from itertools import compress
 from math import inf
 
 from gateway.protocol.cache_status import Reason
@@ -116,13 +117,9 @@ class UpstreamState:
     clients: Clients = field(default_factory=Clients)
     listed: frozenset[str] = frozenset()
     """The models that it lists, none if they are not known."""
-    lacks: set[str] = field(default_factory=set)
-    """The models that it did not have when it was asked, since its list was read."""
 
     def offers(self, model: str) -> bool:
         """Tell whether it may have a model: its globs say so, or its list, or neither is known."""
-        if model in self.lacks:
-            return False
         return not self.listed or not self.member.serves_all or model in self.listed
 
     @property
@@ -251,6 +248,8 @@ class PoolTable:
         self.upstreams = {member.name: _new_state(member, now) for member in members}
         """Replaced by each change, so that a reader's mapping stays as it is."""
         self._serving: dict[str, tuple[UpstreamState, ...]] = {}
+        self._lacks = set[tuple[str, str | None, str]]()
+        """Upstream, client and model: it did not have the model when it was asked."""
 
     def join(self, member: Member, now: float, *, tested: bool) -> None:
         """Take in a replica, one that drains or has another weight too.
@@ -348,22 +347,25 @@ class PoolTable:
 
     def may_have(self, outgoing: Outgoing, name: str) -> bool:
         """Tell whether another upstream may have the model that this one lacks."""
-        others = (one for one in self._candidates_for(outgoing) if one.member.name != name)
-        return any(outgoing.model not in one.lacks for one in others)
+        names = {one.member.name for one in self._candidates_for(outgoing)} - {name}
+        return any((each, outgoing.client, outgoing.model) not in self._lacks for each in names)
 
-    def record_lack(self, name: str, model: str) -> None:
-        """Note that an upstream does not have a model. It is asked again once its list is read."""
-        lacks = self.upstreams[name].lacks
-        if len(lacks) < MOST_MODELS and len(model) <= LONGEST_MODEL:
-            lacks.add(model)
-            self._serving.pop(model, None)
-        self.unlisted(model)
+    def record_lack(self, name: str, outgoing: Outgoing) -> None:
+        """Note that an upstream does not have a model, until its list is read again.
+
+        That holds for the client alone: its request may be what was refused.
+        """
+        if len(self._lacks) >= MOST_MODELS:
+            self._lacks.clear()
+        if len(outgoing.model) <= LONGEST_MODEL:
+            self._lacks.add((name, outgoing.client, outgoing.model))
+        self.unlisted(outgoing.model)
 
     def record_models(self, name: str, models: frozenset[str]) -> None:
         """Note which models an upstream lists, none if it has no list."""
         if (upstream := self.upstreams.get(name)) is not None:
             upstream.listed = models
-            upstream.lacks.clear()
+            self._lacks = {lack for lack in self._lacks if lack[0] != name}
             self._serving.clear()
 
     def is_mixed(self, outgoing: Outgoing) -> bool:
@@ -469,6 +471,11 @@ class PoolTable:
         if (pinned := self.upstreams.get(outgoing.pinned)) is not None:
             return (pinned,)
         serving = self._upstreams_for(outgoing.model)
+        if self._lacks:
+            client, model = outgoing.client, outgoing.model
+            names = [one.member.name for one in serving]
+            having = [(name, client, model) not in self._lacks for name in names]
+            serving = tuple(compress(serving, having)) or serving
         if outgoing.native:
             return tuple(one for one in serving if one.member.native)
         return serving
@@ -497,7 +504,6 @@ class PoolTable:
                 some = [one for one, offers in zip(some, offering, strict=True) if offers]
             elif some and model:
                 self.unlisted(model)
-                some = [one for one in some if model not in one.lacks] or some
             serving = tuple(some or (() if awaited else all_of_them))
             if len(model) <= LONGEST_MODEL:
                 if len(self._serving) >= MOST_MODELS:

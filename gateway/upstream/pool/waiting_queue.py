@@ -22,6 +22,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream.pool.table import Call, NoRoom, PoolTable
 from gateway.upstream.request import Lane, Outgoing
+from gateway.upstream.verdict import REFUSED
 
 T = TypeVar("T")
 
@@ -203,5 +204,7 @@ class PoolQueue:
             if none.waits
             else "No upstream of this model can be reached at the moment."
         )
+        if none.why is Reason.UPSTREAM_REFUSED:
+            message = REFUSED
         wait = max(1.0, at - now)
         return UpstreamError(none.status, message, none.why, sent=False, retry_after=wait)

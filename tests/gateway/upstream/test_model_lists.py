@@ -138,8 +138,9 @@ def table(*names: str) -> PoolTable:
     return PoolTable([Member(name) for name in names], LeastLoaded(), 0.0)
 
 
-def goes_to(pool: PoolTable, model: str) -> set[str]:
-    calls = [pool.acquire(Outgoing("/v1/chat/completions", (), b"{}", model), 1.0) for _ in "1234"]
+def goes_to(pool: PoolTable, model: str, client: str | None = None) -> set[str]:
+    outgoing = Outgoing("/v1/chat/completions", (), b"{}", model, client=client)
+    calls = [pool.acquire(outgoing, 1.0) for _ in range(4)]
     for call in calls:
         assert isinstance(call, Call)
         pool.release(call)
@@ -160,8 +161,8 @@ def test_a_list_that_changes_changes_the_way():
     pool.record_models("a", frozenset({"x"}))
     pool.record_models("b", frozenset({"y"}))
     assert (goes_to(pool, "x"), goes_to(pool, "z"), wanted) == ({"a"}, {"a", "b"}, ["z"])
-    pool.record_lack("a", "z")
-    assert goes_to(pool, "z") == {"b"}
+    pool.record_lack("a", Outgoing("/v1/chat/completions", (), b"{}", "z", client="ann"))
+    assert (goes_to(pool, "z", "ann"), goes_to(pool, "z")) == ({"b"}, {"a", "b"})
     pool.record_models("a", frozenset({"x", "z"}))
     assert goes_to(pool, "z") == {"a"}
 
