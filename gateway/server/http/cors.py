@@ -11,6 +11,7 @@ Laws:
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from http import HTTPStatus
 from typing import NamedTuple
 
 from aiohttp import web
@@ -87,6 +88,9 @@ class Cors:
         path = read_path(request.path_qs.partition("?")[0])
         status, fields = await self._send(path, tuple(asked))
         seen.status = status
+        origin = origin_of(request)
+        if origin is not None and self._known(origin) is None and status < HTTPStatus.BAD_REQUEST:
+            self._note(origin, fields)
         response = web.Response(status=status)
         response.headers.extend(each for each in fields if _is_of_preflights(each[0]))
         response.headers["Cache-Status"] = ForwardStatus(Forwarded.BYPASS).header()

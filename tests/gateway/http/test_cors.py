@@ -184,6 +184,14 @@ async def test_a_preflight_needs_no_key_and_brings_nothing_else(start: Start, pa
         assert reply.status == 401
 
 
+async def test_what_a_preflight_said_holds_for_the_reply(start: Start, page: Page):
+    gateway = await start()
+    assert "miss" in (await gateway.ask()).cache
+    await options(gateway)
+    assert (await gateway.ask(headers=from_page())).headers[ALLOW] == PAGE
+    assert len(page.asked) == 1
+
+
 async def test_a_pool_lets_pages_read_too(start_gateway: StartGateway, page: Page):
     async with AsyncExitStack():
         gateway = await pool(start_gateway, {"url": CLOSED}, {"url": f"{page.url}/v1"})
