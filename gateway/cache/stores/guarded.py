@@ -148,6 +148,7 @@ class GuardedStore:
             "store: it refuses to store answers", "store: it stores answers again", now
         )
         self._is_full = False
+        self._refusals = 0
         self._busy = Fault("store: some calls fail", "", now)
 
     @property
@@ -204,12 +205,15 @@ class GuardedStore:
         await self._store.close()
 
     async def _write(self, call: Coroutine[Any, Any, None]) -> None:
+        before = self._refusals
         try:
             await self._call(call, self._write_seconds)
         except StoreError as error:
             self._note(error, self._refuse)
             raise
-        self._refusal.end()
+        # The store may have told of one on the way.
+        if self._refusals == before:
+            self._refusal.end()
 
     def _note(self, error: StoreError, refused: Callable[[StoreError], None]) -> None:
         match error:
@@ -221,6 +225,7 @@ class GuardedStore:
                 self._busy.tell(str(error))
 
     def _refuse(self, error: StoreError) -> None:
+        self._refusals += 1
         self._is_full = isinstance(error, StoreFullError)
         self._refusal.begin(str(error))
 

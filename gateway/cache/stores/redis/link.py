@@ -79,6 +79,7 @@ _REMEDIES = {
     "NODB": "this Redis has no database of this number: see the end of the store's URL",
     "NOREPLICAS": "Redis has too few replicas to accept writes (min-replicas-to-write)",
 }
+FULL = f"{_REMEDIES['OOM']} (OOM)"
 SILENCE = (
     "Redis did not answer in time",
     "the Redis cluster cannot be reached",

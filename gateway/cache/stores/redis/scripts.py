@@ -158,7 +158,8 @@ PUT = _script("""
 local origin, key, value, ttl, room = ARGV[4], ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
 local evicted = 0
 local refused = ensure_epoch(redis.pcall, origin)
-if type(refused) == 'table' and refused.err then
+local full = type(refused) == 'table' and refused.err
+if full then
   -- The memory may hold data of others; a cache makes room, as far as it has entries.
   if not string.find(refused.err, 'OOM') then return refused end
   local before = bytes()
@@ -179,9 +180,13 @@ redis.call('ZADD', used, micros, key)
 redis.call('HSET', size, key, #value)
 redis.call('HINCRBY', total, 'bytes', #value - before)
 reap(16)
-return totals(evicted + evict(room, key))
+local answer = totals(evicted + evict(room, key))
+-- With a part of its bytes it is a smaller cache, and no fault.
+answer[4] = (full and answer[2] * 10 < room) and 1 or 0
+return answer
 """)
-"""Store or replace an entry; evict others to make room.
+"""Store or replace an entry; evict others to make room. The answer ends with 1 if Redis is so full
+that hardly any entry stays.
 
 Arguments: prefix, channel, shard, origin, cache key, bytes, milliseconds until Redis may forget the
 entry ('' is never), bytes that all entries may take, most bytes to evict from a full Redis.

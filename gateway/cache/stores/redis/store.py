@@ -27,13 +27,14 @@ from gateway.cache.ports import (
     Page,
     PositionError,
     StoreError,
+    StoreFullError,
     StoreStats,
 )
 from gateway.cache.stores.entry_codec import DamagedEntryError, decode_entry, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.redis.claims import RedisClaims
 from gateway.cache.stores.redis.invalidation import PROVEN_SECONDS, RedisInvalidations
-from gateway.cache.stores.redis.link import Batches, Call, RedisLink
+from gateway.cache.stores.redis.link import FULL, Batches, Call, RedisLink
 from gateway.cache.stores.redis.scripts import (
     ADOPT,
     DELETE,
@@ -86,7 +87,8 @@ class RedisStore:
         number of ``shards``.
         """
         self.told: Callable[[StoreError | None], None] = lambda _: None
-        """Learns of each upkeep's fault, or that there was none: requests may be rare."""
+        """Learns of each upkeep's fault, or that there was none: requests may be rare. Also learns
+        that an answer was stored in the place of nearly all others."""
         self.link = RedisLink(url, seconds=seconds, password=password)
         """The connections, which this store closes."""
         self._shards = make_shards(shards or (CLUSTER_SHARDS if self.link.cluster else 1))
@@ -226,7 +228,8 @@ class RedisStore:
         self, script: Script, shard: Shard, origin: bytes, key: bytes, *arguments: Any
     ) -> None:
         call = Call(script, (*shard.head, origin, key, *arguments), (key,))
-        self._note(shard, await self._changes[shard.number].call(call))
+        if self._note(shard, await self._changes[shard.number].call(call)) == [1]:
+            self.told(StoreFullError(FULL))
 
     def _note(self, shard: Shard, answer: list[Any]) -> list[Any]:
         """Note the totals that each script returns first; return the rest of its answer."""
