@@ -1,5 +1,6 @@
 """Any other path below /v1: to the upstream and back as it is, streaming in both directions."""
 
+import asyncio
 import operator
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -10,7 +11,7 @@ from http import HTTPStatus
 import orjson
 from aiohttp import web
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus
+from gateway.protocol.cache_status import LEFT_BY_CLIENT, Forwarded, ForwardStatus
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.headers import (
     Fields,
@@ -36,6 +37,7 @@ from gateway.server.http.middleware import (
 from gateway.server.http.passed_request import Passed, read_passed
 from gateway.server.keys.key_line import Key, needs_model
 from gateway.telemetry.observation import Observation
+from gateway.upstream import shared_response
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.affinity import Learner
@@ -174,10 +176,11 @@ class PassThrough:
                 body = _with_events_learnt(body, learner)
             elif upstream.content_type.endswith("json"):
                 body = _with_reply_learnt(body, learner)
-        if _counts_tokens(request):
-            body = _with_usage(body, upstream.content_type, seen)
         sink = ResponseSink(request, response)
-        fault = await send_stream(sink, body, seen)
+        if _counts_tokens(request):
+            fault = await _send_counted(sink, body, upstream, seen)
+        else:
+            fault = await send_stream(sink, body, seen)
         if fault is not None:
             upstream.upstream.failures.note_failure(fault)
         return response
@@ -224,17 +227,28 @@ def _learn(learner: Learner, data: bytes | bytearray | None) -> None:
             learner.take(result)
 
 
-async def _with_usage(
-    pieces: AsyncIterator[bytes], content_type: str, seen: Observation
-) -> AsyncIterator[bytes]:
-    """Yield a reply's pieces, and note the usage that it has."""
-    usage = ReplyUsage(content_type)
+async def _send_counted(
+    sink: ResponseSink, pieces: AsyncIterator[bytes], upstream: HttpReply, seen: Observation
+) -> UpstreamError | None:
+    """Send a reply, and note its usage. A stream that its client leaves is read on for a while."""
+    usage, has_left = ReplyUsage(upstream.content_type), True
     try:
-        async for piece in pieces:
-            usage.feed(piece)
-            yield piece
+        fault = await send_stream(sink, _fed_to(usage, pieces), seen)
+        has_left = seen.reason in LEFT_BY_CLIENT
+        return fault
     finally:
+        if has_left and upstream.content_type == "text/event-stream":
+            with suppress(TimeoutError, UpstreamError):
+                async with asyncio.timeout(shared_response.ANSWER_SECONDS):
+                    while piece := await upstream.read():
+                        usage.feed(piece)
         seen.usage = usage.end()
+
+
+async def _fed_to(usage: ReplyUsage, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for piece in pieces:
+        usage.feed(piece)
+        yield piece
 
 
 async def _guarded(pieces: AsyncIterator[bytes], faults: list[ClientError]) -> AsyncIterator[bytes]:

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from running_gateway import start_app
 from scripted_upstream import DONE, chunk
 
 TPM = 10_000_000
@@ -307,3 +308,30 @@ async def test_a_call_that_goes_on_is_charged_when_the_gateway_stops(start_gatew
     await gateway.stop()
     again = await start_gateway(gateway_keys=keys)
     assert 10_000 <= await used(again) < 11_000
+
+
+async def test_a_passed_stream_that_its_client_leaves_is_charged_by_its_usage(start_gateway, keys):
+    has_left = asyncio.Event()
+
+    async def answer(request):
+        response = await stream(request)
+        await response.write(event("image_generation.partial_image", b64_json="A" * 100))
+        await has_left.wait()
+        usage = {"input_tokens": 50, "output_tokens": 4_000, "total_tokens": 4_050}
+        await response.write(event("image_generation.completed", b64_json="B", usage=usage))
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/images/generations", answer)
+    runner, server = await start_app(app)
+    gateway = await start_gateway(gateway_keys=keys, upstream=(f"{server}/v1",))
+    asked = {"model": "m", "stream": True, "prompt": "a cat"}
+    url = f"{gateway.url}/v1/images/generations"
+    async with gateway.session.post(url, json=asked, headers=HEADERS) as reply:
+        assert reply.status == 200
+        await reply.content.readany()
+        reply.close()
+    assert (await gateway.get("/healthz")).status == 200  # by now it knows
+    has_left.set()
+    assert await charged(gateway) == 4_050
+    await runner.cleanup()
