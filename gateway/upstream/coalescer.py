@@ -290,19 +290,23 @@ class Coalescer(UpstreamCall):
 
         A claim that fails leaves the refresh to the next stale hit: its answer is for this store.
         """
-        slot = plan.coalescing_key
+        slot, is_due = plan.coalescing_key, False
         try:
             if not await claims.take(slot):
                 return False
-            entry = await self.writer.entries.get(plan.key)
         except (StoreError, TimeoutError):
-            claims.release(slot)
             return False
-        found = evaluate_entry(plan, entry, self.writer.now())
-        if isinstance(found, Hit) and found.status.stale is None:
-            claims.release(slot)  # another process has just refreshed it
-            return False
-        return True
+        try:
+            entry = await self.writer.entries.get(plan.key, touch=False)
+            found = evaluate_entry(plan, entry, self.writer.now())
+            # Another process may have just refreshed it.
+            is_due = not isinstance(found, Hit) or found.status.stale is not None
+        except StoreError:
+            pass
+        finally:
+            if not is_due:
+                claims.release(slot)
+        return is_due
 
     def _forget(self) -> None:
         """Drop calls that landed some time ago, and schedule the next such drop."""
@@ -321,9 +325,9 @@ class Follower(AsyncIterator[bytes]):
         self._exchange = exchange
         self._other = Sharing.SAME_WIRE if sharing is Sharing.ANY_WIRE else Sharing.ALONE
         """Which call to join if this response cannot take the form that the request needs."""
-        joins_any = sharing in (Sharing.ANY_WIRE, Sharing.SAME_WIRE)
-        self._other_credential = Sharing.SAME_CREDENTIAL if joins_any else Sharing.ALONE
-        """Which call to join if its credential was refused."""
+        shares = sharing in (Sharing.ANY_WIRE, Sharing.SAME_WIRE)
+        self._other_credential = Sharing.SAME_CREDENTIAL if shares else Sharing.ALONE
+        """Which call to join if the leader's credential was refused."""
         self._leads = shared.leader is exchange
         self._without_usage = False
         self._observation = observation = exchange.observation
@@ -468,14 +472,12 @@ class Follower(AsyncIterator[bytes]):
 
 def _slot(key: bytes, exchange: Exchange, sharing: Sharing) -> Hashable:
     """Return what the calls share that a request may join."""
-    request = exchange.request
-    match sharing:
-        case Sharing.SAME_WIRE:
-            return key, request.streamed
-        case Sharing.SAME_CREDENTIAL:
-            return key, request.streamed, identify(request.headers)
-        case _:
-            return key
+    if sharing is Sharing.ANY_WIRE:
+        return key
+    same_wire = key, exchange.request.streamed
+    if sharing is Sharing.SAME_WIRE:
+        return same_wire
+    return same_wire, identify(exchange.request.headers)
 
 
 def _may_depend_on_credential(status: int, served: Served | None) -> bool:

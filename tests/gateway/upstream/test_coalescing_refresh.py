@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from coalescer_rig import Rig
 
+from gateway.cache.ports import StoreError
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from scripted_upstream import completion, stream_of
@@ -61,3 +62,66 @@ async def test_closing_ends_what_runs(rig: Rig):
 
 async def test_what_may_not_be_stored_is_not_refreshed(rig: Rig):
     assert not rig.refresh(rig.exchange(store=True))
+
+
+class CountedClaims:
+    """Claims of one process, or of another one that holds them all."""
+
+    def __init__(self, *, elsewhere: bool = False, error: Exception | None = None) -> None:
+        self.elsewhere, self.error = elsewhere, error
+        self.held: list[bytes] = []
+
+    async def take(self, slot: bytes) -> bool:
+        if self.error is not None:
+            raise self.error
+        if not self.elsewhere:
+            self.held.append(slot)
+        return not self.elsewhere
+
+    def release(self, slot: bytes) -> None:
+        self.held.remove(slot)
+
+
+@pytest.mark.parametrize(
+    "claims", [CountedClaims(elsewhere=True), CountedClaims(error=StoreError("no"))]
+)
+async def test_what_cannot_be_claimed_is_left_to_others(rig: Rig, claims: CountedClaims):
+    rig.coalescer.claims = claims
+    assert rig.refresh(rig.exchange())
+    await asyncio.gather(*rig.coalescer.calls)
+    assert rig.upstream.calls == []
+    assert rig.refresh(rig.exchange())
+
+
+async def test_what_another_process_has_just_refreshed_is_fresh(rig: Rig):
+    rig.coalescer.claims = claims = CountedClaims()
+    assert rig.refresh(rig.exchange())
+    (await rig.upstream.next_call()).plain(completion("Fine."))
+    await rig.next_finished()
+    assert rig.refresh(rig.exchange())
+    await asyncio.gather(*rig.coalescer.calls)
+    assert (len(rig.upstream.calls), claims.held) == (1, [])
+
+
+async def test_a_refresh_that_is_left_to_others_still_answers_who_follows_it(rig: Rig):
+    rig.coalescer.claims = CountedClaims(elsewhere=True)
+    assert rig.refresh(rig.exchange(stream=True))
+    follower = await rig.ask(stream=True)
+    call = await rig.upstream.next_call()
+    call.head()
+    call.say(*stream_of("Fine."))
+    call.end()
+    assert (await follower).raw == b"".join(stream_of("Fine."))
+
+
+@pytest.mark.parametrize("error", [StoreError("no"), ZeroDivisionError()])
+async def test_a_claim_is_given_back_whatever_fails(rig: Rig, error: Exception):
+    rig.coalescer.claims = claims = CountedClaims()
+
+    async def broken(_key: bytes, *, touch: bool) -> None:
+        raise error
+
+    rig.store.get = broken  # type: ignore[method-assign]
+    assert rig.refresh(rig.exchange())
+    await asyncio.gather(*rig.coalescer.calls, return_exceptions=True)
+    assert (rig.upstream.calls, claims.held) == ([], [])
