@@ -237,6 +237,7 @@ class Coalescer(UpstreamCall):
 
         def on_end(_: asyncio.Task[None]) -> None:
             self.calls.discard(task)
+            shared.task = None  # a cycle: it has the frames in which it ended
             defect = None if task.cancelled() else task.exception()
             if isinstance(defect, Exception):
                 log.error("a call to the upstream failed", exc_info=defect)

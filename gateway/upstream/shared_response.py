@@ -480,6 +480,8 @@ class SharedResponse(Flight):
         """Note the end; a fault goes out as the last event. A second call changes nothing."""
         if self.over:
             return
+        if fault is not None:  # its frames have this response
+            fault.__cause__ = fault.__context__ = fault.__traceback__ = None
         self.fault, self.over = fault, True
         if self._is_held and self._unread is not None:
             self._unread.release(self)
@@ -490,16 +492,24 @@ class SharedResponse(Flight):
         if fault is not None and streams and self.error is None:
             event = failure_event(fault, self.leader.request.endpoint.value)
             self.log.append(event, event)
-        self.log.memory.held -= self.log.size
-        self.log.memory = LogMemory(0)  # nothing more comes
         if self.landed_at is None:
             self._table.close(self)
+            self._give_back()
+        self.log.memory.held -= self.log.size
+        self.log.memory = LogMemory(0)  # nothing more comes
         self.settled.set()
         _wake(self.news)
         if self._timer is not None:
             self._timer.cancel()
         if self.left is not None:
             self.left.settle()
+
+    def _give_back(self) -> None:
+        """Drop what nobody can have any more, now and not when a collector comes by."""
+        if self.stream is not None:
+            self.stream.give_up()
+        if not self.followers:
+            self.log.forget(self.log.end)
 
     def read(self, follower: Exchange, *, without_usage: bool) -> bytes:
         """Return what is new to a follower, nothing if nothing is. Raises TooSlowError."""

@@ -1,6 +1,7 @@
 """Clients that do not read their replies: what is held for them has a bound, whoever they are."""
 
 import asyncio
+import gc
 import logging
 import socket
 
@@ -8,7 +9,9 @@ import orjson
 import pytest
 from aiohttp import web
 
+from gateway.protocol.streaming.assemble import StreamedChoices
 from gateway.server.http.unread import PIECE, QUIET_SECONDS, Unread
+from gateway.upstream.shared_response import AnswerLog
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 
@@ -183,3 +186,34 @@ async def test_a_stream_that_nobody_reads_is_not_read_from_the_upstream_either(
         assert sent < 30 * 2**20  # most of it in the buffers of four sockets
         await eventually(gateway, lambda held: 2**20 <= held < 9 * 2**20)
     await eventually(gateway, lambda held: held == 0)
+
+
+async def test_a_stream_that_its_client_leaves_gives_its_memory_back_at_once(
+    start_gateway: StartGateway, upstream: ScriptedUpstream
+):
+    event = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a word"}}]}\n\n'
+
+    async def endless(request: web.Request, _body: object) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(event * 50)
+
+    upstream.answer = endless
+    gateway = await start_gateway()
+    gc.collect()
+    gc.disable()  # a collector comes by late: these are few objects, and large
+    try:
+        async with Silent(gateway, request_of("go on", stream=True)) as client:
+            received = 0
+            while received < 2**20:
+                received += len(await asyncio.get_running_loop().sock_recv(client, 2**16))
+            held = [one for one in gc.get_objects() if isinstance(one, AnswerLog) and one.size]
+            assert len(held) == 1
+        async with asyncio.timeout(20):
+            while held[0].size:
+                await gateway.get("/healthz")
+        answers = [one for one in gc.get_objects() if isinstance(one, StreamedChoices)]
+        assert not any(one._choices for one in answers)
+    finally:
+        gc.enable()
