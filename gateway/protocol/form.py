@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 MOST_HEAD_BYTES = 8_192
 """Of one part."""
+MOST_PARTS = 1_000
 
 _PARAMETER = re.compile(
     r"""\s*;\s*([a-z]+)(\*?)=(?:"([^"\\\r\n]*)"|([^\s;,"]+))(?=\s*(?:;|$))""", re.IGNORECASE
@@ -75,7 +76,7 @@ class Form:
         if self.is_over:
             return False
         part = _part(bytes(self.data[rest:head]), head + 4)
-        self.is_broken = self.is_broken or part is None
+        self.is_broken = self.is_broken or part is None or len(self.parts) >= MOST_PARTS
         if part is not None:
             self.parts.append(part)
         self._at = head + 2  # an empty value has no line end of its own

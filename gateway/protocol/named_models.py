@@ -22,6 +22,9 @@ _PROSE = frozenset(
 )
 """Fields of what a model reads or writes: no server looks for a model there."""
 
+MOST_REQUESTS = 50_000
+"""Of a batch."""
+
 _MODES = frozenset({"fallback", "sort"})
 """Words of OpenRouter's ``route``."""
 
@@ -77,7 +80,9 @@ def names_model(field: str) -> bool:
 def models_in_batch(lines: bytes) -> list[str]:
     """Return each model that the requests of a batch's file name. Raises BodyError."""
     found: dict[str, None] = {}
-    for line in lines.splitlines():
+    if lines.count(b"\n") > MOST_REQUESTS:
+        raise BodyError(f"a batch has more than {MOST_REQUESTS:,} requests")
+    for line in lines.split(b"\n"):
         if line.strip():
             named = models_in(parse_body(line).get("body"))
             if not named:

@@ -43,6 +43,12 @@ def test_the_models_of_a_head():
 def test_the_models_of_a_batch():
     lines = [{"custom_id": str(n), "body": {"model": each}} for n, each in enumerate("aba")]
     assert models_in_batch(b"\n".join(map(orjson.dumps, lines)) + b"\n\n") == ["a", "b"]
-    for wrong in (b'{"body": {}}', b"{}", b"not JSON", b'{"body": {"model": "a", "model": "b"}}'):
+    for wrong in (
+        b'{"body": {}}',
+        b"{}",
+        b"not JSON",
+        b'{"body": {"model": "a", "model": "b"}}',
+        b"\n" * 60_000,
+    ):
         with pytest.raises(BodyError):
             models_in_batch(wrong)
