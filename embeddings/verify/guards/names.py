@@ -45,7 +45,7 @@ _DAYS: Final = {
 # Words as well as days and months: names only with a capital.
 _PLAIN: Final = _words("march may mays marches mon fri dec jan jun jul")
 # Each line: what is another word for the first.
-_ALIASES: Final = {
+ALIASES: Final = {
     name: entry.split()[0]
     for entry in """
     usa us america american states; uk britain british brit brits briton kingdom england english gb;
@@ -174,7 +174,7 @@ def _key(word: str) -> str:
         )
     before, _, _ = word.partition(".")
     word = before if len(before) > 2 else word
-    if known := _ALIASES.get(word) or _ALIASES.get(word.removesuffix("s")):
+    if known := ALIASES.get(word) or ALIASES.get(word.removesuffix("s")):
         return known
     word = word.removesuffix("s") if len(word) > 3 else word
     ending = _ENDINGS.search(word)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
+from embeddings.verify.guards.names import ALIASES
 from embeddings.verify.guards.numbers import UNITS
 from embeddings.verify.guards.reader import FUNCTION, LONGEST, Kind, Reading, words_of
 
@@ -28,58 +29,55 @@ _SPELLINGS: Final = (
 
 _UNHEARD: Final = re.compile("[aeiouy]|(.)(?=\\1)")
 _SINGULAR_VERBS: Final = words_of("is was does did has")
+# Of an ordinary word an ordinary one is made: "friendlier", "reopen".
+_DERIVED: Final = re.compile("^(?:un|re|over|mis)|(?:er|est|ly|ness|able)$")
+_STEM: Final = 3
 _NO_INITIALS: Final = words_of("of the and")
 _SHORT: Final = 50
 _ABBREVIATION: Final = 6
 """So short is "p.m" or "e.g"."""
 _EVERYDAY: Final = words_of(
     """
-    abort acne admin advert advertise advisable aeroplane allergy alphabetical antivirus apiece
-    append authenticate authenticator autocorrect autopay avocado babysit babysitter backend bake
-    banknote barcode bathtub bbq bedtime beep beginner biweekly bleach blender blister blockchain
-    blueberry bluetooth bookkeeping bookmark bookshelf bookshop breastfeed brownie browse burglar
-    burglary burnout buttermilk calorie caption carb carbohydrate carton cashew cashier cashpoint
-    chargeback charger cheapest checkbook checkbox checklist checkout cheesecake cheque chickenpox
-    chickpea chopstick circumference clamp clog coleslaw comma commute compost compress concise
-    condolence config configure congratulate constipation contactless contagious cooker coolant
-    coupon courteous coworker cranberry crave crease crispy crochet croissant cucumber cursor
-    dashcam daycare deactivate deadlock debit decaf deduct deductible deduction defrost dehydrate
-    delete deletion descale diabetic diagnose diaper dilute diminish dimmer disable disappoint
-    discard disconnect discontinue dishwasher dividend divisible doable dosage downgrade downside
-    downtime drawback drowsy dryer drywall earphone editable embarrass emoji enrol eraser etiquette
-    evict eviction expiration expire expiry extrovert eyesight factorial faucet fertilizer feverish
-    filename fingerprint firewall flatmate flatter fluency forgetful formulate fortnight freelancer
-    freezer friendliest funniest gadget giraffe goldfish grandchild grandparent grocer guacamole
-    haggle haircut hairdresser handmade handset hashtag headlight headphone headset healthier
-    healthiest heartburn hedgehog hiccup hiker homeowner homesick hotline hotspot houseplant
-    housework hummus hyphen icing illegible impolite inbox insecure instal instalment insure insurer
+    abort acne admin advert advertise aeroplane allergy alphabetical antivirus apiece append
+    authenticate authenticator autocorrect autopay avocado babysit babysitter backend bake banknote
+    barcode bathtub bbq bedtime beep beginner biweekly bleach blister blockchain blueberry bluetooth
+    bookkeeping bookmark bookshelf bookshop breastfeed brownie browse burglar burglary burnout
+    buttermilk calorie caption carb carbohydrate carton cashew cashier cashpoint chargeback
+    checkbook checkbox checklist checkout cheesecake cheque chickenpox chickpea chopstick
+    circumference clamp clog coleslaw comma commute compost compress concise condolence config
+    configure congratulate constipation contactless contagious coolant coupon courteous coworker
+    cranberry crave crease crispy crochet croissant cucumber cursor dashcam daycare deactivate
+    deadlock debit decaf deduct deductible deduction defrost dehydrate delete deletion descale
+    diabetic diagnose diaper dilute diminish dimmer disable disappoint discard disconnect
+    discontinue dishwasher dividend divisible doable dosage downgrade downside downtime drawback
+    drowsy dryer drywall earphone embarrass emoji enrol etiquette evict eviction expiration expire
+    expiry extrovert eyesight factorial faucet fertilizer feverish filename fingerprint firewall
+    flatmate flatter fluency forgetful formulate fortnight gadget giraffe goldfish grandchild
+    grandparent grocer guacamole haggle haircut hairdresser handmade handset hashtag headlight
+    headphone headset heartburn hedgehog hiccup hiker homeowner homesick hotline hotspot houseplant
+    housework hummus hyphen icing illegible impolite inbox insecure instal instalment insure
     introvert invalidate invoice itinerary jobless jog keychain keyword knead landlady landline
-    lasagna layover leftover legible lemonade lengthen lentil loaves lodger login logout lookup
-    lorry lunchbox lunchtime mailbox margarine meatball meditate memorize mend migraine mileage
-    minibus minivan mislaid misspell mitten modem motivate motorbike mould mow mower muffin multiply
-    nappy nicer nicest notify nutritious oat oatmeal oclock offend offline omelette oops outage
-    outlive outnumber overcharge overdraft overdrawn overdue overpaid overtake overthink overweight
-    overwrite painkiller pancake paramedic passcode passkey paycheck payday payout payslip
-    pessimistic pharmacist photocopier photosynthesis physiotherapist picky pineapple playlist pls
-    plugin plumber plunger postcode postpone pothole preferable preorder prepaid prescribe
-    procrastinate procrastination projector prolong pronounce proofread prune punctual purr quickest
-    quinoa raffle raincoat readable rearrange rebook reboot recline reconnect recoverable recruiter
-    rectangle recursion recursive recycle redeem redirect redo referral refill refinance refrigerate
-    refund refundable reheat reimburse reimbursement reinstall reload remarry rename renovate renter
-    reorder repaid repayment reschedule resend retake retry revert revise revoke rewind rewrite
-    ringtone rinse ripen risotto router rucksack safest salesperson sauna scam scammer scarves
-    scooter screenshot selfie sender sew sewn shampoo sharpen shoelace shopkeeper shopper shortcut
-    shorten shutdown simplify sitter sleepless slowest smartwatch smoker sneeze snooze snore soak
-    spam spelt spinach spreadsheet sprout stash sticker stopover stopwatch stressful stroller
-    subfolder sublet subscribe subscriber subtitle subtract suffice summarize sunburn sunburnt
+    lasagna layover leftover legible lemonade lengthen lentil loaves login logout lookup lorry
+    lunchbox lunchtime mailbox margarine meatball meditate memorize mend migraine mileage minibus
+    minivan mitten modem motivate motorbike mould mow mower muffin multiply nappy nicer nicest
+    notify nutritious oat oatmeal oclock offend offline omelette oops outage outlive outnumber
+    overdue painkiller pancake paramedic passcode passkey paycheck payday payout payslip pessimistic
+    pharmacist photocopier photosynthesis physiotherapist picky pineapple playlist pls plugin
+    plumber postcode postpone pothole preorder prepaid prescribe procrastinate procrastination
+    projector prolong pronounce proofread prune punctual purr quinoa raffle raincoat readable
+    recline recruiter rectangle recursion recursive redeem redo referral refrigerate reimburse
+    reimbursement renovate renter reorder retry revise revoke ringtone rinse ripen risotto rucksack
+    safest salesperson sauna scam scammer scarves scooter screenshot selfie sew sewn shampoo sharpen
+    shoelace shopkeeper shopper shortcut shorten shutdown simplify sitter sleepless smartwatch
+    sneeze snooze snore soak spam spelt spinach spreadsheet sprout stash stopover stopwatch
+    stressful subfolder sublet subscribe subtitle subtract suffice summarize sunburn sunburnt
     sunscreen surcharge sushi tablespoon taxable teaspoon tenancy thaw thermometer thermostat thrice
-    thunderstorm timeout timesheet timestamp timezone tiredness toaster toddler toothache toothbrush
-    topup tortoise transferable troubleshoot tummy tutorial typo unblock unclog underestimate
-    unfollow unfreeze unhealthy uninstall uninsured unlucky unpack unread unsend unset unsold
-    unsubscribe untracked unwell upkeep upload uptime url username vaccinate vaccination vape vat
-    veg vegan veggie vibrate voicemail voucher waffle waive waiver wallpaper warranty washer
-    watermelon waterproof webcam webpage whine whiten widget wifi windscreen woollen workbook
-    workday workflow workload workmate worksheet workspace worthwhile yawn yoghurt yogurt yolk
+    thunderstorm timeout timesheet timestamp timezone toddler toothache toothbrush topup tortoise
+    troubleshoot tummy tutorial typo underestimate uninsured unset upkeep upload uptime url username
+    vaccinate vaccination vape vat veg vegan veggie vibrate voicemail voucher waffle waive wallpaper
+    warranty watermelon waterproof webcam webpage whine whiten widget wifi windscreen woollen
+    workbook workday workflow workload workmate worksheet workspace worthwhile yawn yoghurt yogurt
+    yolk
     """
 )
 """Ordinary words that the vocabulary has in pieces only."""
@@ -107,7 +105,10 @@ def is_rare(word: str, common: Container[str]) -> bool:
     """Tell whether the network reads a word in pieces, and the word is no ordinary one."""
     if len(word) < 2 or word in FUNCTION or word in common:
         return False
-    return not any(form in common or form in _EVERYDAY for form in _forms(word))
+    of = _DERIVED.sub("", word)
+    made = word != of and len(of) > _STEM
+    found = {of, of + "e", of[:-1] + "y"} if made else set()
+    return not any(form in common or form in _EVERYDAY for form in found | _forms(word))
 
 
 def _lacks(mine: Reading, theirs: Reading, rare: Sequence[str]) -> bool:
@@ -189,7 +190,7 @@ def forms(word: str) -> frozenset[str]:
             x for x in unicodedata.normalize("NFKD", word) if not unicodedata.combining(x)
         )
     word = word.replace(".", "") if len(word) < _ABBREVIATION else word
-    found = {word, *_uninflected(word)} | ({UNITS[word]} if word in UNITS else set())
+    found = {word, *_uninflected(word)} | {UNITS.get(word, word), ALIASES.get(word, word)}
     return frozenset(found | {_one_spelling(form) for form in found})
 
 
