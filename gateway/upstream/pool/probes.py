@@ -219,6 +219,8 @@ class ModelLists:
         except (UpstreamError, TimeoutError):
             status, body = 0, None
         self._read_at[name] = self.clock()
+        if not status and upstream.listing is None:
+            self._read_at[name] -= MODELS_SECONDS - MODELS_SOONEST  # it may be starting
         listing = listing_of(body) if body is not None and status == HTTPStatus.OK else None
         if listing is not None and (upstream.url.host or "").endswith(_NO_DEPLOYMENTS):
             listing = listing._replace(names=frozenset())

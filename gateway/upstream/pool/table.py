@@ -16,7 +16,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cached_property
 from itertools import compress
@@ -296,7 +296,8 @@ class PoolTable:
             if free:
                 last = min(free, key=lambda one: one.health_for(client, now).back_at(now))
                 return self._begin(last, outgoing, now)
-        return no_room(left, now, client)
+        none = no_room(left, now, client)
+        return replace(none, own=True) if self._lacks else none
 
     def retry_same(self, name: str, outgoing: Outgoing, now: float) -> Call | None:
         """Begin a call to the same upstream once more, if it is there and has room."""
