@@ -42,7 +42,8 @@ from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.probes import PATHS, ModelLists, Prober, log_upstream, log_upstreams
 from gateway.upstream.pool.retry import Budget
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware, Route
-from gateway.upstream.pool.table import Member, PoolTable, states
+from gateway.upstream.pool.table import PoolTable, states
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.pool.warm_up import WarmUp
 from gateway.upstream.request import Accepts, Upstream

@@ -39,11 +39,12 @@ from gateway.protocol.headers import media_type
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Attempt
 from gateway.upstream.coding import EndlessReplyError, inflate, is_coded, odd_reply
+from gateway.upstream.failure_log import Outage
 from gateway.upstream.pool.retry import Failure, FirstToken, FirstTokenDetector
 from gateway.upstream.request import Served
 
 if TYPE_CHECKING:
-    from gateway.upstream.http_client import HttpUpstream, Outage
+    from gateway.upstream.http_client import HttpUpstream
 
 _LARGEST_HEADER = 64 * 1024
 _MOST_HEADERS = 512
@@ -421,7 +422,7 @@ class HttpReply:
     _upload: asyncio.Task[None] | None = None
     _inflated: AsyncIterator[bytes] | None = None
     _detector: FirstTokenDetector | None = None
-    _outage: "Outage | None" = None
+    _outage: Outage | None = None
     """What ends if this call ends well: the outage in which its head came."""
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,8 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import PrefixAware
-from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
 

@@ -75,6 +75,7 @@ IO_MODULES = frozenset(
         "gateway.upstream.coalescer",
         "gateway.upstream.shared_response",
         "gateway.upstream.coding",
+        "gateway.upstream.failure_log",
         "gateway.upstream.connection",
         "gateway.upstream.discovery",
         "gateway.upstream.http_client",

@@ -19,7 +19,8 @@ from gateway.telemetry.observation import Observation
 from gateway.upstream.pool.engine_load import EngineLoad
 from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool
 from gateway.upstream.pool.routing import LeastLoaded, Route
-from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 
 

@@ -24,7 +24,7 @@ from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.probes import ModelLists
-from gateway.upstream.pool.table import Member
+from gateway.upstream.pool.upstream_state import Member
 
 log = logging.getLogger(__name__)
 

@@ -32,7 +32,8 @@ from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.passed_body import PassedBody
 from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import Up
-from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Served, anyone
 
 SECONDS = 0.8

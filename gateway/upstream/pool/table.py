@@ -12,188 +12,25 @@ Laws:
 The table does no I/O; ``now`` is a reading of one clock that never goes back.
 """
 
-import re
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from fnmatch import translate
-from functools import cached_property
 from itertools import compress
-from math import inf
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.engine_load import EngineLoad, LoadSignal, elsewhere
-from gateway.upstream.pool.health import Clients, Health, Open, State, Trial, Trouble, Up
+from gateway.upstream.pool.health import Health, Open, State, Trouble, Up
 from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Load, Route
+from gateway.upstream.pool.upstream_state import SOON, Member, NoRoom, Rate, UpstreamState, no_room
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
-
-MINUTE = 60.0
-SOON = 1.0
-"""Seconds after which to come back if nothing tells when there is room."""
 
 MOST_LISTED = 100
 """Models in the refusal of an unknown one."""
 
 _WORSE = (State.UP, State.RESTING, State.TRIAL, State.OPEN)
-
-
-@dataclass(frozen=True)
-class Member:
-    """One upstream of a pool, as the operator declared it.
-
-    ``models`` are globs, and ``rename`` has its names of the aliases that it serves too. A lower
-    ``tier`` comes first; limits are this process's share.
-    """
-
-    name: str
-    models: tuple[str, ...] = ("*",)
-    tier: int = 1
-    max_concurrency: int | None = None
-    requests_per_minute: int | None = None
-    weight: float = field(default=1.0)
-    native: bool = False
-    """Whether it has Anthropic's API, so that requests to ``/v1/messages`` go there as they are."""
-    rename: Mapping[str, str] = field(default_factory=dict, hash=False)
-    number: int = 0
-    """Its place in the declaration."""
-
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(translate(glob) for glob in self.models))
-
-    def serves(self, model: str) -> bool:
-        """Tell whether the model is among those declared for it."""
-        return model in self.rename or self._pattern.match(model) is not None
-
-    @property
-    def serves_all(self) -> bool:
-        """Whether nothing is declared of its models."""
-        return "*" in self.models
-
-    def names(self, model: str) -> bool:
-        """Tell whether it serves the model, and not only because it serves all."""
-        return model in self.rename or (not self.serves_all and self.serves(model))
-
-
-class Rate:
-    """At most ``most`` sends in any minute, exact; ``now`` never goes back."""
-
-    def __init__(self, most: int) -> None:
-        self._sent: deque[float] = deque(maxlen=most)
-        self._most = most
-
-    def free_at(self, now: float) -> float:
-        """Return when the next may be sent, ``now`` if at once."""
-        if len(self._sent) < self._most:
-            return now
-        return max(now, self._sent[0] + MINUTE)
-
-    def take(self, now: float) -> None:
-        """Note one that is sent."""
-        self._sent.append(now)
-
-
-@dataclass(eq=False, slots=True)
-class UpstreamState:
-    """The present state of one upstream."""
-
-    member: Member
-    health: Health
-    rate: Rate | None = None
-    in_flight: int = 0
-    trial_under_way: bool = False
-    """Whether the call of a half-open breaker is under way."""
-    heard_at: float = 0.0
-    """When it last answered anything."""
-    probed_at: float = 0.0
-    draining: bool = False
-    """Whether it has left the pool."""
-    signal: LoadSignal | None = None
-    """What its engine says of its load, if it is asked."""
-    clients: Clients = field(default_factory=Clients)
-    listed: frozenset[str] = frozenset()
-    """The models that it lists, none if they are not known."""
-
-    def offers(self, model: str) -> bool:
-        """Tell whether it may have a model: its globs say so, or its list, or neither is known."""
-        return not self.listed or not self.member.serves_all or model in self.listed
-
-    @property
-    def is_full(self) -> bool:
-        """Tell whether its number of calls is at the limit."""
-        return self.in_flight >= (self.member.max_concurrency or inf)
-
-    def has_room(self, now: float) -> bool:
-        """Tell whether its own limits let one more request go there."""
-        return not self.is_full and self.room_at(now) <= now
-
-    def room_at(self, now: float) -> float:
-        """Return when its rate lets the next one go there."""
-        return now if self.rate is None else self.rate.free_at(now)
-
-    def health_for(self, client: str | None, now: float) -> Health:
-        """Return the health that decides about a client's request."""
-        trouble = self.clients.trouble_of(client)
-        return self.health if trouble is None else healths.worse(self.health, trouble.at(now))
-
-    def shown(self, now: float) -> Health:
-        """Return the health that operators see."""
-        return self.clients.shown(self.health, now)
-
-    def is_on_trial(self, client: str | None) -> bool:
-        """Tell whether the call is under way that decides about a client's request."""
-        trouble = self.clients.trouble_of(client)
-        return self.trial_under_way or (trouble is not None and trouble.trial_under_way)
-
-    def can_accept(self, now: float, client: str | None = None) -> bool:
-        """Tell whether it may get a client's request now."""
-        most = self.member.max_concurrency
-        health = self.health_for(client, now) if self.clients.troubles else self.health
-        if now < health.paused_until or (most is not None and self.in_flight >= most):
-            return False
-        if self.rate is not None and self.rate.free_at(now) > now:
-            return False
-        breaker = health.breaker
-        return isinstance(breaker, Up) or (
-            isinstance(breaker, Trial) and not self.is_on_trial(client)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class NoRoom:
-    """No upstream can take the request now.
-
-    ``at`` is when one may, if the clock tells that. ``status`` and ``why`` are for a client that
-    does not wait.
-    """
-
-    status: int
-    why: Reason
-    at: float | None
-    waits: bool
-    """Whether waiting may help: an upstream is healthy, and only busy or paused."""
-    own: bool = False
-    """Whether others may have room all the same: the client has met troubles of its own."""
-
-
-def no_room(left: Sequence[UpstreamState], now: float, client: str | None = None) -> NoRoom:
-    """Tell when the first of these upstreams may take a request, and why none can now."""
-    own = any(one.clients.trouble_of(client) for one in left)
-    each = [(one, one.health_for(client, now)) for one in left]
-    healthy = [(one, health) for one, health in each if isinstance(health.breaker, Up)]
-    if not healthy:
-        at = min((health.back_at(now) for _, health in each), default=now + SOON)
-        unknown = Reason.UPSTREAM_BUSY if left else Reason.UPSTREAM_UNREACHABLE
-        why = next((why for _, health in each if (why := health.why(now))), unknown)
-        return NoRoom(503, why, max(at, now + SOON), waits=False, own=own)
-    times = (
-        max(health.paused_until, one.room_at(now)) for one, health in healthy if not one.is_full
-    )
-    return NoRoom(429, Reason.UPSTREAM_BUSY, min(times, default=None), waits=True, own=own)
 
 
 @dataclass(eq=False, slots=True)

@@ -20,7 +20,8 @@ from typing import Generic, TypeVar
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.pool.table import Call, NoRoom, PoolTable
+from gateway.upstream.pool.table import Call, PoolTable
+from gateway.upstream.pool.upstream_state import NoRoom
 from gateway.upstream.request import Lane, Outgoing
 from gateway.upstream.verdict import REFUSED
 

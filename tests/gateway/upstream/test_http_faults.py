@@ -16,7 +16,8 @@ from raw_upstream import EVENTS, StartRaw, raw_servers, sends, whole
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.upstream import http_client as instance
-from gateway.upstream.http_client import EVERY_SECONDS, FailureLog, HttpUpstream
+from gateway.upstream.failure_log import EVERY_SECONDS, FailureLog
+from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.probes import log_upstreams
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, chunk

@@ -13,7 +13,7 @@ from ports import closed_port
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.http_client import EVERY_SECONDS, FailureLog
+from gateway.upstream.failure_log import EVERY_SECONDS, FailureLog
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, stream_of
 

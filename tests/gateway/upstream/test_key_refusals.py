@@ -18,7 +18,8 @@ from gateway.protocol.errors import UpstreamError
 from gateway.upstream.pool.health import FIRST_REFUSAL, State
 from gateway.upstream.pool.retry import failure_of
 from gateway.upstream.pool.routing import LeastLoaded
-from gateway.upstream.pool.table import Call, Member, PoolTable
+from gateway.upstream.pool.table import Call, PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Outgoing
 from running_gateway import Asked, RunningGateway, StartGateway, start_app
 from scripted_upstream import completion, stream_of

@@ -16,7 +16,8 @@ from raw_upstream import StartRaw, raw_servers, sends, whole
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.probes import MODELS_SECONDS, MODELS_SOONEST, ModelLists, listing_of
 from gateway.upstream.pool.routing import LeastLoaded
-from gateway.upstream.pool.table import Call, Member, PoolTable
+from gateway.upstream.pool.table import Call, PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Outgoing
 from running_gateway import RunningGateway, StartGateway, start_app
 from scripted_upstream import completion

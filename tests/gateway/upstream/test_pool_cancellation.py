@@ -13,7 +13,8 @@ from gateway.upstream.pool.health import State
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.retry import MOST
 from gateway.upstream.pool.routing import LeastLoaded
-from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
 

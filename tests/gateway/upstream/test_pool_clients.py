@@ -15,7 +15,8 @@ from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool.health import ACTIVE_SECONDS, FIRST_EJECTION, State
 from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.routing import LeastLoaded
-from gateway.upstream.pool.table import Call, Change, Member, NoRoom, PoolTable
+from gateway.upstream.pool.table import Call, Change, PoolTable
+from gateway.upstream.pool.upstream_state import Member, NoRoom
 from gateway.upstream.pool.waiting_queue import Waiting
 from gateway.upstream.request import Outgoing
 from running_gateway import RunningGateway, StartGateway

@@ -19,7 +19,8 @@ from gateway.upstream.pool.health import Trial
 from gateway.upstream.pool.pool import UpstreamMetrics, UpstreamPool
 from gateway.upstream.pool.retry import HELD_BYTES, HELD_SECONDS
 from gateway.upstream.pool.routing import LeastLoaded
-from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing, Served
 from gateway.upstream.translated import RefusedReply

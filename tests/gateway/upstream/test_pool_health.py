@@ -15,7 +15,8 @@ from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.probes import PATHS, Prober
 from gateway.upstream.pool.routing import LeastLoaded
-from gateway.upstream.pool.table import Member, PoolTable
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from running_gateway import StartGateway, start_app
 from scripted_upstream import ScriptedUpstream
 

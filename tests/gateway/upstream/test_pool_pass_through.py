@@ -11,7 +11,7 @@ from aiohttp import web
 from faulty_upstreams import CLOSED, pool
 
 from gateway.upstream.pool.pass_through import merge
-from gateway.upstream.pool.table import Member
+from gateway.upstream.pool.upstream_state import Member
 from running_gateway import StartGateway, start_app
 
 StartListing = Callable[..., Awaitable[dict[str, Any]]]

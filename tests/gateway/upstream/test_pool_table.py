@@ -29,7 +29,8 @@ from gateway.upstream.pool.retry import (
     retry_after,
 )
 from gateway.upstream.pool.routing import LeastLoaded
-from gateway.upstream.pool.table import Call, Member, NoRoom, PoolTable, Rate
+from gateway.upstream.pool.table import Call, PoolTable
+from gateway.upstream.pool.upstream_state import Member, NoRoom, Rate
 from gateway.upstream.pool.waiting_queue import Waiting
 from gateway.upstream.request import LONGEST_MODEL, Outgoing
 

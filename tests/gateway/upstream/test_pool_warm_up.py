@@ -14,7 +14,8 @@ from gateway.upstream.pool.health import State
 from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.probes import Prober
 from gateway.upstream.pool.routing import Load, PrefixAware
-from gateway.upstream.pool.table import Call, Member, PoolTable
+from gateway.upstream.pool.table import Call, PoolTable
+from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.warm_up import MOST, WarmUp
 from gateway.upstream.request import Outgoing
 from policies.decision import Endpoint
