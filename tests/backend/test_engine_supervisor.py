@@ -166,3 +166,29 @@ async def test_a_start_that_fails_in_an_unforeseen_way_is_tried_again(monkeypatc
             await asyncio.sleep(0)
     await host.stop()
     assert not host.client.ready
+
+
+async def test_a_watch_that_raises_starts_the_engine_anew(monkeypatch, caplog):
+    first, last = ScriptedProcess(), ScriptedProcess()
+    outcomes = iter([first, last])
+
+    async def launch(self, progress):
+        return next(outcomes)
+
+    async def watch(*_, **__):
+        if first.died.is_set():
+            return True
+        first.died.set()
+        raise TypeError("unforeseen")
+
+    first.watch = watch
+    monkeypatch.setattr(EngineSupervisor, "_launch", launch)
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.001)
+    host = EngineSupervisor(EngineOptions("model"), str)
+    await host.start()
+    host.open(None)
+    async with asyncio.timeout(60):
+        while host._process is not last or not host.client.ready:  # noqa: ASYNC110 (it says nothing)
+            await asyncio.sleep(0)
+    assert "the engine's state is not known" in caplog.text
+    await host.stop()
