@@ -6,6 +6,7 @@ batch. Some of them read names of fields in any case.
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -24,6 +25,8 @@ _PROSE = frozenset(
 
 MOST_REQUESTS = 50_000
 """Of a batch."""
+
+_ESCAPE = b"\\u00"
 
 _MODES = frozenset({"fallback", "sort"})
 """Words of OpenRouter's ``route``."""
@@ -88,4 +91,19 @@ def models_in_batch(lines: bytes) -> list[str]:
             if not named:
                 raise BodyError("a request of the batch names no model")
             found |= dict.fromkeys(named)
+    return list(found)
+
+
+def models_in_file(data: bytes) -> list[str]:
+    """Return the models of a file that is for something else, as far as it could run as a batch.
+
+    Some servers do not look at what a file is for. Raises BodyError.
+    """
+    rows = [line for line in data.split(b"\n") if b'"body"' in line or _ESCAPE in line]
+    if len(rows) > MOST_REQUESTS:
+        raise BodyError(f"a file has more than {MOST_REQUESTS:,} rows like those of a batch")
+    found: dict[str, None] = {}
+    for row in rows:
+        with suppress(BodyError):
+            found |= dict.fromkeys(models_in(parse_body(row).get("body")))
     return list(found)

@@ -20,6 +20,7 @@ from gateway.protocol.form import Form, Part, boundary_of, is_form
 from gateway.protocol.named_models import (
     models_in,
     models_in_batch,
+    models_in_file,
     models_in_head,
     names_model,
 )
@@ -173,12 +174,14 @@ class _Reader:
         models = [body.model, *(text for name, text in texts if names_model(name))]
         files = [part for part in form.parts if part.is_file]
         tokens = text_tokens(text for _, text in texts) + ATTACHMENT_TOKENS * len(files)
-        if self.path.path == _FILES and any(_is_for_batch(*each) for each in texts):
-            tokens = sum(tokens_in(file.end - file.start) for file in files)
+        if self.path.path == _FILES:
+            is_batch = any(_is_for_batch(*each) for each in texts)
+            read = models_in_batch if is_batch else models_in_file
+            if is_batch:
+                tokens = sum(tokens_in(each.end - each.start) for each in files)
             try:
                 for file in files:
-                    lines = bytes(form.data[file.start : file.end])
-                    models += await _in_thread(models_in_batch, lines)
+                    models += await _in_thread(read, bytes(form.data[file.start : file.end]))
             except BodyError as error:
                 raise _unreadable(str(error)) from None
         return Passed(body, tuple(models), tokens)

@@ -311,7 +311,14 @@ async def test_a_form_cannot_walk_around_a_list_of_models(
 
 @pytest.mark.parametrize(
     ("model", "purpose", "status"),
-    [("m", "batch", 201), ("o3", "batch", 403), ("o3", "assistants", 201), ("", "batch", 400)],
+    [
+        ("m", "batch", 201),
+        ("o3", "batch", 403),
+        ("o3", "user_data", 403),
+        ("m", "user_data", 201),
+        ("", "user_data", 201),
+        ("", "batch", 400),
+    ],
 )
 async def test_the_file_of_a_batch_is_read(
     keyed: RunningGateway, model: str, purpose: str, status: int
