@@ -248,7 +248,7 @@ def test_a_body_takes_at_most_five_times_its_size():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b'{"a":[' + b"1," * 500_000 + b"1]}", "500,000 objects, arrays, members and items"),
+        (b'{"a":[' + b"1," * 500_000 + b"1]}", "500,000 structural characters"),
         (b'{"a":"' + b"\\\\" * 4_000_001 + b'"}', "8,000,000 backslashes"),
     ],
     ids=["values", "escapes"],
@@ -527,10 +527,10 @@ def test_a_form_without_an_order_is_never_that_of_one_with_an_order():
 
 
 def test_a_body_with_too_many_long_integers_is_refused():
-    unit = b"1234567890123456789,"
-    assert form(b'{"a":[' + unit * 9_999 + b"18446744073709551617]}").count(b",") == 9_999
-    with pytest.raises(BodyTooLargeError, match="10,000 integers of over 64 bits"):
-        parse_body(b'{"a":[' + unit * 10_000 + b"18446744073709551617]}")
+    for unit in (b"18446744073709551617,", b"1e22,"):
+        assert form(b'{"a":[' + unit * 10_000 + b"0]}").count(b",") == 10_000
+        with pytest.raises(BodyTooLargeError, match="10,000 integers of over 64 bits"):
+            parse_body(b'{"a":[' + unit * 10_001 + b"0]}")
 
 
 def test_numbers_of_any_kind_beside_a_long_integer_keep_their_form():
