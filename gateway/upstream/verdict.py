@@ -99,7 +99,7 @@ def fault_in(
     if status >= HTTPStatus.BAD_REQUEST:
         error = error_of(parsed)
     else:
-        if call or content_type == "text/html":
+        if call or (body and content_type == "text/html"):
             what = _no_answer(content_type, body, parsed, whole=whole)
             if what is not None:
                 text = f"it answered with {what} (status {status}); is its URL that of an API?"

@@ -288,13 +288,18 @@ class Clients:
     def shown(self, health: Health, now: float) -> Health:
         """Return the health that operators see; ``health`` is that of all clients.
 
-        A client's trouble is shown while nobody else is answered.
+        A client's trouble is shown while nobody else is answered, a refusal of the key at once.
         """
         if not self.troubles:
             return health
         for client, known in self.troubles.items():
-            is_last = known.since > self.answered_at and (
-                client == self.answered or now - self.answered_at > ACTIVE_SECONDS
-            )
-            health = worse(health, known.at(now)) if is_last else health
+            if known.since <= self.answered_at:
+                continue
+            its = known.at(now)
+            if (
+                client == self.answered
+                or now - self.answered_at > ACTIVE_SECONDS
+                or its.why(now) is Reason.UPSTREAM_REFUSED
+            ):
+                health = worse(health, its)
         return health

@@ -23,6 +23,7 @@ from running_gateway import RunningGateway, StartGateway
 
 FAILED = Failure(Reason.UPSTREAM_STATUS, risky=True)
 LIMITED = Failure(Reason.UPSTREAM_LIMITED, risky=False, retry_after=30.0)
+REFUSED = Failure(Reason.UPSTREAM_REFUSED, risky=False)
 NO_CONNECTION = Failure(Reason.UPSTREAM_UNREACHABLE, risky=False, anew=True)
 
 
@@ -122,6 +123,16 @@ def test_operators_see_the_trouble_of_an_only_client_and_not_that_of_one_of_seve
     rig.call("cay", 3.0, LIMITED)
     assert rig.states(3.0) == [State.UP]
     assert rig.states(3.0 + ACTIVE_SECONDS) == [State.RESTING]
+
+
+def test_operators_see_a_refusal_of_the_key_at_once_until_a_call_is_answered():
+    rig = Rig("a")
+    rig.call("bob", 1.0)
+    rig.call("ann", 2.0, REFUSED)
+    assert rig.states(2.0) == [State.OPEN]
+    assert [change.after for change in rig.changes] == [State.OPEN]
+    rig.call("bob", 3.0)
+    assert rig.states(3.0) == [State.UP]
 
 
 def test_who_waits_for_its_own_pause_holds_nobody_up():

@@ -8,6 +8,7 @@ import pytest
 from gateway.protocol.cache_status import Reason
 from gateway.upstream.verdict import error_of, fault_in, lacks_model, parsed_or_none
 
+PAGE = b"<html>Log in</html>"
 COMPLETION = {"id": "c", "choices": [{"index": 0, "message": {"content": "Hi"}}]}
 
 REFUSED: dict[str, tuple[int, Any]] = {
@@ -228,6 +229,12 @@ def test_the_beginning_of_a_long_answer_is_enough():
     assert fault_in(200, "application/json", long, whole=False, call=True, own=True) is None
     page = b"<html>" + b"x" * 100_000
     assert fault_in(200, "text/html", page, whole=False, call=False, own=False) is not None
+
+
+def test_what_passes_through_may_be_empty_or_of_any_kind_but_a_page():
+    for kind, body in (("text/html", b""), ("audio/mpeg", b"\x00"), ("text/plain", b"<a>")):
+        assert fault_in(200, kind, body, whole=True, call=False, own=True) is None
+    assert fault_in(200, "text/html", PAGE, whole=True, call=False, own=True) is not None
 
 
 def test_no_content_of_the_reply_is_in_the_log():
