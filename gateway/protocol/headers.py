@@ -172,6 +172,7 @@ def bears_credential(fields: Iterable[tuple[str, str]]) -> bool:
     return any(value and name.lower() in CREDENTIALS for name, value in fields)
 
 
+@lru_cache(64)
 def media_type(content_type: str) -> str:
     """Return a Content-Type without its parameters, in lower case."""
     media_type = content_type.partition(";")[0].strip().lower()

@@ -54,6 +54,8 @@ class CacheRequest:
 
     query: str = field(init=False, repr=False)
     """Query string, without its question mark."""
+    asked: dict[str, Any] = field(init=False, repr=False)
+    """The whole body, also if the request is odd."""
     model: str = field(init=False)
     """The model that the client names, empty if it names none."""
     streamed: bool = field(init=False)
@@ -65,6 +67,7 @@ class CacheRequest:
         # The slots are set once: each is read several times on the way of a hit.
         put, body = object.__setattr__, self.body
         put(self, "query", self.target.partition("?")[2])
+        put(self, "asked", body if self.odd is None else self.odd.body)
         put(self, "model", body.get("model") or "")
         streaming = SPECS[self.endpoint].streaming
         put(self, "streamed", streaming is not None and body.get("stream") is True)
@@ -74,11 +77,6 @@ class CacheRequest:
                 case {"stream_options": {"include_usage": True}} | {"usage": {"include": True}}:
                     wants_usage = True
         put(self, "wants_usage", wants_usage)
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """The whole body, also if the request is odd."""
-        return self.body if self.odd is None else self.odd.body
 
     @property
     def last_user_text(self) -> str | None:
