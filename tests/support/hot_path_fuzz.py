@@ -39,6 +39,7 @@ from gateway.server.hot_path import HotPath
 from gateway.server.http.handlers import refuse
 from gateway.server.http.hot_connection import HOT_PATH, SERVE, HotConnection
 from gateway.server.http.http_server import Connection, Runner
+from gateway.server.http.unread import UNREAD
 from gateway.settings import Settings
 from running_gateway import start_app
 from scripted_upstream import DONE, chunk, completion
@@ -279,7 +280,7 @@ class Rig:
         self.counts = {"exchanges": 0, "repeated": 0}
         """Exchanges, and requests that the hot path answered."""
         self.hot = apps[0][HOT_PATH]
-        kinds = (partial(CountedHot, self.hot, apps[0][SERVE]), Counted)
+        kinds = (partial(CountedHot, self.hot, apps[0][SERVE], apps[0][UNREAD]), Counted)
         self.runners = tuple(
             Runner(app, refuse, connection=kind, shutdown_timeout=1.0)
             for app, kind in zip(apps, kinds, strict=True)
