@@ -59,6 +59,8 @@ _MODEL_TEXT = re.compile(
     r"|\b(?:invalid|unknown|no such) model\b|not a valid model",
     re.IGNORECASE | re.DOTALL,
 )
+_ENDPOINT = re.compile(r"\bendpoint\b|\bv1/|not a chat model", re.IGNORECASE)
+"""Of an error about a model that answers at another path."""
 _RESULTS = ("choices", "data", "output", "content", "results", "embeddings", "candidates")
 _LONGEST_TEXT = 2000
 _LONGEST_WORD = 60
@@ -246,7 +248,8 @@ def lacks_model(status: int | None, error: Any) -> bool:
     match status:
         case HTTPStatus.NOT_FOUND | HTTPStatus.FORBIDDEN:
             of_model = isinstance(error, dict) and error.get("param") == "model"
-            return named or of_model or bool(re.search(r"\bmodels?\b", _text(error), re.IGNORECASE))
+            of_model = of_model or bool(re.search(r"\bmodels?\b", _text(error), re.IGNORECASE))
+            return named or (of_model and not _ENDPOINT.search(_text(error)))
         case HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
             return named or bool(_MODEL_TEXT.search(_text(error)))
         case _:

@@ -176,6 +176,26 @@ def test_a_model_that_is_listed_and_refused_is_no_answer(status: int, value: Any
         (400, {"error": {"message": "response_format is not supported with this model"}}),
         (404, {"detail": "Not Found"}),
         (404, None),
+        (
+            404,
+            {
+                "error": {
+                    "message": "This is not a chat model and thus not supported in the "
+                    "v1/chat/completions endpoint. Did you mean to use v1/completions?",
+                    "param": "model",
+                    "code": None,
+                }
+            },
+        ),
+        (
+            404,
+            {
+                "error": {
+                    "message": "This model is only supported in v1/responses",
+                    "param": "model",
+                }
+            },
+        ),
         (500, {"error": {"code": "model_not_found"}}),
     ],
 )
