@@ -161,7 +161,11 @@ def _parse_body(raw: bytes) -> dict[str, Any]:
         _check_unique(raw, body)
     if not _has_integral_float(printed):
         return body
-    del body, printed  # the same again may take as much
+    del printed  # what follows may take as much
+    if _LONG_NUMBER not in raw.translate(_DIGITS):
+        _fold_floats(body)
+        return body
+    del body
     return _check_object(_parse_exactly(raw))
 
 
@@ -213,29 +217,48 @@ def _has_integral_float(printed: bytes) -> bool:
 
 def _parse_exactly(text: str | bytes) -> Any:
     """Parse with every digit. Raises ValueError, BodyTooLargeError."""
-    long = 0
-
-    def integer(number: int) -> int:
-        nonlocal long
-        long += not -_SHORT <= number < _SHORT
-        if long > MAX_LONG_INTEGERS:
-            raise BodyTooLargeError(
-                f"Your request has more than {MAX_LONG_INTEGERS:,} integers of over 64 bits."
-            )
-        return number
-
-    def fold(lexeme: str) -> int | float:
-        number = float(lexeme)
-        if number.is_integer() and abs(number) <= _MOST_WRITTEN_OUT:
-            return integer(int(number))
-        return number
-
+    fold = _Fold()
     return json.loads(
         text,
-        parse_float=fold,
-        parse_int=lambda lexeme: integer(int(lexeme)),
+        parse_float=lambda lexeme: fold(float(lexeme)),
+        parse_int=lambda lexeme: fold.checked(int(lexeme)),
         parse_constant=_refuse_constant,
     )
+
+
+def _fold_floats(body: dict[str, Any]) -> None:
+    """Put integers in the place of floats with their value. Raises BodyTooLargeError."""
+    fold = _Fold()
+    stack: list[Any] = [body]
+    while stack:
+        holder = stack.pop()
+        for place, value in holder.items() if type(holder) is dict else enumerate(holder):
+            kind = type(value)
+            if kind is float:
+                holder[place] = fold(value)
+            elif kind is dict or kind is list:
+                stack.append(value)
+
+
+class _Fold:
+    """Makes integers of floats that are small enough, and bounds the number of long integers."""
+
+    def __init__(self) -> None:
+        self._long = 0
+
+    def __call__(self, number: float) -> int | float:
+        if number.is_integer() and abs(number) <= _MOST_WRITTEN_OUT:
+            return self.checked(int(number))
+        return number
+
+    def checked(self, number: int) -> int:
+        if not -_SHORT <= number < _SHORT:
+            self._long += 1
+            if self._long > MAX_LONG_INTEGERS:
+                raise BodyTooLargeError(
+                    f"Your request has more than {MAX_LONG_INTEGERS:,} integers of over 64 bits."
+                )
+        return number
 
 
 def _refuse_constant(name: str) -> float:
