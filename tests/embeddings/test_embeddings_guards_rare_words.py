@@ -129,6 +129,21 @@ def test_a_name_that_ends_in_s_is_no_plural(asked, stored):
 @pytest.mark.parametrize(
     ("asked", "stored"),
     [
+        ("How does gpt-4 work?", "Explain how gpt-4o works."),
+        ("licence of log4j", "Which licence does log4net have?"),
+        ("who was the wife of gonzales", "To whom was gonzalez married?"),
+        ("How much does sydney cost?", "What's the price of sidney?"),
+    ],
+)
+def test_versions_and_whole_names_that_are_nearly_alike_are_refused(asked, stored):
+    assert both_ways(asked, stored) == "words"
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored"),
+    [
+        ("Is it open at 5pm?", "Is it open at 5 pm?"),
+        ("Is 5gb enough?", "Is 5 GB enough?"),
         ("How does a heat pump work?", "How do heat pumps work?"),
         ("What is price of ticket?", "What are the prices of tickets?"),
     ],

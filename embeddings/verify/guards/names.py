@@ -93,7 +93,7 @@ _CONTRACTED: Final = {
     "u": _words("can could would will do did are should have r if thank"),
 }
 _UNIT_BESIDE: Final = NUMBER_WORDS | _words("/ \u00b0 ^ degree degrees")
-_BEHIND_A_NUMBER: Final = UNITS.keys() | _words("a i x k b d p y n t e u")
+BEHIND_A_NUMBER: Final = UNITS.keys() | _words("a i x k b d p y n t e u am pm")
 # Letters of a formula may be others.
 _SIGNS: Final = frozenset("=+*^")
 _CLOSE: Final = 0.8
@@ -217,7 +217,7 @@ def _is_label(tokens: tuple[Token, ...], place: int) -> bool:
     after = "" if ends else _shown(tokens, place + 1)
     # "Version 4b" and "gpt-4o", but no unit, factor or article.
     if (
-        (last == "#" and token.text in _BEHIND_A_NUMBER)
+        (last == "#" and token.text in BEHIND_A_NUMBER)
         or last in _UNIT_BESIDE
         or after == "^"
         or last in _CONTRACTED.get(token.text, ())

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-from embeddings.verify.guards.names import ALIASES
+from embeddings.verify.guards.names import ALIASES, BEHIND_A_NUMBER
 from embeddings.verify.guards.numbers import UNITS
 from embeddings.verify.guards.reader import FUNCTION, LONGEST, Kind, Reading, words_of
 
@@ -90,8 +90,8 @@ def differ_in_rare_words(a: Reading, b: Reading, common: Container[str]) -> str 
         for one, other in ((a, b), (b, a))
     )
     lacks = (
-        _lacks(a, b, [word for word in mine if is_rare(word, common)]),
-        _lacks(b, a, [word for word in theirs if is_rare(word, common)]),
+        _lacks(a, b, [word for word in mine if is_rare(word, common)]) or _lacks_version(a, b),
+        _lacks(b, a, [word for word in theirs if is_rare(word, common)]) or _lacks_version(b, a),
     )
     # A story is told in many words, of which one may be rare.
     short = len(a.words) + len(b.words) < _SHORT
@@ -126,6 +126,15 @@ def _lacks(mine: Reading, theirs: Reading, rare: Sequence[str]) -> bool:
     )
 
 
+def _lacks_version(mine: Reading, theirs: Reading) -> bool:
+    """Tell whether the other text lacks what stands behind a number in mine: "gpt-4o", "log4j"."""
+    return any(
+        token.glued and token.kind is Kind.WORD and token.text not in theirs.vocabulary
+        for token in mine.tokens
+        if token.text not in BEHIND_A_NUMBER
+    )
+
+
 def _part_is_known(words: Sequence[str], word: str, vocabulary: frozenset[str]) -> bool:
     """Tell whether the other text has "wifi" for "wi fi", or "node" for "node.js"."""
     part, dot, _ = word.partition(".")
@@ -137,7 +146,7 @@ def _part_is_known(words: Sequence[str], word: str, vocabulary: frozenset[str]) 
 def _spelt_alike(mine: set[str], theirs: set[str]) -> bool:
     """Tell whether each has one of "gonzales" and "gonzalez", which the network takes for one."""
     left, right = (
-        {_consonants(x): x for x in words if len(x) > 5 and x[-1] != "y"}
+        {_consonants(x) + x[-1] * x.endswith("y"): x for x in words if len(x) > 5}
         for words in (mine, theirs)
     )
     return any(

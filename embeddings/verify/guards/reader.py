@@ -26,7 +26,8 @@ class Token(NamedTuple):
 
     `text`: lower case if it is a word, else as written. `name`: a capital that grammar does not ask
     for; `acronym`: in capitals only. `starts`: first of its sentence. `apart`: a
-    comma, bracket or the like stands before it; `glued`: a word does, as in "BRCA2".
+    comma, bracket or the like stands before it; `glued`: no space is between word and number, as
+    in "BRCA2" and "4j".
     """
 
     text: str
@@ -177,7 +178,7 @@ def closeness(a: Reading, b: Reading) -> float:
 def _tokens(pieces: Sequence[tuple[str, str]], *, by_case: bool) -> Iterator[Token]:
     starts, after_name, apart, last = True, False, False, ""
     for group, piece in pieces:
-        glued, last = group == "number" and last == "word", group
+        glued, last = {group, last} == {"number", "word"}, group
         if group == "dropped":
             continue
         if group in {"end", "mark"}:
