@@ -24,7 +24,7 @@ from gateway.server.watched_file import WatchedFile
 
 _log = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.25
+POLL_SECONDS = 0.2
 """An edit counts at the second look, and a key that was removed must be refused within a second."""
 MOST_KEYS = 100_000
 

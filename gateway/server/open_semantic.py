@@ -24,7 +24,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.upstream.comparisons import Checks, Judge
 from gateway.upstream.request import Upstream
 
-ENCODER_POLL_SECONDS = 0.5
+ENCODER_POLL_SECONDS = 0.1
 ENCODER_WATCH_SECONDS = 2.0
 """Between two looks at an encoder that was ready once."""
 
@@ -78,15 +78,15 @@ class Semantic:
 
     async def _watch_encoder(self, service: EmbeddingsClient) -> None:
         # This worker may never get a readiness check.
-        while not self.encoder.was_ready:
-            self.encoder.note(await service.not_ready())
-            await asyncio.sleep(0 if self.encoder.was_ready else ENCODER_POLL_SECONDS)
-        if self._is_needed():
-            await asyncio.to_thread(load_checks)
+        while await service.not_ready() is not None:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(ENCODER_POLL_SECONDS)
         self.budgets.warn()
         while True:
-            await asyncio.sleep(ENCODER_WATCH_SECONDS)
+            # A policy may begin to need them. No question waits for their files.
+            if self._is_needed():
+                await asyncio.to_thread(load_checks)
             self.encoder.note(await service.not_ready())
+            await asyncio.sleep(ENCODER_WATCH_SECONDS)
 
     async def not_ready(self) -> str | None:
         """Return why the encoder has not been ready yet, if a rule of the policy needs it.
@@ -95,8 +95,7 @@ class Semantic:
         """
         if self.service is None or self.encoder.was_ready or not self._is_needed():
             return None
-        self.encoder.note(await self.service.not_ready())
-        return self.encoder.fault
+        return await self.service.not_ready() or "encoder: loading"
 
     def _is_needed(self) -> bool:
         policy = self.budgets.policies.active.policy
