@@ -35,14 +35,13 @@ _CREDIT_CODES = frozenset(
     | {"insufficient_balance", "insufficient_credits", "insufficient_funds", "payment_required"}
     | {"arrearage", "account_suspended", "account_deactivated", "access_terminated"}
 )
-_A_KEY = r"(?:api|access|auth\w*|secret|subscription|bearer)[ _-]?(?:key|token)s?\b"
+_A_KEY = r"(?<![?&/\w])(?:api|subscription|secret)[ _-]?(?:key|token)s?\b"
 _KEY_TEXT = re.compile(
     rf"{_A_KEY}.{{0,60}}\b(?:invalid|incorrect|expired|revoked|disabled|missing|required|unknown"
     rf"|not (?:valid|found|active|provided|set))"
     rf"|\b(?:invalid|incorrect|expired|revoked|missing|no|unknown|wrong|bad) {_A_KEY}"
     r"|credit balance|insufficient (?:account )?(?:credit|balance|fund)"
-    r"|\b(?:account|billing)\b.{0,40}\b(?:not active|suspended|deactivated|overdue|past due)"
-    r"|authentication (?:failed|fails|error|required)",
+    r"|\b(?:account|billing)\b.{0,40}\b(?:not active|suspended|deactivated|overdue|past due)",
     re.IGNORECASE,
 )
 _CONTENT = re.compile(

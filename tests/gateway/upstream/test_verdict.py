@@ -101,6 +101,11 @@ ANSWERS: dict[str, tuple[int, Any]] = {
     "a bad request": (400, {"error": {"message": "max_tokens is too large", "code": None}}),
     "a bad token": (400, {"error": {"message": "Invalid token id 9 in logit_bias"}}),
     "a missing key": (400, {"error": {"message": "The key 'messages' is missing."}}),
+    "a tool's token": (
+        400,
+        {"error": {"message": "The authorization token of server x is missing."}},
+    ),
+    "an image's address": (400, {"error": {"message": "https://x/?api_key=a is invalid"}}),
     "a long prompt": (400, {"error": {"code": "context_length_exceeded"}}),
     "OpenRouter, moderation": (
         403,
