@@ -6,12 +6,14 @@ several workers share it.
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import logging
+import mmap
 import os
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import uvloop
 from aiohttp import web
 from prometheus_client import values
 
+from gateway import background
 from gateway.app import END_CALLS, READINESS, STORE, create_app
 from gateway.cache.ports import StoreError
 from gateway.cli.child_process import NO_ORDER, Order, ParentLine, Report
@@ -60,6 +63,10 @@ ALONE_AGAIN_SECONDS = 1.0
 
 _LOOK_SECONDS = 0.1
 
+TRIM_SECONDS = 10.0
+LONGEST_TRIM_PAUSE = 60.0
+MUCH_MEMORY = 8 * 2**20
+
 
 async def serve(
     settings: Settings,
@@ -96,8 +103,10 @@ async def serve(
         site = web.SockSite(runner, sock, backlog=2048)
         await site.start()
         tune_collector()
+        trimming = background.start("return of free memory", return_memory)
         greeting = asyncio.ensure_future(app[GREET]()) if greets else None
         await _first(line.stop, orders.leave)
+        trimming.cancel()
         if greeting is not None:
             greeting.cancel()
         is_replaced = not line.stop.is_set()
@@ -259,6 +268,26 @@ def tune_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+async def return_memory(sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Give free memory back to the system; often as long as there is much of it.
+
+    The allocator keeps it in small pieces, so a process would stay as large as a crowd of long
+    streams has made it.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    pause = TRIM_SECONDS
+    while trim is not None:
+        await sleep(pause)
+        before = _resident_bytes()
+        await asyncio.to_thread(trim, 0)
+        is_much = before - _resident_bytes() > MUCH_MEMORY
+        pause = TRIM_SECONDS if is_much else min(2 * pause, LONGEST_TRIM_PAUSE)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE
 
 
 def name_figures() -> None:

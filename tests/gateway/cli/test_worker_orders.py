@@ -186,3 +186,18 @@ async def test_a_worker_that_can_follow_no_orders_stops(
     rig.tell(order)
     await asyncio.wait_for(rig.stop.wait(), 60)
     assert "a defect: this worker stops" in caplog.text
+
+
+async def test_free_memory_is_returned_less_and_less_often_while_there_is_none():
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await module.return_memory(sleep)
+    assert pauses[0] == module.TRIM_SECONDS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] <= module.LONGEST_TRIM_PAUSE
