@@ -19,7 +19,8 @@ _MATTERS: Final = """
     owner / operator tenant; principal / agent; trustee / beneficiary; executor / testator heir;
     investor / founder; contractor / client; winner / loser; import / export; revenue / profit;
     latitude / longitude; horizontal / vertical; horizontally / vertically; vowel / consonant;
-    ascending / descending; meteor / comet; artery / vein; concave / convex; numerator / denominator
+    ascending / descending; meteor / comet; artery / vein; concave / convex;
+    numerator / denominator; predator hunter / prey; felony / misdemeanor; alpha / beta
 """
 _SIDES: Final[dict[str, set[tuple[int, int]]]] = {}
 for _number, _matter in enumerate(_MATTERS.split(";")):

@@ -117,10 +117,14 @@ def _lacks(mine: Reading, theirs: Reading, rare: Sequence[str]) -> bool:
         return False
     known = {form for word in theirs.vocabulary for form in _forms(word)}
     known |= {one + other for one, other in pairwise(theirs.words)}
+    # "Wi fi" for "wifi".
+    pairs = [pair for pair in pairwise(mine.words) if pair[0] + pair[1] in theirs.vocabulary]
+    parts = {word for pair in pairs for word in pair}
     initials = "".join([word[0] for word in theirs.words if word not in _NO_INITIALS])
     return not all(
         not known.isdisjoint(_forms(word))
-        or _part_is_known(mine.words, word, theirs.vocabulary)
+        or word in parts
+        or _part_is_known(word, theirs.vocabulary)
         or (len(word) > 2 and word in initials)
         for word in rare
     )
@@ -135,12 +139,10 @@ def _lacks_version(mine: Reading, theirs: Reading) -> bool:
     )
 
 
-def _part_is_known(words: Sequence[str], word: str, vocabulary: frozenset[str]) -> bool:
-    """Tell whether the other text has "wifi" for "wi fi", or "node" for "node.js"."""
+def _part_is_known(word: str, vocabulary: frozenset[str]) -> bool:
+    """Tell whether the other text has "node" for "node.js"."""
     part, dot, _ = word.partition(".")
-    return bool(dot and len(part) > 2 and part in vocabulary) or any(
-        word in pair and pair[0] + pair[1] in vocabulary for pair in pairwise(words)
-    )
+    return bool(dot and len(part) > 2 and part in vocabulary)
 
 
 def _spelt_alike(mine: set[str], theirs: set[str]) -> bool:
