@@ -206,6 +206,25 @@ async def test_no_request_is_lost_behind_an_offer_of_another_protocol(
         assert [(await said(reader)).status for _ in range(4)] == [200] * 4
 
 
+async def test_empty_lines_behind_an_offer_of_another_protocol_cost_no_more_than_other_bytes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+):
+    read, pieces = place.http.Connection._feed, list[int]()
+
+    def feed(self: Any, data: bytes) -> None:
+        pieces.append(len(data))
+        read(self, data)
+
+    monkeypatch.setattr(place.http.Connection, "_feed", feed)
+    body = b"\r\n" * 100_000 + WHOLE
+    chunked = OFFER + JSON + b"Transfer-Encoding: chunked\r\n"
+    sent = request(fields=chunked, body=b"").replace(b"Content-Length: 0\r\n", b"")
+    reply = await place.says(sent + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    assert reply.status == 200
+    assert sum(pieces) > len(body)
+    assert len(pieces) < 10_000
+
+
 @pytest.mark.parametrize("fields", [b"", b"X-Odd: 1\r\nExpect: 100-continue\r\n"])
 @pytest.mark.parametrize("count", [1, 3])
 async def test_a_client_that_sends_no_more_gets_its_replies(

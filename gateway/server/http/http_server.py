@@ -44,6 +44,9 @@ PATIENT = 4
 MOST_QUIET = 8
 """After so many looks without a byte of a reply that has begun, such a client has left."""
 
+MOST_CUTS = 64
+"""Empty lines at which one read is cut where no request ends: each costs as much as a read."""
+
 _LOOK_SECONDS = 0.05
 
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -118,10 +121,14 @@ class Connection(web.RequestHandler):
 
         The parser loses what a piece holds behind a request that offers another protocol.
         """
-        at = 0
+        at = cuts = 0
+        count = self._request_count
         while at < len(data):
-            end = _EMPTY_LINE.search(data, at)
+            if self._request_count != count:
+                count, cuts = self._request_count, 0
+            end = _EMPTY_LINE.search(data, at) if cuts < MOST_CUTS else None
             stop = len(data) if end is None else end.end()
+            cuts += 1
             if self._last is not None and not self._last[1].is_eof():
                 head, body = self._last
                 if "Content-Length" in head.headers:
