@@ -254,7 +254,10 @@ class Ticket:
         usage, request = seen.usage, self._request
         if usage != NOTHING_SAID:
             return usage
-        was_sent = seen.billed and seen.hit is None if request is not None else seen.status > 0
+        if request is None:
+            was_sent = seen.upstream_started is not None  # its client may leave before any reply
+        else:
+            was_sent = seen.billed and seen.hit is None
         if not was_sent:
             return NOTHING_SAID
         if (

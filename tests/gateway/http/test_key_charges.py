@@ -337,3 +337,27 @@ async def test_a_passed_stream_that_its_client_leaves_is_charged_by_its_usage(st
     has_left.set()
     assert await charged(gateway) == 4_050
     await runner.cleanup()
+
+
+async def test_a_passed_request_that_its_client_leaves_is_charged_what_it_asked_for(
+    start_gateway, keys
+):
+    has_come, has_left = asyncio.Event(), asyncio.Event()
+
+    async def answer(request):
+        await request.read()
+        has_come.set()
+        await has_left.wait()
+        return web.json_response({"data": []})
+
+    app = web.Application()
+    app.router.add_post("/v1/images/generations", answer)
+    runner, server = await start_app(app)
+    gateway = await start_gateway(gateway_keys=keys, upstream=(f"{server}/v1",))
+    url, asked = f"{gateway.url}/v1/images/generations", {"model": "m", "prompt": LONG}
+    waits = asyncio.create_task(gateway.session.post(url, json=asked, headers=HEADERS))
+    await has_come.wait()
+    waits.cancel()
+    assert 10_000 <= await charged(gateway) < 11_000
+    has_left.set()
+    await runner.cleanup()
