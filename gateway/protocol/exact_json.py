@@ -121,7 +121,7 @@ def _check_cost(raw: bytes) -> None:
         raise BodyTooLargeError(f"Your request has more than {MAX_ESCAPES:,} backslashes.")
     if (
         sum(map(raw.count, _STRUCTURE)) > MAX_STRUCTURE
-        and _count_outside_strings(raw, _STRUCTURE) > MAX_STRUCTURE
+        and _count_outside_strings(raw, _STRUCTURE, MAX_STRUCTURE) > MAX_STRUCTURE
     ):
         raise BodyTooLargeError(
             f"Your request has more than {MAX_STRUCTURE:,} structural characters: brackets, braces,"
@@ -129,11 +129,11 @@ def _check_cost(raw: bytes) -> None:
         )
 
 
-def _count_outside_strings(raw: bytes, characters: bytes) -> int:
-    """Return how often these characters stand in JSON outside its strings."""
+def _count_outside_strings(raw: bytes, characters: bytes, most: int) -> int:
+    """Count these characters outside the strings of JSON, until there are more than ``most``."""
     others = bytes(byte for byte in range(256) if byte not in characters + b'"')
     count = inside = start = 0
-    while start < len(raw):
+    while start < len(raw) and count <= most:
         piece = raw[start : start + _PIECE]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # it ends within an escape
             piece = raw[start : start + _PIECE + 1]
@@ -186,7 +186,7 @@ def _check_unique(raw: bytes, body: dict[str, Any]) -> None:
                 stack.extend(inner.values())
             case list() as items:
                 stack.extend(items)
-    if members == _count_outside_strings(raw, b":"):
+    if members == _count_outside_strings(raw, b":", members):
         return
     if len(raw) <= _MOST_NAMED:
         json.loads(raw, object_pairs_hook=_name_duplicate)
