@@ -29,6 +29,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import orjson
+
 from gateway.cache.key import identify
 from gateway.cache.lookup import Hit, evaluate_entry
 from gateway.cache.plan import Plan
@@ -37,7 +39,7 @@ from gateway.prompts.outcome import COMPRESS, REWRITE, format_rewrites
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Forwarded, Reason
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.errors import UpstreamError
+from gateway.protocol.errors import RequestError, UpstreamError
 from gateway.protocol.headers import Fields, shared_fields, with_cache_status, without
 from gateway.protocol.messages import Reply
 from gateway.telemetry.observation import Observation
@@ -361,9 +363,7 @@ class Follower(AsyncIterator[bytes]):
         streamed = exchange.request.streamed
         other_wire = shared.leader.request.streamed is not streamed
         if head.body is not None:
-            if other_wire and streamed and head.status == HTTPStatus.OK:
-                return self._render(head, head.body)
-            return self._plain(head, head.body)
+            return self._whole(head, head.body, renders=other_wire and streamed)
         if other_wire and head.events and not streamed:
             return await self._assemble(head)
         wants_usage = exchange.request.wants_usage
@@ -392,6 +392,14 @@ class Follower(AsyncIterator[bytes]):
     def _same_tenant(self) -> bool:
         mine, theirs = self._exchange.request.headers, self.shared.leader.request.headers
         return self._leads or identify(mine) == identify(theirs)
+
+    def _whole(self, head: Head, body: bytes, *, renders: bool) -> Reply | Sharing:
+        """Return a plain reply; an answer as a stream, if it ``renders``."""
+        if head.status == HTTPStatus.TOO_MANY_REQUESTS and not self._same_tenant():
+            return self._plain(head, _limit(self._exchange.request.endpoint), JSON_TYPE)
+        if renders and head.status == HTTPStatus.OK:
+            return self._render(head, body)
+        return self._plain(head, body)
 
     def _render(self, head: Head, body: bytes) -> Reply | Sharing:
         """Return a plain answer as a stream."""
@@ -479,6 +487,13 @@ def _slot(key: bytes, exchange: Exchange, sharing: Sharing) -> Hashable:
     if sharing is Sharing.SAME_WIRE:
         return same_wire
     return same_wire, identify(exchange.request.headers)
+
+
+def _limit(endpoint: str) -> bytes:
+    """Return what a limit says to those whom the upstream did not answer: nothing of an account."""
+    message = "The upstream has reached a limit. Please try again later."
+    kind, code = "rate_limit_error", "rate_limit_exceeded"
+    return orjson.dumps(RequestError(429, message, kind=kind, code=code).body(endpoint))
 
 
 def _may_depend_on_credential(status: int, served: Served | None) -> bool:

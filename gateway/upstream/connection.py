@@ -430,7 +430,7 @@ class HttpReply:
         self.upstream.in_use += 1
         try:
             self._take_head(await self._exchange())
-            if self.judged and self.content_type != "text/event-stream":
+            if self.judged:
                 await self.upstream.judge(self)
         except BaseException as error:
             self.upstream.in_use -= 1
@@ -569,8 +569,6 @@ class HttpReply:
         encoding = headers.get(hdrs.CONTENT_ENCODING)
         if encoding and self.decodes and is_coded(encoding):
             self._inflated = inflate(self._encoded())
-        if self.first_token_by is not None or (self.judged and upstream.own_account):
-            self._detector = FirstTokenDetector(events=True, own=upstream.own_account)
         self.served = upstream.served
         self.status, self.reason = message.code, message.reason
         if self.attempt is not None:
@@ -578,6 +576,9 @@ class HttpReply:
         self.headers = tuple(headers.items())
         self.content_type = media_type(headers.get(hdrs.CONTENT_TYPE, ""))
         self.most = _EVENT_BYTES if self.content_type == "text/event-stream" else -1
+        may_refuse = self.judged and upstream.own_account and (self.most > 0 or self.logs is None)
+        if self.first_token_by is not None or may_refuse:
+            self._detector = FirstTokenDetector(events=True, own=upstream.own_account)
         length = headers.get(hdrs.CONTENT_LENGTH)
         self.content_length = None if length is None else int(length)
         self._outage = upstream.failures.outage

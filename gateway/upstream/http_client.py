@@ -317,7 +317,8 @@ class HttpUpstream:
         is_due = self.own_account and HTTPStatus.BAD_REQUEST <= status < _SERVER_ERROR
         if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
             is_json = self.own_account and kind == "application/json"
-            is_due = (is_call or kind == "text/html" or is_json) and not reply.pages
+            may_be_odd = is_call and kind != "text/event-stream"
+            is_due = (may_be_odd or kind == "text/html" or is_json) and not reply.pages
         if not is_due:
             return
         parts, size, whole = list[bytes](), 0, False

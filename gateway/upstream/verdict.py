@@ -60,6 +60,8 @@ _MODEL_TEXT = re.compile(
 )
 _ENDPOINT = re.compile(r"\bendpoint\b|\bv1/|not a chat model", re.IGNORECASE)
 """Of an error about a model that answers at another path."""
+_QUOTED = re.compile(r"""(?<!\w)(["'`])(?:\\.|(?!\1(?!\w)).)*+(?:\1|$)""", re.DOTALL)
+"""What an error quotes, such as the request that it is about: a client's words."""
 _RESULTS = ("choices", "data", "output", "content", "results", "embeddings", "candidates")
 _LONGEST_TEXT = 2000
 _LONGEST_WORD = 60
@@ -100,8 +102,8 @@ def fault_in(
     if status >= HTTPStatus.BAD_REQUEST:
         error = error_of(parsed)
     else:
-        if call or (body and content_type == "text/html"):
-            what = _no_answer(content_type, body, parsed, whole=whole)
+        if call or content_type == "text/html":
+            what = _no_answer(content_type, body, parsed, whole=whole, call=call)
             if what is not None:
                 text = f"it answered with {what} (status {status}); is its URL that of an API?"
                 message = f"The upstream sent {what} in place of an answer."
@@ -129,9 +131,16 @@ def refusal(told: str) -> Fault:
     return Fault(Reason.UPSTREAM_REFUSED, text, REFUSED)
 
 
-def _no_answer(content_type: str, body: bytes, parsed: Any, *, whole: bool) -> str | None:
-    """Return what came in place of an answer, None if it may be one."""
+def _no_answer(
+    content_type: str, body: bytes, parsed: Any, *, whole: bool, call: bool
+) -> str | None:
+    """Return what came in place of an answer, None if it may be one.
+
+    Frameworks name plain texts and empty replies ``text/html``, too: only a call has to have more.
+    """
     text = body.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not call and not text.startswith(b"<"):
+        return None
     if not text:
         return "an empty reply" if whole else None
     if isinstance(parsed, dict | list) or text.startswith(_STREAM_FIELDS):
@@ -179,8 +188,12 @@ def error_of(parsed: Any) -> Any:
 def error_alone(parsed: Any, *, bare: bool = False) -> Any:
     """Return the error of a body that is nothing else, None if there is a result, too.
 
-    A ``bare`` one has no place for a result, not even an empty one.
+    A ``bare`` one has no place for a result, not even an empty one. An object of the API, such as a
+    job, may say in ``error`` why it failed.
     """
+    match parsed:
+        case {"id": str(), "object": str(kind)} if kind != "error" and "choices" not in parsed:
+            return None
     if isinstance(parsed, dict):
         results = (parsed[name] for name in _RESULTS if name in parsed)
         if any(bare or result for result in results):
@@ -218,6 +231,18 @@ def _text(error: Any) -> str:
     return text[:_LONGEST_TEXT] if isinstance(text, str) else ""
 
 
+def _own_text(error: Any) -> str:
+    """Return an error's text without what it quotes."""
+    return _QUOTED.sub(" ", _text(error))
+
+
+def _is_of_content(error: Any) -> bool:
+    """Tell whether an error with status 403 is about what the request says."""
+    is_marked = isinstance(error, dict) and isinstance(error.get("metadata"), dict)
+    flagged = is_marked and not {"reasons", "flagged_input"}.isdisjoint(error["metadata"])
+    return flagged or any(map(_CONTENT.search, [*_words(error), _text(error)]))
+
+
 def refuses_gateway(status: int | None, error: Any) -> bool:
     """Tell whether an error refuses the gateway's own credential, account or credit."""
     words = _words(error)
@@ -225,17 +250,14 @@ def refuses_gateway(status: int | None, error: Any) -> bool:
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.PAYMENT_REQUIRED:
             return True
         case HTTPStatus.FORBIDDEN:
-            about = [*words, _text(error)]
-            is_marked = isinstance(error, dict) and isinstance(error.get("metadata"), dict)
-            flagged = is_marked and not {"reasons", "flagged_input"}.isdisjoint(error["metadata"])
-            return not flagged and not any(map(_CONTENT.search, about))
+            return not _is_of_content(error)
         case HTTPStatus.TOO_MANY_REQUESTS:  # a limit of requests may speak of billing, too
             return not _CREDIT_CODES.isdisjoint(words)
         case HTTPStatus.BAD_REQUEST | None:
             if any(map(_CONTENT.search, words)):
                 return False
             codes = _KEY_CODES | _CREDIT_CODES
-            return not codes.isdisjoint(words) or bool(_KEY_TEXT.search(_text(error)))
+            return not codes.isdisjoint(words) or bool(_KEY_TEXT.search(_own_text(error)))
         case _:
             in_doubt = status >= HTTPStatus.INTERNAL_SERVER_ERROR
             return not in_doubt and not (_KEY_CODES | _CREDIT_CODES).isdisjoint(words)
@@ -245,11 +267,13 @@ def lacks_model(status: int | None, error: Any) -> bool:
     """Tell whether an error says that the upstream does not have the model."""
     named = not _MODEL_CODES.isdisjoint(_words(error))
     match status:
+        case HTTPStatus.FORBIDDEN if _is_of_content(error):
+            return False
         case HTTPStatus.NOT_FOUND | HTTPStatus.FORBIDDEN:
             of_model = isinstance(error, dict) and error.get("param") == "model"
             of_model = of_model or bool(re.search(r"\bmodels?\b", _text(error), re.IGNORECASE))
             return named or (of_model and not _ENDPOINT.search(_text(error)))
         case HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
-            return named or bool(_MODEL_TEXT.search(_text(error)))
+            return named or bool(_MODEL_TEXT.search(_own_text(error)))
         case _:
             return False

@@ -170,10 +170,12 @@ class PoolRequests:
         keeper = await self._keeper(sticky_id, named, model, scopes)
         names = [keeper] if keeper else self.table.first_available(model or None, self.clock())
         upstreams = [self.upstreams[name] for name in names]
+        refusing = set[str]()
         async with AsyncExitStack() as stack:
             for upstream in upstreams:
-                if upstream.name not in self.upstreams:
-                    continue  # has left meanwhile
+                # It has left meanwhile, or is a replica that gets the key that was refused.
+                if upstream.name not in self.upstreams or declared_name(upstream.name) in refusing:
+                    continue
                 rename = self.table.upstreams[upstream.name].member.rename.get(model)
                 # An alias is no name for removal.
                 target = path.naming(None if method == "DELETE" else rename)
@@ -195,6 +197,7 @@ class PoolRequests:
                     tried.append((upstream.name, error.reason))
                     is_kept = body is None or body.rest is None
                     if error.reason is Reason.UPSTREAM_REFUSED and is_kept:
+                        refusing.add(declared_name(upstream.name))
                         continue
                     if error.sent:
                         break

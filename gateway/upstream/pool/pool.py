@@ -58,6 +58,9 @@ _STATEFUL = frozenset({Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES, End
 _MAY_LACK_MODEL = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 """The statuses for a model that an upstream does not have."""
 
+_OTHERS_KEY = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+"""The statuses for a key that is another upstream's."""
+
 _UNKNOWN_ID = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
@@ -259,10 +262,11 @@ class PoolReply:
         counted = self.failure is not None or self.refused
         if isinstance(error, UpstreamError) and not counted:
             self._pool.note_failure(self._call, failure_of(error, head=True))
+        context, self._context, self._reply = self._context, None, None
         try:
-            if self._context is not None:
+            if context is not None:
                 kind = None if error is None else type(error)
-                await self._context.__aexit__(kind, error, None)
+                await context.__aexit__(kind, error, None)
         finally:
             self._pool.release(self._call)
 
@@ -354,8 +358,10 @@ class UpstreamPool:
         ):
             outgoing = replace(outgoing, native=True)
         call: Call | None = await self.queue.acquire(outgoing)
+        replies = list[PoolReply]()
         while call is not None:
             reply = await self._attempt(call, outgoing)
+            replies.append(reply)
             if (failure := reply.failure) is None:
                 break
             retry = retry.after(call.name, failure)
@@ -370,7 +376,21 @@ class UpstreamPool:
                 await asyncio.sleep(retry.backoff(self.jitter()))
                 call = self.table.retry_same(retry.last, outgoing, self.clock())
                 retry = retry.with_same_retry()
+        if (lacking := self._lacking(replies)) is not None:
+            await reply.close()
+            self.table.forget_lack(lacking.served.upstream, outgoing)
+            return lacking
         return await self._finish(reply, outgoing, retry)
+
+    def _lacking(self, replies: Sequence[PoolReply]) -> PoolReply | None:
+        """Return the answer that a model is unknown, if the last upstream refuses a client's key.
+
+        The key is for the upstream that knows it, and not for the last one.
+        """
+        last = replies[-1]
+        if last.status not in _OTHERS_KEY or last.lacks_model or not self.passes_credentials:
+            return None
+        return next((one for one in replies if one.lacks_model and one.error is None), None)
 
     async def _pin(self, outgoing: Outgoing) -> Outgoing:
         """Pin a request to the upstream that keeps what it names, or that made what it holds."""
@@ -447,7 +467,7 @@ class UpstreamPool:
     def _is_kept_elsewhere(self, reply: PoolReply, call: Call, outgoing: Outgoing) -> bool:
         """Tell whether another upstream must be tried: for what a request names, or its model."""
         if reply.lacks_model:
-            self.table.record_lack(call.name, outgoing)
+            self.table.record_lack(call.name, outgoing, self.clock())
             return self.table.may_have(outgoing, call.name)
         if not outgoing.sticky_id or reply.failure is not None:
             return False

@@ -19,6 +19,7 @@ from itertools import compress
 
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
+from gateway.protocol.messages import declared_name
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.engine_load import EngineLoad, LoadSignal, elsewhere
 from gateway.upstream.pool.health import Health, Open, State, Trouble, Up
@@ -29,6 +30,9 @@ from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
 
 MOST_LISTED = 100
 """Models in the refusal of an unknown one."""
+
+LACK_SECONDS = 60.0
+"""For how long an upstream counts as one without a model that it did not have."""
 
 _WORSE = (State.UP, State.RESTING, State.TRIAL, State.OPEN)
 
@@ -85,8 +89,9 @@ class PoolTable:
         self.upstreams = {member.name: _new_state(member, now) for member in members}
         """Replaced by each change, so that a reader's mapping stays as it is."""
         self._serving: dict[str, tuple[UpstreamState, ...]] = {}
-        self._lacks = set[tuple[str, str | None, str]]()
-        """Upstream, client and model: it did not have the model when it was asked."""
+        self._lacks = dict[tuple[str, str | None, str], float]()
+        """Upstream, client and model: it did not have the model. The values say until when that
+        counts, in their order."""
 
     def join(self, member: Member, now: float, *, tested: bool) -> None:
         """Take in a replica, one that drains or has another weight too.
@@ -119,6 +124,8 @@ class PoolTable:
         self, outgoing: Outgoing, now: float, excluded: AbstractSet[str] = frozenset()
     ) -> Call | NoRoom:
         """Begin a call to the best upstream that is not excluded, or tell why there is none."""
+        while self._lacks and self._lacks[first := next(iter(self._lacks))] <= now:
+            del self._lacks[first]
         left: Sequence[UpstreamState] = self._candidates_for(outgoing)
         if excluded:
             left = [one for one in left if one.member.name not in excluded]
@@ -185,25 +192,36 @@ class PoolTable:
 
     def may_have(self, outgoing: Outgoing, name: str) -> bool:
         """Tell whether another upstream may have the model that this one lacks."""
-        names = {one.member.name for one in self._candidates_for(outgoing)} - {name}
+        if len(outgoing.model) > LONGEST_MODEL:
+            return False  # nothing is remembered of it
+        names = {declared_name(one.member.name) for one in self._candidates_for(outgoing)}
+        names -= {declared_name(name)}
         return any((each, outgoing.client, outgoing.model) not in self._lacks for each in names)
 
-    def record_lack(self, name: str, outgoing: Outgoing) -> None:
+    def record_lack(self, name: str, outgoing: Outgoing, now: float) -> None:
         """Note that an upstream does not have a model, until its list is read again.
 
-        That holds for the client alone: its request may be what was refused.
+        That holds for all its replicas, and for the client alone: its request may be what was
+        refused. Without a list it holds for a while.
         """
         if len(self._lacks) >= MOST_MODELS:
             self._lacks.clear()
         if len(outgoing.model) <= LONGEST_MODEL:
-            self._lacks.add((name, outgoing.client, outgoing.model))
+            lack = declared_name(name), outgoing.client, outgoing.model
+            self._lacks.pop(lack, None)
+            self._lacks[lack] = now + LACK_SECONDS
         self.unlisted(outgoing.model)
+
+    def forget_lack(self, name: str, outgoing: Outgoing) -> None:
+        """Forget that an upstream does not have a model: no other one answers its client."""
+        self._lacks.pop((declared_name(name), outgoing.client, outgoing.model), None)
 
     def record_models(self, name: str, models: frozenset[str]) -> None:
         """Note which models an upstream lists, none if it has no list."""
         if (upstream := self.upstreams.get(name)) is not None:
             upstream.listed = models
-            self._lacks = {lack for lack in self._lacks if lack[0] != name}
+            kept = self._lacks.items()
+            self._lacks = {lack: at for lack, at in kept if lack[0] != declared_name(name)}
             self._serving.clear()
 
     def is_mixed(self, outgoing: Outgoing) -> bool:
@@ -311,7 +329,7 @@ class PoolTable:
         serving = self._upstreams_for(outgoing.model)
         if self._lacks:
             client, model = outgoing.client, outgoing.model
-            names = [one.member.name for one in serving]
+            names = [declared_name(one.member.name) for one in serving]
             having = [(name, client, model) not in self._lacks for name in names]
             serving = tuple(compress(serving, having)) or serving
         if outgoing.native:

@@ -509,6 +509,23 @@ async def test_followers_with_another_credential_share_one_more_call(rig: Rig, s
     assert sent == ["Bearer a", "Bearer b", "Bearer c"]
 
 
+async def test_a_limit_tells_nobody_of_another_ones_account(rig: Rig):
+    public = {"scope": Scope.PUBLIC}
+    asked = [
+        await rig.ask(headers={"authorization": f"Bearer {name}"}, decision=public)
+        for name in "aab"
+    ]
+    of_a = {"error": {"message": "Rate limit reached in organization org-a"}}
+    (await rig.upstream.next_call()).plain(of_a, 429, [("Retry-After", "7")])
+    one, same, other = await all_of(*asked)
+    assert one.json == same.json == of_a
+    assert b"org-a" not in other.raw
+    assert (other.json["error"]["code"], other.headers["Retry-After"]) == (
+        "rate_limit_exceeded",
+        "7",
+    )
+
+
 async def test_nobody_repeats_a_request_that_meets_a_limit(rig: Rig):
     public = {"scope": Scope.PUBLIC}
     asked = [

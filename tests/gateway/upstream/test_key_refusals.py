@@ -70,6 +70,8 @@ class Server:
     refusal: tuple[int, Any] | None = None
     models: tuple[str, ...] | None = None
     streams: bool = False
+    kind: str = "application/json"
+    """Of a refusal."""
     calls: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -87,7 +89,7 @@ class Server:
                 return await _events(request, [b"data: %s\n\n" % orjson.dumps(value)])
             if isinstance(value, str):
                 return web.Response(status=status, text=value, content_type="text/html")
-            return web.json_response(value, status=status)
+            return web.json_response(value, status=status, content_type=self.kind)
         if streamed:
             return await _events(request, stream_of("Fine."))
         return web.json_response(ANSWERS.get(request.path, completion("Fine.")))
@@ -351,3 +353,37 @@ async def test_json_that_passes_through_goes_to_another_upstream(
     reply = await gateway.post("/v1/images/generations", b'{"model": "m"}', headers=BEARER)
     assert reply.status == 200
     assert (len(first.calls), len(second.calls)) == (1, 1)
+
+
+async def test_a_file_that_looks_like_a_stream_passes_through(
+    start_gateway: StartGateway, server: StartServer, own_key: dict[str, Any]
+):
+    text = 'data: {"error": {"code": 401, "message": "no"}}\n\nand so on'
+    one = await server(Server((200, text)))
+    gateway = await start_gateway(upstream=f"{one.url}/v1", **own_key)
+    reply = await gateway.get("/v1/files/file-1/content", headers=BEARER)
+    assert (reply.status, reply.raw.decode()) == (200, text)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files"])
+async def test_a_refusal_whose_type_is_that_of_a_stream_is_no_answer(
+    start_gateway: StartGateway, server: StartServer, own_key: dict[str, Any], path: str
+):
+    one = await server(Server((401, KEY), kind="text/event-stream"))
+    gateway = await start_gateway(upstream=f"{one.url}/v1", **own_key)
+    reply = await gateway.post(path, orjson.dumps({**CHAT, "stream": True}), headers=BEARER)
+    assert reply.status == 502
+    assert is_in_our_words(reply)
+
+
+async def test_a_clients_own_key_is_not_refused_by_who_is_asked_for_an_unknown_model(
+    start_gateway: StartGateway, server: StartServer
+):
+    lack = {"error": {"code": "model_not_found", "message": "The model does not exist"}}
+    first, second = await server(Server((404, lack))), await server(Server((401, KEY)))
+    gateway = await before(start_gateway, first, second)
+    for _ in range(3):
+        reply = await ask(gateway)
+        assert (reply.status, reply.json) == (404, lack)
+    second.refusal = None
+    assert (await ask(gateway)).text == "Fine."

@@ -16,7 +16,7 @@ from raw_upstream import StartRaw, raw_servers, sends, whole
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.probes import MODELS_SECONDS, MODELS_SOONEST, ModelLists, listing_of
 from gateway.upstream.pool.routing import LeastLoaded
-from gateway.upstream.pool.table import Call, PoolTable
+from gateway.upstream.pool.table import LACK_SECONDS, Call, PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Outgoing
 from running_gateway import RunningGateway, StartGateway, start_app
@@ -122,6 +122,29 @@ async def test_a_model_that_nobody_has_costs_one_call_each_and_then_one(
     assert sum(len(one.asked) for one in hosts) == 4
 
 
+def test_a_model_that_an_upstream_lacks_is_searched_there_again_after_a_while():
+    table = PoolTable([Member("a"), Member("b")], LeastLoaded(), 0.0)
+    asked = Outgoing("/v1/chat/completions", (), b"{}", "m", client="ann")
+    for name in ("a", "b"):
+        table.record_lack(name, asked, 0.0)
+    assert not table.may_have(asked, "a")
+    call = table.acquire(asked, LACK_SECONDS)
+    assert isinstance(call, Call)
+    assert table.may_have(asked, call.name)
+
+
+def test_replicas_have_the_same_models_and_a_long_name_is_no_model():
+    members = [Member(f"a#{number}") for number in range(9)]
+    table = PoolTable(members, LeastLoaded(), 0.0)
+    asked = Outgoing("/v1/chat/completions", (), b"{}", "m")
+    table.record_lack(members[0].name, asked, 0.0)
+    assert not table.may_have(asked, members[0].name)
+    table = PoolTable([Member("a"), Member("b")], LeastLoaded(), 0.0)
+    asked = Outgoing("/v1/chat/completions", (), b"{}", "m" * 400)
+    table.record_lack("a", asked, 0.0)
+    assert not table.may_have(asked, "a")
+
+
 async def test_globs_rule_where_they_are_declared(start_gateway: StartGateway, host: StartHost):
     first, second = await host("a", strict=False), await host("b")
     listed = [
@@ -162,7 +185,7 @@ def test_a_list_that_changes_changes_the_way():
     pool.record_models("a", frozenset({"x"}))
     pool.record_models("b", frozenset({"y"}))
     assert (goes_to(pool, "x"), goes_to(pool, "z"), wanted) == ({"a"}, {"a", "b"}, ["z"])
-    pool.record_lack("a", Outgoing("/v1/chat/completions", (), b"{}", "z", client="ann"))
+    pool.record_lack("a", Outgoing("/v1/chat/completions", (), b"{}", "z", client="ann"), 0.0)
     assert (goes_to(pool, "z", "ann"), goes_to(pool, "z")) == ({"b"}, {"a", "b"})
     pool.record_models("a", frozenset({"x", "z"}))
     assert goes_to(pool, "z") == {"a"}

@@ -132,6 +132,22 @@ ANSWERS: dict[str, tuple[int, Any]] = {
         429,
         [{"error": {"status": "RESOURCE_EXHAUSTED", "message": "check your plan and billing"}}],
     ),
+    "vLLM, the request in quotes": (
+        400,
+        {"message": "[{'msg': 'Bad', 'input': {'content': 'why is it an invalid API key?'}}]"},
+    ),
+    "a quoted escape": (400, {"message": 'Bad "x\\" invalid API key \\"" here'}),
+    "a quotation without an end": (400, {"message": "Bad: 'It isn't an invalid API key"}),
+    "a model that is in quotes": (400, {"message": "Bad: 'what if the model does not exist'"}),
+    "moderation of a model": (403, {"error": {"message": "The model's safety system blocked it"}}),
+    "a job that failed": (
+        200,
+        {"id": "j", "object": "fine_tuning.job", "error": {"code": "insufficient_quota"}},
+    ),
+    "a response that failed": (
+        200,
+        {"id": "r", "object": "response", "error": {"code": "server_error", "message": "no key"}},
+    ),
     "too large": (413, {"error": {"message": "too large"}}),
     "an unknown path": (404, {"detail": "Not Found"}),
     "a model that is not listed": (404, {"error": {"code": "model_not_found"}}),
@@ -141,6 +157,12 @@ ANSWERS: dict[str, tuple[int, Any]] = {
 @pytest.mark.parametrize(("status", "value"), ANSWERS.values(), ids=ANSWERS)
 def test_what_is_about_the_request_is_an_answer(status: int, value: Any):
     assert judged(status, value) is None
+    assert judged(status, value, call=False) is None
+
+
+@pytest.mark.parametrize("body", [b"", b" Hello, this is a transcription.\n", b"Gone"])
+def test_a_plain_text_may_pass_through_as_html(body: bytes):
+    assert fault_in(200, "text/html", body, whole=True, call=False, own=True) is None
 
 
 LACKING: dict[str, tuple[int, Any]] = {
