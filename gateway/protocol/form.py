@@ -89,6 +89,8 @@ def boundary_of(content_type: str) -> bytes | None:
     parameters = _parameters(mark + rest)
     if kind.strip().lower() != "multipart/form-data" or parameters is None:
         return None
+    if "boundary*" in parameters:  # some readers prefer it
+        return None
     boundary = parameters.get("boundary", "").rstrip()
     return boundary.encode() if 0 < len(boundary) <= _LONGEST_BOUNDARY else None
 

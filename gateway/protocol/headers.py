@@ -107,6 +107,11 @@ def without(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     return tuple([each for each in fields if each[0].lower() not in names])
 
 
+def as_json(fields: Iterable[tuple[str, str]]) -> Fields:
+    """Return the headers of a body that was read as JSON: by another type, it may say more."""
+    return (*without(fields, "content-type"), ("Content-Type", "application/json"))
+
+
 def with_cache_status(fields: Iterable[tuple[str, str]], ours: str, *names: str) -> Fields:
     """Return an upstream's headers with our member at the end of its ``Cache-Status``.
 

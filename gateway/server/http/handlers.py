@@ -22,7 +22,7 @@ from gateway.protocol.errors import (
     UnauthorizedError,
     UpstreamError,
 )
-from gateway.protocol.headers import Fields, fold_fields
+from gateway.protocol.headers import Fields, as_json, fold_fields
 from gateway.protocol.messages import Parts, Reply, declared_name
 from gateway.protocol.named_models import models_in, models_in_head
 from gateway.protocol.paths import ApiPath, read_path
@@ -265,6 +265,7 @@ class Handlers:
                 key.check_models(
                     [*models_in(body), *models_in_head(request.query, request.headers)]
                 )
+                request = replace(request, fields=as_json(request.fields))
         if ticket is not None:
             ticket.note(request, seen)
         answer = self.pipeline.answer(request, seen)

@@ -15,6 +15,7 @@ from gateway.protocol.cache_status import LEFT_BY_CLIENT, Forwarded, ForwardStat
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.headers import (
     Fields,
+    as_json,
     fold_fields,
     reply_fields,
     request_fields,
@@ -47,6 +48,9 @@ from gateway.upstream.request import OF_A_TRACE, PRIORITY, with_upstream
 MOST_LEARNT = 4 * 2**20
 """Bytes of a reply that is read for what it brings."""
 
+_METHODS = ("x-http-method-override", "x-http-method", "x-method-override")
+"""Headers by which some servers take a request for one of another method, whose body is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class PassThrough:
@@ -72,6 +76,8 @@ class PassThrough:
         faults: list[ClientError] = []
         passed = await self._read(request, path, faults)
         seen.model = passed.model
+        if _is_restricted(request) and passed.body is not None and passed.body.is_json:
+            fields = as_json(fields)
         is_pool = isinstance(self.upstream, PoolRequests)
         if _counts_tokens(request) or (is_pool and names_objects(path.path)):  # the reply is read
             fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
@@ -267,6 +273,11 @@ def _query(request: web.Request) -> str:
     return mark + query
 
 
+def _is_restricted(request: web.Request) -> bool:
+    key = request.get(KEY)
+    return key is not None and key.is_restricted
+
+
 def _counts_tokens(request: web.Request) -> bool:
     ticket = request.get(TICKET)
     return ticket is not None and ticket.tab.counts_tokens
@@ -274,7 +285,7 @@ def _counts_tokens(request: web.Request) -> bool:
 
 def _fields(request: web.Request, seen: Observation) -> Fields:
     trace = () if seen.trace is None else seen.trace.fields
-    replaced = OF_A_TRACE if trace else ()
+    replaced = (*(OF_A_TRACE if trace else ()), *(_METHODS if _is_restricted(request) else ()))
     fields = request_fields(request.headers.items(), PRIORITY.lower(), *replaced) + trace
     # The body is decoded, and what is sent of it has its own length.
     return without(fields, "content-encoding")

@@ -286,6 +286,28 @@ async def test_a_header_names_models_too(
     assert (await keyed.post(path, body, headers=bearing("models"))).status in (200, 201)
 
 
+@pytest.mark.parametrize("path", [SPEECH, CHAT])
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain; charset=utf-7"])
+async def test_a_body_that_was_read_as_json_is_sent_as_json(
+    keyed: RunningGateway, upstream: ScriptedUpstream, path: str, kind: str
+):
+    body = body_of(model="m", messages=[{"role": "user", "content": "&model=o3&"}])
+    for who in ("models", "free"):
+        await keyed.post(path, body, headers={**bearing(who), "Content-Type": kind})
+    sent = [request.headers.getall("Content-Type") for request in upstream.requests]
+    assert sent == [["application/json"], [kind]]
+
+
+async def test_no_header_gives_a_request_another_method(
+    keyed: RunningGateway, upstream: ScriptedUpstream
+):
+    for who in ("models", "free"):
+        headers = {**bearing(who), "X-HTTP-Method-Override": "POST"}
+        await keyed.get(SPEECH, headers=headers)
+    sent = ["X-HTTP-Method-Override" in request.headers for request in upstream.requests]
+    assert sent == [False, True]
+
+
 FORMS = {
     "allowed": (form_of(("model", "m")), 201),
     "a file first": (form_of(("model", "w-1"), first="file"), 201),

@@ -86,6 +86,7 @@ def test_what_readers_take_differently_is_broken(data):
         ("multipart/form-data; boundary=abc", b"abc"),
         ('Multipart/Form-Data; charset=utf-8; Boundary="a b"', b"a b"),
         ("multipart/form-data; boundary=a; boundary=b", None),
+        ("multipart/form-data; boundary=a; boundary*=utf-8''b", None),
         ("multipart/form-data", None),
         ("multipart/mixed; boundary=a", None),
         ("multipart/form-data; boundary=" + "a" * 71, None),
