@@ -306,13 +306,17 @@ def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
     return Variant(exchange, raw, body, frozenset(added), usage)
 
 
+_NO_STREAM = frozenset({"false", "no", "off", "n", "f", "0"})
+
+
 def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[dict[str, Any] | None, bytes]:
     """Return the body to forward and its JSON. None: usage is not requested in addition.
 
     Only ``stream_options.include_usage`` is added, if the client streams and did not request usage.
     Every other byte stays.
     """
-    if not body.get("stream"):  # in an odd request, a server may take any other value for true
+    # In an odd request, a server may take any other value for true.
+    if not body.get("stream") or str(body["stream"]).lower() in _NO_STREAM:
         return None, raw
     options = body.get("stream_options")
     if not isinstance(options, dict | None) or (options or {}).get("include_usage") is True:

@@ -101,8 +101,8 @@ async def test_a_defect_of_ours_is_500_in_openai_form(
 async def test_a_reply_is_asked_for_as_the_client_asked(
     gateway: RunningGateway, upstream: ScriptedUpstream
 ):
-    await raw_exchange(gateway, ["GET /v1/models HTTP/1.1"], b"")
-    await raw_exchange(gateway, ["GET /v1/models HTTP/1.1", "Accept-Encoding: br"], b"")
+    await raw_exchange(gateway, ["GET /v1/files HTTP/1.1"], b"")
+    await raw_exchange(gateway, ["GET /v1/files HTTP/1.1", "Accept-Encoding: br"], b"")
     first, second = (request.headers for request in upstream.requests)
     assert "Accept-Encoding" not in first
     assert "User-Agent" not in first
