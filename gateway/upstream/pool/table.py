@@ -328,13 +328,23 @@ class PoolTable:
             return (pinned,)
         serving = self._upstreams_for(outgoing.model)
         if self._lacks:
-            client, model = outgoing.client, outgoing.model
-            names = [declared_name(one.member.name) for one in serving]
-            having = [(name, client, model) not in self._lacks for name in names]
-            serving = tuple(compress(serving, having)) or serving
+            having = self._having(outgoing, serving)
+            if not (having or any(one.member.names(outgoing.model) for one in serving)):
+                # A list may leave an alias out, such as Anthropic's `-latest`.
+                others = (one for one in self._present if one.member.serves_all)
+                having = self._having(outgoing, sorted(others, key=lambda one: one.member.tier))
+            serving = having or serving
         if outgoing.native:
             return tuple(one for one in serving if one.member.native)
         return serving
+
+    def _having(
+        self, outgoing: Outgoing, some: Sequence[UpstreamState]
+    ) -> tuple[UpstreamState, ...]:
+        """Return those of which it is not known that they lack the request's model."""
+        names = [declared_name(one.member.name) for one in some]
+        asked = outgoing.client, outgoing.model
+        return tuple(compress(some, [(name, *asked) not in self._lacks for name in names]))
 
     @property
     def _present(self) -> tuple[UpstreamState, ...]:

@@ -329,3 +329,14 @@ async def test_a_listed_model_that_is_refused_is_no_answer_to_the_client(
     assert first.asked.count("b") <= 2
     states = (await several.get("/readyz")).json["upstreams"].values()
     assert {state["state"] for state in states} == {"up"}
+
+
+async def test_a_model_is_searched_where_a_list_leaves_it_out(
+    start_gateway: StartGateway, host: StartHost
+):
+    # Lists leave aliases out, such as Anthropic's `-latest` and OpenRouter's `:online`.
+    first, second = await host("x", "x-latest", listed=("x",)), await host("y", listed=())
+    gateway = await short(start_gateway, first, second)
+    assert [await ask(gateway, "x-latest", number) for number in range(3)] == [200] * 3
+    assert second.asked.count("x-latest") == 1
+    assert await ask(gateway, "typo") == 404
