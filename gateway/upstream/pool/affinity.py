@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 MOST_KNOWN = 65_536
 DIGEST_BYTES = 16
+MOST_LEARNT = 4096
+"""Values of one answer that are learnt; a stream may have no end."""
+LONGEST_SIGNATURE = 2**20
 
 Scopes = Sequence[bytes]
 
@@ -119,21 +122,30 @@ class Learner:
 
     def __init__(self, learn: Learn, scopes: Callable[[], Scopes], *, keeps: bool) -> None:
         self._learn, self._scopes, self._keeps = learn, scopes, keeps
-        self._seen: set[str] = set()
+        self._seen: set[int] = set()
+        """Hashes of the values: a value may be large."""
         self._signature: list[str] = []
         """The pieces of the present block's signature."""
+        self._signature_size = 0
         self._writes: list[Awaitable[None]] = []
 
     def take(self, result: Mapping[str, object]) -> None:
         """Take an answer, or an event of one."""
         match result:
             case {"delta": {"type": "signature_delta", "signature": str(piece)}}:
-                self._signature.append(piece)
+                self._signature_size += len(piece)
+                if self._signature_size <= LONGEST_SIGNATURE:
+                    self._signature.append(piece)
                 return
-        values = [*made_state(result, keeps=self._keeps), "".join(self._signature)]
+        if len(self._seen) > MOST_LEARNT:
+            return
+        is_known = self._signature_size <= LONGEST_SIGNATURE
+        signature = "".join(self._signature) if is_known else ""
+        self._signature_size = 0
         self._signature.clear()
-        if new := [value for value in values if value and value not in self._seen]:
-            self._seen.update(new)
+        values = [*made_state(result, keeps=self._keeps), signature]
+        if new := [value for value in values if value and hash(value) not in self._seen]:
+            self._seen.update(map(hash, new))
             if (write := self._learn(new, self._scopes()[0])) is not None:
                 self._writes.append(write)
 

@@ -8,7 +8,13 @@ import pytest
 
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.sqlite.makers import SqliteMakers
-from gateway.upstream.pool.affinity import Affinity, Learner, digests_of
+from gateway.upstream.pool.affinity import (
+    LONGEST_SIGNATURE,
+    MOST_LEARNT,
+    Affinity,
+    Learner,
+    digests_of,
+)
 
 MINE, THEIRS, OURS = bytes(32), b"t" * 32, b"o" * 32
 
@@ -101,6 +107,25 @@ def test_a_signature_in_pieces_is_noted_whole():
         learner.take({"type": "content_block_stop", "index": 0})
     learner.take({"content": [{"signature": "abc"}, {"signature": "new"}]})
     assert noted == ["abc", "xy", "new"]
+
+
+def test_an_endless_answer_is_learnt_up_to_a_bound():
+    noted: list[str] = []
+    learner = Learner(lambda values, _scope: noted.extend(values), of_mine, keeps=False)
+    for number in range(MOST_LEARNT + 500):
+        learner.take({"encrypted_content": f"value {number}"})
+    assert len(noted) == MOST_LEARNT + 1
+
+
+def test_a_signature_beyond_the_bound_is_not_learnt_and_the_next_one_is():
+    noted: list[str] = []
+    learner = Learner(lambda values, _scope: noted.extend(values), of_mine, keeps=False)
+    for size in (LONGEST_SIGNATURE // 2, 3):
+        for _ in range(3):
+            piece = {"type": "signature_delta", "signature": "s" * size}
+            learner.take({"type": "content_block_delta", "delta": piece})
+        learner.take({"type": "content_block_stop"})
+    assert noted == ["s" * 9]
 
 
 class Silent:
