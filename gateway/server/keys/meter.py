@@ -36,6 +36,10 @@ CLOSED_AFTER = 2
 _MOST_WARNINGS = 256
 _MOST_SHOWN = 8
 """Holders, and models of each, that a text names."""
+_MOST_MODELS = 32
+"""Refused ones that are kept of a holder, so that no holder's crowd out another's."""
+REFUSED_SECONDS = 86_400.0
+"""So long after its last refusal a model is a problem: it may have been a slip."""
 _LONGEST = 128
 
 _log = logging.getLogger(__name__)
@@ -50,7 +54,7 @@ what its reply has besides: lines of a head, each behind its line end."""
 
 
 def _unpriced(name: str, models: Sequence[str]) -> str:
-    shown = ", ".join(f"{model[:_LONGEST]!r}" for model in models[:_MOST_SHOWN])
+    shown = ", ".join(f"{model!r}" for model in models[:_MOST_SHOWN])
     more = f" and {len(models) - _MOST_SHOWN} more" if len(models) > _MOST_SHOWN else ""
     return (
         f"every request of {name} for {shown}{more} is refused: the key has a budget in dollars, "
@@ -88,8 +92,8 @@ class Meter:
         self._touched: set[str] = set()
         self._unpriced: set[str] = set()
         self._refuse_unknown = refuse_unknown
-        self._refused: dict[tuple[str, str], None] = {}
-        """Holders with a budget in dollars, and models without a price that they asked for."""
+        self._refused: dict[str, dict[str, float]] = {}
+        """When holders with a budget in dollars last asked for models without a price."""
         self._news = asyncio.Event()
         self._closing = asyncio.Event()
 
@@ -160,16 +164,22 @@ class Meter:
         """
         if self._refuse_unknown is not None and model:
             self._refuse_unknown(model)
-        if (name, model) in self._refused or len(self._refused) >= _MOST_WARNINGS:
-            return
-        self._refused[name, model] = None
-        _log.warning("keys: %s", _unpriced(name, [model]), extra=_EVENT)
+        model = model[:_LONGEST]
+        models = self._refused[name] = self._lately_refused(name)
+        if model not in models:
+            if len(models) >= _MOST_MODELS:
+                return
+            _log.warning("keys: %s", _unpriced(name, [model]), extra=_EVENT)
+        models[model] = self.now()
+
+    def _lately_refused(self, name: str) -> dict[str, float]:
+        models, since = self._refused.get(name, {}), self.now() - REFUSED_SECONDS
+        return {model: at for model, at in models.items() if at > since}
 
     def details(self, problems: Sequence[str]) -> dict[str, Any]:
         """Return for /readyz whether the counts are shared, and what is wrong with keys."""
-        models: dict[str, list[str]] = {}
-        for name, model in self._refused:
-            models.setdefault(name, []).append(model)
+        found = ((name, [*self._lately_refused(name)]) for name in self._refused)
+        models = {name: refused for name, refused in found if refused}
         unpriced = [_unpriced(*each) for each in islice(models.items(), _MOST_SHOWN)]
         if (more := len(models) - len(unpriced)) > 0:
             unpriced.append(f"{more} more holders are refused in this way")

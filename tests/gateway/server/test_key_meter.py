@@ -10,7 +10,7 @@ from gateway.protocol.errors import ClientError
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.limits import NANO, Budget, Limits
-from gateway.server.keys.meter import Meter
+from gateway.server.keys.meter import REFUSED_SECONDS, Meter
 from gateway.server.keys.tab import LimitError
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prices import Price, Prices
@@ -458,7 +458,7 @@ async def test_the_soft_budget_is_logged_once_in_its_period(caplog):
     assert told == ["keys: shop has used its soft budget of 10 tokens a day"]
 
 
-async def test_a_holder_without_a_price_is_a_problem_until_the_keys_change():
+async def test_a_holder_without_a_price_is_a_problem_until_the_keys_change(caplog):
     def refuse_unknown(model):
         if model == "nobody's":
             raise ClientError(404, "no such model")
@@ -472,8 +472,27 @@ async def test_a_holder_without_a_price_is_a_problem_until_the_keys_change():
     problems = meter.details(["keys.txt: gone"])["problems"]
     assert problems[0] == "keys.txt: gone"
     assert problems[1].startswith("every request of ann for 'm0', 'm1', ")
-    assert " and 120 more is refused: " in problems[1]
+    assert " and 24 more is refused: " in problems[1]
     assert "'m\\x1b'" in problems[2]
-    assert problems[-1] == "121 more holders are refused in this way"
+    assert problems[-1] == "293 more holders are refused in this way"
+    assert len(caplog.records) == 32 + 300
     meter.keep(["ann"])
     assert meter.details([])["problems"] == []
+
+
+async def test_a_model_that_a_holder_named_once_is_a_problem_for_a_day(caplog):
+    now = [NOW]
+    meter = Meter(None, lambda: now[0])
+    meter.refuse_unpriced("ann", "slip" * 10_000)
+    meter.refuse_unpriced("ann", "m")
+    now[0] += REFUSED_SECONDS / 2
+    meter.refuse_unpriced("ann", "m")
+    [problem] = meter.details([])["problems"]
+    assert "'m'" in problem
+    assert len(problem) < 500
+    now[0] += REFUSED_SECONDS / 2
+    [problem] = meter.details([])["problems"]
+    assert problem.startswith("every request of ann for 'm' is refused")
+    now[0] += REFUSED_SECONDS / 2
+    assert meter.details([])["problems"] == []
+    assert len(caplog.records) == 2
