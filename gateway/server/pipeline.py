@@ -196,6 +196,7 @@ class Pipeline:
             context = await asyncio.to_thread(self._decide, request, observation)
         else:
             context = self._decide(request, observation)
+        self._refuse_unknown(context)
         table = context.coalescer.table
         table.looking += 1
         observation.looking = True
@@ -233,7 +234,9 @@ class Pipeline:
     async def explain(self, request: CacheRequest, trace: Trace) -> End:
         """Return how a request would end, and note in ``trace`` why. Raises RequestError."""
         observation = Observation(request.endpoint.value, self.clock(), self.clock, ())
-        end, _ = await self._look_up(self._decide(request, observation, trace))
+        context = self._decide(request, observation, trace)
+        self._refuse_unknown(context)
+        end, _ = await self._look_up(context)
         return end
 
     async def close(self) -> None:
@@ -260,8 +263,6 @@ class Pipeline:
         context = RequestContext(
             request, active, tenant, decision, coalescer, local, observation, trace=trace
         )
-        if self.refuse_unknown is not None and not local:
-            self.refuse_unknown(request.model)
         if trace is not None:
             trace.context = context
         odd = request.odd
@@ -436,6 +437,11 @@ class Pipeline:
                 return forward(after.plan, after.otherwise)
             after = await self._next(after, context)
         return after
+
+    def _refuse_unknown(self, context: RequestContext) -> None:
+        """Refuse an unknown model: on the loop, which owns what is known of the upstreams."""
+        if self.refuse_unknown is not None and not context.local:
+            self.refuse_unknown(context.request.model)
 
     def _record(self, context: RequestContext, recorder: Recorder) -> dict[str, Any]:
         request = context.request

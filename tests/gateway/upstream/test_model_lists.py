@@ -1,6 +1,7 @@
 """Upstreams that declare nothing: each model goes where it is listed. Pages are no answers."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import pytest
 from aiohttp import web
 from raw_upstream import StartRaw, raw_servers, sends, whole
 
+from gateway.protocol.request import LARGE_BYTES
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.probes import MODELS_SECONDS, MODELS_SOONEST, ModelLists, listing_of
 from gateway.upstream.pool.routing import LeastLoaded
@@ -340,3 +342,24 @@ async def test_a_model_is_searched_where_a_list_leaves_it_out(
     assert [await ask(gateway, "x-latest", number) for number in range(3)] == [200] * 3
     assert second.asked.count("x-latest") == 1
     assert await ask(gateway, "typo") == 404
+
+
+async def test_a_large_request_too_is_refused_by_the_thread_that_owns_the_table(
+    start_gateway: StartGateway, host: StartHost, monkeypatch: pytest.MonkeyPatch
+):
+    threads = list[threading.Thread]()
+    refuse = PoolTable.refuse_unknown
+
+    def watched(table: PoolTable, model: str) -> None:
+        threads.append(threading.current_thread())
+        refuse(table, model)
+
+    monkeypatch.setattr(PoolTable, "refuse_unknown", watched)
+    one = await host("a")
+    named = [{"name": "one", "url": f"{one.url}/v1", "models": ["a"]}]
+    gateway = await start_gateway(upstream=(), upstreams=named, unknown_models="refuse")
+    long = "word " * (LARGE_BYTES // 4)
+    assert (await gateway.ask(long, model="typo")).status == 404
+    assert (await gateway.ask(long, model="a")).status == 200
+    assert threads
+    assert set(threads) == {threading.current_thread()}
