@@ -23,6 +23,9 @@ LARGE_BYTES = 262_144
 """Longer bodies are read, keyed and translated in a thread: a quarter of a megabyte takes a
 millisecond, or some tens where it is made to take long."""
 
+LONGEST_MODEL = 1_024
+"""Of a model's name, which entries and tables keep: it may be the path of a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class OddShape:
@@ -118,6 +121,9 @@ def read_request(
         raise ClientError(413, str(large), code="request_too_large") from None
     except BodyError as bad:
         raise ClientError(400, str(bad)) from None
+    if isinstance(name := body.get("model"), str) and len(name) > LONGEST_MODEL:
+        text = f"The name of a model has at most {LONGEST_MODEL:,} characters."
+        raise ClientError(400, text, param="model")
     error = SPECS[endpoint].validate(body) or error
     odd = None
     if error is not None:

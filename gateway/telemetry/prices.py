@@ -23,6 +23,8 @@ MOST_PROBLEMS = 20
 """Problems of one file that a message lists."""
 
 _MOST_FOUND = 1_024
+LONGEST_NAME = 256
+"""Clients choose it: a longer one has no row, and is not kept."""
 _MOST_DOLLARS = 1_000_000.0
 _DATE = re.compile(r"[-@](?:20\d\d-?[01]\d-?[0-3]\d)$")
 
@@ -84,6 +86,8 @@ class Prices:
         The first of these names that has a row counts: the whole name; the name without a date at
         its end; the same without a provider in front, which ends at the first slash.
         """
+        if len(model) > LONGEST_NAME:
+            return _FREE if self.is_free is not None and self.is_free(model) else None
         if model not in self._found:
             if len(self._found) >= _MOST_FOUND:
                 self._found.clear()

@@ -149,6 +149,7 @@ class Meter:
 
     def warn_unpriced(self, model: str) -> None:
         """Log once that the use of a model costs nothing in budgets."""
+        model = model[:_LONGEST]
         if model not in self._unpriced and len(self._unpriced) < _MOST_WARNINGS:
             self._unpriced.add(model)
             _log.warning(

@@ -34,6 +34,7 @@ BAD = {
         None,
     ),
     "model a number": (body(model=1), "model", "invalid_type"),
+    "model of 20 KB": (body(model="/m" * 10_000), "model", None),
     "missing messages": (body(messages=...), "messages", "missing_required_parameter"),
     "no role": (
         body(messages=[{"content": "a"}]),

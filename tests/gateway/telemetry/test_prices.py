@@ -97,6 +97,10 @@ def test_names_that_clients_make_up_take_bounded_memory(table):
     for number in range(5_000):
         table.find(f"model-{number}")
     assert len(table._found) <= 1_024  # the memory is not visible from outside
+    long = "a/" * 500_000  # so many names are not looked for
+    assert table.find(long) is None
+    assert replace(table, is_free=lambda _: True).find(long) == Price(0.0, 0.0, 0.0)
+    assert long not in table._found
 
 
 def test_a_call_costs_its_tokens(table):
