@@ -201,11 +201,13 @@ async def _with_events_learnt(
     pieces: AsyncIterator[bytes], learner: Learner
 ) -> AsyncIterator[bytes]:
     """Yield the pieces of a stream, once it is noted who made what they bring."""
-    decoder = Decoder(max_event_bytes=MOST_LEARNT)
+    decoder: Decoder | None = Decoder(max_event_bytes=MOST_LEARNT)
     async for piece in pieces:
-        with suppress(EventTooLargeError):
-            for event in decoder.feed(piece):
+        try:
+            for event in () if decoder is None else decoder.feed(piece):
                 _learn(learner, event.data)
+        except EventTooLargeError:
+            decoder = None  # it holds what came of the event
         yield piece
 
 

@@ -1,6 +1,7 @@
 """State that only its maker can read: what holds it is sent there, from wherever it was learnt."""
 
 import re
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import orjson
 import pytest
 from state_makers import PATHS, Maker, continued, makers, question
 
+from gateway.server.http.pass_through import MOST_LEARNT, _with_events_learnt
+from gateway.upstream.pool.affinity import Learner
 from running_gateway import Asked, RunningGateway, StartGateway
 
 VALUE = re.compile(r"made-by-[a-z]+-\d+")
@@ -267,3 +270,25 @@ async def test_what_another_path_is_sent_goes_where_it_was_made(
     assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
     anywhere = await gateway.post(path, b"{}")
     assert anywhere.headers["X-Refrain-Upstream"] == "east"
+
+
+async def test_an_event_without_an_end_passes_and_is_not_held():
+    learnt: list[str] = []
+    piece = bytes(MOST_LEARNT // 4).replace(b"\0", b"x")
+    event = b'data: {"encrypted_content": "ours"}\n\n'
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield event
+        for _ in range(64):
+            yield piece
+
+    learner = Learner(lambda values, _: learnt.extend(values), lambda: [b""], keeps=True)
+    passed = 0
+    tracemalloc.start()
+    async for each in _with_events_learnt(endless(), learner):
+        passed += len(each)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert passed == len(event) + 64 * len(piece)
+    assert learnt == ["ours"]
+    assert most < 4 * MOST_LEARNT
