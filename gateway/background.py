@@ -57,7 +57,7 @@ class Restarts:
 
 
 _failing: dict[str, Restarts] = {}
-"""Of this process, as there is one gateway in it."""
+"""Of this process, which has one gateway."""
 
 
 def problems() -> list[str]:
@@ -72,7 +72,7 @@ def start(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> asyncio.Task[None]:
     """Run work in a task until it returns or is cancelled; it begins again after an exception."""
-    # Not in the name of a request.
+    # A new context: the work carries no id of the request that began it.
     return asyncio.create_task(_keep_running(name, work, sleep), name=name, context=Context())
 
 

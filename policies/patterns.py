@@ -45,7 +45,7 @@ def compile_pattern(pattern: str, budget: Budget | None = None, *, captures: boo
 
 
 def compile_search(pattern: str, budget: Budget | None = None) -> Callable[[str], bool]:
-    """Return whether the pattern is found in a text. Raises PatternError."""
+    """Return a function that tells whether a text has the pattern. Raises PatternError."""
     compiled = compile_pattern(pattern, budget)
     return lambda text: compiled.search(text.encode("utf-8", "replace")) is not None
 

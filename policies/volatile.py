@@ -1,7 +1,7 @@
 """The patterns that find volatile values: the built-in detectors, and those of an operator.
 
-A search takes time linear in the text, by RE2. A detector rather moves too much, because the model
-still reads it; but names of things are not ids, and what the model is to copy stays in place.
+A search takes time linear in the text, by RE2. In doubt a detector takes a value, because the model
+still reads what is moved. But names of things are no ids, and what the model is to copy stays.
 """
 
 from functools import lru_cache

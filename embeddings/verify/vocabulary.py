@@ -10,7 +10,7 @@ _TOKENIZER: Final = Path(__file__).parent / "model" / "tokenizer.json"
 
 @cache
 def common_words() -> frozenset[str]:
-    """Return the words; none where the file is missing or damaged, so that all count as rare."""
+    """Return the words. If the file is missing or damaged, there are none, and all are rare."""
     try:
         pieces = json.loads(_TOKENIZER.read_text(encoding="utf-8"))["model"]["vocab"]
         return frozenset(piece for piece in pieces if piece.isalpha())

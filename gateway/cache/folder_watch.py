@@ -1,7 +1,7 @@
-"""Looks at the files of a data directory in a thread; questions read in memory what it has found.
+"""Reads the changes of files in a data directory, in a thread; requests see what it has found.
 
-Laws: no question waits for the disk. An edit counts within a second. What was not looked at for
-``KNOWN_SECONDS`` is not known: a directory that hangs costs semantic hits, and nothing else.
+Laws: no request waits for the disk. An edit counts within a second. If a file was not looked at for
+``KNOWN_SECONDS``, its content is not known: a directory that hangs costs semantic hits alone.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.25
 KNOWN_SECONDS = 5.0
 
 Deliver = Callable[..., object]
-"""Calls a function with arguments where questions are answered: on the loop."""
+"""Calls a function with arguments where requests are answered: on the loop."""
 
 
 def at_once(call: Callable[..., object], *arguments: object) -> None:
@@ -49,11 +49,11 @@ class FolderWatch:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Look once before the first question, and again and again until the end."""
+        """Look once before the first request, and again and again until the end."""
         loop = asyncio.get_running_loop()
 
         def deliver(call: Callable[..., object], *arguments: object) -> None:
-            with suppress(RuntimeError):  # on a closed loop there are no questions
+            with suppress(RuntimeError):  # on a closed loop there are no requests
                 loop.call_soon_threadsafe(call, *arguments)
 
         await asyncio.to_thread(self._look, deliver)

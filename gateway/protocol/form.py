@@ -1,6 +1,6 @@
 """A form as clients upload it (RFC 7578), read as it comes: its fields, and where they stand.
 
-Law: what readers may take differently is broken here, and no guess is made.
+Law: a form that two readers may take differently counts as broken. Nothing is guessed.
 """
 
 import re
@@ -46,7 +46,7 @@ class Form:
             pass
 
     def value(self, part: Part) -> str:
-        """Return the text of a field that has come in whole; what is not UTF-8 is shown so."""
+        """Return the text of a field that has come in whole; what is no UTF-8 is replaced."""
         return bytes(self.data[part.start : part.end]).decode(errors="replace")
 
     def _read(self) -> bool:
@@ -96,7 +96,7 @@ def boundary_of(content_type: str) -> bytes | None:
 
 
 def is_form(content_type: str) -> bool:
-    """Tell whether a body is a form, if only by its type."""
+    """Tell whether a body's type is that of a form, of whatever kind."""
     return content_type.strip().lower().startswith("multipart/")
 
 

@@ -1,4 +1,4 @@
-"""Which models a request names, in whatever field: what a key that is restricted may not leave out.
+"""Which models a request names, in whatever field: a restricted key must allow each of them.
 
 Servers know more fields than ``model``: lists of fallbacks, a tool's own model, the requests of a
 batch. Some of them read names of fields in any case.
@@ -54,7 +54,7 @@ def _models(value: Any) -> Iterator[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the names in a field of models: a text, a list, or who stands in for whom."""
+    """Yield the names in a field of models: a text, a list, or models with their substitutes."""
     match value:
         case str():
             yield value
@@ -95,9 +95,9 @@ def models_in_batch(lines: bytes) -> list[str]:
 
 
 def models_in_file(data: bytes) -> list[str]:
-    """Return the models of a file that is for something else, as far as it could run as a batch.
+    """Return the models of a file that is not uploaded as a batch, but might run as one.
 
-    Some servers do not look at what a file is for. Raises BodyError.
+    Some servers run it whatever its purpose was. Raises BodyError.
     """
     rows = [line for line in data.split(b"\n") if b'"body"' in line or _ESCAPE in line]
     if len(rows) > MOST_REQUESTS:

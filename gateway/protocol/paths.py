@@ -1,8 +1,8 @@
 """What the path of a request means: a cached endpoint, or another path of the API.
 
 Laws:
-- An upstream may fold spellings of a path that differ here. One that can be folded to a cached
-  endpoint is that endpoint, or is refused: no other spelling passes unread.
+- An upstream may take several spellings for one path. A spelling that it may take for a cached
+  endpoint is served as this endpoint, or refused: none passes by the cache unread.
 - No request leaves the upstream's base URL, wherever dots are resolved.
 """
 
@@ -98,7 +98,10 @@ def _unless_verb(end: str) -> str:
 
 
 def _base_url_hint(path: str) -> str | None:
-    """Return how a client must be set that left the base URL's ``/v1`` out, or has it twice."""
+    """Return a hint for a path without ``/v1``, or with two; empty if there is none to give.
+
+    None is returned for a path with one ``/v1``.
+    """
     first, _, rest = path[1:].partition("/")
     if first != "v1":
         if first in _RESOURCES:
@@ -115,7 +118,7 @@ def _base_url_hint(path: str) -> str | None:
 
 
 def _segments(path: str) -> list[str]:
-    """Return the segments as a server may read them that decodes, folds case and cuts."""
+    """Return the segments as a lax server may read them: decoded, in one case, and cut."""
     for _ in range(_MOST_ROUNDS):
         path = unquote(path)
     path = unicodedata.normalize("NFKC", path).casefold()

@@ -28,7 +28,7 @@ class ReplyUsage:
                 del self._end[:-KEPT_BYTES]
 
     def end(self) -> PromptUsage:
-        """Return what the reply said last."""
+        """Return the last usage that the reply told."""
         text = self._end.decode(errors="replace")
         for place in reversed([found.end() for found in _FIELD.finditer(text)]):
             if (usage := prompt_usage(_value(text, place))) != NOTHING_SAID:

@@ -1,4 +1,4 @@
-"""Bodies that an upstream compresses, though the request asks for none that are."""
+"""Bodies that an upstream compresses, although no request asks for a compressed one."""
 
 import asyncio
 import zlib
@@ -14,7 +14,7 @@ _CODINGS = ("gzip", "x-gzip", "deflate")
 
 
 class EndlessReplyError(Exception):
-    """The head of a reply does not end, or the framing of its body."""
+    """The head of a reply does not end within its bound, or the framing of its body does not."""
 
 
 def odd_reply(what: str) -> UpstreamError:

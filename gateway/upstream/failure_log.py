@@ -29,8 +29,8 @@ class Outage:
 class FailureLog:
     """A line for each failed call to one upstream, at most one of a kind in some seconds.
 
-    An upstream without a pool has ``count``, which counts a failed call. Its outages are noted
-    here; a pool has the states of its upstreams.
+    ``count`` is set for an upstream without a pool alone: then calls that failed are counted, and
+    outages are noted here. In a pool, the states of its upstreams serve for that.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class FailureLog:
         self._note(error.reason, error.detail or error.message)
 
     def note_failure(self, error: UpstreamError) -> None:
-        """Log another request that failed."""
+        """Log a failed request that is no call, such as one that passes through."""
         self._warn(error.reason, error.detail or error.message)
 
     def note_status(self, status: int) -> None:
@@ -59,7 +59,7 @@ class FailureLog:
         self._note(Reason.UPSTREAM_STATUS, f"it answered with status {status}")
 
     def end_outage(self, outage: Outage) -> None:
-        """Note that a call ended well whose head came within this outage."""
+        """Note that a call ended well; its head came within this outage."""
         if outage is not self.outage:
             return
         self.outage = None

@@ -13,7 +13,8 @@ from gateway.protocol.headers import Fields
 class PassedBody:
     """A body of ``length`` bytes, None if that is not known. The ``rest`` can be sent once.
 
-    ``places`` are those of its ``model`` in what was read, in JSON or else in the text of a form.
+    ``first`` was read. The name of its ``model`` stands there at these ``places``, as JSON or as
+    the text of a form's field.
     """
 
     first: bytes = b""
@@ -24,7 +25,7 @@ class PassedBody:
     is_json: bool = False
 
     def sent(self, model: str | None) -> tuple[Fields, AsyncIterator[bytes]]:
-        """Return the framing and the pieces; with another model, if it is given."""
+        """Return the framing and the pieces; a given ``model`` replaces the name in the body."""
         first, length = self.first, self.length
         if model is not None and self.places:
             name = orjson.dumps(model) if self.is_json else model.encode()

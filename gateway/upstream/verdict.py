@@ -1,15 +1,17 @@
 """What the reply of an upstream means: an answer, or a fault of the upstream or of its settings.
 
 Laws:
-- What is no JSON and no stream is no answer to a call, whatever its status says.
+- A good status alone makes no answer: a call is answered by JSON or by a stream.
 - Where an upstream gets no credential of a client, a refusal of credential, account or credit is no
   answer: the client would take it for one of its own key. Status and error codes decide:
 
       401, 402                                    refused
-      403                                         refused, but not if content is (moderation)
+      403                                         refused, unless it is about content (moderation)
       400, and an error alone with status 200     refused, if code or text speak of key or credit
       429                                         refused, if the code speaks of credit
-      404, 400 for a model that it lists, 403     refused for this model alone
+      any other below 500                         refused, if the code speaks of key or credit
+      404, 400, 422 for a model that it lists     refused for this model alone
+      403 for a model                             refused for this model alone
 
 - With a credential of the client these replies are answers.
 """
@@ -69,7 +71,7 @@ _STREAM_FIELDS = (b"data:", b"event:", b":", b"id:", b"retry:")
 
 
 REFUSED = "The upstream refuses requests of this gateway. Please tell the gateway's operator."
-"""What clients read of a refusal."""
+"""What clients get to read in place of a refusal."""
 
 
 class Fault(NamedTuple):
@@ -93,9 +95,9 @@ def fault_in(
 ) -> Fault | None:
     """Return why a reply that is no stream is no answer, None if it is one.
 
-    ``body`` is its beginning, or the ``whole`` of it. ``call`` tells that it answers a call, for
-    which JSON is due. ``own`` tells that the request had no credential of a client, ``lists_model``
-    that the upstream lists the request's model.
+    ``body`` is its beginning, or the ``whole`` of it. ``call`` says that the request was a call,
+    whose reply must be JSON. ``own`` says that the request had no credential of a client.
+    ``lists_model`` says that the upstream lists the request's model.
     """
     parsed = parsed_or_none(body) if whole else None
     said: int | None = status
@@ -188,8 +190,8 @@ def error_of(parsed: Any) -> Any:
 def error_alone(parsed: Any, *, bare: bool = False) -> Any:
     """Return the error of a body that is nothing else, None if there is a result, too.
 
-    A ``bare`` one has no place for a result, not even an empty one. An object of the API, such as a
-    job, may say in ``error`` why it failed.
+    With ``bare``, an empty result counts as a result, too. An object of the API, such as a job, may
+    say in ``error`` why it failed: that is no error of the reply.
     """
     match parsed:
         case {"id": str(), "object": str(kind)} if kind != "error" and "choices" not in parsed:

@@ -1,4 +1,4 @@
-"""Words that the network cannot know: each is in both questions, or the two are another's. Pure.
+"""Rare words, which the network cannot tell apart: each must stand in both questions. Pure.
 
 A network reads a rare word in pieces, and cannot tell "prednisone" from "prednisolone". So a word
 that is not common has to stand in both texts. Its inflection, its other spelling and its parts

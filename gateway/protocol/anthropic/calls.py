@@ -2,7 +2,7 @@
 
 Laws:
 - A piece belongs to the call of its index, else of its id, else to the last one. Another id with a
-  name begins another call. So does a name that cannot go on with a call that is whole.
+  name begins another call. So does a name behind a whole call, unless it only repeats the call's.
 - A call without an id gets one that follows from its place in the conversation. No two calls of an
   answer share an id.
 - What a call has for its server alone (Gemini refuses the next turn without its signature) travels

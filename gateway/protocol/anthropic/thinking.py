@@ -1,4 +1,4 @@
-"""Thinking blocks that nobody signed: those of translated answers, and of clients that drop fields.
+"""Thinking blocks without a signature: of translated answers, or of clients that drop fields.
 
 Servers of Anthropic's API refuse them, so such a server gets the conversation without them.
 """
@@ -10,8 +10,8 @@ from typing import Any
 def without_unsigned_thinking(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a request without its unsigned thinking; None if it has none.
 
-    A message of which nothing else is left goes too. While a tool's result is awaited, a server
-    that is to think wants the turn to begin with thinking, so it is then not asked to.
+    A message with nothing else is left out. If thinking is enabled, a turn that calls tools must
+    begin with it. So if the last turn calls tools and has lost its own, ``thinking`` goes too.
     """
     messages = body.get("messages")
     if not isinstance(messages, list):

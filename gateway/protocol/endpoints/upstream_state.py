@@ -1,9 +1,9 @@
 """State in bodies that only the upstream that made it can read: ciphertext, signatures, ids.
 
 An answer brings such values and the next request sends them back, so both are searched alike.
-Everything is looked at that may hold one, whatever surrounds it: clients and servers nest these
-fields differently. Only what a program's users put together is passed over: arguments of tools,
-schemas, metadata. There a field with such a name is theirs.
+The search goes through all objects at any depth: clients and servers nest these fields differently.
+It leaves out arguments of tools, schemas and metadata. A field with such a name means something
+else there.
 
 A search visits each object once and no text. That takes a fraction of the time of a search for
 names in the bytes: most bytes of a request are texts.
@@ -60,8 +60,8 @@ def named_state(body: Mapping[str, Any]) -> list[str]:
 def made_state(answer: Mapping[str, Any], *, keeps: bool = False) -> list[str]:
     """Return the values in an answer or in an event of one.
 
-    If the server ``keeps`` the answer, its id is among them, and ids of what it is made of: who
-    refers to some of its items refers to the last one, or to its reasoning.
+    If the server ``keeps`` the answer, its id is among them. So are the ids of its reasoning and of
+    its last item: a client that refers to its items names one of these.
     """
     found = _search(answer)
     if keeps:

@@ -14,7 +14,7 @@ ACCEPTED = "gzip, deflate, zstd"
 _NAMES = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "zstd": "zstd"}
 _MOST_CODINGS = 3
 _MOST_MEMBERS = 1_000
-"""A member, or a frame, of a few bytes may hold nothing."""
+"""Of gzip, or frames of zstd, in one body: each may be empty."""
 
 _WINDOW_LOG = 23
 """Of zstd: 8 MiB, the most that a sender may rely on (RFC 9659)."""
@@ -25,7 +25,7 @@ class CodingError(ValueError):
 
 
 def codings_of(content_encoding: str) -> tuple[str, ...] | None:
-    """Return the codings in the order in which they are undone; None where one is unknown."""
+    """Return the codings in the order of undoing; None if one is unknown, or there are too many."""
     given = [each.strip().lower() for each in content_encoding.split(",")]
     found = [_NAMES.get(each) for each in given if each not in ("", "identity")]
     known = tuple(each for each in found if each is not None)

@@ -1,11 +1,11 @@
 """Pages of other origins (CORS): what the upstream lets them read, they may read here.
 
 Laws:
-- The upstream decides. Its word on an origin is taken from its replies, and asked for where none is
-  known: so a hit, which has no upstream's headers, is as readable as the miss before it.
+- The upstream decides. Its word on an origin is taken from its replies. If none is known, the
+  upstream is asked. So a hit, which has no upstream's headers, is as readable as the miss before.
 - A preflight needs no key, since browsers send none. It passes without body, query, and all other
   headers, and its reply has the headers of CORS alone.
-- An error of the gateway's own is readable by every page that was refused. It holds nothing else.
+- Every page may read the gateway's own errors, which hold no answer.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class Cors:
         if allowed in (origin, _ANY):
             self._note(origin, headers.items())
             return True
-        for name in _OF_REPLIES:  # those of whoever shares the reply
+        for name in _OF_REPLIES:  # of the client whose reply is shared
             headers.popall(name, None)
         return False
 

@@ -32,7 +32,7 @@ _ON_LOOP_BYTES = 2**16
 """More is parsed in a thread."""
 
 _UNREAD = re.compile("/v1/(?:files|uploads)(?:/.*)?")
-"""Paths whose requests name no model, so that large files need not be held; JSON is none."""
+"""Paths whose requests name no model, unless they are JSON: large files need not be held."""
 
 _FILES, _UPLOADS = "/v1/files", "/v1/uploads"
 
@@ -84,7 +84,7 @@ async def read_passed(
         passed = await reader.read_json()
     else:
         passed = Passed(PassedBody(rest=pieces, length=length))
-    # A body's own model counts, and not the deployment, as on the cached endpoints.
+    # If the body names a model, the deployment does not count, as on the cached endpoints.
     models = _named([*(passed.models or [path.deployment]), *in_head])
     return replace(passed, models=models)
 

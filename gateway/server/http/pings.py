@@ -32,7 +32,7 @@ class Patience(NamedTuple):
     silence: float = 5.0
     """Seconds in a stream before a ping."""
     head: float = 8.0
-    """Seconds for a reply, which has its status, before the stream begins without it."""
+    """Seconds to wait for a reply and its status. Then the stream begins without them."""
 
 
 PATIENCE = Patience()

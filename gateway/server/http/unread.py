@@ -1,8 +1,8 @@
 """What clients have not read of their replies yet, bounded for all connections together.
 
-Law: a reply is written piece by piece, each once its client has read enough of those before. What
-is left of all of them has a bound. Above it, the client that has read nothing for the longest time
-is disconnected, so no number of clients that do not read takes the memory of the others.
+Law: a reply is written piece by piece, each after its client has read enough of the earlier ones.
+All that is unread has one bound. Above it, the client that has read nothing for the longest time is
+disconnected. So clients that do not read cannot take the memory of the others.
 """
 
 import logging
@@ -51,7 +51,7 @@ class _Held(NamedTuple):
 
 
 class Unread:
-    """Counts the bytes that are held for clients; a part that several are to get, once.
+    """Counts the bytes that are held for clients; a part for several clients counts once.
 
     ``most`` bounds them. ``seconds`` bounds each wait for a client. ``now`` is a clock.
     """

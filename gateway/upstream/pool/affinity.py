@@ -1,13 +1,13 @@
-"""Which upstream made what it alone can read or keeps: state that clients send back to it.
+"""Which upstream made a value that only it can read, or an object that only it keeps.
 
 Laws:
-- What one upstream alone can read is answered there or nowhere; no other stands in for it.
-- It is learnt from the upstream that made it, and from the one that knew it when all were asked.
-- Only digests are remembered, each under the scope within which the answer may be shared. So a
-  client learns nothing about what was made for others. Keys of one scope do not fit another.
+- A request with such a value is answered by its maker or not at all: no other upstream replaces it.
+- A maker is learnt from its own answers. Of an unknown id, all upstreams are asked.
+- Only digests are remembered, each under the scope within which the answer may be shared. The
+  digest of a value is another one in each scope. So no client learns what was made for others.
 - What is remembered is bounded: the least recently used digests are forgotten first. All gateways
-  of one store know what one of them has learnt. Without an answer of the store in time, a maker is
-  not known.
+  of one store know what one of them has learnt. If the store does not answer in time, a maker
+  counts as unknown.
 """
 
 import asyncio
@@ -52,12 +52,12 @@ class Affinity:
         self._writes: set[asyncio.Task[None]] = set()
 
     def forget(self, upstream: str) -> None:
-        """Forget what an upstream made that has left."""
+        """Forget what was made by an upstream that has left the pool."""
         for digest in [each for each, name in self._known.items() if name == upstream]:
             del self._known[digest]
 
     async def maker_of(self, values: Sequence[str], scopes: Scopes) -> str:
-        """Return the upstream that made the first of these values that is known, or nothing."""
+        """Return the maker of the first value whose maker is known; empty if there is none."""
         unknown = []
         for value in values:
             for digest in digests_of((value,), scopes):
@@ -78,7 +78,7 @@ class Affinity:
         return ""
 
     def note(self, values: Sequence[str], scope: bytes, maker: str) -> "asyncio.Task[None] | None":
-        """Note who made the values; return the work of telling others, if there are any."""
+        """Note who made the values; return the task that tells other processes, if it is needed."""
         new = {
             digest: maker
             for digest in digests_of(filter(None, values), (scope,))
@@ -115,9 +115,9 @@ Learn = Callable[[Sequence[str], bytes], Awaitable[None] | None]
 
 
 class Learner:
-    """Notes what an answer brings, as it comes; ``keeps`` is that of ``made_state``.
+    """Notes who made the values of an answer, as it comes; ``keeps`` is that of ``made_state``.
 
-    ``scopes`` returns those of its client.
+    ``scopes`` returns the scopes of its client.
     """
 
     def __init__(self, learn: Learn, scopes: Callable[[], Scopes], *, keeps: bool) -> None:
@@ -150,6 +150,6 @@ class Learner:
                 self._writes.append(write)
 
     async def told(self) -> None:
-        """Wait until other gateways know: the client may ask the next of them at once."""
+        """Wait until other gateways know: the client's next request may reach one of them."""
         if self._writes:  # they go on if this reply has no reader any more
             await asyncio.shield(asyncio.gather(*self._writes))

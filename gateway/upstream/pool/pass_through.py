@@ -3,11 +3,11 @@
 Laws:
 - What names an object in its path or its body goes to the upstream that is known to keep it.
 - All else goes to the first healthy upstream of its model, in the order of the declaration. Another
-  one gets it only if nothing was sent. If a path has an id, each of them is tried: its object may
-  have been made while the first was not healthy.
+  one gets it only if nothing was sent, or if the gateway's key was refused. If a path has an id,
+  each of them is tried: its object may have been made while the first was not healthy.
 - ``GET /v1/models`` names what a request may name. Each upstream's list counts as far as its
-  declared models go. One replica answers for all of its upstream, the next one if it fails. An
-  upstream that does not answer in time is left out, and an error passes only if no other answers.
+  declared models go. One replica answers for all of its upstream, the next one if it fails. If an
+  upstream does not answer in time, its last list counts. An error passes only if there is no list.
 """
 
 import asyncio

@@ -22,8 +22,8 @@ SOON = 1.0
 class Member:
     """One upstream of a pool, as the operator declared it.
 
-    ``models`` are globs, and ``rename`` has its names of the aliases that it serves too. A lower
-    ``tier`` comes first; limits are this process's share.
+    ``models`` are globs. ``rename`` maps each alias that it serves to its own name of the model. A
+    lower ``tier`` comes first. Limits are this process's share.
     """
 
     name: str
@@ -154,7 +154,7 @@ class NoRoom:
     waits: bool
     """Whether waiting may help: an upstream is healthy, and only busy or paused."""
     own: bool = False
-    """Whether others may have room all the same: the client has met troubles of its own."""
+    """Whether other clients may find room: this client has met troubles of its own."""
 
 
 def no_room(left: Sequence[UpstreamState], now: float, client: str | None = None) -> NoRoom:

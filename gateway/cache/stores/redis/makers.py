@@ -1,7 +1,7 @@
 """The makers of values in Redis, for all gateways of one store.
 
-Law: two hashes hold them. A full one takes the place of the older one, whose digests are forgotten.
-So the memory is bounded, and what was noted lately is there.
+Law: two hashes hold them. Once the newer one is full, it replaces the older one, whose digests are
+forgotten. So the memory is bounded, and what was noted lately is there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
