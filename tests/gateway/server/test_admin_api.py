@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import time
 from hashlib import sha256
 
@@ -13,6 +14,7 @@ from gateway.cache import append_files as file_lock
 from gateway.cache.append_files import Journal
 from gateway.cache.ports import StoreUnavailableError
 from gateway.cache.writer import CacheWriter
+from gateway.server.admin import operations
 from running_redis import RunningRedis
 
 POLICY = """
@@ -475,3 +477,21 @@ async def test_a_request_is_explained_as_that_of_a_holder(start_gateway, tmp_pat
     assert "(did you mean shop?)" in error["message"]
     status, error = await admin(gateway, "explain", body=body, holder="")
     assert (status, error["param"]) == (400, "holder")
+
+
+async def test_the_nearest_of_many_holders_is_looked_for_in_a_thread(
+    start_gateway, tmp_path, monkeypatch
+):
+    keys, threads = tmp_path / "keys", []
+    keys.write_text(f"shop {sha256(b'sk-shop').hexdigest()}\n")
+
+    def look(*_given, **_options):
+        threads.append(threading.current_thread())
+        return []
+
+    monkeypatch.setattr(operations, "get_close_matches", look)
+    gateway = await start_gateway(gateway_keys=keys)
+    status, _ = await admin(gateway, "explain", body={"model": "m"}, holder="shpo")
+    assert status == 400
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
