@@ -1,6 +1,6 @@
 """Compiles the patterns of a policy by RE2, within bounds of memory for each and for all.
 
-Law: what a policy can run is compiled when the policy is read, so a pattern that is too large is a
+Law: what a policy can run is compiled when the policy is read. So a pattern that is too large is a
 problem of the file and never one of a request. RE2 gives up at its bound, so the time is bounded.
 """
 

@@ -1,4 +1,4 @@
-"""The patterns that find volatile values: the built-in detectors, and those of an operator.
+"""The patterns that find volatile values: built-in detectors, and an operator's own.
 
 A search takes time linear in the text, by RE2. In doubt a detector takes a value, because the model
 still reads what is moved. But names of things are no ids, and what the model is to copy stays.

@@ -109,7 +109,7 @@ class Scans:
         self._turns = Turns(threads)
         self._together: SingleFlight[str | None] = SingleFlight()
         self._told: dict[str, float] = {}
-        """When the log was told of a kind of failure."""
+        """When each kind of failure was logged last."""
 
     async def scan(self, scanner: Scanner, text: str, owner: bytes) -> str | None:
         """Return the kind of the first finding, or None. Raises ScanFailedError.

@@ -59,7 +59,7 @@ class QuarantineFile:
         self._unreadable = ""
         self._lock = threading.Lock()
         self.is_known: Callable[[], bool] = self.look
-        """Tells whether the keys are those of the file; the default looks at the file."""
+        """Tells whether the keys are as in the file; the default looks at the file."""
 
     def holds(self, key: bytes) -> bool:
         # If the file cannot be read, each entry has exact hits only.

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 _LARGEST_HEADER = 64 * 1024
 _MOST_HEADERS = 512
 _LARGEST_HEAD = 512 * 1024
-"""Bounds of a reply's head, above what servers send. The last also holds for all interim heads
-(1xx) of a reply together, and for what comes of a body's framing without a byte of the body."""
+"""Bounds of a reply's head, above what servers send. The last one also bounds all interim heads
+(1xx) of a reply together. It bounds a body's framing, too, as long as no byte of the body comes."""
 
 _MOST_INTERIM = 256
 """Interim heads of one reply, one every few seconds while a slow answer is made."""

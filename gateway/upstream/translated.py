@@ -3,9 +3,8 @@
 Laws:
 - Above this module every request and reply of the endpoint has Anthropic's form. What a server
   speaks is known here alone, so no key and no entry depends on it.
-- What not every server takes fails no request: if a server refuses a request for the usage of its
-  stream, an effort, earlier thinking or a beginning of the answer, it gets the request once more
-  without these.
+- What not every server takes fails no request: the usage of a stream, an effort, earlier thinking,
+  a beginning of the answer. A server that refuses them gets the request once more without these.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,8 +5,8 @@ Laws:
   name begins another call. So does a name behind a whole call, unless it only repeats the call's.
 - A call without an id gets one that follows from its place in the conversation. No two calls of an
   answer share an id.
-- What a call has for its server alone (Gemini refuses the next turn without its signature) travels
-  in its id, because clients send an id back unchanged.
+- What a call has for its server alone travels in its id, because clients send an id back unchanged.
+  Gemini, for one, refuses the next turn without its signature.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import orjson
 from gateway.protocol import exact_json
 
 EXTRAS = ("extra_content", "thought_signature", "provider_specific_fields")
-"""Members of a call that its server wants back: Gemini's, and those of proxies before it."""
+"""Members of a call that its server wants back: Gemini's, or a proxy's in front."""
 _MARK = "__extra_content__"
 """Between an id and the extra content. The letters are those that Anthropic allows in ids."""
 MAX_EXTRA_BYTES = 2**16

@@ -16,7 +16,7 @@ from gateway.prompts.json_splice import Places, with_field
 from gateway.protocol.endpoints.upstream_state import named_state
 from gateway.protocol.errors import ClientError
 from gateway.protocol.exact_json import BodyError, parse_body
-from gateway.protocol.form import Form, Part, boundary_of, is_form
+from gateway.protocol.form import MOST_PARTS, Form, Part, boundary_of, is_form
 from gateway.protocol.named_models import (
     models_in,
     models_in_batch,
@@ -151,7 +151,8 @@ class _Reader:
             if not self.whole and (is_enough or model is not None):
                 break
         if self.whole and (form.is_broken or not form.is_over):
-            raise _unreadable("expected JSON or multipart/form-data, with plain names of fields")
+            expected = f"at most {MOST_PARTS:,} fields, each with a plain name"
+            raise _unreadable(f"expected JSON, or multipart/form-data of {expected}")
         first, length = bytes(form.data), len(form.data) if self.whole else self.length
         rest = None if self.whole else self.pieces
         body = PassedBody(first, rest, length)

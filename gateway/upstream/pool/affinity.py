@@ -93,7 +93,7 @@ class Affinity:
         return task
 
     async def settle(self) -> None:
-        """Wait until others are told."""
+        """Wait until other processes know what was noted."""
         if self._writes:
             await asyncio.wait(self._writes)
 

@@ -231,7 +231,7 @@ class Trouble:
     trial_under_way: bool = False
 
     def at(self, now: float) -> Health:
-        """Return the health; no probe asks for one client, so its breaker goes by the clock."""
+        """Return the health. No probe asks for one client, so time alone makes it half-open."""
         match self.health.breaker:
             case Open(until=until, ejection=ejection, why=why) if until <= now:
                 return replace(self.health, breaker=Trial(ejection, why))

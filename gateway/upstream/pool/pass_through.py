@@ -161,9 +161,8 @@ class PoolRequests:
     ) -> AsyncIterator[HttpReply]:
         """Send a request to the first that can be reached. Raises UpstreamError.
 
-        ``query`` begins with its question mark. Whoever calls the ``model`` otherwise gets its own
-        name of it. ``scopes`` are those of the client, and ``named`` is the state that its body
-        names.
+        ``query`` begins with its question mark. An upstream that renames the ``model`` gets its own
+        name of it. ``scopes`` belong to the client. ``named`` is the state that its body names.
         """
         tried, fault = list[tuple[str, Reason]](), None
         sticky_id = sticky_id_in(path.path)

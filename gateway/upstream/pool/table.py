@@ -341,7 +341,7 @@ class PoolTable:
     def _having(
         self, outgoing: Outgoing, some: Sequence[UpstreamState]
     ) -> tuple[UpstreamState, ...]:
-        """Return those of which it is not known that they lack the request's model."""
+        """Return the upstreams that are not known to lack the request's model."""
         names = [declared_name(one.member.name) for one in some]
         asked = outgoing.client, outgoing.model
         return tuple(compress(some, [(name, *asked) not in self._lacks for name in names]))

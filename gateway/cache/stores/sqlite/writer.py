@@ -174,7 +174,7 @@ class Writer:
         try:
             step()
         except StoreError as error:
-            # It is tried every second, and a store that refuses writes is told of by its guard.
+            # It is tried every second. If a store refuses writes, its guard logs it.
             level = logging.DEBUG if str(error) == self._complained else logging.WARNING
             self._complained = str(error)
             _log.log(level, "the store's upkeep failed: %s", error)
@@ -246,7 +246,7 @@ class Writer:
             if lost:
                 self._lost += lost
                 self._note(StoreStats(self.stats.entries, self.stats.bytes, 0))
-                # A store that refuses writes is told of once, by its guard.
+                # If a store refuses writes, its guard logs it once.
                 level = logging.DEBUG if isinstance(fault, StoreRefusedError) else logging.WARNING
                 _log.log(level, "store: %d answers could not be stored: %s", lost, fault)
         self._tell(evicted, writes, outcomes)
