@@ -10,6 +10,7 @@ Laws:
 """
 
 import hashlib
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,39 @@ def split_id(call_id: Any) -> tuple[Any, dict[str, Any] | None]:
     return given, carried
 
 
+_BRACES = re.compile(r'\\.|["{}]', re.DOTALL)
+
+
+@dataclass(slots=True)
+class _Braces:
+    """Looks for the end of an object in pieces; each piece is looked at once."""
+
+    closed: bool = False
+    """Whether the object has its last brace, and nothing came behind it."""
+    _is_broken: bool = False
+    _depth: int = 0
+    _in_text: bool = False
+    _rest: str = ""
+    """An escape that is cut at the end of a piece."""
+
+    def feed(self, piece: str) -> None:
+        """Take the next piece."""
+        if self.closed and not piece.isspace():
+            self.closed, self._is_broken = False, True
+        if self._is_broken:
+            return
+        text = self._rest + piece
+        self._rest = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
+        for found in _BRACES.finditer(text):
+            match found[0]:
+                case '"':
+                    self._in_text = not self._in_text
+                case "{" | "}" as brace if not self._in_text:
+                    self._depth += 1 if brace == "{" else -1
+                    self._is_broken = self._is_broken or self.closed
+                    self.closed = self._depth == 0 and not self._is_broken
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One call, as far as it has come."""
@@ -65,6 +99,9 @@ class Call:
     _pieces: list[str] = field(default_factory=list)
     _read: int = 0
     """The number of pieces that ``unread`` has returned."""
+    _braces: _Braces = field(default_factory=_Braces)
+    _was_whole: bool | None = None
+    """Whether the arguments were whole, if that is known and no more of them has come."""
 
     @property
     def may_begin(self) -> bool:
@@ -78,13 +115,14 @@ class Call:
 
     def is_whole(self) -> bool:
         """Tell whether the arguments are a whole object: no more of them can come."""
-        last = next((piece for piece in reversed(self._pieces) if not piece.isspace()), "")
-        if not last.rstrip().endswith("}"):
+        if not self._braces.closed:
             return False
-        try:
-            return isinstance(orjson.loads(self.arguments), dict)
-        except orjson.JSONDecodeError:
-            return False
+        if self._was_whole is None:
+            try:
+                self._was_whole = isinstance(orjson.loads(self.arguments), dict)
+            except orjson.JSONDecodeError:
+                self._was_whole = False
+        return self._was_whole
 
     def unread(self, *, ended: bool = False) -> str:
         """Return the new text of the arguments. If they are no object, they wait for the end."""
@@ -121,6 +159,9 @@ class Call:
             self.name = _joined(self.name, piece.name, tools)
         if piece.arguments:
             self._pieces.append(piece.arguments)
+            self._braces.feed(piece.arguments)
+            if not piece.arguments.isspace():
+                self._was_whole = None
 
 
 @dataclass(slots=True, eq=False)

@@ -1,11 +1,14 @@
 """Tool calls in the forms in which servers stream them, as blocks of a message."""
 
 import json
+from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.protocol.anthropic.calls import MAX_EXTRA_BYTES, split_id, with_extra
+from gateway.protocol.anthropic.calls import MAX_EXTRA_BYTES, Call, _Piece, split_id, with_extra
 from gateway.protocol.anthropic.reply import Prompt, to_message
 from gateway.protocol.anthropic.request import to_chat
 from gateway.protocol.anthropic.stream import MessageEvents
@@ -322,3 +325,40 @@ def test_any_other_id_stays(given, carried):
 
 def test_a_signature_of_any_size_leaves_the_id_bounded():
     assert with_extra("x", {"thought_signature": "b" * MAX_EXTRA_BYTES}) == "x"
+
+
+@pytest.mark.parametrize("end", ["}", "", " ", '"}', "x"])
+def test_pieces_of_a_long_call_take_linear_time_while_text_waits(
+    monkeypatch: pytest.MonkeyPatch, end: str
+):
+    parsed = list[int]()
+
+    def counted(text: str) -> Any:
+        parsed.append(len(text))
+        return json.loads(text)
+
+    monkeypatch.setattr("gateway.protocol.anthropic.calls.orjson.loads", counted)
+    call = Call()
+    for piece in ('{"a": "', *[f"xxx{end}"] * 500, '"}', *[end or " "] * 500):
+        call.take(_Piece(None, "", "", piece, {}), frozenset())
+        call.is_whole()
+    assert len(parsed) <= 2
+
+
+@given(
+    st.recursive(
+        st.text('}"\\{ a', max_size=4), lambda inner: st.dictionaries(st.text('}"\\{'), inner)
+    ),
+    st.sampled_from(["", " ", "}", "{}", "x", '"']),
+    st.integers(1, 4),
+)
+def test_a_call_is_whole_where_its_text_is_an_object(value: Any, end: str, size: int):
+    text = json.dumps({"a": value}) + end
+    call = Call()
+    for start in range(0, len(text), size):
+        call.take(_Piece(None, "", "", text[start : start + size], {}), frozenset())
+        try:
+            is_object = isinstance(json.loads(call.arguments), dict)
+        except ValueError:
+            is_object = False
+        assert call.is_whole() is is_object
