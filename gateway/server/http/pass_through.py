@@ -45,7 +45,7 @@ from gateway.upstream.pool.affinity import Learner
 from gateway.upstream.pool.pass_through import PoolRequests, names_objects
 from gateway.upstream.request import OF_A_TRACE, PRIORITY, with_upstream
 
-MOST_LEARNT = 4 * 2**20
+LEARNT_BYTES = 4 * 2**20
 """Bytes of a reply that is read for what it brings."""
 
 _METHODS = ("x-http-method-override", "x-http-method", "x-method-override")
@@ -201,7 +201,7 @@ async def _with_events_learnt(
     pieces: AsyncIterator[bytes], learner: Learner
 ) -> AsyncIterator[bytes]:
     """Yield the pieces of a stream, once it is noted who made what they bring."""
-    decoder: Decoder | None = Decoder(max_event_bytes=MOST_LEARNT)
+    decoder: Decoder | None = Decoder(max_event_bytes=LEARNT_BYTES)
     async for piece in pieces:
         try:
             for event in () if decoder is None else decoder.feed(piece):
@@ -220,9 +220,9 @@ async def _with_reply_learnt(
         if last:
             yield last
         last = piece
-        if len(whole) <= MOST_LEARNT:
+        if len(whole) <= LEARNT_BYTES:
             whole += piece
-    if len(whole) <= MOST_LEARNT:
+    if len(whole) <= LEARNT_BYTES:
         _learn(learner, whole)
         await learner.told()
     if last:

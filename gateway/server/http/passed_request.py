@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.prompts.json_splice import Places, with_field
-from gateway.protocol.endpoints.upstream_state import named_state
+from gateway.protocol.endpoints.maker_state import named_state
 from gateway.protocol.errors import ClientError
 from gateway.protocol.exact_json import BodyError, parse_body
 from gateway.protocol.form import MOST_PARTS, Form, Part, boundary_of, is_form

@@ -19,7 +19,7 @@ from cachetools import LRUCache
 
 from gateway.cache.ports import MakerStore, StoreError
 from gateway.cache.stores.guarded import LoopTimeout
-from gateway.protocol.endpoints.upstream_state import made_state
+from gateway.protocol.endpoints.maker_state import made_state
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.upstream_state import named_state
+from gateway.protocol.endpoints.maker_state import named_state
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import bears_credential, without
 from gateway.protocol.messages import declared_name, read_up_to

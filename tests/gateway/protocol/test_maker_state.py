@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.protocol.anthropic.calls import with_extra
-from gateway.protocol.endpoints.upstream_state import (
+from gateway.protocol.endpoints.maker_state import (
     MOST_VALUES,
     MOST_VISITED,
     made_state,
