@@ -1,10 +1,19 @@
 """Every model that a request names is found; what its user writes names none."""
 
+import random
+import tracemalloc
+
 import orjson
 import pytest
 
+from gateway.protocol import named_models
 from gateway.protocol.exact_json import BodyError
-from gateway.protocol.named_models import models_in, models_in_batch, models_in_head
+from gateway.protocol.named_models import (
+    models_in,
+    models_in_batch,
+    models_in_file,
+    models_in_head,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +61,32 @@ def test_the_models_of_a_batch():
     ):
         with pytest.raises(BodyError):
             models_in_batch(wrong)
+
+
+PIECES = (b"\n", b'{"body": {"model": "m"}}', b'{"b\\u006fdy": {"model": "n"}}', b'"bo', b"a", b" ")
+
+
+def test_each_row_with_a_request_is_read_wherever_it_stands():
+    draw = random.Random(1)
+    for _ in range(2_000):
+        data = b"".join(draw.choices(PIECES, k=draw.randrange(9)))
+        rows = {line.strip() for line in data.split(b"\n")}
+        expected = {model for row, model in zip(PIECES[1:3], "mn", strict=True) if row in rows}
+        assert set(models_in_file(data)) == expected, data
+
+
+def test_other_rows_take_no_memory():
+    data = b"ab\n" * 1_000_000
+    tracemalloc.start()
+    assert models_in_file(data) == []
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < len(data)
+
+
+def test_the_rows_with_a_request_are_bounded(monkeypatch):
+    monkeypatch.setattr(named_models, "MOST_REQUESTS", 2)
+    row = PIECES[1] + b"\n"
+    assert models_in_file(row * 2 + b"a\n" * 9) == ["m"]
+    with pytest.raises(BodyError, match="more than 2 rows"):
+        models_in_file(row * 3)
