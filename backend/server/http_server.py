@@ -45,12 +45,16 @@ MOST_QUIET = 8
 """After so many looks without a byte of a reply that has begun, such a client has left."""
 
 MOST_CUTS = 64
-"""Empty lines at which one read is cut where no request ends: each costs as much as a read."""
+"""Empty lines at which one read is cut where no head or body ends: each costs as much as a read.
+
+Behind them it is cut at as many that look like the end of a body in chunks.
+"""
 
 _LOOK_SECONDS = 0.05
 
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 _EMPTY_LINE = re.compile(rb"(?<=\r\n)\r\n|\A\r?\n")
+_LAST_CHUNK = re.compile(rb"(?<=\n0\r\n)\r\n")
 _UPGRADE = re.compile(rb"\n[Uu][Pp][Gg][Rr][Aa][Dd][Ee]:")
 
 STEP_BYTES = 2**16
@@ -122,14 +126,15 @@ class Connection(web.RequestHandler):
         The parser loses what a piece holds behind a request that offers another protocol.
         """
         at = cuts = 0
-        count = self._request_count
+        before = None
         while at < len(data):
-            if self._request_count != count:
-                count, cuts = self._request_count, 0
-            end = _EMPTY_LINE.search(data, at) if cuts < MOST_CUTS else None
-            stop = len(data) if end is None else end.end()
-            cuts += 1
-            if self._last is not None and not self._last[1].is_eof():
+            is_over = self._last is None or self._last[1].is_eof()
+            if before != (place := (self._request_count, is_over)):
+                before, cuts = place, 0
+            marker = _EMPTY_LINE if cuts < MOST_CUTS else _LAST_CHUNK
+            end = marker.search(data, at) if cuts < 2 * MOST_CUTS else None
+            stop, cuts = len(data) if end is None else end.end(), cuts + 1
+            if self._last is not None and not is_over:
                 head, body = self._last
                 if "Content-Length" in head.headers:
                     stop = at + int(head.headers["Content-Length"]) - body.total_bytes

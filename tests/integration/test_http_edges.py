@@ -186,6 +186,10 @@ BEHIND_AN_OFFER = {
         b"Content-Length: 0\r\n", b""
     )
     + b"%x\r\n%b\r\n0\r\n\r\n" % (len(WHOLE), WHOLE),
+    "a chunk of empty lines": request(
+        fields=OFFER + JSON + b"Transfer-Encoding: chunked\r\n", body=b""
+    ).replace(b"Content-Length: 0\r\n", b"")
+    + b"%x\r\n%b\r\n0\r\n\r\n" % (len(WHOLE) + 1_000, b"\r\n" * 500 + WHOLE),
 }
 
 
