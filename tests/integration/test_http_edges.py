@@ -18,6 +18,7 @@ from aiohttp import web
 
 import backend.request_id
 import backend.server.http_server
+import gateway.server.http.handlers
 import gateway.server.http.http_server
 import gateway.telemetry.request_id
 from gateway.cli.log_lines import TextFormatter
@@ -208,6 +209,34 @@ async def test_no_request_is_lost_behind_an_offer_of_another_protocol(
             sent = sent[at:]
         writer.write(sent)
         assert [(await said(reader)).status for _ in range(4)] == [200] * 4
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("http", MODULES.values(), ids=MODULES.keys())
+async def test_behind_an_offer_of_another_protocol_nothing_is_lost_if_a_body_is_read_slowly(
+    http: Any, chunked: bool
+):
+    async def answer(request: web.Request) -> web.Response:
+        while await request.content.readany():  # noqa: ASYNC110 - more comes than is read
+            await asyncio.sleep(0.002)
+        return web.Response()
+
+    app = web.Application(client_max_size=2**24)
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = http.Runner(app, gateway.server.http.handlers.refuse)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    body = b"\r\n\r\nGET / HTTP/1.1\r\n\r\n" * 100_000
+    sent = request(fields=OFFER, body=body)
+    if chunked:
+        framing = OFFER + b"Transfer-Encoding: chunked\r\n"
+        sent = request(fields=framing, body=b"").replace(b"Content-Length: 0\r\n", b"")
+        sent += b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    reader, writer = await asyncio.open_connection(*runner.addresses[0])
+    writer.write((sent + HEALTH) * 2)
+    assert [(await said(reader)).status for _ in range(4)] == [200] * 4
+    writer.close()
+    await runner.cleanup()
 
 
 async def test_empty_lines_behind_an_offer_of_another_protocol_cost_no_more_than_other_bytes(

@@ -82,6 +82,8 @@ class Connection(web.RequestHandler):
         """The last head that was parsed, and its body."""
         self._cuts = False
         """Whether a request may have offered another protocol."""
+        self._uncut = b""
+        """What came of such a connection, and waits for the parser."""
         self._half_closed: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -101,8 +103,7 @@ class Connection(web.RequestHandler):
         read_before = self._request_count
         if self._cuts or _UPGRADE.search(data) is not None:
             self._cuts = True
-            for piece in self._cut(data):
-                self._feed(piece)
+            self._feed_cut(data)
         else:
             self._feed(data)
         if self._request_count != read_before:
@@ -119,6 +120,19 @@ class Connection(web.RequestHandler):
         web.RequestHandler.data_received(self, data)  # called for each read: half the way of super
         if self._request_count != count and self._messages:
             self._last = self._messages[-1]
+
+    def _feed_cut(self, data: bytes) -> None:
+        """Feed piece by piece. While the parser waits for a body's reader, so does the rest."""
+        if not data:
+            self._feed(data)  # it goes on with what it has
+        data, self._uncut, at = self._uncut + data, b"", 0
+        if not self._reading_paused:
+            for piece in self._cut(data):
+                self._feed(piece)
+                at += len(piece)
+                if self._reading_paused:
+                    break
+        self._uncut = data[at:]
 
     def _cut(self, data: bytes) -> Iterator[bytes]:
         """Yield the bytes so that a piece ends where a request does.
