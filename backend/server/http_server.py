@@ -35,13 +35,12 @@ STALLED_SECONDS = 30.0
 
 LONGEST_SECONDS = 300.0
 
-HALF_CLOSED_SECONDS = 0.25
-"""Between two looks at a client that sends no more."""
+FIRST_LOOK_SECONDS = 0.1
+"""Until the first look at a client that sends no more; each wait is twice the one before."""
 
-PATIENT = 4
-"""After so many looks without a reply, such a client gets interim ones: most get theirs before."""
+LONGEST_LOOK_SECONDS = 1.0
 
-MOST_QUIET = 8
+MOST_QUIET = 4
 """After so many looks without a byte of a reply that has begun, such a client has left."""
 
 MOST_CUTS = 64
@@ -177,10 +176,12 @@ class Connection(web.RequestHandler):
             if self.transport is not None:
                 self.transport.abort()
         else:
-            if quiet >= PATIENT and not written and knows_interim and self.transport is not None:
+            # The first one is refused by a client that has left, the second one fails here.
+            if quiet and not written and knows_interim and self.transport is not None:
                 self.transport.write(_INTERIM)
+            pause = min(FIRST_LOOK_SECONDS * 2**quiet, LONGEST_LOOK_SECONDS)
             self._half_closed = self._loop.call_later(
-                HALF_CLOSED_SECONDS, self._watch_half_closed, written, quiet
+                pause, self._watch_half_closed, written, quiet
             )
 
     @property
