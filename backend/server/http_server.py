@@ -155,8 +155,12 @@ class Connection(web.RequestHandler):
             at = stop
 
     def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
-        """Go on with the requests that came whole, though the client sends no more."""
-        if self._is_waiting or (self._last is not None and not self._last[1].is_eof()):
+        """Go on with the requests that came whole, though the client sends no more.
+
+        Who ends in the middle of a reply has left: who only sends no more says so at once.
+        """
+        is_whole = self._last is None or self._last[1].is_eof()
+        if self._is_waiting or not is_whole or self._written:
             return False
         self._watch_half_closed(-1, 0)
         return True

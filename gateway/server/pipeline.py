@@ -377,8 +377,10 @@ class Pipeline:
                     context.coalescer.calls
                     and plan.personal is None
                     and context.coalescer.has_missed(plan)
+                    and not plan.directives.only_if_cached
                 ):
-                    # The leader of the call under way looked and found nothing.
+                    # The leader of the call under way looked and found nothing. Who takes only a
+                    # stored answer looks again: the store may have been out meanwhile.
                     state = forward(plan, miss(plan))
                 case SearchSemantic() if (key := sharing_key(state)) is not None:
                     end = await self.misses.ask(key, partial(self._drive, state, context))

@@ -417,7 +417,7 @@ class HttpReply:
     content_type: str = field(init=False)
     content_length: int | None = field(init=False)
     most: int = field(init=False, default=-1)
-    """Bytes read at once: each event costs time, and an upstream may send many in few bytes."""
+    """Bytes of a stream that are read at once: it may have many events in few bytes."""
     _connection: Connection | None = None
     _upload: asyncio.Task[None] | None = None
     _inflated: AsyncIterator[bytes] | None = None
@@ -430,7 +430,7 @@ class HttpReply:
         self.upstream.in_use += 1
         try:
             self._take_head(await self._exchange())
-            if self.judged:
+            if self.judged and (self.most < 0 or self.status >= HTTPStatus.BAD_REQUEST):
                 await self.upstream.judge(self)
         except BaseException as error:
             self.upstream.in_use -= 1

@@ -122,6 +122,11 @@ async def test_every_family_with_hits_preemption_and_cancellation_going_on(
     deltas = [delta async for delta in engine.generate(greedy(again, 8))]
     assert [int(word) for delta in deltas for word in delta.text.split()] == expected[0][12:]
     assert deltas[-1].cached_tokens > 0
+    for _ in range(20):  # where requests come one by one, there is room for all
+        if engine.stats().preemptions:
+            break
+        crowd = (tokens_of(engine.generate(greedy(each, 20))) for each in batch)
+        assert await asyncio.gather(*crowd) == expected
     assert engine.stats().preemptions > 0
 
 

@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import ClientResponse, ClientSession, TCPConnector, web
 
@@ -141,3 +142,17 @@ async def test_the_keys_of_one_gateway_repeat_no_refusal(
     assert {reply.status for reply in replies} == {seen}
     assert upstream.calls == 1
     assert all("authorization" not in request.headers for request in upstream.requests)
+
+
+async def test_who_takes_only_a_stored_answer_looks_though_a_call_is_under_way(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+) -> None:
+    held = Held(upstream)
+    waiting = asyncio.create_task(gateway.ask("hi"))
+    await upstream.arrived.wait()
+    stored = {"request": BODY, "answer": completion("from elsewhere")}
+    assert (await gateway.post("/admin/load", orjson.dumps(stored))).json["stored"] is True
+    reply = await gateway.ask("hi", headers={"Cache-Control": "only-if-cached"})
+    assert (reply.status, reply.text) == (200, "from elsewhere")
+    held.go_on.set()
+    assert (await waiting).text == "slowly does it"
