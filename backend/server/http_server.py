@@ -125,12 +125,11 @@ class Connection(web.RequestHandler):
         if not data:
             self._feed(data)  # it goes on with what it has
         data, self._uncut, at = self._uncut + data, b"", 0
-        if not self._reading_paused:
-            for piece in self._cut(data):
-                self._feed(piece)
-                at += len(piece)
-                if self._reading_paused:
-                    break
+        for piece in self._cut(data):
+            if self._reading_paused:
+                break
+            self._feed(piece)
+            at += len(piece)
         self._uncut = data[at:]
 
     def _cut(self, data: bytes) -> Iterator[bytes]:
