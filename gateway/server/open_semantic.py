@@ -83,9 +83,12 @@ class Semantic:
         self.budgets.warn()
         while True:
             # A policy may begin to need them. No question waits for their files.
-            if self._is_needed():
-                await asyncio.to_thread(load_checks)
-            self.encoder.note(await service.not_ready())
+            try:
+                if self._is_needed():
+                    await asyncio.to_thread(load_checks)
+            finally:
+                # Exact hits need no encoder: a fault of its files keeps no gateway from its start.
+                self.encoder.note(await service.not_ready())
             await asyncio.sleep(ENCODER_WATCH_SECONDS)
 
     async def not_ready(self) -> str | None:

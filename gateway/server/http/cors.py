@@ -28,13 +28,15 @@ from policies.decision import Endpoint
 
 SECONDS = 2.0
 """The longest wait for the upstream's word."""
+PATIENCE = 0.3
+"""The longest wait of a reply for it; the upstream may take longer, for the next reply."""
 MOST_ASKED = 16
 """Questions and preflights under way."""
 MOST_ORIGINS = 1_024
 _LONGEST_ORIGIN = 256
 ALLOWED_SECONDS = 600.0
 DENIED_SECONDS = 60.0
-UNKNOWN_SECONDS = 5.0
+UNKNOWN_SECONDS = 60.0
 
 _ALLOW_ORIGIN = "Access-Control-Allow-Origin"
 _OF_REPLIES = (_ALLOW_ORIGIN, "Access-Control-Allow-Credentials", "Access-Control-Expose-Headers")
@@ -57,8 +59,8 @@ class Word(NamedTuple):
 class Cors:
     """The upstreams' words on origins."""
 
-    def __init__(self, ask: Ask, clock: Callable[[], float]) -> None:
-        self._ask, self._clock = ask, clock
+    def __init__(self, ask: Ask, clock: Callable[[], float], patience: float = PATIENCE) -> None:
+        self._ask, self._clock, self._patience = ask, clock, patience
         self._words: LRUCache[str, Word] = LRUCache(MOST_ORIGINS)
         self._asked: dict[str, asyncio.Task[Fields]] = {}
         self._under_way = 0
@@ -129,7 +131,8 @@ class Cors:
                 return ()
             task = self._asked[origin] = asyncio.create_task(self._question(origin))
             task.add_done_callback(lambda _: self._asked.pop(origin, None))
-        return await asyncio.shield(task)
+        done, _ = await asyncio.wait([task], timeout=self._patience)
+        return task.result() if done else ()
 
     async def _question(self, origin: str) -> Fields:
         asked = (origin, "POST", "authorization, content-type")

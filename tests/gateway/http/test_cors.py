@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from faulty_upstreams import CLOSED, pool
 
+from gateway.server.http.cors import Cors
 from running_gateway import RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream, answer_by_default
 
@@ -199,3 +202,24 @@ async def test_a_pool_lets_pages_read_too(start_gateway: StartGateway, page: Pag
         for _ in range(2):
             assert (await gateway.ask(headers=from_page())).headers[ALLOW] == PAGE
         assert (await gateway.get("/v1/models", headers=from_page())).headers[ALLOW] == PAGE
+
+
+async def test_a_reply_waits_for_the_upstreams_word_no_longer_than_its_patience():
+    answered, asked = asyncio.Event(), []
+
+    @asynccontextmanager
+    async def ask(path: Any, fields: Any) -> AsyncIterator[Any]:
+        asked.append(dict(fields)["Origin"])
+        await answered.wait()
+        yield SimpleNamespace(status=204, headers=[(ALLOW, PAGE)])
+
+    cors = Cors(ask, lambda: 0.0, patience=0.0)
+    request: Any = make_mocked_request("POST", CHAT, headers=from_page())
+    response = web.Response()
+    await cors.complete(request, response)
+    assert ALLOW not in response.headers
+    answered.set()
+    async with asyncio.timeout(30):
+        while ALLOW not in response.headers:
+            await cors.complete(request, response)
+    assert asked == [PAGE]
