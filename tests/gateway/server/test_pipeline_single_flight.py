@@ -151,19 +151,20 @@ async def test_who_comes_while_the_call_is_under_way_does_not_look_at_all(whole:
     reads: list[bytes] = []
     get = whole.rig.store.get
 
-    async def counted(key: bytes):
+    async def counted(key: bytes, **how: bool):
         reads.append(key)
-        return await get(key)
+        return await get(key, **how)
 
     whole.rig.store.get = counted
     second = await whole.ask()
-    refuses = await whole.ask(**{"cache-control": "only-if-cached"})
-    assert "fwd" not in await refuses
+    await asyncio.sleep(0)
+    assert reads == []
+    # It takes only a stored answer, so it looks: the store may have been out meanwhile.
+    assert "fwd" not in await (await whole.ask(**{"cache-control": "only-if-cached"}))
     call.plain(completion("Fine."))
     assert await first == "refrain; fwd=miss; stored"
     assert await second == "refrain; fwd=miss; collapsed"
-    assert reads == []
-    assert whole.index.searches == 1
+    assert len(reads) == 1
 
 
 async def test_what_another_tenant_looks_for_is_another_look(whole: Whole):

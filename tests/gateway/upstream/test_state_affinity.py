@@ -10,7 +10,7 @@ import orjson
 import pytest
 from state_makers import PATHS, Maker, continued, makers, question
 
-from gateway.server.http.pass_through import MOST_LEARNT, _with_events_learnt
+from gateway.server.http.pass_through import LEARNT_BYTES, _with_events_learnt
 from gateway.upstream.pool.affinity import Learner
 from running_gateway import Asked, RunningGateway, StartGateway
 
@@ -274,7 +274,7 @@ async def test_what_another_path_is_sent_goes_where_it_was_made(
 
 async def test_an_event_without_an_end_passes_and_is_not_held():
     learnt: list[str] = []
-    piece = bytes(MOST_LEARNT // 4).replace(b"\0", b"x")
+    piece = bytes(LEARNT_BYTES // 4).replace(b"\0", b"x")
     event = b'data: {"encrypted_content": "ours"}\n\n'
 
     async def endless() -> AsyncIterator[bytes]:
@@ -291,4 +291,4 @@ async def test_an_event_without_an_end_passes_and_is_not_held():
     tracemalloc.stop()
     assert passed == len(event) + 64 * len(piece)
     assert learnt == ["ours"]
-    assert most < 4 * MOST_LEARNT
+    assert most < 4 * LEARNT_BYTES
