@@ -217,8 +217,8 @@ class EngineOptions:
     )
     speculation: str = _flag(
         "prompt-lookup",
-        "guess the next tokens from the prompt and the answer so far, verify them in one step, and "
-        "keep those that would have come anyway, where that is faster",
+        "guess the next tokens from the prompt and the answer so far, and verify them in one step, "
+        "where that is faster; only tokens that would have come anyway are used",
         choices=("prompt-lookup", "off"),
     )
     kv_events: bool = _flag(

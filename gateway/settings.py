@@ -132,9 +132,7 @@ def _check_list(value: object) -> object:
 def _check_names(value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings, ...]:
     for name, count in Counter(upstream.label for upstream in value).items():
         if count > 1:
-            raise ValueError(
-                f"expected a name of its own for each upstream, {name!r} is there twice"
-            )
+            raise ValueError(f"expected a separate name for each upstream, {name!r} is there twice")
     return value
 
 
@@ -203,8 +201,8 @@ class Settings(BaseModel):
     upstream_warm_up: bool = False
     """Whether an upstream that recovers gets the most used prompt beginnings before requests."""
     dns_server: Annotated[str, AfterValidator(_check_dns_server)] | None = None
-    """IP address of the name server for `discover`, with its port if it is not 53. Unset: those of
-    /etc/resolv.conf."""
+    """IP address of the name server for `discover`, with its port if it is not 53. Unset: the name
+    servers of /etc/resolv.conf."""
     gateway_keys: Path | None = None
     """File of the keys that the gateway accepts. Unset: clients' own keys are forwarded."""
     denied_keys: Path | None = None
@@ -370,7 +368,7 @@ def origins(
 ) -> dict[str, str]:
     """Return where each setting comes from that has no default: flag, variable, or file and line.
 
-    The arguments are those of ``load_settings``, which took them. Raises SettingsError.
+    The arguments are the same that ``load_settings`` took. Raises SettingsError.
     """
     found = {}
     if file is not None:

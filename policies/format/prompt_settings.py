@@ -300,7 +300,7 @@ COMPRESS = Table(
 
 HINTS = Table(
     "HintsSpec",
-    "What the upstream is told about a prompt's stable prefix, in detail.",
+    "Marks and keys that tell the upstream about a prompt's stable prefix, in detail.",
     Key(
         "breakpoints",
         members(Breakpoints),

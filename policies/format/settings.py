@@ -141,7 +141,7 @@ COALESCING = _Coalescing(
     Key(
         "followers",
         whole(1, MOST_FOLLOWERS),
-        "The most requests that wait for one call. Others make calls of their own.",
+        "The most requests that wait for one call. Further requests make their own calls.",
         (10000,),
         sets="max_followers",
     ),
@@ -266,8 +266,8 @@ SETTINGS = Table(
     Key(
         "hints",
         HINTS,
-        "What the upstream is told about a prompt's stable prefix, so that a provider's prefix "
-        "cache hits. What the client says itself stays.",
+        "Marks and keys that tell the upstream about a prompt's stable prefix, so that a "
+        "provider's prefix cache hits. The client's own marks and keys stay.",
         ({"breakpoints": "system"}, {"cache_key": "on", "keys": 4}, "off"),
         sets="hints",
     ),

@@ -58,7 +58,7 @@ def test_each_setting_and_each_secret_is_explained():
             "log_format",
             r"`REFRAIN_LOG_FORMAT`, `--log-format` \| `auto`, `text`, `json` \| `auto` \| ",
         ),
-        ("dns_server", r"`REFRAIN_DNS_SERVER` \| text \| those of /etc/resolv.conf \| IP address"),
+        ("dns_server", r"`REFRAIN_DNS_SERVER` \| text \| the name servers of /etc/resolv.conf \| "),
     ],
 )
 def test_a_row_has_type_default_and_meaning(setting, row):

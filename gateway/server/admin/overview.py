@@ -140,7 +140,7 @@ class Overview:
         return [*(one for one in earlier if now - HISTORY_SECONDS < one["time"] < first), *samples]
 
     async def page(self) -> Fields:
-        """Return the figures of the page's overview; those of a moment ago, if there are some."""
+        """Return the figures of the page's overview, which may be a moment old."""
         async with self._lock:
             if self._latest is None or self.clock() - self._latest[0] >= SHARED_SECONDS:
                 self._latest = self.clock(), await self._look()

@@ -49,7 +49,7 @@ def test_the_long_form_is_read_from_a_file(tmp_path: Path):
         ("- url: http://a/v1\n    name: a b", ":3: upstreams[0].name: expected a word of letters"),
         ("- url: http://a/v1\n    probe: never", ":3: upstreams[0].probe: expected auto, off or"),
         ("- url: http://a/v1\n    max_concurrency: 0", ":3: upstreams[0].max_concurrency: "),
-        ("- url: http://a/v1\n  - url: http://a/v1", ":1: upstreams: expected a name of its own"),
+        ("- url: http://a/v1\n  - url: http://a/v1", ":1: upstreams: expected a separate name"),
         (
             "- url: http://a/v1\n    accepts: [usage]",
             ":3: upstreams[0].accepts[0]: expected 'stream-usage' or 'hints', got 'usage'",
