@@ -1,7 +1,7 @@
 """Work in the background: what raises is logged, is a problem in ``/readyz``, and begins again.
 
 Law: no task and no thread that belongs to no request ends in silence. Each one is begun here, and
-``tests/architecture/`` finds those that are not.
+``tests/architecture/`` finds work that begins elsewhere.
 """
 
 import asyncio

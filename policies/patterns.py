@@ -63,7 +63,7 @@ def compile_set(patterns: Sequence[str]) -> Any:
 
 
 def check_syntax(pattern: str) -> None:
-    """Refuse what is no pattern, without its compilation. Raises PatternError."""
+    """Refuse an invalid pattern, without its compilation. Raises PatternError."""
     try:
         re2.Set.FullMatchSet(_options(captures=False)).Add(pattern)
     except re2.error:

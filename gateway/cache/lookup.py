@@ -29,9 +29,9 @@ from policies.freshness import Directives, Verdict
 class Hit:
     """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched.
 
-    ``plan`` is that under which it was found, where it may have to be judged again. ``check`` is
-    what a sample of such hits is compared by, ``plan`` then that of the request. ``parts`` is the
-    body of a batch, whose entry has no vectors.
+    ``plan`` is the plan under which the entry was found, if it may have to be judged again. A hit
+    that is sampled has a ``check`` for its comparison, and ``plan`` is the plan of the request.
+    ``parts`` is the body of a batch, whose entry has no vectors.
     """
 
     entry: Entry
@@ -61,7 +61,7 @@ class Forward:
     def instead(self, now: float) -> Hit | None:
         """Return the stale answer to serve after the upstream failed, if one is still allowed.
 
-        It may have taken its time to fail: the fallback's age and its grace are those of now.
+        The upstream may have failed late: the fallback's age and its grace are computed at ``now``.
         """
         fallback = self.fallback
         if fallback is None or fallback.plan is None:

@@ -250,7 +250,7 @@ class UsageStore(Protocol):
     """Where the figures of usage are summed, for all gateways of one store."""
 
     async def add(self, batch: str, rows: Sequence[UsageRow]) -> None:
-        """Add the figures to those that are there. Raises StoreError.
+        """Add the figures to the stored figures. Raises StoreError.
 
         ``batch`` names these rows: if they are added again under the same name, nothing changes.
         Beyond USAGE_ROWS rows of a day, figures count under USAGE_OTHER.

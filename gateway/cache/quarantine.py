@@ -147,7 +147,7 @@ class QuarantineFile:
     def _read_new(self, size: int) -> None:
         """Read from the last line known on; all lines if the file does not have it there.
 
-        Not beyond the size, because the path may be that of an endless device.
+        Not beyond the size, because the path may name an endless device.
         """
         added = self._added
         data = read_bytes(self._path, offset=self._last_at)[: max(0, size - self._last_at)]

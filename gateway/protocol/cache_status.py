@@ -55,7 +55,7 @@ class Reason(StrEnum):
     # Why a semantic candidate was not served.
     SHADOW = "shadow"
     SEMANTIC_OFF = "semantic-off"
-    # How a miss was answered without a call of its own.
+    # How a miss was answered without its own call.
     COLLAPSED = "collapsed"
     PARTIAL = "partial"
     LOCAL = "local"

@@ -121,7 +121,7 @@ def query_readings(query: str) -> Iterator[str]:
 def _borders(items: list[Any]) -> list[str]:
     """Return the borders of texts that follow one another, of all and of each role by itself.
 
-    Not of those that hold nothing a scan looks for but words: most have no other reading.
+    Borders that hold only words are left out, because most of them have no other reading.
     """
     found: list[str] = []
     objects = _objects(items)
@@ -242,7 +242,7 @@ def prompt_text(endpoint: Endpoint, body: dict[str, Any], query: str) -> str | N
 
 
 def names_text(endpoint: Endpoint, body: dict[str, Any]) -> str:
-    """Return all text that is sent without being part of the key, for a PII scan of its own."""
+    """Return all text that is sent without being part of the key, for a separate PII scan."""
     neutral = SPECS[endpoint].neutral
     return "\n".join(names([value for field, value in body.items() if field in neutral]))
 
@@ -250,7 +250,7 @@ def names_text(endpoint: Endpoint, body: dict[str, Any]) -> str:
 def answer_text(endpoint: Endpoint, result: dict[str, Any]) -> str:
     """Return all text of a result, joined by line feeds, for the PII scan.
 
-    Not that of its choices alone: all of it is stored, citations and echoed prompts included.
+    Not only the text of its choices: all of it is stored, citations and echoed prompts included.
     """
     bare = SPECS[endpoint].without_vectors
     prose = {field: value for field, value in result.items() if field not in _NAMES}

@@ -60,7 +60,7 @@ class UpstreamError(RequestError):
     """The upstream could not be reached, did not answer in time, or broke off.
 
     ``sent``: the upstream may have received the request. ``answered``: it sent something back.
-    ``retry_after`` is when to come back, in seconds. ``tried`` are those that failed and why.
+    ``retry_after`` is when to come back, in seconds. ``tried``: upstreams that failed, and why.
     ``detail`` is for the log alone: it may name the upstream and its address. ``of_model``: only
     requests for this model are refused.
     """

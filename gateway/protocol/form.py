@@ -46,7 +46,7 @@ class Form:
             pass
 
     def value(self, part: Part) -> str:
-        """Return the text of a field that has come in whole; what is no UTF-8 is replaced."""
+        """Return the text of a complete field; bytes that are not UTF-8 are replaced."""
         return bytes(self.data[part.start : part.end]).decode(errors="replace")
 
     def _read(self) -> bool:
@@ -79,7 +79,7 @@ class Form:
         self.is_broken = self.is_broken or part is None or len(self.parts) >= MOST_PARTS
         if part is not None:
             self.parts.append(part)
-        self._at = head + 2  # an empty value has no line end of its own
+        self._at = head + 2  # an empty value has no separate line end
         return not self.is_broken
 
 
@@ -96,7 +96,7 @@ def boundary_of(content_type: str) -> bytes | None:
 
 
 def is_form(content_type: str) -> bool:
-    """Tell whether a body's type is that of a form, of whatever kind."""
+    """Tell whether a body's type names a form, of whatever kind."""
     return content_type.strip().lower().startswith("multipart/")
 
 

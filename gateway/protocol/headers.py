@@ -55,7 +55,7 @@ def fold_fields(fields: Iterable[tuple[str, str]]) -> dict[str, str]:
 def end_to_end(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     """Drop the fields of one connection, the fields that its ``Connection`` names, and junk.
 
-    Those of ``names``, in lower case, are dropped as well.
+    Headers in ``names``, in lower case, are dropped as well.
     """
     dropped = _dropped(names)
     rest: list[tuple[str, str]] = []
@@ -83,7 +83,7 @@ def _dropped(names: tuple[str, ...]) -> frozenset[str]:
 def request_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     """Return the headers of a request to send on, the client's own credential among them.
 
-    Those of ``names``, in lower case, are dropped.
+    Headers in ``names``, in lower case, are dropped.
     """
     return end_to_end(fields, *_REQUEST_ONLY_HERE, *names)
 
@@ -91,7 +91,7 @@ def request_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
 def reply_fields(fields: Iterable[tuple[str, str]], *names: str) -> Fields:
     """Return the headers of an upstream's reply that clients get.
 
-    Those of ``names``, in lower case, are dropped, and those that only the gateway may send.
+    Headers in ``names``, in lower case, are dropped, and headers that only the gateway may send.
     """
     rest = end_to_end(fields, *names)
     return tuple([each for each in rest if each[0][:1] not in "xXrR" or not _is_own(each[0])])
@@ -115,7 +115,7 @@ def as_json(fields: Iterable[tuple[str, str]]) -> Fields:
 def with_cache_status(fields: Iterable[tuple[str, str]], ours: str, *names: str) -> Fields:
     """Return an upstream's headers with our member at the end of its ``Cache-Status``.
 
-    Those of ``names``, in lower case, are dropped, and members that name us.
+    Headers in ``names``, in lower case, are dropped, and members that name us.
     """
     members: list[str] = []
     rest: list[tuple[str, str]] = []
@@ -148,7 +148,7 @@ def _others_members(cache_status: str) -> list[str]:
 def shared_fields(fields: Iterable[tuple[str, str]], *, same_tenant: bool) -> Fields:
     """Return an upstream's headers that are as true of another request that got the same answer.
 
-    Where the tenant is another one, only those that cannot tell anything of the first.
+    If the tenant is another one, only headers that cannot tell anything of the first tenant.
     """
     if not same_tenant:
         return tuple(field for field in fields if field[0].lower() in _ANYBODYS)

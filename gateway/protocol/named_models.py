@@ -102,7 +102,7 @@ def models_in_file(data: bytes) -> list[str]:
     found: dict[str, None] = {}
     for number, row in enumerate(_rows(data)):
         if number == MOST_REQUESTS:
-            raise BodyError(f"a file has more than {MOST_REQUESTS:,} rows like those of a batch")
+            raise BodyError(f"a file has more than {MOST_REQUESTS:,} rows like the rows of a batch")
         with suppress(BodyError):
             found |= dict.fromkeys(models_in(parse_body(row).get("body")))
     return list(found)

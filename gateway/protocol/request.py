@@ -42,7 +42,7 @@ class CacheRequest:
     ``raw`` is the JSON of ``body``. If the request is odd, ``body`` is only what routing reads.
     ``headers`` are by lower-case name, repeated lines joined; ``fields`` are the lines as they
     came. ``target`` is path and query. ``holder`` names the gateway key of the client, if any,
-    and ``team`` is that of the holder.
+    and ``team`` is the holder's team.
     """
 
     endpoint: Endpoint

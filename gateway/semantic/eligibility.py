@@ -233,7 +233,7 @@ def depends_on_time(question: TokenizedQuestion) -> bool:
 
 
 def _asking_part(question: TokenizedQuestion) -> TokenizedQuestion:
-    """Return the sentences that ask, without those that only lead to the question."""
+    """Return the sentences that ask, without sentences that only lead to the question."""
     sentences = sentences_of(question.text.strip(), clauses=True)
     if len(sentences) == 1:
         return question
@@ -380,7 +380,7 @@ MIN_DISTINCT = 0.45
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _LATIN = re.compile("[\u00c0-\u0130\u0132-\u0137\u0139-\u0148\u014a-\u017e]")
-"""Latin letters of names and loan words, without those that imitate another letter."""
+"""Latin letters of names and loan words, without letters that imitate another one."""
 _SIGNS = frozenset(
     "\u00a0£€¥¢§©®™°±²³¹¼½¾·÷\u00d7\u2018\u2019\u201c\u201d\u201e«»¡¿\u2013\u2014\u2212…•"
 )

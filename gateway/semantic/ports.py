@@ -112,6 +112,6 @@ class Verifier(Protocol):
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """Return the lowest score with at most this share of wrong hits, or None.
 
-        A calibration bounds the share, with its confidence and for its traffic: that of the
-        verifier named (``Verification.verifier``), else of the one in use.
+        A calibration bounds the share, with its confidence and for its traffic. It is the
+        calibration of the verifier named (``Verification.verifier``), else of the one in use.
         """

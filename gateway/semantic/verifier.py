@@ -29,7 +29,7 @@ OF_THE_TEXT = frozenset({"text-too-long", "empty-text", "unreadable-text"})
 
 
 class Scorer(Protocol):
-    """The trained verifier, in a process of its own."""
+    """The trained verifier, in a separate process."""
 
     @property
     def verifier(self) -> str | None:

@@ -192,7 +192,7 @@ class Access:
         self.rings = [file.active for file in self._files]
         """The keys in force: with other rings, other requests are let in."""
         self.own_keys = self._keys is not None
-        """Whether the gateway has keys of its own, so that clients' are for itself alone."""
+        """Whether the gateway has gateway keys, so that clients' keys are for itself alone."""
         self.restricted = bool(self._files)
         """Whether any request is refused for its key."""
 

@@ -32,7 +32,7 @@ class RequestContext(NamedTuple):
     """What belongs to one request. ``local`` is whether the installation's own encoder answers it.
 
     ``batch_scan`` holds the scan of what all items of a batch share, once it is done. ``trace`` is
-    set if the request is only explained; ``steps`` are those of its lookup.
+    set if the request is only explained; ``steps`` are the steps of its lookup.
     """
 
     request: CacheRequest

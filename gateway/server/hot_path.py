@@ -74,11 +74,11 @@ NEUTRAL = frozenset(
         "x-stainless-retry-count",
     }
 )
-"""Headers that differ between a request and its repetition. Those that a policy rule reads count
-nevertheless."""
+"""Headers that differ between a request and its repetition. If a policy rule reads one of them, it
+counts nevertheless."""
 
 _UNUSUAL = frozenset({"content-encoding", "expect", "origin", "via"})
-"""A request with one of these headers is not plain. A page's reply needs headers of its own."""
+"""A request with one of these headers is not plain. A page's reply needs more headers."""
 
 _UNSURE = frozenset({"transfer-encoding", "upgrade"})
 """After one of these headers it is not sure what the bytes behind the head are."""

@@ -13,7 +13,7 @@ MOST_BYTES = 8 * 2**20
 
 
 def load_prices(file: Path | None = None) -> Prices:
-    """Return the shipped prices, with the rows of ``file`` in place of those of the same model.
+    """Return the shipped prices; a row of ``file`` replaces the row of the same model.
 
     Raises PricesError for a file with faults, and OSError where it cannot be read.
     """

@@ -4,8 +4,8 @@
 
 Law: a tier in memory must learn of every change of the store behind it. In front of the disk, one
 process makes all changes, or several tell them through memory that they share; in front of Redis,
-each process receives invalidations. A worker begins with the first or second, and is told if that
-changes.
+each process receives invalidations. A worker begins with the first or second, and the supervisor
+orders a change.
 """
 
 import logging
@@ -47,7 +47,7 @@ USAGE_SECONDS = 5.0
 """No request waits for the sums of usage."""
 
 REDIS_SECONDS = 0.04
-"""No call waits more than 50 ms, a busy turn of our own loop included."""
+"""No call waits more than 50 ms, a busy turn of our event loop included."""
 
 SCOPE_KEYS = "scope-keys.sqlite3"
 KEY_COUNTS = "key-counts.sqlite3"
@@ -136,7 +136,7 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
         return OpenedStore("memory", memory, SqliteUsage(settings.data_dir / USAGE))
     if settings.store == "disk":
         shared = environment.get(SHARED_CHANGES)
-        # A worker of a supervisor is told when it is alone.
+        # The supervisor tells a worker when it is alone.
         alone = settings.workers == 1 and shared is None
         file = SqliteStore(
             settings.data_dir / "entries.sqlite3",

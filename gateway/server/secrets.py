@@ -1,4 +1,4 @@
-"""Secrets: the one behind scope ids, those of the operator, and the keys of the upstreams.
+"""Secrets: the one behind scope ids, the operator's secrets, and the keys of the upstreams.
 
 The secret behind scope ids is made once, kept in the data directory and shared by all workers. Law:
 the first worker makes it, every worker gets the same one, and none ever sees half of it. It is
@@ -162,7 +162,7 @@ def upstream_keys(
 ) -> dict[str, str | None]:
     """Return the key of each upstream, by name. Raises SecretSettingError.
 
-    ``own_keys`` says that the gateway has keys of its own.
+    ``own_keys`` says that the gateway has gateway keys.
     """
     common = secret_setting(environment, UPSTREAM_KEY)
     if common is not None:
@@ -192,9 +192,9 @@ def upstream_keys(
 def upstream_headers(
     one: UpstreamSettings, environment: Mapping[str, str], *, own_keys: bool
 ) -> Fields:
-    """Return the fixed headers of an upstream, those of the environment too.
+    """Return the fixed headers of an upstream, headers from the environment too.
 
-    ``own_keys`` says that the gateway has keys of its own. Raises SecretSettingError.
+    ``own_keys`` says that the gateway has gateway keys. Raises SecretSettingError.
     """
     fields = []
     for name, value in one.headers.items():
@@ -274,7 +274,7 @@ def _spellings(name: str) -> tuple[str, str]:
 def _check_may_spend(where: str, *, own_keys: bool) -> None:
     if not own_keys:
         raise SecretSettingError(
-            f"{where} is given, but not gateway_keys: whoever reaches the gateway could spend it"
+            f"{where} is given, but not gateway_keys: any client of the gateway could spend it"
         )
 
 
@@ -331,7 +331,7 @@ def warn_of_shared_credentials(
     if (has_common or not own_keys) and len({_site(one.url) for one in sharing}) > 1:
         _log.warning(
             "%s to upstreams of several hosts: %s; declare only such as may see them, or give "
-            "each a key of its own (api_key_env, api_key_file)",
+            "each its own key (api_key_env, api_key_file)",
             f"REFRAIN_{UPSTREAM_KEY} goes" if has_common else "the clients' credentials go",
             ", ".join(one.label for one in sharing),
         )

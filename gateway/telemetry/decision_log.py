@@ -3,7 +3,7 @@
 Laws:
 - It has no plain text unless the operator asked for it, and never a credential. Identities are
   keyed digests. Of the conditions that looked at text only their truth is kept.
-- It never holds up a request and never grows without bound. A thread of its own writes the lines.
+- It never holds up a request and never grows without bound. A separate thread writes the lines.
   Lines that cannot be queued are counted and dropped. At ``max_bytes`` the file becomes FILE.1, in
   place of the one before.
 """

@@ -1,10 +1,10 @@
-"""What changed the state of a gateway, and when: a short list for whoever asks "what was that?".
+"""What changed the state of a gateway, and when: a short list that answers "what was that?".
 
 An event is a log line whose fields name one: ``extra={"fields": {"event": "store"}}``. It also goes
 into ``events.jsonl`` of the data directory, which all workers and their supervisor share. The list
 holds the operators' actions too, which are read from the audit log.
 
-Laws. The file is bounded. A thread of its own writes it, and a file that cannot be written delays
+Laws. The file is bounded. A separate thread writes it, and a file that cannot be written delays
 nothing. Lines of several workers that say the same count as one event.
 """
 
@@ -49,7 +49,7 @@ _ACTIONS = {
     "semantic/reset": "switched semantic hits on again",
     "policy": "saved a policy",
 }
-"""Of an operator, those that change something."""
+"""Actions of an operator that change something."""
 _DIGESTS = ("sha256",)
 _UNTOLD = ("dry_run", "purge", *_DIGESTS)
 _FIGURES = ("entries", "purged", "evicted")

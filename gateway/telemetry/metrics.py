@@ -53,7 +53,7 @@ _COUNTERS = (
     ("rewrites_declined", "rule rewrite reason", "Prompts that a rewrite left as they were."),
     ("compressed", "rule step", "Prompts whose declared context was made shorter, by step."),
     ("compress_declined", "rule reason", "Prompts whose declared context was sent unchanged."),
-    ("compress_tokens", "rule kind", "Tokens of declared context: those that came, those saved."),
+    ("compress_tokens", "rule kind", "Tokens of declared context that came, and that were saved."),
     ("tokens_used", "model upstream kind", "Tokens of calls, as upstreams count them."),
     ("tokens_saved", "by", "Tokens of calls that were not made, or were shorter, or cheaper."),
     ("cost_saved_dollars", "by", "Dollars not spent, for models whose price is known."),

@@ -104,7 +104,7 @@ class Prices:
         return price is not None and price.cost(1, int(writes)) is not None
 
     def updated(self, other: "Prices") -> "Prices":
-        """Return these prices with the rows of ``other`` in place of those of the same name."""
+        """Return these prices; a row of ``other`` replaces the row of the same name."""
         source = f"{other.source}; {self.source}" if self.source else other.source
         return Prices({**self.rows, **other.rows}, source, other.rows.keys())
 

@@ -99,8 +99,8 @@ def account(
 ) -> Account | None:
     """Return what a finished request used and saved; None for one that counts nowhere.
 
-    ``hit`` is the usage of the entry that was served, ``price`` that of the model, ``seconds`` what
-    a call for the model usually takes. ``upstream`` names the only upstream, if there is one.
+    ``hit`` is the usage of the entry that was served, ``price`` the price of the model, ``seconds``
+    the usual time of a call for the model. ``upstream`` names the only upstream, if there is one.
     """
     call, figures = seen.call, Figures()
     if seen.outcome in _CLIENTS:
@@ -118,7 +118,7 @@ def account(
         semantic = seen.hit.status.reason is Reason.SEMANTIC
         _save(figures, Way.SEMANTIC if semantic else Way.EXACT, hit, price, seconds)
     elif call is None and followed is not None and _is_answered(seen):
-        # The call had begun already: so much sooner did it end than one of its own.
+        # The call had begun already. A new call would have ended so much later.
         began = seen.started if followed.started is None else followed.started
         _save(figures, Way.COALESCING, followed.usage, price, max(0.0, seen.started - began))
     named = declared_name(seen.upstream or upstream) if call is not None else ""

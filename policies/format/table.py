@@ -24,7 +24,7 @@ class Kind(Protocol):
         """Return the meaning of a value, or of its readable part. Raises UnexpectedValueError."""
 
     def json_schema(self, definitions: Definitions, /) -> JsonSchema:
-        """Return its schema; those of tables go to ``definitions``."""
+        """Return its schema; schemas of tables go to ``definitions``."""
 
     def words(self, value: Any, /) -> Any:
         """Return the file's form of a value."""
@@ -169,8 +169,8 @@ class Key:
     examples: tuple[Any, ...] = ()
     """None needed of a choice."""
     sets: str | None = None
-    """The field that the value becomes. None: one of the key's name, or, of a table, those that its
-    keys set."""
+    """The field that the value becomes. None: the field of the key's name, or, for a table, the
+    fields that its keys set."""
     unset: Any = None
     """The value where the mapping does not say; None: nothing is set then."""
     hide: str | None = None
@@ -222,8 +222,8 @@ class Table:
         """Take the name in the JSON schema, a help text, and the rows.
 
         One that must be ``filled`` has at least one key. Help texts tell of the settings that are
-        ``neutral``, and ``off`` are those that are told as off. ``refuse`` returns what was
-        expected where keys that are right by themselves do not fit together.
+        ``neutral``, and call the settings ``off`` off. ``refuse`` returns what was expected where
+        keys that are right by themselves do not fit together.
         """
         self.name = name
         self.about = about

@@ -242,7 +242,7 @@ def _region(value: object) -> str:
 
 
 def _finish_reason(value: str) -> str:
-    """Read a finish reason with which an answer may be stored; servers have some of their own."""
+    """Read a finish reason with which an answer may be stored; servers have more of them."""
     if value in _UNCLEAN_FINISH_REASONS:
         raise UnexpectedValueError(f"a finish reason of whole answers, such as {_USUAL}")
     near = difflib.get_close_matches(value, _FINISH_REASONS, n=1, cutoff=0.8)

@@ -1,6 +1,6 @@
 """The contract of entry stores, as a check that each implementation runs in its tests.
 
-Shipped with the port, so that a store of your own can be held to it: ``await check_store(make)``.
+Shipped with the port, so that you can check your own store: ``await check_store(make)``.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Entries in this process's memory, bounded in bytes: the tier in front of another store.
 
 Law: no method suspends, so calls never interleave. Used from one thread. The bytes of an entry are
-those of the process's memory, Python's objects included (benchmarks/memory_bound.py shows both).
+bytes of the process's memory, Python's objects included (benchmarks/memory_bound.py shows both).
 
 Eviction is S3-FIFO, by bytes. A new entry begins in a small queue. If it is used there, it moves to
 the main queue when its turn to leave comes. If not, it is evicted, and its key is remembered as a

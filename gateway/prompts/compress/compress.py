@@ -1,7 +1,7 @@
 """The same request in fewer tokens: ``begin``, then ``next`` with vectors.
 
 Text outside of the markers stays unchanged, and so does text before a client's own breakpoint.
-Context belongs to the question of its own turn. Its compression depends on that turn and earlier
+Context belongs to the question in the same turn. Its compression depends on that turn and earlier
 ones, never on later ones: so the conversation's prefix repeats. In doubt an error is raised, and
 the request is sent unchanged.
 """
@@ -73,7 +73,7 @@ class Turn:
     words: str
     texts: list[tuple[Path, list[str | Block]]]
     question: Question = field(init=False)
-    passages: list[Passage] = field(default_factory=list)  # those that may go for the question
+    passages: list[Passage] = field(default_factory=list)  # which may go for the question
 
     @property
     def blocks(self) -> list[Block]:

@@ -38,7 +38,7 @@ _ROW = re.compile(
 _COLUMNS = re.compile(r"\S {3,}\S")
 _MOST_LINE = 400
 _FEWEST_RECORDS = 4
-_BEGINNING = 3  # words that records in blocks of their own begin with
+_BEGINNING = 3  # words that records in separate blocks begin with
 _LONG_VALUE = 200  # a line that is longer is prose after a colon
 
 

@@ -195,7 +195,7 @@ def drop_unrelated(
 ) -> bool:
     """Drop the passages that are not relevant to the question; return False if it may need all.
 
-    ``vectors`` are the question's and those of the passages.
+    ``vectors`` has the question's vector, then one for each passage.
     """
     similarities = _similarities(passages, vectors)
     words = [content_words(words_of(passage.text)) for passage in passages]

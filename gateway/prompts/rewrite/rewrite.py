@@ -47,7 +47,7 @@ class RewrittenRequest(PreparedRequest):
     digests: tuple[bytes, ...] = ()
     """Of the retrieved documents, in the order in which they are sent."""
     tools: tuple[Form, ...] = ()
-    """Those that were not known before."""
+    """Forms of tools that were not known before."""
 
 
 def rules_for(

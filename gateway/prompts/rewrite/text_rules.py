@@ -139,8 +139,8 @@ def order_documents(
 ) -> tuple[list[list[str]], list[list[str]], list[bytes]]:
     """Return the texts cut, the same with the documents of each run in order, and their digests.
 
-    Shared documents go first, the oldest before the others; the rest go by content. Raises
-    NotRewrittenError.
+    Shared documents go first, the oldest before the others; the rest are sorted by content.
+    Raises NotRewrittenError.
     """
     ranks = memory.ranks if settings.order is DocumentOrder.SHARED else {}
     cut = [cut_at_documents(text, settings) for text in texts]

@@ -108,7 +108,7 @@ class Arranged(NamedTuple):
     """The tools of a request in order."""
 
     new: list[Form]
-    """Those that were not known."""
+    """Forms that were not known."""
     changes: tuple[Rewrite, ...] = ()
     value: list[dict[str, Any]] | None = None
     """The array as it is sent; None where nothing changes."""

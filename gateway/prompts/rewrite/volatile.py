@@ -1,8 +1,8 @@
 """Volatile values: how they are found, and how they move into one block near the prompt's end.
 
 Laws: nothing is lost. A placeholder with a name and a number replaces a value, and the block gives
-the value of each placeholder. Text with placeholders of its own is refused. Each occurrence has its
-own number, so placeholders depend on the places of values and never on the values.
+the value of each placeholder. A text that has placeholders already is refused. Each occurrence has
+its own number, so placeholders depend on the places of values and never on the values.
 
 The patterns that find them are the policy's (``policies.volatile``).
 """
@@ -49,7 +49,7 @@ class Finder:
 
         Built-in detectors pass over what is there to be copied: code and the middle of paths.
         """
-        # With a character for each byte, places are those of the bytes.
+        # With a character for each byte, places in the text are places in the bytes.
         blocks = deque(b for b in code_blocks(text.decode("latin-1")) if b.closed)
         for match in self._detectors.all.finditer(text):
             start, end = match.span()

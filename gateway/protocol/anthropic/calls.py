@@ -22,7 +22,7 @@ from gateway.protocol import exact_json
 EXTRAS = ("extra_content", "thought_signature", "provider_specific_fields")
 """Members of a call that its server wants back: Gemini's, or a proxy's in front."""
 _MARK = "__extra_content__"
-"""Between an id and the extra content. The letters are those that Anthropic allows in ids."""
+"""Between an id and the extra content. Anthropic allows these letters in ids."""
 MAX_EXTRA_BYTES = 2**16
 INVALID = "invalid_arguments"
 """The field of a message with a call whose arguments are no object: its input has their text."""

@@ -115,7 +115,7 @@ def message_of(error: Any) -> str:
 
 
 def message_id(chat_id: Any) -> str:
-    """Return the id of a message for that of a completion."""
+    """Return the id of a message for the id of a completion."""
     return f"msg_{chat_id.removeprefix('chatcmpl-')}" if isinstance(chat_id, str) else "msg_0"
 
 

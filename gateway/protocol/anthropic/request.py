@@ -160,7 +160,7 @@ def _folded(system: list[str], turns: Iterator[Body]) -> list[Body]:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Return the content of two turns as that of one."""
+    """Return the content of two turns as the content of one."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     parts = ([{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second))

@@ -181,7 +181,7 @@ def _decline_function(body: Body, function: Any) -> Reason | None:
 
 
 def _needs_no_arguments(body: Body, name: str) -> bool:
-    """Tell whether the request says so of a function of its own: servers then send none."""
+    """Tell whether the request says so of one of its functions: servers then send none."""
     tools = [tool.get("function") for tool in body.get("tools") or () if isinstance(tool, dict)]
     for function in (*tools, *(body.get("functions") or ())):
         match function:

@@ -1,6 +1,6 @@
 """``/v1/embeddings``, item by item: the items, their entries, and the combined reply.
 
-Law: each item is an entry of its own, the same whether it was requested alone or in a batch.
+Law: each item is a separate entry, the same whether it was requested alone or in a batch.
 Usage is never made up. An upstream counts a call, not its items; so each item stored of a batch
 carries the call's usage, which a reply repeats only if it has all items of that call.
 """

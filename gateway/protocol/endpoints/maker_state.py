@@ -34,7 +34,7 @@ _NAMES = frozenset(
 """Fields that hold one value, or a list of them. An id is one if it carries extra content."""
 
 _ENCRYPTED_DATA = ("redacted_thinking", "reasoning.encrypted")
-"""Types of objects whose ``data`` is ciphertext; that of others is an image or a sound."""
+"""Types of objects whose ``data`` is ciphertext; in others ``data`` is an image or a sound."""
 
 _PASSED_OVER = frozenset(
     {"input_schema", "parameters", "schema", "json_schema", "metadata", "logprobs", "embedding"}

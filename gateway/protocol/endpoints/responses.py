@@ -2,7 +2,7 @@
 
 Laws:
 - A response repeats parts of its request, some of them neutral: they name the caller, not the
-  answer. They are taken out before it is stored, and a hit repeats those of the request it answers.
+  answer. They are taken out before it is stored, and a hit repeats the parts of the new request.
 - The last event of a stream carries the whole response. It is stored only if it agrees with the
   stream: every item that was done, and every text and argument that came in pieces.
 - The events of a stored response come in OpenAI's order: the response begun, each item added empty,

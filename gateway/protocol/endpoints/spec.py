@@ -105,7 +105,7 @@ class EndpointSpec:
     fields: Fields
     """The top-level fields of a request; any other is part of the key."""
     as_given: frozenset[str] = frozenset()
-    """Those of them that hold data, whose objects a model reads in the order of their members."""
+    """Fields that hold data, whose objects a model reads in the order of their members."""
     check: Callable[[Body], Iterable[ClientError]]
     """Checks a body beyond the types of its fields, as ``validate`` does."""
     template_field: str | None = None
@@ -146,7 +146,7 @@ class EndpointSpec:
     """Whether it is answered by generated text. Then servers have a prefix cache for the prompt,
     and another model may answer instead."""
     is_batch: bool = False
-    """Whether each item of the question is an entry of its own."""
+    """Whether each item of the question is a separate entry."""
     keeps_by_id: bool = False
     """Whether the upstream stores answers by id for later requests, unless a request forbids it."""
     takes_cache_control: bool = False

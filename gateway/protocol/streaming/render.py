@@ -24,7 +24,7 @@ class ChoiceForm(NamedTuple):
 
 _PLAIN_ONLY = frozenset({"object", "choices", "usage"})
 _PLACED = frozenset({"index", "message", "text", "logprobs", "finish_reason"})
-"""Fields of a choice that have a place of their own; all others come with the finish reason."""
+"""Fields of a choice that have their own place; all others come with the finish reason."""
 
 
 def render_choices(form: ChoiceForm, result: dict[str, Any], *, include_usage: bool) -> bytes:

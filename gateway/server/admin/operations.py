@@ -330,7 +330,7 @@ class Operations:
     async def audit(self, fields: Fields) -> Fields:
         """Scan every stored answer with today's detectors; ``purge`` removes what they find.
 
-        Entries of rules that allow personal data are passed over, and so are those of rules that
+        Entries of rules that allow personal data are passed over, and so are entries of rules that
         keep it within the end user's scope.
         """
         purge = read_switch(fields, "purge", default=False)
@@ -430,7 +430,7 @@ class Operations:
     def _sender(self, fields: Fields) -> tuple[dict[str, str], str | None, str | None]:
         """Return headers by lower-case name, the holder of their gateway key, and its team.
 
-        Where the gateway has keys of its own, ``holder`` may name the holder instead.
+        If the gateway has gateway keys, ``holder`` may name the holder instead.
         """
         headers, holder = read_headers(fields.get("headers", {})), fields.get("holder")
         if holder is None:

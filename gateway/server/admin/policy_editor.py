@@ -1,8 +1,8 @@
 """The policy in force, for the operator's page: look, check, replay, save.
 
 Laws. Only a policy that parses is saved, and only over the text that the operator saw: an edit that
-somebody else made meanwhile is never lost. The file is replaced whole. A replay runs in a process
-of its own, so no request waits for it, and it ends in time.
+somebody else made meanwhile is never lost. The file is replaced whole. A replay runs in a separate
+process, so no request waits for it, and it ends in time.
 """
 
 import asyncio
@@ -148,7 +148,7 @@ class PolicyEditor:
         refuse_other_fields(fields, "text", "sha256")
         text, seen = _text(fields), fields.get("sha256")
         if not isinstance(seen, str):
-            raise InvalidFieldError("sha256", "that of the text that was edited")
+            raise InvalidFieldError("sha256", "the SHA-256 of the text that was edited")
         if (why_not := self._why_not()) is not None:
             raise InvalidFieldError("text", f"a policy file that can be edited here ({why_not})")
         await self._refuse_invalid(text)

@@ -60,7 +60,7 @@ class RecordedRequest:
 
     @property
     def route(self) -> Route:
-        """What has settings of its own."""
+        """The route: what may have its own settings."""
         return (self.rule, self.endpoint.value, self.model)
 
 

@@ -21,7 +21,7 @@ from policies.format.values import percent_text
 
 log = logging.getLogger(__name__)
 
-NEXT = "no threshold keeps the budget: calibrate on traffic of your own, or set a larger one"
+NEXT = "no threshold keeps the budget: calibrate on your own traffic, or set a larger budget"
 
 
 MOST_SHOWN = 200
@@ -56,8 +56,8 @@ class Budgets:
             budgets = ", ".join(f"{rule} {percent_text(each)}" for rule, each in missed.items())
             log.warning(
                 "max_wrong_hits: no threshold keeps the budget of %s: at most questions that are "
-                "alike but for their frame are answered by meaning there; calibrate on traffic of "
-                "your own (refrain semantic calibrate), or set a larger one",
+                "alike but for their frame are answered by meaning there; calibrate on your own "
+                "traffic (refrain semantic calibrate), or set a larger budget",
                 budgets,
             )
 
@@ -115,7 +115,7 @@ class SemanticOperations:
         pair = {name: read_hash(name, fields.get(name)).hex() for name in ("entry", "key")}
         at, same = fields.get("time"), fields.get("same")
         if not isinstance(at, int | float) or isinstance(at, bool):
-            raise InvalidFieldError("time", "that of the comparison")
+            raise InvalidFieldError("time", "the time of the comparison")
         if not isinstance(same, bool):
             raise InvalidFieldError("same", "true or false")
         line = {"time": self.now(), "kind": JUDGED, **pair, "of": at, "same": same}

@@ -44,7 +44,7 @@ class Sessions:
         return self._sign("csrf", cookie)
 
     def has_csrf(self, cookie: str, given: str) -> bool:
-        """Tell whether the CSRF token is that of the session."""
+        """Tell whether the CSRF token belongs to the session."""
         return _equal(given, self.csrf(cookie))
 
     def _sign(self, purpose: str, text: str) -> str:

@@ -309,7 +309,7 @@ class ReplySink:
 
 
 def format_head(reply: Reply, framing: Fields, *, given_id: bool, closes: bool) -> bytes:
-    """Return the bytes of a reply's head, as ``middleware`` completes those of other requests.
+    """Return the bytes of a reply's head, as ``middleware`` completes the heads of other replies.
 
     ``framing`` are the headers that the body needs. ``given_id`` tells whether the client has sent
     a request id, which then counts and not the upstream's. ``closes`` says that the connection ends

@@ -223,7 +223,7 @@ async def send_long(sink: Sink, body: bytes | Parts, seen: Observation, unread: 
 
 
 class _ByteWriter(StreamWriter):
-    """Writes the bytes of header values as they came; aiohttp leaves out what is no UTF-8."""
+    """Writes the bytes of header values as they came; aiohttp leaves out invalid UTF-8."""
 
     async def write_headers(self, status_line: str, headers: CIMultiDict[str]) -> None:
         await super().write_headers(status_line, headers)

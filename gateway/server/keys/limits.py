@@ -4,8 +4,8 @@ Amounts are counted in windows of time: UTC minutes, days and months, each by it
 rate slides: the window before counts with the share of it that is less than a minute old. A window
 stays while later ones are used, so a clock that jumps finds its counts again when it comes back.
 
-Law: whoever else counts for the same holder, a total is what all were known to have counted
-(``known``) and what this process has counted since (``pending``).
+Law: several processes may count for one holder. A total is what all of them were known to have
+counted (``known``) and what this process has counted since (``pending``).
 """
 
 from dataclasses import dataclass

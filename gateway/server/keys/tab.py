@@ -164,7 +164,7 @@ class Tab:
     def charge(self, used: PromptUsage, model: str, asked: str) -> None:
         """Count the use of a call; log once in each window that a soft budget is used up.
 
-        A fallback ``model`` may have no price. Then that of the model that was ``asked`` for holds.
+        A fallback ``model`` may have no price. Then the price of the ``asked`` model holds.
         """
         now, usage, limits = self._shared.now(), self.usage, self.limits
         tokens = (used.prompt or 0) + (used.completion or 0)
@@ -230,7 +230,7 @@ class Ticket:
             self._passed = PromptUsage(tokens)
 
     def label(self, fields: Fields) -> Fields:
-        """Return a reply's headers with those of the limits; the upstream's are of another key."""
+        """Return a reply's headers with our headers of limits, in place of the upstream's."""
         kept = [field for field in fields if not field[0].lower().startswith(_UPSTREAMS_OWN)]
         return (*kept, *self.tab.fields())
 

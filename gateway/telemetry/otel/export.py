@@ -1,4 +1,4 @@
-"""How spans and metrics reach a collector: OTLP over HTTP, from threads of their own.
+"""How spans and metrics reach a collector: OTLP over HTTP, from separate threads.
 
 Laws:
 - A collector that is down or slow delays no request. What it does not take is dropped.
@@ -24,7 +24,7 @@ SERVICE = "refrain"
 CLOSE_SECONDS = 3.0
 """For what waits to be sent."""
 ABORT_SECONDS = 0.5
-"""For threads that are told to give up. They end with the process in any case."""
+"""For threads that have to give up. They end with the process in any case."""
 
 _EXPORTERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",

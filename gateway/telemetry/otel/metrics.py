@@ -90,7 +90,7 @@ class CallMetrics:
         *,
         streamed: bool,
     ) -> None:
-        """Count one request to an upstream; ``kind`` is that of its error, if it failed."""
+        """Count one request to an upstream; ``kind`` is the kind of its error, if it failed."""
         failed = {} if kind is None else {error.ERROR_TYPE: kind}
         ended = attempt.began if attempt.ended is None else attempt.ended
         self._duration.record(ended - attempt.began, {**labels, **failed})
@@ -123,7 +123,7 @@ class OtlpMetrics:
             # Its thread would go on exporting.
             reader.shutdown()
             raise
-        # The SDK exports nothing while it has nothing of its own.
+        # The SDK exports nothing while it has no metric itself.
         create_process_uptime(self._provider.get_meter(SCOPE), [self._uptime])
         self.calls = CallMetrics(self._provider)
 

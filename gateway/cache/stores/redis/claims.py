@@ -36,7 +36,7 @@ class RedisClaims:
         self.usable = usable
         """Tells whether the store is used at present."""
         self._shards = shards
-        # Of their own, so that no claim waits behind an entry.
+        # Separate batches, so that no claim waits behind an entry.
         self._calls: list[Batches[Call, Any]] = [
             Batches(partial(link.run_all, shard)) for shard in shards
         ]

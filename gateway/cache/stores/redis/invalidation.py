@@ -2,7 +2,7 @@
 
 Each script that changes an entry numbers its change and publishes it on one channel. One connection
 of ours subscribes to that channel. Beats say the latest number: each goes out through its shard and
-comes back on a channel of our own, so it proves that the shard's announcements would have come. A
+comes back on our own channel, so it proves that the shard's announcements would have come. A
 connection on which nothing comes is closed and opened again, in a cluster to another node.
 
 Law: a copy is used only if no change was missed before a beat that was sent less than

@@ -185,7 +185,7 @@ class RedisLink:
 
     @asynccontextmanager
     async def subscribe(self, *channels: bytes) -> AsyncIterator[NextMessage]:
-        """Subscribe on a connection of its own. Raises StoreError, in the context too."""
+        """Subscribe on a separate connection. Raises StoreError, in the context too."""
         listener = self._servers.listener()
         pubsub = listener.pubsub(ignore_subscribe_messages=True)
 

@@ -2,8 +2,8 @@
 
 Law: a change is one script, so it happens whole or not at all, whatever happens to its caller. A
 script counts only what it did. All keys of a script bear one hash tag, so in a cluster they lie in
-one slot; a cluster's store has several such shards. Times are those of Redis, so the clocks of
-gateways need not agree.
+one slot; a cluster's store has several such shards. Times come from the clock of Redis, so the
+clocks of gateways need not agree.
 
 A shard's keys: ``e:<cache key>`` an entry's bytes; ``used`` the cache keys by last use; ``ends`` by
 the time when Redis may forget them; ``size`` the bytes of each; ``total`` the bytes of all, the

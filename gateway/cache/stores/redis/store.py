@@ -189,7 +189,7 @@ class RedisStore:
     def stats(self) -> StoreStats:
         """Return the figures of the latest change here, or of the latest upkeep.
 
-        Entries and bytes are those of all gateways together; evictions are ours.
+        Entries and bytes count for all gateways together; evictions are ours.
         """
         entries, size = (sum(column) for column in zip(*self._totals, strict=True))
         return StoreStats(entries, size, self._evictions)
@@ -239,7 +239,7 @@ class RedisStore:
         return rest
 
     async def _finish(self, script: Script, shard: Shard, key: bytes, *arguments: Any) -> None:
-        """Make a change of our own, which a cancelled caller does not end."""
+        """Make a change by ourselves, which a cancelled caller does not end."""
         change = self._change(script, shard, self.invalidations.origin, key, *arguments)
         try:
             await asyncio.shield(self._spawn(change))

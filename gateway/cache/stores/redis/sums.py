@@ -150,7 +150,7 @@ def _window(what: str, window: int) -> bytes:
 
 
 class RedisUsage:
-    """The port ``UsageStore``, with a link of its own: a day's rows are large."""
+    """The port ``UsageStore``, with its own link: a day's rows are large."""
 
     def __init__(self, link: RedisLink) -> None:
         self._link = link

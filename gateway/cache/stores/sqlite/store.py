@@ -1,8 +1,8 @@
 """The default store: one SQLite file that survives a restart and ``kill -9``.
 
 A power loss may cost the latest entries, never the file. Entries take at most ``max_bytes``, and
-the file at most FILE_FACTOR times that; expired entries are evicted first, then those that S3-FIFO
-chooses.
+the file at most FILE_FACTOR times that; expired entries are evicted first, then entries that
+S3-FIFO chooses.
 
 Several processes may share the file. Then a put returns when its transaction is in the write-ahead
 log, from which every process reads it, and ``shared`` names its key to the others. If one process
@@ -65,7 +65,7 @@ BEHIND_BYTES = 64 << 10
 """At most so many puts return before their commit, each of an entry of so many bytes."""
 
 KEYS_AT_ONCE = 500
-"""Keys that the filter is told in one turn of the loop."""
+"""Keys that the filter gets in one turn of the loop."""
 
 FILL_AGAIN_SECONDS = 5.0
 SHARE_AGAIN_SECONDS = 0.01
@@ -259,7 +259,7 @@ class SqliteStore:
     def stats(self) -> StoreStats:
         """Return the figures of the latest commit here, or of the latest upkeep.
 
-        Entries and bytes are the file's, so those of all workers together; the rest is ours.
+        Entries and bytes count for the file, so for all workers together; the rest is ours.
         """
         return self._writer.stats
 

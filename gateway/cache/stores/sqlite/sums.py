@@ -108,7 +108,7 @@ class SqliteKeyCounts:
 def _add_counts(connection: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> list[int]:
     """Add to counts, and return their totals.
 
-    All rows go by one statement. While the event loop is busy, each step of a statement may wait
+    One statement adds all rows. While the event loop is busy, each step of a statement may wait
     five milliseconds for Python's lock.
     """
     given = orjson.dumps(rows).decode()

@@ -89,9 +89,9 @@ def commit(
 ) -> tuple[StoreStats, bool, list[bytes]]:
     """Make all changes in one transaction, or none; evict down to the bounds.
 
-    ``uses`` are those that are not written down yet; the transaction takes those of the keys that
-    it meets, and writes down ``written_uses``. Returns the totals with the evictions of this
-    commit, whether the bounds are met, and the keys that were evicted. Raises sqlite3.Error.
+    ``uses`` has the uses that are not written down yet, by key. The transaction takes the uses of
+    the keys that it meets, and writes down ``written_uses``. Returns the totals with this commit's
+    evictions, whether the bounds are met, and the keys that were evicted. Raises sqlite3.Error.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -16,7 +16,7 @@ export function explain(place) {
   const form = h("form", { class: "card" },
     labelled("Request", input, "A request's body, or {\"endpoint\": …, \"headers\": {…}, \"body\": {…}}."),
     h("div", { class: "fields" },
-      labelled("Client's API key", key, "Each key has entries of its own. Without one, the client is anonymous. The key is neither stored nor logged."),
+      labelled("Client's API key", key, "Each key has its own entries. Without one, the client is anonymous. The key is neither stored nor logged."),
       labelled("Or the holder of a gateway key", holder, "A name in the list of keys")),
     h("div", { class: "actions" }, button), problem);
   form.addEventListener("submit", (event) => {

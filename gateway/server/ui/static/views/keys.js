@@ -15,7 +15,7 @@ export function keys(place) {
       { name: "SHA-256 begins with", cell: (key) => h("code", {}, key.key) },
       { name: "State", cell: (key) => h("span", { class: `badge small ${key.state === "valid" ? "good" : "bad"}` }, key.state) },
       ...attributes.map((name) => ({ name, cell: (key) => key[name] ?? "" })),
-    ], all, "This gateway has no keys of its own: upstreams check the clients' keys."),
+    ], all, "This gateway has no gateway keys: upstreams check the clients' keys."),
     h("p", { class: "hint" }, "Keys are made and revoked with the command refrain keys. ", h("a", { href: "#/usage" }, "Usage"), " has what each holder used."));
   });
 }
