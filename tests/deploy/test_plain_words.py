@@ -1,6 +1,8 @@
-"""Pages for people: no long sentence in prose, and no link to a file or heading that is absent."""
+"""Words for people: no long sentence, no turn that needs two readings, and no dead link."""
 
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,30 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     )
 )
+READMES = ("backend/README.md", "embeddings/README.md", "CHANGELOG.md")
+"""Pages that have long sentences, but no hard turns."""
+NOT_YET = (
+    *("gateway/cli/", "gateway/upstream/", "gateway/cache/key.py", "gateway/cache/plan.py"),
+    *(f"gateway/server/{name}.py" for name in ("batch", "model_fallback", "open_upstreams")),
+    *("gateway/server/pipeline.py", "gateway/server/traced.py", "gateway/telemetry/observation.py"),
+    *("gateway/cache/pii_scan.py", "policies/pii/"),
+)
+"""Sources whose comments are not looked at."""
+SOURCES = sorted(
+    source
+    for folder in ("gateway", "policies")
+    for path in (ROOT / folder).rglob("*.py")
+    if not (source := str(path.relative_to(ROOT))).startswith(NOT_YET)
+)
 
+TURN = re.compile(
+    r"\b(?:those (?:of|that|who|which)|that of|(?:is|are) told|go(?:es)? by"
+    r"|of (?:its|their|our|your|his|her) own|as far as known|what is no(?:ne)?|whoever)\b",
+    re.IGNORECASE,
+)
+"""Turns that leave out a noun, or put the subject last: say the noun."""
+MARKS = re.compile(r"^#:?|^[rbfu]{0,2}[\"']+|[\"']+$", re.IGNORECASE)
+"""What begins and ends a comment or a string."""
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^ *\2[ \t]*$", re.MULTILINE | re.DOTALL)
 ITEM = re.compile(r"^( *)(?:[-*+]|\d+[.)])( +)")
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(\s*<?([^\s)>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
@@ -69,6 +94,20 @@ def long_sentences(text: str) -> list[str]:
     return [each for each in sentences if len(re.findall(r"[^\s]*\w[^\s]*", each)) > MOST_WORDS]
 
 
+def hard_turns(text: str) -> list[str]:
+    """Return the turns of a page, tables included, that leave out a noun."""
+    text = CODE.sub("code", without_code(text))
+    return TURN.findall(" ".join(LINK.sub(r"\1", text).split()))
+
+
+def comments(source: str) -> str:
+    """Return the comments and strings of a module, docstrings and messages among them."""
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = (MARKS.sub("", token.string) for token in tokens if token.type in kinds)
+    return " ".join(" ".join(found).split())
+
+
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     found: set[str] = set()
@@ -104,7 +143,18 @@ def test_sentences_are_short(page):
     assert long_sentences((ROOT / page).read_text()) == []
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *READMES])
+def test_sentences_say_their_nouns(page):
+    assert hard_turns((ROOT / page).read_text()) == []
+
+
+def test_comments_and_messages_say_their_nouns():
+    assert len(SOURCES) > 100
+    found = {path: TURN.findall(comments((ROOT / path).read_text())) for path in SOURCES}
+    assert {path: turns for path, turns in found.items() if turns} == {}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES])
 def test_links_lead_somewhere(page):
     assert dead_links(ROOT / page) == []
 
@@ -156,6 +206,47 @@ def test_a_long_sentence_is_found(text):
 )
 def test_code_tables_and_addresses_are_no_sentences(text):
     assert long_sentences(f"# Page\n\n{text}\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The figures are those of the page.",
+        "A worker\nis told to leave.",
+        "- each key has a cache of its\n  own",
+        "| the key | that of the request |",
+        "Those who ask [go by](page.md) it.",
+        "It stores, as far as known, what is no text.",
+    ],
+)
+def test_a_hard_turn_is_found(text):
+    assert hard_turns(f"# Page\n\n{text}\n") != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Each key has its own cache, and tells that often.",
+        "Read `those of` in the log.",
+        "```text\nthose of the policy\n```",
+        "The gateway was told to stop. So those may go. By then it ends.",
+    ],
+)
+def test_plain_turns_and_code_are_let_through(text):
+    assert hard_turns(f"# Page\n\n{text}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('"""Those\nof the page."""\n', 1),
+        ("x = 1\n# a process of\n# its own\n", 1),
+        ('raise ValueError("expected one "\n    f"of its own {x}")\n', 1),
+        ("those, of = 1, 2\nis_told = those\n", 0),
+    ],
+)
+def test_a_hard_turn_of_a_source_is_found(source, count):
+    assert len(TURN.findall(comments(source))) == count
 
 
 @pytest.mark.parametrize(
