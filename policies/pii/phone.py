@@ -8,17 +8,24 @@ slow, so it only sees the surroundings of runs of digits that are long enough.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import chain
+from functools import cache, partial
+from itertools import accumulate, chain
 
 import phonenumbers
 import re2
-from phonenumbers import Leniency, PhoneMetadata, PhoneNumberMatcher, PhoneNumberType
+from phonenumbers import (
+    COUNTRY_CODE_TO_REGION_CODE,
+    Leniency,
+    PhoneMetadata,
+    PhoneNumberMatcher,
+    PhoneNumberType,
+)
 
-from policies.pii.identifiers import is_named_otherwise
+from policies.pii.identifiers import flat, is_named_otherwise
 
+_DIGITS = r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9])"
+"""Digits with what may stand between those of one number; to be repeated."""
 # The standard library's engine is quicker to call, and these leave nothing to backtrack into.
-_RUN = re.compile(r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6,}")
 _NORTH_AMERICAN = re.compile(
     r"(?<![0-9])(?<![0-9][.-])(?:\(|(?<!\())[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}"
     r"(?![.-]?[0-9])"
@@ -32,6 +39,10 @@ _NAME = re.compile(r"[A-Za-z]-\Z")
 _LABELS = r"(?i)(?:\b(?:(?:tele)?phone|cell|mobile|tel\b|call|fax|whats ?app|sms\b|text me))"
 _LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
 _ANY_LABEL = re2.compile(_LABELS)
+_LABEL_BEGUN = _LABELS.replace(r"\b|", "|")
+"""Any label, though its last letter be followed by a digit."""
+_ANNOUNCED = re2.compile(rf"(?:\+(?s:.){{0,3}}?|{_LABEL_BEGUN}[^0-9]{{0,16}})({_DIGITS}{{6,}})")
+"""What a plus or a label may announce."""
 _ITEM = re.compile(r"[1-9][0-9]?[.)\]] +(?=[0-9(]+)")
 """The numbering of list items."""
 # Runs that are something else, unless a plus or a label says that they are phone numbers.
@@ -96,7 +107,7 @@ class DialledNumbers:
         calling = phonenumbers.country_code_for_region(code)
         self._groupings = _NORTH_AMERICAN_GROUPS if calling == NORTH_AMERICA else None
         # Neighbours with the same country code (Canada) have numbers of the same form.
-        sharing = phonenumbers.COUNTRY_CODE_TO_REGION_CODE[calling]
+        sharing = COUNTRY_CODE_TO_REGION_CODE[calling]
         metadata = [each for each in map(PhoneMetadata.metadata_for_region, sharing) if each]
         own = next(each for each in metadata if each.id == code)
         general = [each.general_desc for each in metadata if each.general_desc is not None]
@@ -154,7 +165,7 @@ class DialledNumbers:
 class PhoneDetector:
     """Finds numbers with a country code, and national ones of the given regions."""
 
-    __slots__ = ("_north_american", "_possible", "_valid")
+    __slots__ = ("_alone", "_north_american", "_possible", "_valid")
 
     def __init__(self, regions: Sequence[str]) -> None:
         """Take ISO 3166 codes; raises ValueError for one that has no phone numbers."""
@@ -167,22 +178,42 @@ class PhoneDetector:
         self._north_american = any(
             phonenumbers.country_code_for_region(region) == NORTH_AMERICA for region in regions
         )
+        fewest = min((each.shortest for each in read), default=None)
+        self._alone = None if fewest is None else re2.compile(f"{_DIGITS}{{{fewest - 1},}}")
+        """What may be a number though nothing announces it."""
+
+    def _runs(self, text: str) -> Iterator[tuple[int, int, bool]]:
+        """Yield (start, end, announced) of each run of digits that may be a number, in order.
+
+        A run is as long as can be. A shorter one is no number, unless something announces it.
+        """
+        digits = flat(text)
+        announced = {match.span(1) for match in _ANNOUNCED.finditer(digits)}
+        alone = () if self._alone is None else self._alone.finditer(digits)
+        for run in sorted(announced.union(match.span() for match in alone)):
+            yield *run, run in announced
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of each number, and of text that is too long to search."""
         behind = 0
         looked_through = 0
-        announced = _ANY_LABEL.search(text) is not None
-        for run in _RUN.finditer(text):
-            start, end = run.span()
+        labels: bool | None = None
+        for run_start, end, announced in self._runs(text):
+            start = run_start
+            if not announced and _NO_PHONE.fullmatch(text, start, end):
+                continue
             item = _ITEM.match(text, start, end)
             if item is not None and text[start - 1 : start] not in {"(", "+"}:
                 start = behind = item.end()
-            within_word = _WORD.search(text, max(0, start - 1), start) or _GOES_ON.match(text, end)
-            if within_word and text[start:end].isdigit():
+            if text[start:end].isdigit() and (
+                _WORD.search(text, max(0, start - 1), start) or _GOES_ON.match(text, end)
+            ):
                 continue  # a hex digest
             offset = max(behind, start - _LEAD)
-            searches = self._searches(text, offset, start, end, announced=announced)
+            if announced and labels is None:
+                labels = _ANY_LABEL.search(flat(text)) is not None
+            labelled = announced and labels is True
+            searches = self._searches(text, offset, start, end, announced=labelled)
             if searches:
                 looked_through += end - start
                 if looked_through > MOST_DIGITS:
@@ -190,9 +221,10 @@ class PhoneDetector:
                     return
             # What follows may speak against a number, but not when it is an extension (x33).
             window = text[offset : end if text[end : end + 1] in ("x", "X") else end + 1]
-            found = chain.from_iterable(find(window) for find in searches)
-            layouts = _NORTH_AMERICAN.finditer(window) if self._north_american else ()
-            for first, last in sorted(chain(found, (layout.span() for layout in layouts))):
+            found = [span for find in searches for span in find(window)]
+            if self._north_american:
+                found += [layout.span() for layout in _NORTH_AMERICAN.finditer(window)]
+            for first, last in sorted(found):
                 behind = max(behind, offset + last)
                 yield offset + first, offset + last
 
@@ -200,16 +232,49 @@ class PhoneDetector:
         self, text: str, offset: int, start: int, end: int, *, announced: bool
     ) -> Sequence[Find]:
         """Return the ways in which the library is to read a run, if any."""
-        if "+" in text[offset:start]:
-            return (partial(_matches, None, Leniency.POSSIBLE),)
+        plus = text.rfind("+", offset, start)
+        if plus >= 0:
+            groups = _GROUP.findall(text, plus, end)
+            return (_POSSIBLE_ABROAD if _may_be_abroad(groups) else _nowhere,)
         if announced and _LABEL.search(text, max(0, start - _LABEL_REACH), start) is not None:
             return self._possible
         if _NO_PHONE.fullmatch(text, start, end) or _NAME.search(text, max(0, start - 2), start):
             return ()
         groups = _GROUP.findall(text, start, end)
-        if len(groups) == 1 and is_named_otherwise(text, start):
+        searches = [valid for numbers, valid in self._valid if numbers.may_be_among(groups)]
+        if searches and len(groups) == 1 and is_named_otherwise(text, start):
             return ()
-        return [valid for numbers, valid in self._valid if numbers.may_be_among(groups)]
+        return searches
+
+
+def _may_be_abroad(groups: Sequence[str]) -> bool:
+    """Tell whether groups of digits behind a plus may begin with a possible number.
+
+    Law: as that of ``DialledNumbers``.
+    """
+    digits = "".join(groups)
+    codes = (int(digits[:length]) for length in (1, 2, 3))
+    code = next((code for code in codes if code in COUNTRY_CODE_TO_REGION_CODE), None)
+    if code is None or digits[0] == "0":
+        return False
+    lengths = _lengths_abroad(code)
+    return lengths is None or not lengths.isdisjoint(accumulate(map(len, groups)))
+
+
+@cache
+def _lengths_abroad(code: int) -> frozenset[int] | None:
+    """Return how many digits may follow a plus with this country code; None if that is not sure."""
+    region = phonenumbers.region_code_for_country_code(code)
+    metadata = PhoneMetadata.metadata_for_region_or_calling_code(code, region)
+    prefix = "" if metadata is None else metadata.national_prefix_for_parsing or ""
+    if metadata is None or metadata.general_desc is None or (prefix and not prefix.isdigit()):
+        return None
+    described = metadata.general_desc
+    national = {*described.possible_length, *described.possible_length_local_only}
+    before = len(str(code))
+    return frozenset(
+        length for each in national for length in (before + each, before + len(prefix) + each)
+    )
 
 
 def _valid(numbers: DialledNumbers, window: str) -> Iterator[tuple[int, int]]:
@@ -222,6 +287,13 @@ def _matches(region: str | None, leniency: int, window: str) -> Iterator[tuple[i
     # The library gives up after a number of tries; a scan may not.
     for match in PhoneNumberMatcher(window, region, leniency, max_tries=len(window)):
         yield match.start, match.end
+
+
+_POSSIBLE_ABROAD: Find = partial(_matches, None, Leniency.POSSIBLE)
+
+
+def _nowhere(_window: str) -> Iterator[tuple[int, int]]:
+    return iter(())
 
 
 def is_region(code: str) -> bool:

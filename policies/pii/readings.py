@@ -183,7 +183,7 @@ class _Form:
         self.seen_in = re2.compile(looks).search
         self.steps = [
             (
-                re2.compile(_LOOKS_AROUND.sub("(?:", _LOOKS_FOR_NONE.sub("", pattern))).search,
+                re2.compile(_LOOKS_AROUND.sub("(?:", _LOOKS_FOR_NONE.sub("", pattern))),
                 re.compile(pattern),
                 (lambda _, meant=meant: meant) if isinstance(meant, str) else meant,
             )
@@ -240,8 +240,8 @@ class Reading:
         if form.seen_in(self.text) is None:
             return self
         read = self
-        for seen_in, pattern, meant in form.steps:
-            if seen_in(read.text) is not None:
+        for sign, pattern, meant in form.steps:
+            if sign.search(read.text) is not None:
                 read = _replace(read, pattern, meant)
         return self if read.text == self.text else _normal(read)
 
@@ -254,7 +254,7 @@ class Reading:
             return Reading("")
         found = sorted(
             (*match.span(), meant(match))
-            for _, pattern, meant in _ENCODED.steps
+            for pattern, _, meant in _ENCODED.steps  # which do not look around
             for match in pattern.finditer(self.text)
         )
         text = "\n".join(piece for _, _, piece in found)

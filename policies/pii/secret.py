@@ -4,9 +4,11 @@ import base64
 import re
 from collections.abc import Iterator
 from heapq import merge
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import re2
+
+from policies.pii.identifiers import flat
 
 _KNOWN = re2.compile(
     r"\b(?:"
@@ -45,7 +47,13 @@ _SPOKEN = re2.compile(
 )
 _CURL = re2.compile(r"\s(?:-u|--user)[ =]?[\"']?[^\s:\"'$<]+:([^\s\"'$<:]{4,})")
 _BASIC = re2.compile(r"(?i)\bbasic\s+([a-z0-9+/_-]{8,}={0,2})")
-_LONG = re2.compile(r"[A-Za-z0-9_+/=-]{20,}")
+_WRITTEN = "[A-Za-z0-9_+/=-]"
+_SHORTEST = 20
+# A whole token that has letters of both cases and a digit, as every random one: most have not.
+_ORDERS = permutations(("[a-z]", "[A-Z]", "[0-9]"))
+_MIXED = re2.compile(
+    f"{_WRITTEN}*(?:{'|'.join(f'{_WRITTEN}*'.join(each) for each in _ORDERS)}){_WRITTEN}*"
+)
 _PIECE = re.compile(r"[A-Za-z0-9_-]{20,}")
 # Ids that APIs hand out in public: replies, tool calls, files.
 _PUBLIC_ID = re.compile(
@@ -68,21 +76,24 @@ _BLOB = 256
 """Characters from which a token is data (an image, a file) and no credential."""
 
 
-LONG = _LONG.pattern
+LONG = f"{_WRITTEN}{{{_SHORTEST},}}"
 LABELS_AND_PREFIXES = "|".join(
     # Where long repetitions end does not matter here, and to count them makes RE2 slow.
     re.sub(r"\{(?:[89]|[1-9][0-9]),?[0-9]*\}", "{8,}", f"(?:{each.pattern})")
     for each in (_KNOWN, _BASIC, _LABELLED, _SPOKEN, _CURL)
 )
 """RE2 patterns: where none of these two is found, there is no credential."""
+_ANY_LABEL_OR_PREFIX = re2.compile(LABELS_AND_PREFIXES)
 _DIGIT = re.compile("[0-9]")
 
 
 def find_secrets(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each credential."""
-    searches = [_known(text), _basic(text)]
-    if _DIGIT.search(text) is not None:  # which all others hold
-        searches += (_labelled(text), _find_spoken(text), _random(text))
+    searches = [_random(text)]
+    if _ANY_LABEL_OR_PREFIX.search(text.encode()) is not None:
+        searches += (_known(text), _basic(text))
+        if _DIGIT.search(text) is not None:  # which all others hold
+            searches += (_labelled(text), _find_spoken(text))
     return merge(*searches)
 
 
@@ -135,16 +146,13 @@ def _is_credential(value: str) -> bool:
 
 
 def _random(text: str) -> Iterator[tuple[int, int]]:
-    for found in _LONG.finditer(text):
+    for found in _MIXED.finditer(flat(text)):
         start, end = found.span()
+        if end - start < _SHORTEST:
+            continue
         token = text[start:end]
         # h1: is how Go marks a digest.
-        if (
-            token.islower()
-            or token.isupper()
-            or _DIGEST.match(token) is not None
-            or text[max(0, start - 3) : start] == "h1:"
-        ):
+        if _DIGEST.match(token) is not None or text[max(0, start - 3) : start] == "h1:":
             continue
         if end - start == _AWS_SECRET and looks_random(token):
             yield start, end
