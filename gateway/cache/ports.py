@@ -281,6 +281,10 @@ class Quarantine(Protocol):
 class Scanner(Protocol):
     """PII detection in text."""
 
+    @property
+    def identity(self) -> str:
+        """Name all that a finding depends on beside the text; of equal scanners the same."""
+
     def is_clean(self, text: str) -> bool:
         """Tell by a quick look that ``scan`` would find nothing; False if that is not sure."""
 

@@ -43,6 +43,8 @@ SECRET_WORD = "PERSONAL"
 class Scanner:
     """The fake at the scanner's port: one word is personal."""
 
+    identity = "one word"
+
     def is_clean(self, _text: str) -> bool:
         return False
 

@@ -15,18 +15,23 @@ from gateway.cache.pii_scan import (
     INLINE_DISGUISED,
     OVERLAP,
     PIECE,
+    SHORTEST_SECTION,
+    CleanSections,
+    Piece,
     ScanFailedError,
     Scans,
     Turns,
-    pieces,
+    sections,
 )
 from policies.pii.scan import PiiScanner
 
-LONG = "a long text of many words\n" * 10_000
+LONG = "".join(f"line {n} of a long text of many words\n" for n in range(8_000))
 
 
 class Watched:
     """Notes what it scans and in which thread, and does what it is told."""
+
+    identity = "words"
 
     def __init__(self, does: Callable[[str], str | None] = lambda _text: None) -> None:
         self.does = does
@@ -196,21 +201,26 @@ async def test_a_turn_that_comes_too_late_is_given_back():
     assert not tasks[3].cancelled()
 
 
+def pieces(text: str, clean: CleanSections | None = None) -> list[tuple[int, int]]:
+    """Return from where to where each piece stands that is to be scanned."""
+    found = (clean or CleanSections()).pieces(text, b"owner", Watched())
+    return [(piece.start, piece.end) for piece in found if piece is not None]
+
+
 @pytest.mark.parametrize("unit", ["word ", "line of words\n", "x", "\u4ef7"])
 @pytest.mark.parametrize(
     "length", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE - OVERLAP, 5 * PIECE + 17]
 )
 def test_pieces_cover_the_text_and_share_what_lies_on_their_borders(unit: str, length: int):
     text = (unit * length)[:length]
-    cut = list(pieces(text))
-    assert all(len(piece) <= PIECE for piece in cut)
-    assert len(cut) <= 1 + length // (PIECE - 2 * OVERLAP)
-    # One mark for each place: every stretch of half an overlap lies whole in some piece.
-    places = "".join(map(chr, range(0x10000, 0x10000 + length)))
-    spans = [(ord(piece[0]) - 0x10000, len(piece)) for piece in pieces(places)] if length else []
-    for (start, size), (following, _) in pairwise(spans):
-        assert start < following <= start + size - OVERLAP // 2
-    assert not spans or spans[-1][0] + spans[-1][1] == length
+    spans = pieces(text)
+    assert spans[0][0] == 0
+    assert spans[-1][1] == length
+    assert all(end - start <= PIECE for start, end in spans)
+    assert len(spans) <= 1 + length // (PIECE - 2 * OVERLAP)
+    # Every stretch of half an overlap lies whole in some piece.
+    for (start, end), (following, _) in pairwise(spans):
+        assert start < following <= end - OVERLAP // 2
 
 
 @settings(max_examples=40)
@@ -218,11 +228,92 @@ def test_pieces_cover_the_text_and_share_what_lies_on_their_borders(unit: str, l
 def test_a_finding_is_found_wherever_it_stands(place: int, unit: str):
     filler = (unit * (3 * PIECE // len(unit)))[: 3 * PIECE]
     text = f"{filler[:place]} mail ada@example.com now {filler[place:]}"
-    assert any("ada@example.com now" in piece for piece in pieces(text))
+    assert any("ada@example.com now" in text[start:end] for start, end in pieces(text))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, len(LONG)), st.text("ab \n", max_size=200))
+def test_a_change_of_a_text_leaves_nearly_all_sections_as_they_were(place: int, change: str):
+    changed = LONG[:place] + change + LONG[place:]
+    before = {LONG[start:end] for start, end in pairwise(sections(LONG))}
+    after = [changed[start:end] for start, end in pairwise(sections(changed))]
+    assert "".join(after) == changed
+    assert sum(len(section) for section in after if section not in before) < 4 * PIECE
+
+
+async def test_of_a_text_that_grows_only_what_is_new_is_scanned():
+    scans, scanner = Scans(), Watched()
+    await scans.scan(scanner, LONG, b"owner")
+    scanner.texts.clear()
+    assert await scans.scan(scanner, LONG, b"owner") is None
+    assert scanner.texts == []
+    for turn in range(3):
+        text = LONG + "".join(f"and turn {n} says more\n" for n in range(turn + 1))
+        assert await scans.scan(scanner, text, b"owner") is None
+        [scanned] = scanner.texts
+        assert scanned.endswith(f"and turn {turn} says more\n")
+        scanner.texts.clear()
+    assert await scans.scan(PiiScanner([]), f"ada@example.com {LONG}", b"owner") == "email"
+    scans.close()
+
+
+async def test_what_is_clean_for_one_owner_or_scanner_is_scanned_for_another():
+    scans, first, other = Scans(), Watched(), Watched()
+    other.identity = "words and numbers"
+    await scans.scan(first, LONG, b"one")
+    scanned = len(first.texts)
+    await scans.scan(first, LONG, b"two")
+    assert len(first.texts) == 2 * scanned
+    await scans.scan(other, LONG, b"one")
+    assert other.texts == first.texts[:scanned]
+    same = Watched()  # as after a reload of the same policy
+    await scans.scan(same, LONG, b"one")
+    assert same.texts == []
+    scans.close()
+
+
+async def test_a_piece_with_a_finding_or_a_failure_is_scanned_again():
+    scans = Scans()
+    text = f"{LONG}\nada@example.com"
+    assert await scans.scan(PiiScanner([]), text, b"owner") == "email"
+    assert await scans.scan(PiiScanner([]), text, b"owner") == "email"
+
+    def fail(_text: str) -> None:
+        raise ValueError
+
+    with pytest.raises(ScanFailedError):
+        await scans.scan(Watched(fail), LONG, b"owner")
+    scanner = Watched()
+    assert await scans.scan(scanner, LONG, b"owner") is None
+    assert scanner.texts[0].startswith(LONG[:SHORTEST_SECTION])
+    scans.close()
+
+
+@pytest.mark.parametrize(("word", "found"), [("order", None), ("hello", "phone")])
+def test_a_word_before_a_piece_still_says_that_a_number_is_no_persons(word: str, found: str | None):
+    text = f"{LONG}{word}\n4155552671\n{LONG}"
+    start = len(LONG) + len(word) + 1
+    scanner = PiiScanner(["US"])
+    assert scanner.scan(text[start : start + PIECE]) == "phone"
+    assert Piece(text, start, start + PIECE, []).scan(scanner) == found
+
+
+def test_no_more_sections_are_remembered_than_there_is_room_for():
+    clean = CleanSections(most=3)
+    texts = [f"text {n}" for n in range(5)]
+    for text in texts:
+        [piece] = clean.pieces(text, b"owner", Watched())
+        clean.add(piece)
+    assert [bool(pieces(text, clean)) for text in texts] == [True, True, False, False, False]
+    assert pieces(texts[2], clean) == []  # used last
+    [piece] = clean.pieces("one more", b"owner", Watched())
+    clean.add(piece)
+    assert [bool(pieces(text, clean)) for text in texts[2:]] == [False, True, False]
 
 
 async def test_only_scans_of_one_owner_are_shared():
     scans, alone, scanner = Scans(), Watched(), Watched()
+    alone.identity = "alone"
     await scans.scan(alone, LONG, b"one")
     owners = (b"one", b"one", b"two")
     await asyncio.gather(*(scans.scan(scanner, LONG, owner) for owner in owners))

@@ -18,6 +18,8 @@ MISS = ForwardStatus(Forwarded.MISS)
 class Scanner:
     """Finds one word, or fails."""
 
+    identity = "words"
+
     def __init__(self, word: str = "PERSONAL") -> None:
         self.word = word
         self.texts: list[str] = []
