@@ -56,6 +56,7 @@ lint: setup
 bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON each
 	$(BIN)/python benchmarks/exact_hits.py
 	$(BIN)/python benchmarks/misses.py
+	$(BIN)/python benchmarks/agent_turns.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/gateway_keys.py
 	$(BIN)/python benchmarks/translation.py
