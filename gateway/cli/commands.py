@@ -339,7 +339,7 @@ def semantic() -> None:
     """Calibrate and watch answers by meaning."""
 
 
-@semantic.command(cls=options.Calibrate, run="calibrate:calibrate")
+@semantic.command(run="calibrate:calibrate")
 @argument("log", nargs=-1, type=FILE, help="Comparisons or labelled pairs.")
 @option(
     "--confidence",

@@ -25,8 +25,6 @@ FOLDER = click.Path(path_type=Path)
 _KEPT = re.compile(r"(?m)(?<=\n\n)(?=\S.*\n  )")
 """The beginning of a paragraph with indented lines, which help keeps as they are."""
 
-_PERCENTAGE = re.compile(r"[\d.]+%")
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -54,17 +52,6 @@ class Command(click.Command):
         if not self.run:
             return super().invoke(ctx)
         return pkgutil.resolve_name(f"gateway.cli.{self.run}")(**ctx.params)
-
-
-class Calibrate(Command):
-    """A command whose ``--budget`` may have several values behind it, as in former versions."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat the option before each percentage."""
-        for place in range(len(args) - 1, 0, -1):
-            if _PERCENTAGE.fullmatch(args[place]) and args[place - 1] != "--budget":
-                args.insert(place, "--budget")
-        return super().parse_args(ctx, args)
 
 
 class Group(Command, click.Group):

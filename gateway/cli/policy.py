@@ -9,15 +9,16 @@ the request keeps its recorded decision. Only a log without any record is an err
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from gateway.cli.estimate.text import counted
 from gateway.cli.json_lines import Lines
-from gateway.cli.progress import progress
+from gateway.cli.progress import noting, progress
 from gateway.cli.terminal import CommandError, show, show_json, unreadable
 from gateway.semantic.calibrations import known_calibrations
 from gateway.server.admin.recorded_request import InvalidFieldError
@@ -61,7 +62,6 @@ class Record(BaseModel):
 
     @property
     def facts(self) -> RecordedFacts:
-        """The request in the log."""
         facts = RequestFacts(
             endpoint=self.endpoint,
             model=self.model,
@@ -80,8 +80,7 @@ class Record(BaseModel):
     def _complete(cls, line: Any) -> Any:
         match line:
             case {"rule": rule, "decision": dict(decision)}:
-                # Lines from before there was a budget were not decided by one.
-                return {**line, "decision": {"max_wrong_hits": 1.0, **decision, "rule": rule}}
+                return {**line, "decision": {**decision, "rule": rule}}
         return line
 
 
@@ -108,6 +107,12 @@ class Tally:
     tokens: int = 0
     bypasses: int = 0
 
+    def add(self, tokens: int | None, hit: bool | None) -> None:
+        self.requests += 1
+        self.hits += hit is True
+        self.bypasses += hit is None
+        self.tokens += (tokens or 0) if hit else 0
+
 
 class Cache:
     """A cache without bounds that knows of each entry until when it is fresh."""
@@ -116,21 +121,14 @@ class Cache:
         self._calibrations = calibrations
         self.unjudged = 0
         """Semantic hits kept because no calibration tells of the edited budget."""
-        self._entries: dict[tuple[str, str, int], tuple[float, float]] = {}
-        """When each was stored, and until when it is fresh."""
+        self.entries: dict[tuple[str, str, int], tuple[float, float]] = {}
+        """When each was stored, and until when it is fresh; stale ones stay."""
         self._forms: dict[str, str] = {}
 
-    def __len__(self) -> int:
-        """Return how many entries there are, the stale ones among them."""
-        return len(self._entries)
-
     def take(self, record: Record, decision: Decision) -> bool | None:
-        """Take a request; return whether it hits, None where it is not looked up at all."""
+        """Return whether the request hits, None where it is not looked up at all."""
         self._forms.setdefault(record.key, record.form)
         scope = record.scopes.get(decision.scope.value)
-        if decision.scope is Scope.TEAM and Scope.TEAM.value not in record.scopes:
-            # A log of an earlier version, which knew no teams.
-            scope = record.scopes.get(Scope.TENANT.value)
         if scope is None or not self._eligible(record, decision):
             return None
         place = (scope, record.form, decision.generation)
@@ -139,7 +137,7 @@ class Cache:
         if decision.semantic and not decision.shadow and self._near(record, decision, scope):
             return True
         if _would_admit(record, decision):
-            self._entries[place] = record.time, record.time + decision.lifetime
+            self.entries[place] = record.time, record.time + decision.lifetime
         return False
 
     def _eligible(self, record: Record, decision: Decision) -> bool:
@@ -155,9 +153,7 @@ class Cache:
         return limit is None or record.temperature is None or record.temperature <= limit
 
     def _fresh(self, place: tuple[str, str, int], now: float, decision: Decision) -> bool:
-        if place not in self._entries:
-            return False
-        stored, fresh_until = self._entries[place]
+        stored, fresh_until = self.entries.get(place, (now, now))
         return now < min(fresh_until, stored + decision.lifetime)
 
     def _near(self, record: Record, decision: Decision, scope: str) -> bool:
@@ -212,37 +208,31 @@ class Report:
     """Requests by the rule that decided and the one that would."""
 
 
-class Replay:
-    """Takes records in the order of their time, and writes the report."""
+def replay_records(
+    records: Iterable[Record], policy: RecordedPolicy, calibrations: Sequence[Thresholds] = ()
+) -> Report:
+    """Simulate the records, in the order of their time, as recorded and with an edited policy.
 
-    def __init__(self, policy: RecordedPolicy, calibrations: Sequence[Thresholds] = ()) -> None:
-        """``calibrations`` may include the log's own, which its recorded thresholds identify."""
-        self._policy = policy
-        self._then, self._edited = Cache(), Cache(calibrations)
-        self.report = Report()
-
-    def take(self, record: Record) -> None:
-        """Take the next record."""
-        report = self.report
-        decision = self._policy.decide(record.facts)
+    ``calibrations`` may include the log's own, which its recorded thresholds identify.
+    """
+    report, then, edited = Report(), Cache(), Cache(calibrations)
+    for record in records:
+        decision = policy.decide(record.facts)
         if decision is None:
             report.unknown += 1
             decision = record.decision
         report.requests += 1
         report.recorded_hits += record.outcome == "hit"
         report.moved[record.rule, decision.rule] += 1
-        before = self._then.take(record, record.decision)
-        after = self._edited.take(record, decision)
+        before, after = then.take(record, record.decision), edited.take(record, decision)
         report.gained += bool(after) and not before
         report.lost += bool(before) and not after
-        report.entries_before, report.entries_after = len(self._then), len(self._edited)
-        report.unjudged = self._edited.unjudged
-        tally = report.rules.setdefault(decision.rule, Tally())
-        for counted, hit in ((report.before, before), (report.after, after), (tally, after)):
-            counted.requests += 1
-            counted.hits += hit is True
-            counted.bypasses += hit is None
-            counted.tokens += (record.tokens or 0) if hit else 0
+        report.before.add(record.tokens, before)
+        report.after.add(record.tokens, after)
+        report.rules.setdefault(decision.rule, Tally()).add(record.tokens, after)
+    report.entries_before, report.entries_after = len(then.entries), len(edited.entries)
+    report.unjudged = edited.unjudged
+    return report
 
 
 def check(*, files: Sequence[Path]) -> int:
@@ -257,7 +247,7 @@ def _is_valid(file: Path) -> bool:
     except CommandError as error:
         print(error, file=sys.stderr)
         return False
-    rules = "1 rule" if len(policy.rules) == 1 else f"{len(policy.rules)} rules"
+    rules = counted(len(policy.rules), "rule")
     print(f"{file}: valid, {rules} and the default, generation {policy.generation}")
     return True
 
@@ -271,13 +261,11 @@ def schema() -> int:
 def replay(*, policy: Path, data_dir: Path | None, as_json: bool, log: Path) -> int:
     """Print the changes that an edited policy would have made; return the exit code."""
     edited = recorded_policy(_read(policy))
-    replay = Replay(edited, [each.threshold for each in known_calibrations(data_dir)])
+    calibrations = [each.threshold for each in known_calibrations(data_dir)]
     records = Lines(read_record, log)
     with progress("replaying requests") as note:
-        for number, (_, record) in enumerate(records, 1):
-            replay.take(record)
-            note(number)
-    report = replay.report
+        read = (record for _, record in noting(records, note))
+        report = replay_records(read, edited, calibrations)
     if not report.requests:
         raise CommandError(f"{log}: no record of a decision in it")
     if as_json:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.cli.json_lines import Lines
-from gateway.cli.progress import progress
+from gateway.cli.progress import noting, progress
 from gateway.cli.terminal import CommandError, printable, show_json
 from gateway.prompts.rewrite.rewrite import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
@@ -388,8 +388,7 @@ def run_report(*, log: Path, limit: int, as_json: bool) -> int:
     counts: Counter[Route] = Counter()
     size = 0
     with progress("reading requests") as note:
-        for number, (_, one) in enumerate(lines, 1):
-            note(number)
+        for _, one in noting(lines, note):
             counts[one.route] += 1
             prompts = routes.setdefault(one.route, [])
             # One at least, so that each route is reported.
@@ -401,10 +400,7 @@ def run_report(*, log: Path, limit: int, as_json: bool) -> int:
         raise CommandError(f"{log}: no request in it; {hint}")
     most = [route for route, _ in counts.most_common(_MOST_ROUTES)]
     with progress("trying settings, route by route", len(most)) as note:
-        reports = []
-        for route in most:
-            reports.append(report(routes[route]))
-            note(len(reports))
+        reports = [report(routes[route]) for route in noting(most, note)]
     if as_json:
         plain = {"routes": [asdict(one) for one in reports], "skipped_lines": lines.skipped}
         show_json(plain)

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
 from typing import TypeVar
@@ -45,6 +45,13 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
         begin.cancel()
         begin.join()
         shown.stop()
+
+
+def noting(items: Iterable[T], note: Callable[[int], None]) -> Iterator[T]:
+    """Yield the items; tell ``note`` how many are done."""
+    for number, item in enumerate(items, 1):
+        yield item
+        note(number)
 
 
 async def for_each(

@@ -207,12 +207,8 @@ def _upstreams(now: Look) -> Table:
         state = Text(word, _GOOD if word == "up" else _BAD)
         if one and one["why"]:
             state.append(f" ({one['why']})")
-        # A gateway of an older version tells no state of an only upstream.
-        cells: list[RenderableType] = [
-            Text(name),
-            state,
-            f"{one['in_flight'] if one else now['calls']:,}",
-        ]
+        calls = f"{one['in_flight']:,}" if one else ""
+        cells: list[RenderableType] = [Text(name), state, calls]
         if engine := engines.get(name):
             cells += [f"{engine['running']:,}", f"{engine['waiting']:,}", f"{engine['kv_use']:.0%}"]
         table.add_row(*cells)

@@ -26,7 +26,7 @@ from gateway.cli.estimate.simulation import FixedPolicy, Simulation, fixed_polic
 from gateway.cli.estimate.tally import Tally
 from gateway.cli.estimate.text import text
 from gateway.cli.json_lines import Lines, open_log
-from gateway.cli.progress import progress
+from gateway.cli.progress import noting, progress
 from gateway.cli.terminal import CommandError, FailedError, show, show_json, unreadable
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
@@ -174,13 +174,12 @@ async def _simulate(
         stack.push_async_callback(simulation.close)
         typical = TypicalTimes()
         with progress("simulating requests", len(index)) as note:
-            for number, logged in enumerate(index.in_order(how.log_format), 1):
+            for logged in noting(index.in_order(how.log_format), note):
                 one = _with_duration(logged, typical)
                 try:
                     tally.add(one, await simulation.take(one))
                 except SemanticUnavailableError as error:
                     raise FailedError(f"the embeddings service failed: {error.reason}") from None
-                note(number)
         await simulation.finish()
         not_stored = sorted(simulation.not_stored.items(), key=itemgetter(1), reverse=True)
         return {

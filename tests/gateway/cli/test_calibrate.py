@@ -56,7 +56,9 @@ def clean(count):
 
 def test_a_journal_becomes_a_table(run, tmp_path):
     lines = [*clean(400), check(0.1, "different"), check(0.2, "unsure"), {"kind": "reset"}]
-    code, out, err = run(log_of(tmp_path / "checks.jsonl", lines), "--budget", "0.1%", "1%")
+    code, out, err = run(
+        log_of(tmp_path / "checks.jsonl", lines), "--budget", "0.1%", "--budget", "1%"
+    )
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "402 would-be hits of verifier abababababababab, 2 wrong, 1 of them unsure",
