@@ -51,7 +51,6 @@ class Restarts:
         return self.fault is not None and self.clock() < settled
 
     def end(self) -> None:
-        """Forget the failures: the work is done."""
         self.fault = None
         _failing.pop(self.name, None)
 

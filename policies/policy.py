@@ -85,7 +85,6 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """Unique within the policy."""
         return self.decision.rule
 
 

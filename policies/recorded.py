@@ -33,7 +33,6 @@ class Atom:
 
     @cached_property
     def holds(self) -> Test:
-        """Tell whether facts meet it."""
         return self.make()
 
 

@@ -83,12 +83,10 @@ class ComparisonJournal:
         await asyncio.to_thread(self.look, deliver)
 
     def rules_off(self) -> dict[str, bool]:
-        """Tell for each rule with comparisons whether its semantic hits are off."""
         self.is_known()
         return self.ledger.rules_off()
 
     def report(self) -> dict[str, Any]:
-        """Return the figures by rule, and the number of aliases."""
         self.is_known()
         return {"rules": self.ledger.report(), "aliases": self.ledger.aliases}
 

@@ -133,8 +133,7 @@ class Store(Protocol):
     def stats(self) -> StoreStats:
         """Return the latest known figures without I/O."""
 
-    async def close(self) -> None:
-        """Finish pending writes and release files."""
+    async def close(self) -> None: ...
 
 
 class ScopeKeys(Protocol):
@@ -155,8 +154,7 @@ class ScopeKeys(Protocol):
     async def forget(self, tag: bytes) -> None:
         """Destroy all data keys of the scope; no error where there are none."""
 
-    async def close(self) -> None:
-        """Release files and connections."""
+    async def close(self) -> None: ...
 
 
 class Count(NamedTuple):
@@ -191,8 +189,7 @@ class KeyCounts(Protocol):
         ``known``, counts were lost: it is raised to ``known`` first.
         """
 
-    async def close(self) -> None:
-        """Release files and connections."""
+    async def close(self) -> None: ...
 
 
 class Claims(Protocol):
@@ -204,8 +201,7 @@ class Claims(Protocol):
         A claim lapses soon after its holder's end.
         """
 
-    def release(self, slot: bytes) -> None:
-        """Give the claim back, soon."""
+    def release(self, slot: bytes) -> None: ...
 
 
 class MakerStore(Protocol):
@@ -217,14 +213,11 @@ class MakerStore(Protocol):
     seconds: float
     """The longest that a request may wait for it."""
 
-    async def find(self, digests: Sequence[bytes]) -> Mapping[bytes, str]:
-        """Return the makers that are known."""
-
+    async def find(self, digests: Sequence[bytes]) -> Mapping[bytes, str]: ...
     async def add(self, digests: Sequence[bytes], maker: str) -> None:
         """Note the maker of all these, in place of any other."""
 
-    async def close(self) -> None:
-        """Release files and connections."""
+    async def close(self) -> None: ...
 
 
 MOST_MAKERS = 262_144
@@ -259,8 +252,7 @@ class UsageStore(Protocol):
     async def read(self, since: str) -> list[UsageRow]:
         """Return all rows from a day on. Raises StoreError."""
 
-    async def close(self) -> None:
-        """Release files and connections."""
+    async def close(self) -> None: ...
 
 
 KEPT_WINDOWS = {"minute": 3, "day": 8, "month": 3}
@@ -315,8 +307,7 @@ class PolicySource(Protocol):
     """Holds the last good policy."""
 
     @property
-    def active(self) -> ActivePolicy:
-        """The policy in force."""
+    def active(self) -> ActivePolicy: ...
 
 
 ForgetKeys = Callable[[bytes], Awaitable[None]]

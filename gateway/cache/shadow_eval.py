@@ -262,7 +262,6 @@ class ComparisonLedger:
         return {rule: checks.report() for rule, checks in sorted(self.rules.items())}
 
     def rules_off(self) -> dict[str, bool]:
-        """Tell for each rule with comparisons whether it is off."""
         return {rule: checks.off for rule, checks in self.rules.items()}
 
     @property

@@ -106,7 +106,6 @@ class ChildProcess:
 
     @classmethod
     async def start(cls, child: Child, more: Mapping[str, str] | None = None) -> Self:
-        """Start a child; ``more`` are further variables of its environment."""
         ours, theirs = socket.socketpair()
         with theirs:
             line = await asyncio.open_unix_connection(sock=ours)

@@ -15,7 +15,6 @@ class Root(Group):
     """All commands. That of the engine is declared by the engine, and imported when it is used."""
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Return a command, None if there is none."""
         if name == "backend":
             from backend.__main__ import cli as backend
 

@@ -403,7 +403,6 @@ def _entry(entry: dict[str, Any]) -> str:
 
 
 def _span(seconds: int) -> str:
-    """Write a time in its two largest units."""
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
         count, seconds = divmod(seconds, size)

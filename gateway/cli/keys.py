@@ -247,7 +247,6 @@ def _date(text: str) -> str:
 
 
 def _new_secret() -> str:
-    """Return a new key: 256 random bits, so that its SHA-256 need not be slow."""
     return f"rk-{secrets.token_urlsafe(SECRET_BYTES)}"
 
 

@@ -43,7 +43,6 @@ class Command(click.Command):
         self.run, self._exclusive = run, exclusive
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; return its exit code."""
         for pair in self._exclusive:
             sources = [ctx.get_parameter_source(name) for name in pair]
             if sources == [ParameterSource.COMMANDLINE] * 2:
@@ -61,7 +60,6 @@ class Group(Command, click.Group):
     group_class = type
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        """Return the names of the commands."""
         return list(self.commands)
 
 
@@ -69,7 +67,6 @@ class Choice(click.Choice[str]):
     """One of some words; a message about another word names the nearest."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """Return the message."""
         near = get_close_matches(str(value), self.choices, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return super().get_invalid_choice_message(value, ctx) + hint
@@ -81,7 +78,6 @@ class GatewayUrl(click.ParamType[str]):
     name = "url"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the address as it was given."""
         try:
             parts = urlsplit(value)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -103,7 +99,6 @@ class Time(click.ParamType[float]):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the seconds."""
         from policies.format.units import read_time, time_text
 
         try:
@@ -124,7 +119,6 @@ class ErrorBudget(click.ParamType[float]):
     def convert(
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the share."""
         # Costs as much to import as all else.
         from policies.format.values import ERROR_BUDGET, UnexpectedValueError
 

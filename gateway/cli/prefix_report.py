@@ -178,7 +178,6 @@ class _Trials:
     tools: KnownTools = field(default_factory=KnownTools)
 
     def parts(self, one: RecordedRequest, settings: Collection[Setting]) -> list[Part]:
-        """Return the prompt that these settings would send."""
         body = one.body
         if settings:
             prefix = compile_settings(tuple(settings))
@@ -192,7 +191,6 @@ class _Trials:
         return "".join(part.text for part in self.parts(one, settings))
 
     def ceiling(self, settings: Collection[Setting]) -> Ceiling:
-        """Return the findable share: the beginning that each prompt shares with an earlier one."""
         earlier: list[str] = []  # in order, so that only neighbours need to be compared
         partings: dict[int, Parting] = {}
         characters = found = 0
@@ -223,7 +221,6 @@ class _Trials:
         return Ceiling(characters, found / max(1, characters), worst)
 
     def drop_unneeded(self, settings: Sequence[Setting], least: float) -> tuple[Setting, ...]:
-        """Return the settings that each gain at least ``least``."""
         needed = tuple(settings)
         best = self.ceiling(needed).found
         for one in settings:
@@ -305,7 +302,6 @@ def _markers(prompts: Iterable[RecordedRequest]) -> list[str]:
 
 
 def _common(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
     low, high = 0, min(len(one), len(other))
     if other.startswith(one[:high]):
         return high

@@ -203,7 +203,6 @@ class Supervisor:
                 log.exception(text, extra=_EVENT)
 
     async def _replace_all(self) -> None:
-        """Replace the workers, or none. Raises ReloadError."""
         if self._reload is None:
             return
         log.info("reload: reading the settings")

@@ -153,7 +153,6 @@ def _head(url: str, now: Look | None, problem: str | None) -> Text:
 
 
 def _table(*columns: str) -> Table:
-    """Return a table whose first column has names and whose others have figures."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=_HEAD)
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)

@@ -163,7 +163,6 @@ class Orders:
         self._line.report(Report.LEFT, self._told_to_leave)
 
     def ignore(self) -> None:
-        """Take no more orders."""
         self._following.cancel()
         if self._having_alone is not None:
             self._having_alone.cancel()

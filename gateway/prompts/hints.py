@@ -200,7 +200,6 @@ def _known_model(body: dict[str, Any]) -> tuple[BreakpointField | None, int]:
 def _add_marks(
     endpoint: Endpoint, body: dict[str, Any], raw: bytes, settings: HintSettings
 ) -> tuple[dict[str, Any], list[Edit]]:
-    """Return the body with marks, and the edits to its bytes. Raises NotRewrittenError."""
     field, least = _known_model(body)
     if settings.field is not BreakpointField.AUTO:
         field = settings.field
@@ -294,7 +293,6 @@ def _last_text(path: Path, content: Any, kind: str | None) -> tuple[Path, Any] |
 
 
 def _marks_there(body: dict[str, Any], name: str) -> list[Any]:
-    """Return the marks that the client has set, wherever they may stand."""
     holders: list[Any] = [body]
     for field in ("tools", "system", "messages", "input"):
         for each in _objects(body.get(field)):

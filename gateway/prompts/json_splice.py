@@ -58,12 +58,10 @@ class Places:
         """An element of each array that was looked into, and where it begins."""
 
     def span(self, path: Path) -> Span:
-        """Return where the value at a path stands."""
         start = self.start(path)
         return start, end_of(self.raw, start, _at(self.body, path))
 
     def start(self, path: Path) -> int:
-        """Return where the value at a path begins."""
         if not path:
             return after_space(self.raw, 0)
         above, step = path[:-1], path[-1]

@@ -110,7 +110,6 @@ class Compression:
     refused: NotRewritten | None = None
 
     def __str__(self) -> str:
-        """Return the value of the header ``COMPRESS``."""
         text = ", ".join(self.steps) or "none"
         if self.steps:
             text += f"; tokens={self.tokens}; saved={self.saved}"

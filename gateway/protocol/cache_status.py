@@ -122,7 +122,6 @@ class HitStatus(NamedTuple):
     threshold: float | None = None
 
     def header(self) -> str:
-        """Return the list member."""
         if self.stale is not None:
             return f'refrain; hit; ttl={self.ttl}; detail="{self.reason}; {self.stale}"'
         if self.similarity is None:

@@ -59,7 +59,6 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
 
 
 def _with_digits(value: Any) -> Any:
-    """Return a value with its integers of more than 64 bits as text; all else is shared."""
     match value:
         case int() if not -(2**63) <= value < 2**64:
             return orjson.Fragment(str(value))

@@ -40,7 +40,6 @@ class Form:
         """Up to here it is read."""
 
     def feed(self, data: bytes) -> None:
-        """Take more of it."""
         self.data += data
         while not self.is_over and not self.is_broken and self._read():
             pass

@@ -50,7 +50,6 @@ class Parts(AsyncIterator[bytes]):
         return [*{id(whole): whole for whole in views if isinstance(whole, bytes)}.values()]
 
     async def __anext__(self) -> bytes:
-        """Return the next bytes."""
         start, size = self._next, 0
         while self._next < len(self._parts) and size < PART_BYTES:
             size += len(self._parts[self._next])
@@ -65,8 +64,7 @@ def body_of(parts: Sequence[bytes | memoryview]) -> bytes | Parts:
     return b"".join(parts) if sum(map(len, parts)) <= MOST_JOINED else Parts(parts)
 
 
-def _do_nothing() -> None:
-    """No call is to be left."""
+def _do_nothing() -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ class ApiPath(NamedTuple):
 
     @property
     def model(self) -> str:
-        """The model that the path names, empty if none."""
         found = _MODEL.fullmatch(self.path)
         return self.deployment if found is None else unquote(found[2] + _unless_verb(found[3]))
 

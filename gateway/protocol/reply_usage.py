@@ -21,14 +21,12 @@ class ReplyUsage:
         self._end = bytearray()
 
     def feed(self, piece: bytes) -> None:
-        """Take the next piece."""
         if self._reads:
             self._end += piece
             if len(self._end) > 2 * KEPT_BYTES:
                 del self._end[:-KEPT_BYTES]
 
     def end(self) -> PromptUsage:
-        """Return the last usage that the reply told."""
         text = self._end.decode(errors="replace")
         for place in reversed([found.end() for found in _FIELD.finditer(text)]):
             if (usage := prompt_usage(_value(text, place))) != NOTHING_SAID:

@@ -96,7 +96,6 @@ class CacheRequest:
 
     @property
     def system_text(self) -> str | None:
-        """The texts of system and developer."""
         text = system_text(self.endpoint, self.asked)
         return text if self.odd is None else _without_surrogates(text)
 
@@ -157,7 +156,6 @@ def _is_text(value: str) -> bool:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return all texts in a value, in order."""
     found: list[str] = []
     stack = [value]
     while stack:

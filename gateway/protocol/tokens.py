@@ -92,7 +92,6 @@ def tokens_in(size: int) -> int:
 
 
 def _count_tokens(prompt: Any) -> int:
-    """Count the token numbers of a prompt, or of several."""
     if not isinstance(prompt, list):
         return 0
     return sum(1 if isinstance(item, int) else _count_tokens(item) for item in prompt)
@@ -134,7 +133,6 @@ def prompt_usage(usage: Any) -> PromptUsage:
 
 
 def _first(*values: Any) -> int | None:
-    """Return the first value that is a count."""
     for each in values:
         if type(each) is int and 0 <= each < _MOST_TOKENS:
             return each

@@ -184,7 +184,6 @@ _ENDS = " .!,;:\n"
 
 
 def _plain(text: str) -> str:
-    """Return the words with single spaces between them."""
     return " ".join(text.split()).strip(_ENDS)
 
 
@@ -207,14 +206,12 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 
 
 def _polarity(plain: str) -> str | None:
-    """Return the yes or no that an answer begins with."""
     first = _WORD.match(plain)
     word = first[0] if first else ""
     return "yes" if word in _YES else "no" if word in _NO else None
 
 
 def _numbers(plain: str) -> frozenset[str]:
-    """Return numbers, days and months, each in one notation."""
     written = {_number(each) for each in _NUMBER.findall(plain)}
     words = set(_WORD.findall(plain))
     return frozenset(

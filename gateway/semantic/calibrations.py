@@ -48,7 +48,6 @@ class Calibrations:
         return found
 
     def details(self, verifier: str) -> dict[str, str | int]:
-        """Return the calibration in force for the operator."""
         found = self.of(verifier)
         details: dict[str, str | int] = {
             "calibration": "none" if found is None else "own" if self.is_own(found) else "shipped",
@@ -81,7 +80,6 @@ class Calibrations:
         return calibration is not None and calibration is self._own
 
     def find_shipped(self, verifier: str) -> Calibration | None:
-        """Return the installed calibration of a verifier, or None."""
         self.is_known()
         shipped = self._shipped
         return shipped if shipped is not None and shipped.verifier == verifier else None

@@ -187,7 +187,6 @@ _TITLE = 6
 
 
 def _verb(words: Sequence[str]) -> str:
-    """Return the first word that is not a mere form of address."""
     return next((word for word in words if word not in lists.POLITE), "")
 
 
@@ -255,7 +254,6 @@ def _tells_story(question: TokenizedQuestion) -> bool:
 
 
 def _names_period(question: TokenizedQuestion) -> bool:
-    """Find "this month", "last week", "the past 3 days"."""
     words, vocabulary = question.words, question.vocabulary
     if vocabulary.isdisjoint(lists.RELATIVE) or vocabulary.isdisjoint(lists.PERIODS):
         return False
@@ -277,8 +275,6 @@ def _is_period(relative: str, rest: Sequence[str]) -> bool:
 
 
 class _Place(NamedTuple):
-    """A word's place in the question."""
-
     before: str
     rest: Sequence[str]
     own: bool

@@ -98,7 +98,6 @@ def strip_markdown(text: str) -> PlainText:
 
 
 def _parts(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield prose and blocks of code in turn."""
     at = 0
     for block in code_blocks(text, loose=True):
         yield text[at : block.start], False
@@ -109,7 +108,6 @@ def _parts(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _without_marks(prose: str) -> str:
-    """Return prose, its code held back, without the marks."""
     text = compatible(prose).translate(_QUOTES)
     for mark in (_RULE, _FRAME, _QUOTE, _HEADING):
         text = mark.sub("", text)
@@ -119,7 +117,6 @@ def _without_marks(prose: str) -> str:
 
 
 def _without_emphasis(line: str) -> str:
-    """Return a line without the marks that open and close around words."""
     opened: dict[str, int] = {}
     gone: set[int] = set()
     runs = [run for run in _RUN.finditer(line) if run[0] in _EMPHASIS]
@@ -152,7 +149,6 @@ def without_list_marks(text: str) -> str:
 
 
 def _bulleted(items: Sequence[tuple[int, re.Match[str]]]) -> Iterator[tuple[int, int]]:
-    """Yield the lines that begin with a bullet, and where their text begins."""
     often = Counter(item["bullet"] for _, item in items)
     for at, item in items:
         if (bullet := item["bullet"]) and (bullet not in "-+" or often[bullet] > 1):

@@ -24,8 +24,7 @@ class SemanticIndex(Protocol):
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
         """Make the entry findable by ``text``. Raises SemanticUnavailableError."""
 
-    async def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget the vectors of these entries. Raises SemanticUnavailableError."""
+    async def remove(self, keys: Sequence[bytes]) -> None: ...
 
 
 class LocalEncoder(Protocol):

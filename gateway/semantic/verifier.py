@@ -36,9 +36,7 @@ class Scorer(Protocol):
         """Its digest; empty if there is no verifier, None until that is known."""
 
     @property
-    def verifier_fault(self) -> str:
-        """Why there is no verifier."""
-
+    def verifier_fault(self) -> str: ...
     async def score(self, question: str, stored: str) -> float:
         """Return how surely one answer fits both. Raises SemanticUnavailableError."""
 
@@ -104,7 +102,6 @@ class CalibratedVerifier:
         return Verification(0.0, fault if fault in OF_THE_TEXT else f"verifier-{fault}")
 
     def details(self) -> dict[str, str | int]:
-        """Return which verifier and which calibration are in use."""
         verifier = self._verifier()
         if verifier is None:
             return {"kind": "unknown"}

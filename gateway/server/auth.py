@@ -50,7 +50,6 @@ class KeyRing:
     """One key of each holder."""
 
     def find(self, secret: str) -> Key | None:
-        """Return the key that has this secret, or None if it is unknown."""
         digest = hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
         near = self.by_prefix.get(digest[:_PREFIX_BYTES], ())
         return next((key for known, key in near if hmac.compare_digest(known, digest)), None)
@@ -81,7 +80,6 @@ class KeyReader:
         self._before: dict[str, Line] = {}
 
     def __call__(self, data: bytes, source: str) -> KeyRing:
-        """Return the keys in the text of a file."""
         try:
             lines = data.decode("utf-8-sig").splitlines()
         except UnicodeDecodeError:
@@ -204,7 +202,6 @@ class Access:
 
     @property
     def holders(self) -> Mapping[str, Key]:
-        """The holders of gateway keys, with one key of each."""
         return (NOBODY if self._keys is None else self._keys.active).holders
 
     def list_keys(self) -> list[dict[str, str]]:

@@ -170,7 +170,6 @@ def read_head(block: bytes, neutral: frozenset[str], generation: int) -> Head | 
 
 
 def _endpoint_of(target: str) -> Endpoint | None:
-    """Return the cached endpoint that a plain request goes to."""
     path, mark, query = target.partition("?")
     return _ENDPOINTS.get(path) if not mark or _QUERY.fullmatch(query) else None
 
@@ -273,7 +272,6 @@ class HotPath:
         self._begin_generation()
 
     def head(self, block: bytes) -> Head | None:
-        """Return what ``read_head`` does."""
         if self._policies.active is not self._active or self._access.rings != self._rings:
             self._begin_generation()
         digest = sha256(block).digest()
@@ -362,7 +360,6 @@ class HotPath:
                 self._forget(request)
 
     async def watch(self) -> None:
-        """Sweep until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             self.sweep()
@@ -384,14 +381,12 @@ class HotPath:
 
 
 def _digest(head: Head, body: bytes | memoryview) -> bytes:
-    """Return the identity of a request's bytes."""
     digest = sha256(head.facts)
     digest.update(body)
     return digest.digest()
 
 
 def _headers_read(policy: Policy) -> frozenset[str]:
-    """Return the headers that rules match, in lower case."""
     keys = (condition.key for rule in policy.rules for condition in rule.conditions)
     return frozenset(
         key.removeprefix("header.").lower() for key in keys if key.startswith("header.")
@@ -415,7 +410,6 @@ class Reader:
 
     @property
     def holds(self) -> bool:
-        """Tell whether it keeps the beginning of a request back."""
         return bool(self._held)
 
     def feed(self, data: bytes, *, waiting: bool) -> "tuple[bytes, bytes] | PlainRequest | bytes":
@@ -436,7 +430,6 @@ class Reader:
         return self._begin(data, waiting=waiting)
 
     def release(self) -> bytes:
-        """Return the bytes that were held back."""
         data = b"".join(self._held)
         self._held.clear()
         return data

@@ -63,7 +63,6 @@ class LocalUpstream:
 
     @asynccontextmanager
     async def send(self, outgoing: Outgoing) -> AsyncIterator["LocalReply"]:
-        """Answer at once, there is one path only; see the port."""
         served = Served(self.name, passes_credentials=False)
         try:
             reply = LocalReply(200, await self._answer(orjson.loads(outgoing.raw)), served)
@@ -107,7 +106,6 @@ class LocalReply:
         self._rest = orjson.dumps(body)
 
     async def read(self) -> bytes:
-        """Return the whole body once, then nothing."""
         piece, self._rest = self._rest, b""
         return piece
 

@@ -65,7 +65,6 @@ class Semantic:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Follow the files, and the encoder."""
         async with AsyncExitStack() as stack:
             if self.service is not None:
                 stack.push_async_callback(self.service.close)
@@ -106,7 +105,6 @@ class Semantic:
         return any(each.semantic or each.compress.enabled for each in decisions)
 
     def details(self) -> dict[str, Any]:
-        """Return the part of ``/readyz`` about semantic lookup."""
         service, vectors = self.service, {}
         if service is not None:
             vectors["index"] = service.latest.index

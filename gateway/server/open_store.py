@@ -78,11 +78,9 @@ class OpenedStore:
 
     @property
     def memory(self) -> MemoryTier | None:
-        """The entries in this process's memory, where there is such a tier."""
         return self.store if isinstance(self.store, MemoryStore | TieredStore) else None
 
     def status(self) -> dict[str, str | float | None]:
-        """Return what ``/readyz`` shows of the store."""
         found = None if self.guard is None else self.guard.problem
         if found is None:
             return {"kind": self.kind, "problem": None}
@@ -90,7 +88,6 @@ class OpenedStore:
         return {"kind": self.kind, "problem": problem, "since": since, "why": why}
 
     async def check(self) -> None:
-        """Look whether the store answers."""
         if self.guard is not None:
             await self.guard.check()
 

@@ -45,7 +45,6 @@ class AccessLog:
     """The name of the upstream, if there is one alone."""
 
     def observe(self, seen: Observation) -> None:
-        """Write the line of a request that has ended."""
         if seen.ended is None:
             return
         forwarded = seen.forward is not None or seen.upstream_started is not None

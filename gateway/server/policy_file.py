@@ -29,7 +29,6 @@ class PolicyFile(WatchedFile[ActivePolicy]):
         super().__init__(path, _activate, "policy: keeping the last good policy")
 
     def details(self) -> dict[str, Any]:
-        """Return what ``/readyz`` shows of the policy."""
         policy = self.active.policy
         return {
             "source": policy.source,

@@ -66,11 +66,9 @@ class EventLog(QueueHandler):
         self._writer = background.start_thread("list of events", self._write_all)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether the line is an event."""
         return _kind(record) is not None
 
     def prepare(self, record: logging.LogRecord) -> Any:
-        """Return the line of the file."""
         return {
             "time": record.created,
             "level": record.levelname.lower(),
@@ -80,12 +78,10 @@ class EventLog(QueueHandler):
         }
 
     def enqueue(self, record: Any) -> None:
-        """Queue a line; drop it if too many wait."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(record)
 
     def close(self) -> None:
-        """Write what waits, for a bounded time."""
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=_LAST_SECONDS)
         self._writer.join(_LAST_SECONDS)

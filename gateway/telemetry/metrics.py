@@ -115,7 +115,6 @@ class Metrics:
         self._no_page_until = 0.0
 
     def observe(self, seen: Observation) -> None:
-        """Count one finished request."""
         reason = seen.reason.value if seen.reason is not None else ""
         self._waiting["requests", seen.endpoint, seen.rule, seen.outcome, reason] += 1
         times = self._times_of(seen.outcome)
@@ -161,7 +160,6 @@ class Metrics:
             self.count("compress_tokens", rule, "saved", by=compression.saved)
 
     def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Add to the counter with these labels."""
         self._waiting[name, *labels] += by
 
     def _times_of(self, outcome: str) -> "_Times":
@@ -198,11 +196,9 @@ class Metrics:
             gauge.set(read())
 
     def count_policy_reload(self, good: bool) -> None:
-        """Count an edit of the policy file."""
         self.count("policy_reloads", "taken" if good else "refused")
 
     def count_comparison(self, rule: str, kind: str, outcome: str) -> None:
-        """Count a comparison of answers."""
         self.count("semantic_checks", rule, kind, outcome)
 
     def add_rules_off(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
@@ -210,7 +206,6 @@ class Metrics:
         self.add(_RuleCollector(rules_off))
 
     def add(self, collector: Collector) -> None:
-        """Register a collector, which is read for each page."""
         self._at_scrape.register(collector)
 
     def add_sum(self, name: str, text: str, read: Callable[[], float]) -> None:
@@ -244,7 +239,6 @@ class Metrics:
             return counted + of_this_process, CONTENT_TYPE_LATEST
 
     async def families(self) -> list[Metric]:
-        """Return the figures of all workers."""
         self.flush()
         of_this_process = [*self._at_scrape.collect()]
         return await asyncio.to_thread(lambda: [*self._counted().collect(), *of_this_process])
@@ -265,8 +259,6 @@ class Metrics:
 
 
 class _Durations:
-    """Durations in seconds that wait for a histogram."""
-
     __slots__ = ("_histogram", "buckets", "seconds")
 
     def __init__(self, histogram: Histogram) -> None:
@@ -306,7 +298,6 @@ class HitBatch:
         self._seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count a hit and the time that it took."""
         if seconds <= _SECONDS[0]:
             self._number += 1
             self._seconds += seconds
@@ -328,13 +319,10 @@ class HitBatch:
 
 
 class _RuleCollector(Collector):
-    """Reads the journal of comparisons."""
-
     def __init__(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
         self._rules_off = rules_off
 
     def collect(self) -> Iterator[Metric]:
-        """Yield a gauge for each rule that was compared."""
         family = GaugeMetricFamily(
             "refrain_semantic_rule_off",
             "1 where too many semantic hits of the rule were wrong.",
@@ -352,7 +340,6 @@ class _StoreCollector(Collector):
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        """Yield entries, bytes, evictions and lost entries."""
         stats = self._stats()
         for name, text, value in (
             ("refrain_entries", "Entries in the store.", stats.entries),

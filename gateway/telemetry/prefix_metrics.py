@@ -102,7 +102,6 @@ class PrefixShares:
         }
 
     def never_hit(self) -> list[str]:
-        """Return the routes with hints that never hit."""
         return sorted(" ".join(route) for route, share in self.routes.items() if share.never_hits)
 
 
@@ -122,7 +121,6 @@ class PrefixMetrics(Collector):
         ]
 
     def observe(self, seen: Observation) -> None:
-        """Count a call for which the upstream reported cached tokens."""
         prompt, cached, written = seen.usage.prompt, seen.usage.cached, seen.usage.written or 0
         if prompt is None or cached is None:
             return
@@ -144,7 +142,6 @@ class PrefixMetrics(Collector):
             )
 
     def collect(self) -> Iterator[Metric]:
-        """Yield a gauge for each route that got hints."""
         family = GaugeMetricFamily(
             "refrain_hints_never_hit",
             "1 where hints were sent often enough and nothing was ever found.",

@@ -154,7 +154,6 @@ def _cells(number: int) -> str:
 
 
 def _problems(row: Mapping[str, str], before: Mapping[str, Price]) -> list[str]:
-    """Return all that is wrong with a line."""
     model, wrong = row["model"], []
     if not model:
         wrong.append("model: expected a name, got an empty cell")
@@ -165,7 +164,6 @@ def _problems(row: Mapping[str, str], before: Mapping[str, Price]) -> list[str]:
 
 
 def _problem(name: str, cell: str) -> str | None:
-    """Return what is wrong with a price."""
     try:
         dollars = float(cell or 0)
     except ValueError:

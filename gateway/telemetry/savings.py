@@ -60,7 +60,6 @@ class Labels(NamedTuple):
     team: str = ""
 
     def text(self) -> str:
-        """Return the form in which stores keep it."""
         return orjson.dumps(
             {name: value for name, value in self._asdict().items() if value}
         ).decode()
@@ -134,7 +133,6 @@ def _is_answered(seen: Observation) -> bool:
 
 
 def _count_call(figures: Figures, seen: Observation, price: Price) -> None:
-    """Count what a call used, and by what it was cheaper."""
     call = seen.call
     if call is None:
         return
@@ -164,7 +162,6 @@ def _count_call(figures: Figures, seen: Observation, price: Price) -> None:
 def _save(
     figures: Figures, way: Way, usage: PromptUsage, price: Price, seconds: float | None
 ) -> None:
-    """Count a call that was not made."""
     prompt, completion = usage.prompt or 0, usage.completion or 0
     figures[f"{way}_requests"] = 1
     if tokens := prompt + completion:
@@ -252,7 +249,6 @@ def _figures(sums: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _mean(sums: Mapping[str, float]) -> float | None:
-    """Return how long a call took."""
     calls = sums.get("calls")
     return round(sums.get("call_seconds", 0.0) / calls, 3) if calls else None
 

@@ -111,13 +111,11 @@ class UsageLedger:
         """Hits by the key of the entry, the latest hit at the end."""
 
     def observe(self, seen: Observation) -> None:
-        """Take one finished request."""
         self._waiting.append(seen)
         if len(self._waiting) >= _MOST_WAITING:
             self.collect()
 
     def hits_of(self, key: bytes) -> int:
-        """Return how often this process served the entry."""
         self.collect()
         return self._hits.get(key, 0)
 
@@ -132,7 +130,6 @@ class UsageLedger:
             self._typical.note(counted.labels.model, seconds)
 
     def account(self, seen: Observation) -> Account | None:
-        """Return what a request used and saved."""
         hit = NOTHING_SAID if seen.hit is None else self._usage_of(seen.hit.entry)
         model = seen.fallback_model or seen.model
         seconds = self._typical.seconds(model) if seen.hit is not None else None
@@ -266,7 +263,6 @@ class TypicalTimes:
         self._medians: dict[str, float] = {}
 
     def note(self, model: str, seconds: float) -> None:
-        """Take a call into account."""
         recent = self._recent.setdefault(model, deque(maxlen=_MOST_CALLS))
         recent.append(seconds)
         self._medians[model] = median(recent)

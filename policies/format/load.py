@@ -260,7 +260,6 @@ def _check_references(document: Document, policy: dict[str, Any]) -> None:
 
 
 def _conditions(match: Mapping[str, Any]) -> Wanted:
-    """Return the values of each condition by its place, the cheap conditions first."""
     plain = {key: match[key] for key in ("endpoint", "model", "tenant") if key in match}
     headers = {f"header.{name}": globs for name, globs in match.get("header", {}).items()}
     content = match.get("content", {})

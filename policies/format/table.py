@@ -67,7 +67,6 @@ class ListOf:
     """Makes the result from the values of the list."""
 
     def load(self, value: object, spot: Spot, /) -> Any:
-        """Return the values."""
         if not self.single and not isinstance(value, list):
             raise UnexpectedValueError("a list")
         values = value if isinstance(value, list) else [value]
@@ -78,7 +77,6 @@ class ListOf:
         return self.into([spot.load(self.item, each, at) for at, each in enumerate(values)])
 
     def json_schema(self, definitions: Definitions, /) -> JsonSchema:
-        """Return the schema of a list, and of a single value."""
         item = self.item.json_schema(definitions)
         many: JsonSchema = {"type": "array", "items": item}
         many |= {"minItems": self.least} if self.least else {}
@@ -86,7 +84,6 @@ class ListOf:
         return {"anyOf": [item, many]} if self.single else many
 
     def words(self, values: Any, /) -> list[Any]:
-        """Return the list of the words."""
         in_order = sorted(values) if isinstance(values, frozenset) else values
         return [self.item.words(value) for value in in_order]
 
@@ -105,7 +102,6 @@ class MapOf(Kind):
     least: int = 0
 
     def load(self, value: object, spot: Spot, /) -> Any:
-        """Return the values by name."""
         if not isinstance(value, dict):
             raise UnexpectedValueError("a mapping")
         if len(value) < self.least:
@@ -116,7 +112,6 @@ class MapOf(Kind):
         }
 
     def json_schema(self, definitions: Definitions, /) -> JsonSchema:
-        """Return the schema, which refuses other names."""
         name = self.name.json_schema(definitions)
         schema: JsonSchema = {"type": "object", "additionalProperties": False}
         schema["patternProperties"] = {name["pattern"]: self.item.json_schema(definitions)}
@@ -186,7 +181,6 @@ class Key:
         return {self.sets: self.kind.settings(value, getattr(inherited, self.sets))}
 
     def words(self, settings: Any) -> Any:
-        """Return the file's form for this key."""
         name = self.sets or (None if isinstance(self.kind, Table) else self.name)
         return self.kind.words(settings if name is None else getattr(settings, name))
 
@@ -235,7 +229,6 @@ class Table:
         self._refuse = refuse
 
     def load(self, value: object, spot: Spot, /) -> dict[str, Any]:
-        """Return the values of the keys that the mapping has, or that have one unset."""
         mapping = self._mapping(value)
         names = [key.name for key in self.keys]
         problems = len(spot.document.problems)
@@ -279,7 +272,6 @@ class Table:
         return None
 
     def _mapping(self, value: object) -> dict[str, Any]:
-        """Return a mapping unchanged, and a short form as the mapping that it abbreviates."""
         if self._short is not None and not isinstance(value, dict):
             try:
                 return self._short.read(value)
@@ -293,7 +285,6 @@ class Table:
         return value
 
     def fields(self, mapping: dict[str, Any], inherited: Any) -> dict[str, Any]:
-        """Return the fields that a mapping of the file sets, by name."""
         found: dict[str, Any] = {}
         for key in self.keys:
             if key.name in mapping:
@@ -301,7 +292,6 @@ class Table:
         return found
 
     def settings(self, mapping: dict[str, Any], inherited: Any) -> Any:
-        """Return the inherited settings with the changes of the mapping."""
         return replace(inherited, **self.fields(mapping, inherited))
 
     def words(self, settings: Any, /) -> Any:

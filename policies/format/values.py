@@ -55,11 +55,9 @@ class Value:
     """Returns the file's form of a value."""
 
     def load(self, value: object, _spot: object, /) -> Any:
-        """Read a value where it stands in the file."""
         return self.read(value)
 
     def json_schema(self, _definitions: object, /) -> JsonSchema:
-        """Return the schema."""
         return dict(self.schema)
 
 
@@ -104,7 +102,6 @@ def is_off(value: object) -> bool:
 
 
 def _word(value: object) -> object:
-    """Return the word of a switch; other values unchanged."""
     for word, (switch, other) in _SWITCHES.items():
         if value is switch or value == other:
             return word

@@ -98,7 +98,6 @@ class Fault:
     _told: dict[str, float] = field(default_factory=dict)
 
     def begin(self, why: str) -> None:
-        """Note that it lasts."""
         since = self.latest[0] if self.lasts and self.latest is not None else self.now()
         self.lasts, self.latest = True, (since, why)
         if not self._is_told:
@@ -114,7 +113,6 @@ class Fault:
         return True
 
     def end(self) -> None:
-        """Note that it is over, if it lasts."""
         if self._is_told:
             _log.info(self.ends, extra=_EVENT)
         self.lasts = self._is_told = False
@@ -153,7 +151,6 @@ class GuardedStore:
 
     @property
     def is_used(self) -> bool:
-        """Whether the store answers, as far as is known."""
         return self._probing is None
 
     @property
@@ -197,7 +194,6 @@ class GuardedStore:
         return self._store.stats()
 
     async def close(self) -> None:
-        """End the probe and close the store."""
         self._closed = True
         if self._probing is not None:
             self._probing.cancel()

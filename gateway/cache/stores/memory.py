@@ -100,7 +100,6 @@ class MemoryStore:
         self.forget(key)
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
-        """Return a page. ``after`` is the last key of the page before."""
         self._check_open()
         rest = (key for key in self._entries if after is None or key > after)
         keys = heapq.nsmallest(limit, rest)
@@ -111,7 +110,6 @@ class MemoryStore:
         return StoreStats(len(self._entries), self._eviction.bytes, self._evictions)
 
     def clear(self) -> None:
-        """Forget all entries."""
         self._entries.clear()
         self._shared.clear()
         self._eviction = S3Fifo(self._max_bytes)
@@ -121,7 +119,6 @@ class MemoryStore:
         self.clear()
 
     def forget(self, key: bytes) -> None:
-        """Forget the entry, if there is one."""
         if self._entries.pop(key, None) is not None:
             self._eviction.remove(key)
 
@@ -147,8 +144,6 @@ class MemoryStore:
 
 
 class _Slot:
-    """The size and the uses of one entry."""
-
     __slots__ = ("size", "uses")
 
     def __init__(self, size: int) -> None:
@@ -173,7 +168,6 @@ class S3Fifo:
         return len(self._small) + len(self._main)
 
     def use(self, key: bytes) -> None:
-        """Note a use of an entry, if there is one."""
         slot = self._small.get(key) or self._main.get(key)
         if slot is not None and slot.uses < MOST_USES:
             slot.uses += 1

@@ -100,7 +100,6 @@ class TieredStore:
             invalidations.listen(self.forget, self.forget_all)
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """Return the entry, or None. Does not suspend if it is hot, or sure not to be there."""
         if (entry := self.find(key, touch=touch)) is not None:
             return entry
         if self._lacks(key):
@@ -110,7 +109,6 @@ class TieredStore:
         return await self._reads.ask(key, partial(self._read, key))
 
     def find(self, key: bytes, *, touch: bool = True) -> Entry | None:
-        """Return the entry if it is hot."""
         if self._invalidations is not None and not self._invalidations.current(key):
             return None
         entry = self._hot.find(key, touch=touch)
@@ -140,7 +138,6 @@ class TieredStore:
         return await self._cold.walk(after, limit)
 
     def stats(self) -> StoreStats:
-        """Return the cold store's figures: it has the hot entries too."""
         return self._cold.stats()
 
     async def close(self) -> None:
@@ -162,7 +159,6 @@ class TieredStore:
             operation.undisturbed = False
 
     def forget_all(self) -> None:
-        """Do so for all keys."""
         self._hot.clear()
         self._reads.part_all()
         for operations in self._under_way.values():

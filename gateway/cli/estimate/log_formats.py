@@ -65,7 +65,6 @@ class LoggedRequest:
 
     @property
     def seconds(self) -> float:
-        """How long the answer took; 0 if the log does not say."""
         if self.start is None or self.end is None:
             return 0.0
         return max(0.0, self.end - self.start)
@@ -125,7 +124,6 @@ def _openai(line: dict[str, Any]) -> LoggedRequest:
 
 
 def _litellm(line: dict[str, Any]) -> LoggedRequest:
-    """Read LiteLLM's standard logging payload, or a row of its spend logs."""
     call = _text(line.get("call_type")) or "completion"
     kind = call.removeprefix("a") if call.removeprefix("a") in _LITELLM_CALLS else call
     if kind not in _LITELLM_CALLS:
@@ -167,7 +165,6 @@ def _litellm(line: dict[str, Any]) -> LoggedRequest:
 
 
 def _helicone(line: dict[str, Any]) -> LoggedRequest:
-    """Read a request of Helicone's export with bodies."""
     body = _member(line, "request_body")
     if not body:
         raise InvalidFieldError("request_body", "the body: export with --include-body")
@@ -196,7 +193,6 @@ def _helicone(line: dict[str, Any]) -> LoggedRequest:
 
 
 def _refrain(line: dict[str, Any]) -> LoggedRequest:
-    """Read a line of a gateway's decision log."""
     if "request" not in line:
         raise InvalidFieldError(
             "request", "the body (a gateway writes it with decision_log_requests)"
@@ -248,7 +244,6 @@ def _by_answer(request: RecordedRequest, answer: Mapping[str, Any] | None) -> Re
 
 
 def _usage(endpoint: Endpoint, answer: Any, line: Mapping[str, Any]) -> PromptUsage:
-    """Return the counts of the answer; those that it lacks are the line's own."""
     said = prompt_usage(SPECS[endpoint].usage(answer)) if isinstance(answer, dict) else NOTHING_SAID
     beside = prompt_usage(
         {

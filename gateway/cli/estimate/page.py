@@ -152,7 +152,6 @@ def _figure(title: str, drawing: Iterable[str]) -> Iterator[str]:
 
 
 def _timeline(result: Mapping[str, Any]) -> Iterator[str]:
-    """Draw a stack of the ways for each step of time."""
     steps: Sequence[Mapping[str, int]] = result["timeline"]
     most = max(1, *(sum(step.values()) for step in steps))
     width = _WIDTH / len(steps)
@@ -186,7 +185,6 @@ def _timeline(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _key(words: Mapping[str, str]) -> Iterator[str]:
-    """Say what the colours mean."""
     yield '<div class="key">'
     yield from (
         f'<span><i style="background: var(--{way})"></i>{word}</span>'

@@ -91,13 +91,11 @@ class FixedPolicy:
 
     @property
     def decisions(self) -> Iterator[Decision]:
-        """All decisions of the policy."""
         policy = self.active.policy
         yield from (*(rule.decision for rule in policy.rules), policy.default)
 
     @property
     def needs_user(self) -> bool:
-        """Tell whether a rule keeps end users apart."""
         return any(
             each.scope is Scope.USER or each.pii is PiiAction.USER for each in self.decisions
         )
@@ -154,8 +152,6 @@ class _Vectors:
 
 
 class _Prefixes:
-    """When the beginnings of prompts were last seen, by digest."""
-
     def __init__(self, window: float) -> None:
         self._window = window
         self._seen: OrderedDict[int, float] = OrderedDict()
@@ -227,13 +223,11 @@ class Simulation:
         return self._store.stats().evictions
 
     async def close(self) -> None:
-        """End the threads of the scans."""
         self._pipeline.scans.close()
         await self._pipeline.close()
         await self._store.close()
 
     async def take(self, one: LoggedRequest) -> Outcome:
-        """Take the next request."""
         start = self.now if one.start is None else max(self.now, one.start)
         await self.finish(start)
         self.now = start
@@ -297,7 +291,6 @@ class Simulation:
             self._flights[plans[0].coalescing_key] = call
 
     async def finish(self, until: float = math.inf) -> None:
-        """Store the answers of the calls that ended by then."""
         while self._ends and (self._ends[0][0] <= until or len(self._ends) > MOST_UNDER_WAY):
             end, _, call = heapq.heappop(self._ends)
             self.now = max(self.now, min(end, until))

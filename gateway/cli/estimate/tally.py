@@ -41,11 +41,9 @@ class Sums:
 
     @property
     def tokens(self) -> int:
-        """Prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
 
     def add(self, prompt: int, completion: int, dollars: float | None, seconds: float) -> None:
-        """Add a request."""
         self.requests += 1
         self.prompt_tokens += prompt
         self.completion_tokens += completion
@@ -106,7 +104,6 @@ class Tally:
     uncounted_keys: int = 0
 
     def add(self, one: LoggedRequest, outcome: Outcome) -> None:
-        """Add a request and what would have become of it."""
         prompt, completion, cached = self._tokens(one)
         price = self.prices.find(one.request.model)
         dollars = None if price is None else price.cost(prompt, completion, cached)
@@ -151,7 +148,6 @@ class Tally:
                 self.uncounted_keys += 1
 
     def _tokens(self, one: LoggedRequest) -> tuple[int, int, int]:
-        """Return the tokens of prompt and answer, and those of the prompt in a cache."""
         request = one.request
         prompt, completion, cached, _ = one.usage
         self.estimated += prompt is None
@@ -163,7 +159,6 @@ class Tally:
 
     @property
     def saved(self) -> Sums:
-        """What hits and coalescing would have saved; prefix caching is apart."""
         whole = Sums()
         for way in SAVING:
             each = self.ways[way]
@@ -189,7 +184,6 @@ class Tally:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures as JSON."""
         return {
             "requests": self.total.requests,
             "first": self.first,

@@ -77,13 +77,11 @@ class Turn:
 
     @property
     def blocks(self) -> list[Block]:
-        """Its declared context."""
         parts = (part for _, parts in self.texts for part in parts)
         return [part for part in parts if isinstance(part, Block) and part.source]
 
 
 def _user_turns(endpoint: Endpoint, body: dict[str, Any], settings: CompressSettings) -> list[Turn]:
-    """Return the turns of the user. Raises NotRewrittenError."""
     name = SPECS[endpoint].question_field
     turns = body.get(name)
     if isinstance(turns, str):
@@ -123,7 +121,6 @@ def _turn(at: Path, content: Any, settings: CompressSettings) -> Turn:
 
 
 def _ends_cached(turn: Any) -> bool:
-    """Tell whether a turn has a breakpoint of the client's own."""
     parts = turn.get("content") if isinstance(turn, dict) else None
     held = (turn, *(parts if isinstance(parts, list) else ()))
     return any(isinstance(each, dict) and "cache_control" in each for each in held)
@@ -216,7 +213,6 @@ def begin(
 
 
 def _drop_duplicates(blocks: Sequence[Block]) -> None:
-    """Let passages go that an earlier one of any block says."""
     passages = [passage for block in blocks for passage in block.prose]
     repeats = duplicates(passage.text for passage in passages)
     for passage, again in zip(passages, repeats, strict=True):
@@ -225,7 +221,6 @@ def _drop_duplicates(blocks: Sequence[Block]) -> None:
 
 
 def _may_go(turn: Turn, keep: float) -> list[Passage]:
-    """Return the passages that may go for a question, none where none has to."""
     left = sum(len(block.text) - keep * len(block.source) for block in turn.blocks)
     if keep >= 1 or turn.question.refusal or left <= 0:
         return []

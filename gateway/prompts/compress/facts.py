@@ -118,7 +118,6 @@ def duplicates(passages: Iterable[str]) -> list[bool]:
 
 
 def _covers(first: _Content, second: _Content) -> bool:
-    """Tell whether the first passage has the content of the second one."""
     (ours, content, facts), (theirs, other_content, other_facts) = first, second
     if not other_content <= content or facts != other_facts:
         return False

@@ -65,7 +65,6 @@ class Cut(NamedTuple):
 
     @property
     def texts(self) -> list[str]:
-        """The texts of these turns."""
         return list(_texts(orjson.loads(self.turns)))
 
 
@@ -162,7 +161,6 @@ def with_summary(request: PreparedRequest, cut: Cut, summary: str) -> PreparedRe
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all strings of the turns except roles, types and ids of calls."""
     if isinstance(value, dict):
         left_out = ("role", "type", "id", "tool_call_id", "call_id", "status")
         value = [each for key, each in value.items() if key not in left_out]
@@ -174,7 +172,6 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _has_the_facts(summary: str, texts: Sequence[str]) -> bool:
-    """Tell whether a summary has every number, name and identifier of the texts, and no other."""
     facts = {fact for text in texts for fact in _fold(*facts_of(text)[:3])}
     text = " ".join(summary.split()).casefold()
     for fact in facts:
@@ -201,7 +198,6 @@ def _units(text: str) -> set[tuple[str, str]]:
 
 
 def _keeps_order(summary: str, texts: Sequence[str], names: frozenset[str]) -> bool:
-    """Tell whether names and numbers keep their places, so that debtor and creditor stay."""
     pairs, owned = _order(texts, names)
     claims, claimed = _order([summary], names)
     numbers = {number for number, _ in owned}
@@ -228,7 +224,6 @@ def _order(
 
 
 def _keeps_denials(summary: str, texts: Sequence[str]) -> bool:
-    """Tell whether summary and texts deny the same."""
     ours, theirs = denials(summary), [words for text in texts for words in denials(text)]
     return all(
         any(2 * len(one & other) >= len(one) for other in others)

@@ -57,11 +57,9 @@ class Passage:
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "".join(self.sentences)
 
     def keep(self, sentences: Sequence[str], step: Step | None) -> None:
-        """Keep these sentences of it."""
         if len(sentences) != len(self.rest):
             self.rest, self.step = sentences, step
 
@@ -140,7 +138,6 @@ def _minify_json(text: str) -> str:
 
 
 def _is_json(text: str) -> bool:
-    """Tell whether all of a text is a JSON object or array, or one to each line."""
     if not text.lstrip().startswith(("{", "[")):
         return False
     return _parses(text.strip()) or all(map(_parses, _lines(text)))
@@ -158,14 +155,12 @@ def _lines(text: str) -> list[str]:
 
 
 def _are_records(texts: Sequence[str]) -> bool:
-    """Tell whether short texts are records of one kind: most begin with the same two words."""
     short = [text.split(None, 2)[:2] for text in texts if len(text) <= _LONG_VALUE]
     counts = Counter(map(tuple, short))
     return len(short) >= _FEWEST_RECORDS and 2 * max(counts.values()) >= len(texts)
 
 
 def _is_formed(text: str) -> bool:
-    """Tell whether a paragraph is code, a table, keys with their values, or JSON."""
     if next(code_blocks(text), None) is not None or _is_json(text):
         return True
     lines = _lines(text)
@@ -176,7 +171,6 @@ def _is_formed(text: str) -> bool:
 
 
 def _has_cells(lines: list[str]) -> bool:
-    """Tell whether several lines have cells: columns, or as many commas or semicolons each."""
     columns = sum(_COLUMNS.search(line[:_MOST_LINE]) is not None for line in lines)
     counts = [{line.count(mark) for line in lines} for mark in ",;"]
     alike = any(len(each) == 1 and max(each) > 1 for each in counts)

@@ -134,7 +134,6 @@ class _Draft:
     """The moved values."""
 
     def arrange_tools(self, name: str, known: Forms) -> None:
-        """Put the tools in a field in order."""
         places, settings = self.places, self.settings
         tools = places.body[name]
         if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
@@ -186,7 +185,6 @@ class _Draft:
             self._put_block(given.place, self.block)
 
     def _apply(self, rule: Rewrite, texts: list[Text], pieces: _Pieces) -> tuple[_Pieces, _Pieces]:
-        """Return the texts, cut as far as the rule needs, before and after it."""
         settings = self.settings
         if rule is Rewrite.WHITESPACE:
             return pieces, normalise(pieces, [path[:2] for path, _ in texts])
@@ -243,7 +241,6 @@ class _Draft:
 
 
 def _has_marks(raw: bytes, tools: list[dict[str, Any]]) -> bool:
-    """Tell whether the client has set a cache breakpoint among the tools."""
     marks = [mark for mark in MARKS if mark.encode() in raw]
     return any(
         mark in holder

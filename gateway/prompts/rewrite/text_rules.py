@@ -163,7 +163,6 @@ def order_documents(
 
 
 def _runs(pieces: list[str]) -> Iterator[list[int]]:
-    """Yield the places of neighbouring documents."""
     run: list[int] = []
     for index in range(1, len(pieces), 2):
         run.append(index)

@@ -84,11 +84,9 @@ class KnownTools:
         self._bytes = 0
 
     def forms(self, keys: SchemaKeys, owner: bytes) -> Forms:
-        """Return the owner's known tools for this order of keys."""
         return self._forms.get((owner, keys.value), {})
 
     def note(self, keys: SchemaKeys, new: Iterable[Form], owner: bytes) -> None:
-        """Remember the owner's tools that were not known."""
         for form in new:
             if len(form.original) > MAX_FORM_BYTES:
                 continue
@@ -181,7 +179,6 @@ def _read(
     keys: SchemaKeys,
     known: Forms,
 ) -> _Read:
-    """Read the tools of an array one by one."""
     forms: list[Form] = []
     gaps: list[bytes] = []
     new: list[Form] = []

@@ -119,8 +119,6 @@ def move_values(pieces: Sequence[str], finder: Finder) -> tuple[list[str], str |
 
 @dataclass(slots=True)
 class _Moving:
-    """The values of one request that move."""
-
     finder: Finder
     size: int = 0
     """Bytes of all values."""

@@ -70,7 +70,6 @@ class _Braces:
     """An escape that is cut at the end of a piece."""
 
     def feed(self, piece: str) -> None:
-        """Take the next piece."""
         if self.closed and not piece.isspace():
             self.closed, self._is_broken = False, True
         if self._is_broken:
@@ -110,7 +109,6 @@ class Call:
 
     @property
     def arguments(self) -> str:
-        """The text of the arguments so far."""
         return "".join(self._pieces)
 
     def is_whole(self) -> bool:
@@ -135,7 +133,6 @@ class Call:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the arguments are an object, or none."""
         return self._object() is not None
 
     def input(self) -> dict[str, Any]:
@@ -152,7 +149,6 @@ class Call:
         return {} if given is None else given if isinstance(given, dict) else None
 
     def take(self, piece: "_Piece", tools: frozenset[str]) -> None:
-        """Take a piece of the call."""
         self.id = self.id or piece.id
         self.extra |= piece.extra
         if piece.name and not (self.is_begun or (self.name and self._pieces)):
@@ -166,8 +162,6 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """What one entry of ``tool_calls`` says."""
-
     index: int | None
     id: str
     name: str
@@ -257,7 +251,6 @@ class Calls:
         return any(pieces)
 
     def take_whole(self, said: dict[str, Any]) -> None:
-        """Take the calls of a message: each entry is one."""
         entries = said.get("tool_calls")
         entries = list(entries) if isinstance(entries, list) else []
         if isinstance(said.get("function_call"), dict):
@@ -293,7 +286,6 @@ class Calls:
         return {} if all(call.is_valid for call in self.calls) else {INVALID: True}
 
     def begin(self, call: Call) -> dict[str, Any]:
-        """Return the block of a call, without its input."""
         if not call.id or call.id in self._ids:
             number = self.calls.index(call)
             call.id = f"toolu_{hashlib.sha256(f'{self.seed}/{number}'.encode()).hexdigest()[:24]}"

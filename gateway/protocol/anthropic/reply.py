@@ -61,7 +61,6 @@ class Prompt(NamedTuple):
     turns: int = 0
 
     def calls(self, chat_id: Any) -> Calls:
-        """Return the calls of the completion with this id."""
         return Calls(self.tools, f"{chat_id}/{self.turns}")
 
 
@@ -156,7 +155,6 @@ def to_message(result: Any, prompt: Prompt) -> Message:
 
 
 def _size_of(block: dict[str, Any]) -> int:
-    """Return the bytes that a model wrote for a block."""
     match block:
         case {"text": str(text)} | {"thinking": str(text)}:
             return size_of(text)

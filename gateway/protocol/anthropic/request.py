@@ -91,7 +91,6 @@ def to_chat(body: Body) -> Body:
 
 
 def _items(name: str, body: Body) -> Iterator[tuple[int, Body]]:
-    """Yield the objects of a list with their places. Raises UntranslatableError."""
     values = body.get(name)
     if not isinstance(values, list):
         raise UntranslatableError("a value that is no list", name)
@@ -111,7 +110,6 @@ def is_prefill(messages: list[Body]) -> bool:
 
 
 def _effort(body: Body) -> str | None:
-    """Return how much the model is to think, if the request says so."""
     match body:
         case {"output_config": {"effort": str(effort)}}:
             return _EFFORTS.get(effort)
@@ -168,7 +166,6 @@ def _joined(first: Any, second: Any) -> Any:
 
 
 def _texts(where: str, content: Any) -> Iterator[str]:
-    """Yield the texts of a content that is only text."""
     if isinstance(content, str):
         yield content
         return
@@ -224,7 +221,6 @@ def _user(where: str, content: Any) -> Iterator[Body]:
 
 
 def _tool_result(where: str, block: Body) -> tuple[str, list[Body]]:
-    """Return the text of a result, and what a tool message cannot hold."""
     content = block.get("content")
     texts, others = [], list[Body]()
     if isinstance(content, str):
@@ -246,7 +242,6 @@ def _tool_result(where: str, block: Body) -> tuple[str, list[Body]]:
 
 
 def _parts(where: str, block: Body) -> Iterator[Body]:
-    """Yield the parts of a user message for one block."""
     match block:
         case {"type": "text", "text": str(text)}:
             yield {"type": "text", "text": text}

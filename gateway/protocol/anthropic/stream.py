@@ -83,13 +83,11 @@ class MessageEvents:
     """The bytes that the model wrote."""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the events that the next bytes of the stream complete."""
         return b"".join(
             [piece for event in self._decoder.feed(data) for piece in self._pass(event)]
         )
 
     def end(self) -> bytes:
-        """Return the events that the end of the stream completes."""
         last = self._decoder.end()
         pieces = [] if last is None else list(self._pass(last))
         return b"".join([*pieces, *self._close_message()])

@@ -196,7 +196,6 @@ def _render(_body: Body, key: bytes, result: bytes) -> bytes:
 
 
 def _sum_usage(results: Sequence[Mapping[str, Any]], keys: Sequence[bytes]) -> dict[str, Any]:
-    """Add up the usage of the calls of which all items are here."""
     calls: dict[Any, tuple[int, Any, set[int]]] = {}
     for result, key in zip(results, keys, strict=True):
         alone = {"id": key, "items": 1, "item": 0, "usage": result.get("usage")}

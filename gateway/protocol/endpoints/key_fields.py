@@ -31,12 +31,10 @@ class Type(NamedTuple):
     """Whether some servers read another value as one of the right type."""
 
     def check(self, where: str, value: Any) -> None:
-        """Raise ClientError for a value of another type."""
         if type(value) not in self.types:  # not isinstance: True is no number
             raise self.error(where, value)
 
     def error(self, where: str, value: Any) -> ClientError:
-        """Return the error of a value of another type."""
         actual = "null" if value is None else _JSON_NAMES[type(value)]
         message = f"Invalid type for '{where}': expected {self.expected}, but got {actual} instead."
         return ClientError(400, message, param=where, code="invalid_type")

@@ -58,7 +58,6 @@ _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "browser_", "memory_")
 
 
 def _hosted_tools(tools: Any) -> Reason | None:
-    """Refuse tools that Anthropic's servers run."""
     for tool in tools if isinstance(tools, list) else ():
         kind = tool.get("type") if isinstance(tool, dict) else None
         if kind in (None, "custom"):
@@ -262,8 +261,7 @@ _OF_DELTA = 3
 """Fields of such an event: its type, the index and the delta."""
 
 
-class _Pieces(list[str]):
-    """Text that is still arriving: joined once."""
+class _Pieces(list[str]): ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -336,7 +334,6 @@ class StreamedMessage(StreamedAnswer):
         self._blocks.clear()
 
     def result(self) -> dict[str, Any] | Reason:
-        """Return the complete message, or the reason why there is none."""
         if self._unfit is not None:
             return self._unfit
         if self._message is None or not self._stopped or self._open is not None:

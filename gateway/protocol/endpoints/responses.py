@@ -40,7 +40,6 @@ from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError,
 
 
 def _input_refusal(items: Any) -> Reason | None:
-    """Return the reason against input items that refer to upstream state or have hosted tools."""
     for item in items if isinstance(items, list) else ():
         match item:
             case {"type": "additional_tools", **rest}:
@@ -252,7 +251,6 @@ class StreamedResponse(StreamedAnswer):
         self._items.clear()
 
     def result(self) -> dict[str, Any] | Reason:
-        """Return the complete response, or the reason why there is none."""
         if self._unfit is not None:
             return self._unfit
         if not isinstance(self._response, dict):
@@ -270,7 +268,6 @@ class StreamedResponse(StreamedAnswer):
 
 
 def _text_at(output: list[Any], place: int, part: Any, field: str) -> Any:
-    """Return the text of a response at the place that a piece names."""
     try:
         item = output[place]
         return item[field] if part is None else item["content"][part][field]

@@ -68,17 +68,13 @@ class Follow(Protocol):
         assemble: bool,
         max_bytes: int,
         on_event: Callable[[dict[str, Any]], None] | None = None,
-    ) -> StreamedAnswer:
-        """Return the follower of the stream."""
-        ...
+    ) -> StreamedAnswer: ...
 
 
 class Render(Protocol):
     """Writes a stored result as a stream."""
 
-    def __call__(self, result: Result, /, *, include_usage: bool) -> bytes:
-        """Return the whole event stream."""
-        ...
+    def __call__(self, result: Result, /, *, include_usage: bool) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +164,6 @@ class EndpointSpec:
 
     @cached_property
     def tool_fields(self) -> tuple[str, ...]:
-        """Fields of the prompt that hold definitions of tools."""
         return tuple(name for name in self.prompt_fields if name in ("tools", "functions"))
 
     @cached_property
@@ -214,7 +209,6 @@ class EndpointSpec:
         return odd[0] if odd else None
 
     def bypass_reason(self, body: Body) -> Reason | None:
-        """Return why a request's fields keep it from being looked up, or None."""
         for name, refusal, absent in self._refusals:
             value = body.get(name)
             reason = absent if value is None else refusal(value)

@@ -125,7 +125,6 @@ class StreamedChoices(StreamedAnswer):
         self._choices.clear()
 
     def result(self) -> dict[str, Any] | Reason:
-        """Return the reply in its plain form, or the reason why there is none."""
         if self._unfit is not None:
             return self._unfit
         if not self._choices:
@@ -266,7 +265,6 @@ def _merge_lists(merged: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 
 def _inner(holder: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the object in a field that may have been null so far."""
     inner = holder.get(name)
     if inner is None:
         inner = holder[name] = {}
@@ -276,7 +274,6 @@ def _inner(holder: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _inner_list(holder: dict[str, Any], name: str) -> list[Any]:
-    """Return the list in a field that may have been empty so far."""
     items = holder[name] = holder.get(name) or []
     if not isinstance(items, list):
         raise UnknownShapeError(f"{name!r} is now a list, now not")

@@ -321,16 +321,12 @@ class StreamedAnswer(ABC):
         """
 
     @abstractmethod
-    def _drop(self) -> None:
-        """Forget what was assembled."""
-
+    def _drop(self) -> None: ...
     @abstractmethod
-    def result(self) -> dict[str, Any] | Reason:
-        """Return the complete result, or the reason why there is none."""
+    def result(self) -> dict[str, Any] | Reason: ...
 
 
 def _join(pieces: list[Piece]) -> Piece:
-    """Join pieces in both their forms; one object if the forms are the same."""
     if len(pieces) == 1:
         return pieces[0]
     full = b"".join([full for full, _ in pieces])

@@ -37,7 +37,6 @@ class AdminAccess:
         self._failures = Failures()
 
     def retry_after(self, peer: str | None) -> int:
-        """Return the seconds after which an address may try a token again, 0 if at once."""
         return ceil(self._failures.wait(peer, self.now()))
 
     def too_many(self, peer: str | None) -> Refusal | None:
@@ -56,7 +55,6 @@ class AdminAccess:
         return 401, "This is not the operator's token."
 
     def has_session(self, cookie: str | None) -> bool:
-        """Tell whether a browser is logged in."""
         sessions = self.sessions
         return sessions is not None and cookie is not None and sessions.is_valid(cookie, self.now())
 

@@ -377,7 +377,6 @@ def _finding(kind: str, where: str, start: int = 0, end: int = 0) -> Finding:
 
 
 def _find_personal_data(scanner: PiiScanner, request: CacheRequest) -> list[Finding]:
-    """Scan a request as a lookup does, and find the places of what that finds."""
     endpoint, body, query = request.endpoint, request.body, request.query
     beside = {field: body[field] for field in body if field in SPECS[endpoint].neutral}
     keyed = {field: body[field] for field in body if field not in beside}
@@ -448,7 +447,6 @@ def hunks(raw: bytes, edits: Sequence[Edit]) -> Iterator[Hunk]:
 
 
 def _differences(raw: bytes, edit: Edit) -> Iterator[tuple[int, int, bytes]]:
-    """Yield places in the original bytes, and the replacements."""
     old, new = _WORD.findall(raw[edit.start : edit.end]), _WORD.findall(edit.text)
     first = _common_words(old, new)
     last = _common_words(old[:first:-1], new[:first:-1])
@@ -465,6 +463,5 @@ def _differences(raw: bytes, edit: Edit) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _common_words(one: list[bytes], other: list[bytes]) -> int:
-    """Return how many words both begin with."""
     pairs = zip(one, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -55,7 +55,6 @@ class RecordedRequest:
 
     @property
     def target(self) -> str:
-        """Path and query."""
         return self.endpoint.value + (f"?{self.query}" if self.query else "")
 
     @property

@@ -40,11 +40,9 @@ class Sessions:
         return now < int(text.partition(".")[0])
 
     def csrf(self, cookie: str) -> str:
-        """Return the CSRF token of a session."""
         return self._sign("csrf", cookie)
 
     def has_csrf(self, cookie: str, given: str) -> bool:
-        """Tell whether the CSRF token belongs to the session."""
         return _equal(given, self.csrf(cookie))
 
     def _sign(self, purpose: str, text: str) -> str:
@@ -65,14 +63,12 @@ class Failures:
         self._times: LRUCache[str | None, deque[float]] = LRUCache(_MOST_CLIENTS)
 
     def wait(self, client: str | None, now: float) -> float:
-        """Return the seconds after which the client may try again, 0 if at once."""
         times = self._times.get(client)
         if times is None or len(times) < MOST_FAILURES:
             return 0.0
         return max(0.0, times[0] + FAILURE_SECONDS - now)
 
     def note(self, client: str | None, now: float) -> None:
-        """Note a failed login."""
         times = self._times.get(client) or deque(maxlen=MOST_FAILURES)
         times.append(now)
         self._times[client] = times

@@ -77,7 +77,6 @@ class Cors:
         _add(response.headers, fields)
 
     def complete_stream(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add what is known, without a wait."""
         if (origin := origin_of(request)) is not None and not self._take(origin, response.headers):
             _add(response.headers, self._known(origin) or ())
 
@@ -145,7 +144,6 @@ class Cors:
         return self._note(origin, headers)
 
     async def _send(self, path: ApiPath, fields: Fields) -> tuple[int, Fields]:
-        """Return status and headers of the upstream's reply. Raises UpstreamError."""
         self._under_way += 1
         try:
             async with asyncio.timeout(SECONDS), self._ask(path, fields) as reply:

@@ -113,7 +113,6 @@ class Handlers:
     patience: Patience = PATIENCE
 
     def add_routes(self, app: web.Application) -> None:
-        """Register every path the gateway answers."""
         app[CORS] = Cors(self.pass_through.ask_options, perf_counter)
         router = app.router
         router.add_get("/healthz", _healthz)
@@ -122,7 +121,6 @@ class Handlers:
         router.add_route("*", r"/{tail:[\s\S]*}", self._api(app[CORS]))
 
     def _api(self, cors: Cors) -> Handler:
-        """Return the handler of all paths of the API."""
         other = self._observe(OTHER_PATHS, self.pass_through.handle)
         preflight = self._observe(OTHER_PATHS, cors.preflight, is_open=True)
         cached = {
@@ -257,7 +255,6 @@ class Handlers:
     async def _answer(
         self, request: CacheRequest, key: Key | None, ticket: Ticket | None, seen: Observation
     ) -> Reply:
-        """Return the reply to a request. Raises RequestError."""
         if key is not None:
             key.check_model(request.model)
             if key.is_restricted:
@@ -376,7 +373,6 @@ def _with_model(request: CacheRequest, model: str) -> CacheRequest:
 
 
 def _response(reply: Reply) -> web.Response:
-    """Return a whole reply in aiohttp's form."""
     headers = CIMultiDict(reply.headers)
     return web.Response(body=reply.body, status=reply.status, headers=headers)
 

@@ -112,7 +112,6 @@ class HotConnection(Connection):
         return super().eof_received()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Wait no longer, and cancel the request that is served."""
         self._stop_release_timer()
         self.unread.release(self)
         if self._served is not None:
@@ -120,13 +119,11 @@ class HotConnection(Connection):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Count what the client has not read."""
         super().pause_writing()
         if self.transport is not None:
             self.unread.hold(self, size=self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """Count no more: little is left."""
         self.unread.release(self)
         super().resume_writing()
 
@@ -147,7 +144,6 @@ class HotConnection(Connection):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way, or a reply is not sent."""
         return self.reader.holds or super().busy
 
     @property
@@ -159,7 +155,6 @@ class HotConnection(Connection):
         return super()._written if self._served is None else self._writes
 
     def write(self, head: bytes, body: bytes | memoryview) -> None:
-        """Write head and body, or a piece of it, of a reply."""
         transport = self.transport
         if transport is None:
             return
@@ -193,7 +188,6 @@ class HotConnection(Connection):
         return ReplySink(self, head, chunked=length is None)
 
     async def _repeat(self, head: bytes, body: bytes) -> None:
-        """Write a long reply."""
         await send_whole(ReplySink(self, head, chunked=False), body, self.unread)
 
     def abort(self) -> None:
@@ -289,7 +283,6 @@ class ReplySink:
         self._connection.write(self._head, b"")
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Write a piece. Raises ConnectionResetError and TimeoutError."""
         if data:
             if self._chunked:
                 data = b"%x\r\n%b\r\n" % (len(data), bytes(data))
@@ -298,7 +291,6 @@ class ReplySink:
             self._connection.unread.note_progress(self)
 
     async def end(self) -> None:
-        """Write the end. Raises ConnectionResetError and TimeoutError."""
         if self._chunked:
             self._connection.write(b"0\r\n\r\n", b"")
         await self._connection.drain()

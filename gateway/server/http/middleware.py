@@ -159,7 +159,6 @@ class ResponseSink:
 
     @property
     def unread(self) -> Unread:
-        """What clients have not read yet."""
         return self.request.app[UNREAD]
 
     async def begin(self) -> None:
@@ -233,7 +232,6 @@ class _ByteWriter(StreamWriter):
 
 
 def _complete_head(request: web.Request, response: web.StreamResponse) -> None:
-    """Add what the head of every reply has."""
     headers = response.headers
     if not "".join(headers.values()).isascii():
         request._payload_writer = _ByteWriter(request.protocol, asyncio.get_running_loop())  # noqa: SLF001 - there is no other way

@@ -108,7 +108,6 @@ class _Reader:
     whole: bool
 
     async def read_json(self) -> Passed:
-        """Read the whole body as JSON. Raises ClientError."""
         raw = b"".join([piece async for piece in self._bounded()])
         try:
             body = await _in_thread(parse_body, raw)

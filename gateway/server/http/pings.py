@@ -70,17 +70,14 @@ class PingedSink:
         self._writer = asyncio.current_task()
 
     async def begin(self) -> None:
-        """Write the head."""
         await self._sink.begin()
         self._set(0.0 if self._at_once else self._seconds)
 
     async def end(self) -> None:
-        """Write the body's end, and nothing after it."""
         self._stop()
         await self._sink.end()
 
     def abort(self) -> None:
-        """End the connection."""
         self._stop()
         self._sink.abort()
 
@@ -91,7 +88,6 @@ class PingedSink:
             self._ping.cancel()
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Write whole events of the message."""
         if self._replaces:
             data, found = _START.subn(b"", bytes(data), count=1)
             self._replaces = not found

@@ -34,14 +34,9 @@ class Sink(Client, Protocol):
     These raise ConnectionResetError if the client has left, TimeoutError if it reads too slowly.
     """
 
-    async def begin(self) -> None:
-        """Write the head."""
-
-    async def write(self, data: bytes | memoryview) -> None:
-        """Write a piece of the body."""
-
-    async def end(self) -> None:
-        """Write the body's end."""
+    async def begin(self) -> None: ...
+    async def write(self, data: bytes | memoryview) -> None: ...
+    async def end(self) -> None: ...
 
 
 class _Held(NamedTuple):
@@ -78,12 +73,10 @@ class Unread:
             self._make_room()
 
     def note_progress(self, client: Client) -> None:
-        """Note that a client reads."""
         if client in self._held:
             self._held.move_to_end(client)
 
     def release(self, client: Client) -> None:
-        """Count nothing more for a client. Doing it again does nothing."""
         held = self._held.pop(client, None)
         if held is None:
             return

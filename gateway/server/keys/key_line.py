@@ -87,11 +87,9 @@ class Key:
         return self.team, self.limits
 
     def has_expired(self, now: float) -> bool:
-        """Tell whether the key may not be used any more."""
         return self.expires is not None and now >= self.expires
 
     def may_use(self, model: str) -> bool:
-        """Tell whether the key may use this model."""
         return not self.models or _test_of(self.models)(model)
 
     def check_model(self, model: str) -> None:

@@ -37,7 +37,6 @@ class Budget(NamedTuple):
         return f"{self.written(self.amount, ',')} {self.unit} a {self.period}"
 
     def written(self, amount: int, form: str = "") -> str:
-        """Return an amount in the unit."""
         if self.unit == "tokens":
             return f"{amount:{form}}"
         return f"{(Decimal(amount) / NANO).normalize():{form}f}"
@@ -63,7 +62,6 @@ class Limits:
 
     @property
     def counts_dollars(self) -> bool:
-        """Whether the cost of each request counts."""
         return any(each.unit == "USD" for each in (*self.budget, *self.soft_budget))
 
     @property
@@ -94,7 +92,6 @@ class Window:
 
     @property
     def total(self) -> int:
-        """All that is known to be counted."""
         return self.known + self.pending
 
 
@@ -110,7 +107,6 @@ class Counter:
         self._number = 0
 
     def number(self, now: float) -> int:
-        """Return the number of the present window."""
         if not self._begin <= now < self._end:
             self._number = number = window_of(self.period, now)
             self._begin, self._end = (
@@ -119,7 +115,6 @@ class Counter:
         return self._number
 
     def at(self, number: int) -> Window:
-        """Return the window with this number."""
         window = self.windows.get(number)
         if window is None:
             window = self.windows[number] = Window()
@@ -157,12 +152,10 @@ class Usage:
         """The window in which each soft budget was last seen to be used up."""
 
     def spent(self, budget: Budget, now: float) -> int:
-        """Return the amount of the budget's present window."""
         counter = self.budgets[budget[1:]]
         return counter.total(counter.number(now))
 
     def count_request(self, limits: Limits, now: float) -> None:
-        """Count a request that goes on."""
         if limits.rpm is not None:
             self.requests.at(self.requests.number(now)).pending += 1
 
@@ -289,7 +282,6 @@ class LimitLines(NamedTuple):
     after: bytes
 
     def whole(self) -> bytes:
-        """Return the lines."""
         return b"%b%d%b" % self if self.before else self.after
 
 

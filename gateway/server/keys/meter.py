@@ -103,7 +103,6 @@ class Meter:
         return self._failures >= CLOSED_AFTER and not self._fails_open
 
     def tab(self, key: Key) -> Tab | None:
-        """Return the tab of a key's holder, None for a key without limits."""
         if key.limits is NO_LIMITS:
             return None
         tab = self._tabs.get(key.name)
@@ -142,7 +141,6 @@ class Meter:
         self._news.set()
 
     def touch(self, name: str) -> None:
-        """Note that the holder's counts are to be exchanged."""
         if not self._touched:
             self._news.set()
         self._touched.add(name)

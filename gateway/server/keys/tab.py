@@ -51,9 +51,7 @@ class Shared(Protocol):
     def is_closed(self) -> bool:
         """Whether holders are refused, since nobody knows what they have used."""
 
-    def touch(self, name: str) -> None:
-        """Note that the holder's counts are to be exchanged."""
-
+    def touch(self, name: str) -> None: ...
     def warn_unpriced(self, model: str) -> None:
         """Log once that the use of a model costs nothing in budgets."""
 
@@ -136,7 +134,6 @@ class Tab:
         return lines.whole()
 
     def begin(self) -> "Ticket":
-        """Count a request that begins. Raises LimitError."""
         now, usage = self._shared.now(), self.usage
         self._shared.touch(self.name)
         if (refused := self._refusal(now)) is not None:
@@ -179,13 +176,11 @@ class Tab:
                 _log.warning("keys: %s has used its soft budget of %s", self.name, soft)
 
     def end(self) -> None:
-        """Count the end of a request."""
         self.usage.running -= 1
         self.usage.second = -1
         self._shared.touch(self.name)
 
     def fields(self) -> Fields:
-        """Return the headers that a reply has for the limits."""
         return tuple(limit_fields(self.limits, self.usage, self._shared.now()))
 
     def _refusal(self, now: float) -> Refusal | None:

@@ -60,7 +60,6 @@ class OperatorPage:
     access: AdminAccess
 
     def add_routes(self, app: web.Application) -> None:
-        """Register the page, and ``/`` for browsers."""
         router = app.router
         router.add_get("/", self._root)
         router.add_get("/ui", self._page)
@@ -150,7 +149,6 @@ class OperatorPage:
 
 
 async def _given_token(request: web.Request) -> str:
-    """Return the token in a form, empty if there is none."""
     if request.content_type != "application/x-www-form-urlencoded":
         return ""
     if (request.content_length or 0) > _MAX_FORM_BYTES:

@@ -80,7 +80,6 @@ class Reachability:
         self._failing = False
 
     def note(self, *, taken: bool) -> None:
-        """Note the end of an export."""
         if not taken and not self._failing:
             log.warning(
                 "OpenTelemetry: the collector does not take %s, which are dropped until it does;"
@@ -100,7 +99,6 @@ class SpanExporter(OTLPSpanExporter):
         self._reachability = Reachability("spans")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch."""
         result = super().export(spans)
         self._reachability.note(taken=result is SpanExportResult.SUCCESS)
         return result
@@ -117,7 +115,6 @@ class MetricExporter(OTLPMetricExporter):
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
     ) -> MetricExportResult:
-        """Send all metrics."""
         whole = self._more(metrics_data)
         result = super().export(whole, timeout_millis=timeout_millis, **kwargs)
         self._reachability.note(taken=result is MetricExportResult.SUCCESS)

@@ -128,7 +128,6 @@ class OtlpMetrics:
         self.calls = CallMetrics(self._provider)
 
     def start(self) -> None:
-        """Note the event loop in which figures may be read."""
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
@@ -139,7 +138,6 @@ class OtlpMetrics:
         yield Observation((time.time_ns() - self._started) / 1e9)
 
     def _with_registry(self, data: MetricsData) -> MetricsData:
-        """Add the registry's figures. Runs in the exporter's thread."""
         if self._loop is None or self._loop.is_closed():
             return data
         try:

@@ -100,7 +100,6 @@ class Tracing:
             self.tracer = self._provider.get_tracer("refrain.gateway")
 
     def begin(self, seen: Observation, headers: Mapping[str, str]) -> None:
-        """Begin the trace of a request, as the child of the client's span if it has one."""
         span, began = None, time.time_ns()
         if self._exporter is not None:
             carrier = {
@@ -116,7 +115,6 @@ class Tracing:
         seen.trace = Trace(self, span, seen.clock, (seen.started, began), host)
 
     def fields(self, span: SpanContext) -> Fields:
-        """Return the headers by which a server becomes a child of a span."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, context=set_span_in_context(NonRecordingSpan(span)))
         return tuple(carrier.items())
@@ -151,7 +149,6 @@ class Trace:
 
     @property
     def fields(self) -> Fields:
-        """The headers of a request that passes through."""
         return () if self._span is None else self._tracing.fields(self._span.get_span_context())
 
     def note_step(self, name: str, began: float, attributes: Mapping[str, Any]) -> None:
@@ -161,7 +158,6 @@ class Trace:
             self._child(name, began, attributes).end(self._nano(self._clock()))
 
     def attempt(self, call: CallFacts, place: Place) -> Attempt:
-        """Begin a request to an upstream, and choose the id of its span."""
         attempt = Attempt(place, self._clock, self._clock())
         if self._span is not None:
             parent = self._span.get_span_context()
@@ -220,7 +216,6 @@ class Trace:
         return Trace(self._tracing, span, self._clock, (self._clock(), began))
 
     def end(self, seen: Observation) -> None:
-        """End the request's span."""
         span = self._span
         if span is None:
             return

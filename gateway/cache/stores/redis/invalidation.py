@@ -110,7 +110,6 @@ class RedisInvalidations:
             ]
 
     async def close(self) -> None:
-        """End the subscription."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -208,7 +208,6 @@ class RedisLink:
             await listener.aclose()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._servers.close()
 
     async def _run(self, call: Call, shard: Shard) -> Any:
@@ -265,7 +264,6 @@ def store_error(error: Exception) -> StoreError:
 
 
 def _code(error: Exception) -> str | None:
-    """Return Redis's code of the failure."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code
@@ -346,7 +344,6 @@ class _ClusterServers:
         self._learning = asyncio.Lock()
 
     async def command(self, slot: int, *arguments: Any) -> Any:
-        """Send a command to the node of the slot."""
         try:
             node = self._client(await self._address(slot))
             try:
@@ -386,7 +383,6 @@ class _ClusterServers:
             await _renew(node)
 
     async def close(self) -> None:
-        """Close the connections."""
         for node in self._clients.values():
             await node.aclose()
 
@@ -417,7 +413,6 @@ class _ClusterServers:
             raise fault or SlotNotCoveredError("no node is known")
 
     def _take(self, slots: list[Any], node: Address) -> None:
-        """Note the answer of this node."""
         self._ranges = []
         for first, last, primary, *_ in slots:
             host, port = primary[0], primary[1]

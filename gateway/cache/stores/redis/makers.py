@@ -64,9 +64,7 @@ class RedisMakers:
         arguments = (self._most, _KEPT_SECONDS, maker.encode(), *digests)
         await self._link.run(ADD_MAKERS, self._shard, *arguments)
 
-    async def close(self) -> None:
-        """Do nothing: the store closes the link."""
-
+    async def close(self) -> None: ...
     def _check(self) -> None:
         if not self._usable():
             raise StoreUnavailableError("the store is not answering")

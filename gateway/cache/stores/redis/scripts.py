@@ -56,7 +56,6 @@ class Shard:
         return self.prefix, CHANNEL, self.number
 
     def name(self, key: bytes) -> bytes:
-        """Return the name of the entry's bytes in Redis."""
         return self.prefix + key
 
 
@@ -66,7 +65,6 @@ class Shards(tuple[Shard, ...]):
     __slots__ = ()
 
     def of(self, key: bytes) -> Shard:
-        """Return the shard of a cache key."""
         return self[crc32(key) % len(self)]
 
 

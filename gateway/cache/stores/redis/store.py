@@ -156,7 +156,6 @@ class RedisStore:
         await self._finish(PUT, shard, entry.key, value, milliseconds, self._room, MAX_ROOM)
 
     async def delete(self, key: bytes) -> None:
-        """Forget the entry; a cancelled caller does not end it."""
         self._check_open()
         await self._finish(DELETE, self._shards.of(key), key)
 
@@ -263,7 +262,6 @@ class RedisStore:
     # Upkeep: uses are written down, and the totals corrected.
 
     async def run_upkeep(self) -> None:
-        """Do the upkeep now. Raises StoreError."""
         uses, self._uses = self._uses, {}
         of_shard: list[list[bytes]] = [[] for _ in self._shards]
         for key in uses:
@@ -358,5 +356,4 @@ class RedisScopeKeys:
         shard = scope_shard(tag)
         await self._link.command(shard.slot, "DEL", *shard.index)
 
-    async def close(self) -> None:
-        """Do nothing: the store closes the connections."""
+    async def close(self) -> None: ...

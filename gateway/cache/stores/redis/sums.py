@@ -120,7 +120,6 @@ class RedisKeyCounts:
         return dict(zip(changes, totals, strict=True))
 
     async def _add(self, batch: bytes, changes: Sequence[tuple[Count, Change]]) -> list[int]:
-        """Add to counts by one script; return their totals."""
         windows = dict.fromkeys(_window(count.what, count.window) for count, _ in changes)
         names = (batch, *windows)
         numbers = {name: number for number, name in enumerate(names, 1)}
@@ -141,8 +140,7 @@ class RedisKeyCounts:
             raise StoreError("Redis gave another number of counts than was asked for")
         return [int(total) for total in totals]
 
-    async def close(self) -> None:
-        """Do nothing: the store closes the link."""
+    async def close(self) -> None: ...
 
 
 def _window(what: str, window: int) -> bytes:

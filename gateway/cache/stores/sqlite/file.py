@@ -135,7 +135,6 @@ class EntryFile:
         return kind(f"{self._path}: {error}: {remedy}")
 
     def rows(self, query: str, *parameters: object) -> list[Any]:
-        """Return the rows of a query. Raises StoreError."""
         # fetchall also ends the read transaction; an open one would keep the log from its reset.
         return self.run(lambda connection: connection.execute(query, parameters).fetchall())
 
@@ -152,7 +151,6 @@ class EntryFile:
             _log.warning("a connection to %s was not closed cleanly: %s", self._path, error)
 
     def log_bytes(self) -> int:
-        """Return the size of the write-ahead log."""
         try:
             return self._beside("-wal").stat().st_size
         except FileNotFoundError:
@@ -285,6 +283,5 @@ def is_corrupt(error: sqlite3.Error) -> bool:
 
 
 def _code(error: Exception) -> int:
-    """Return SQLite's primary code; errors of Python's own module have none."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF

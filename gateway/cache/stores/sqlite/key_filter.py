@@ -18,7 +18,6 @@ class KeyFilter:
     """Which keys may be there."""
 
     def __init__(self, keys: int) -> None:
-        """``keys`` is how many there are; about as many again have room."""
         bits = FEWEST_BITS
         while bits < min(2 * keys * BITS_A_KEY, MOST_BITS):
             bits *= 2

@@ -57,7 +57,6 @@ class SharedChanges:
 
     @property
     def evicted(self) -> int:
-        """How many entries all workers together have evicted."""
         return self._words[_EVICTED]
 
     def take(self, changed: Callable[[bytes], None], lost: Callable[[], None]) -> None:
@@ -117,7 +116,6 @@ class SharedChanges:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Release the memory."""
         self._words.release()
         self._memory.close()
         os.close(self._file)

@@ -116,8 +116,6 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 
 class _Transaction:
-    """A transaction in which entries change."""
-
     def __init__(
         self, connection: sqlite3.Connection, bounds: Bounds, uses: dict[bytes, int], now: float
     ) -> None:
@@ -133,7 +131,6 @@ class _Transaction:
         self._rounds_left = _ROUNDS
 
     def write_totals(self) -> StoreStats:
-        """Write down the totals and return them."""
         self._connection.execute(
             "UPDATE total SET entries = ?, bytes = ?, small_bytes = ?, ghost_bytes = ?",
             (self._entries, self._bytes, self._small_bytes, self._ghost_bytes),

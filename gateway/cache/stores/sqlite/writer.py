@@ -149,7 +149,6 @@ class Writer:
             self._writes.put(Write(key))
 
     def stop(self) -> None:
-        """Let the thread end after the queued changes."""
         self._writes.put(None)
         self._hurry.set()
 
