@@ -31,7 +31,6 @@ from servers import (
     start_upstream,
 )
 
-from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encode_entry
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.redis.link import client, client_options
@@ -40,6 +39,7 @@ from gateway.cache.stores.tiered import TieredStore
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 from running_redis import RunningRedis
+from store_conformance import example_entry
 
 KEY = bytes(range(32))
 ENTRY = example_entry(KEY, b"x" * 2048)

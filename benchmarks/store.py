@@ -15,6 +15,7 @@ import hashlib
 import json
 import random
 import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -26,10 +27,12 @@ import lmdb
 import uvloop
 
 from gateway.cache.ports import Entry, Store
-from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from store_conformance import example_entry
 
 GROUP = 64
 

@@ -168,17 +168,9 @@ def calibrate(
     return 0
 
 
-_FORMER_RULES = "rules-"
-"""Lines of former releases, whose hits needed no score."""
-
-
 async def _points(lines: Sequence[Parsed], data_dir: Path, socket: Path | None) -> Points:
     """Return the points of one verifier: of the one that scores the pairs, else of the latest."""
-    compared = [
-        line
-        for line in lines
-        if isinstance(line, WouldBeHit) and not line.verifier.startswith(_FORMER_RULES)
-    ]
+    compared = [line for line in lines if isinstance(line, WouldBeHit)]
     pairs = [line for line in lines if isinstance(line, LabelledPair)]
     points = Points(compared[-1].verifier if compared else "")
     if pairs:

@@ -26,6 +26,7 @@ from gateway.cache.writer import CacheWriter
 from gateway.cli.json_lines import refuse_yaml
 from gateway.cli.operator import ask_gateway
 from gateway.cli.terminal import CommandError, FailedError, printable, unreadable
+from gateway.protocol.cache_status import WHY
 from gateway.semantic.ports import SemanticIndex, Verifier
 from gateway.server.admin import recorded_request
 from gateway.server.admin.explain import Explainer
@@ -70,24 +71,6 @@ _CONTENT = {
     "content.regex": "not found in the last user message",
     "content.system_prompt_sha256": "is not the system prompt's",
     "tenant": "is not the one asking",
-}
-_REASONS = {
-    "no-store": "the request says Cache-Control: no-store",
-    "store-true": "the request asks the upstream to store it",
-    "policy": "the policy switches the cache off for it",
-    "no-user": "scope is user, and the request names no end user",
-    "temperature": "its temperature is over max_temperature",
-    "pii": "it holds personal data or secrets",
-    "web-search": "it searches the web",
-    "background": "it runs in the background",
-    "conversation": "it goes on from what is kept upstream",
-    "previous-response-id": "it goes on from what is kept upstream",
-    "stored-prompt": "its prompt is kept upstream",
-    "hosted-tools": "it uses tools that run upstream",
-    "prompt-too-long": "the prompt is over max_prompt_tokens",
-    "only-if-cached": "the request wants a stored answer only (504)",
-    "no-cache": "the request says Cache-Control: no-cache",
-    "freshness": "the request's Cache-Control refuses the entry's age",
 }
 _COLOURS = (
     (r"^\S.*", "1"),
@@ -271,14 +254,14 @@ def _why(explanation: dict[str, Any]) -> str:
             by = "the same request" if reason == "exact" else "a question like it"
             return f"answered from {by}, stored {_span(entry['age'])} ago by rule {entry['rule']}"
         case "miss":
-            return "the upstream is asked: " + (_REASONS.get(reason) or _why_missed(explanation))
+            return "the upstream is asked: " + (WHY.get(reason) or _why_missed(explanation))
         case "lookup":
             rule = explanation["decision"]["rule"]
             return f"by rule {rule}; whether it would hit is for a store to say"
         case "invalid" | "unknown":
             return str(outcome["message"])
         case _:
-            return f"{reason}: {_REASONS.get(reason, 'see the reference')}"
+            return f"{reason}: {WHY.get(reason, 'see the reference')}"
 
 
 def _why_missed(explanation: dict[str, Any]) -> str:

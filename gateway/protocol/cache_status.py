@@ -94,6 +94,48 @@ class Reason(StrEnum):
     INTERNAL = "internal-error"
 
 
+WHY = {
+    Reason.NO_STORE: "the request says Cache-Control: no-store",
+    Reason.STORE_TRUE: "the request asks the upstream to store it",
+    Reason.POLICY: "the policy switches the cache off for it",
+    Reason.NO_USER: "scope is user, and the request names no end user",
+    Reason.TEMPERATURE: "its temperature is over max_temperature",
+    Reason.PII: "it holds personal data or secrets",
+    Reason.WEB_SEARCH: "it searches the web",
+    Reason.BACKGROUND: "it runs in the background",
+    Reason.CONVERSATION: "it goes on from what is kept upstream",
+    Reason.PREVIOUS_RESPONSE: "it goes on from what is kept upstream",
+    Reason.STORED_PROMPT: "its prompt is kept upstream",
+    Reason.HOSTED_TOOLS: "it uses tools that run upstream",
+    Reason.PROMPT_TOO_LONG: "the prompt is over max_prompt_tokens",
+    Reason.ONLY_IF_CACHED: "the request wants a stored answer only (504)",
+    Reason.NO_CACHE: "the request says Cache-Control: no-cache",
+    Reason.FRESHNESS: "the request's Cache-Control refuses the entry's age",
+}
+"""Why a request was not looked up, or not answered from a store, in words."""
+
+WHY_EXACT_ONLY = {
+    Reason.ENDPOINT: "only chat completions and responses are looked up by meaning",
+    Reason.TOOLS: "with tools the answer may be an action",
+    Reason.TOOL_RESULTS: "what a tool returned holds the particulars",
+    Reason.NOT_TEXT: "the conversation holds more than plain text",
+    Reason.LAST_TURN: "the last message is not the user's",
+    Reason.EMPTY_TEXT: "the last message is empty",
+    Reason.TEXT_TOO_LONG: "the text is too long to be compared whole",
+    Reason.UNREADABLE_TEXT: "it holds emoji, control or invisible characters",
+    Reason.LANGUAGE: "it is not in English, or not in English alone",
+    Reason.CODE: "it holds code, which is exact to the character",
+    Reason.STUFFED: "it repeats itself, or holds what is no word",
+    Reason.INSTRUCTIONS: "it gives orders to the model or to the cache",
+    Reason.PAYLOAD: "it brings a text to work on, or a link",
+    Reason.MANY_QUESTIONS: "it asks several questions at once",
+    Reason.FOLLOW_UP: "it leans on the earlier turns",
+    Reason.VAGUE: "it says too little by itself",
+    Reason.VARIETY: "it asks for another answer, or for one by chance",
+    Reason.TIME: "the answer depends on when it is asked",
+}
+"""Why a request may hit only exactly, in words."""
+
 LEFT_BY_CLIENT = frozenset({Reason.CLIENT_GONE, Reason.CLIENT_TIMEOUT})
 """The client left before the end: no fault of gateway or upstream."""
 

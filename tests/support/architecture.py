@@ -58,7 +58,6 @@ IO_MODULES = frozenset(
         "gateway.cache.single_flight",
         "gateway.cache.writer",
         "gateway.cache.comparison_journal",
-        "gateway.cache.stores.conformance",
         "gateway.cache.stores.encrypted",
         "gateway.cache.stores.guarded",
         "gateway.cache.stores.redis",

@@ -33,7 +33,7 @@ from gateway.prompts.hints import add_hints, hints_for
 from gateway.prompts.json_splice import Edit
 from gateway.prompts.outcome import PreparedRequest
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.protocol.cache_status import Forwarded, Reason
+from gateway.protocol.cache_status import WHY_EXACT_ONLY, Forwarded, Reason
 from gateway.protocol.conversation import (
     as_names,
     names_text,
@@ -66,27 +66,6 @@ CONTEXT = 24
 _MOST_WORDS = 2000
 """Of an edit; of longer ones only what both sides begin and end with is left out."""
 _WORD = re.compile(rb"\w+(?:[.:+-]\w+)*|[\x80-\xff]+|\s+|.", re.DOTALL)
-
-WHY_NOT = {
-    Reason.ENDPOINT: "only chat completions and responses are looked up by meaning",
-    Reason.TOOLS: "with tools the answer may be an action",
-    Reason.TOOL_RESULTS: "what a tool returned holds the particulars",
-    Reason.NOT_TEXT: "the conversation holds more than plain text",
-    Reason.LAST_TURN: "the last message is not the user's",
-    Reason.EMPTY_TEXT: "the last message is empty",
-    Reason.TEXT_TOO_LONG: "the text is too long to be compared whole",
-    Reason.UNREADABLE_TEXT: "it holds emoji, control or invisible characters",
-    Reason.LANGUAGE: "it is not in English, or not in English alone",
-    Reason.CODE: "it holds code, which is exact to the character",
-    Reason.STUFFED: "it repeats itself, or holds letters that are no word",
-    Reason.INSTRUCTIONS: "it gives orders to the model or to the cache",
-    Reason.PAYLOAD: "it brings a text to work on, or a link",
-    Reason.MANY_QUESTIONS: "it asks several questions at once",
-    Reason.FOLLOW_UP: "it leans on the earlier turns",
-    Reason.VAGUE: "it says too little by itself",
-    Reason.VARIETY: "it asks for another answer, or for one by chance",
-    Reason.TIME: "the answer depends on when it is asked",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +279,7 @@ def _eligibility(context: RequestContext) -> dict[str, Any]:
     found = semantic_query(context.request.endpoint, context.request.body)
     if not isinstance(found, Reason):
         return {"eligible": True, "reason": None, "why_not": None}
-    return {"eligible": False, "reason": found, "why_not": WHY_NOT[found]}
+    return {"eligible": False, "reason": found, "why_not": WHY_EXACT_ONLY[found]}
 
 
 def _outcome(end: End, now: float) -> dict[str, Any]:

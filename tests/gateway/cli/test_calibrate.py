@@ -136,13 +136,6 @@ def test_the_latest_verifier_counts_and_others_are_told(run, tmp_path):
     assert "passed over, of another verifier: 50" in err
 
 
-def test_lines_of_former_rules_are_left_out(run, tmp_path):
-    lines = clean(300) + [check(1.0, "same", verifier="rules-5") for _ in range(50)]
-    code, out, _ = run(log_of(tmp_path / "log.jsonl", lines), "--budget", "1%")
-    assert code == 0
-    assert out.startswith("300 would-be hits of verifier abab")
-
-
 def test_lines_that_are_none_are_told_with_their_place(run, tmp_path):
     file = log_of(tmp_path / "log.jsonl", [*clean(300), {"asked": "x", "stored": 1}])
     with file.open("a") as more:

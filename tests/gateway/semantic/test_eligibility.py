@@ -2,9 +2,8 @@
 
 import pytest
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.cache_status import WHY_EXACT_ONLY, Reason
 from gateway.semantic.eligibility import MAX_CHARACTERS, ineligible, semantic_query
-from gateway.server.admin.explain import WHY_NOT
 from policies.decision import Endpoint
 
 ELIGIBLE = (
@@ -266,11 +265,11 @@ def test_what_a_request_is_comes_before_what_its_text_is():
 
 def test_each_reason_has_a_sentence_and_examples():
     of_request = {"endpoint", "tools", "tool-results", "not-text", "last-turn"}
-    assert set(WHY_NOT) == set(INELIGIBLE) | {Reason.FOLLOW_UP} | of_request
+    assert set(WHY_EXACT_ONLY) == set(INELIGIBLE) | {Reason.FOLLOW_UP} | of_request
 
 
 @pytest.mark.parametrize(
     "text", ["What is the value of 1.5! ?", "What time is it. ?", "the day! ? ?"]
 )
 def test_a_sentence_of_marks_alone_is_no_question(text):
-    assert ineligible(text) in (None, *WHY_NOT)
+    assert ineligible(text) in (None, *WHY_EXACT_ONLY)

@@ -1,7 +1,4 @@
-"""The contract of entry stores, as a check that each implementation runs in its tests.
-
-Shipped with the port, so that you can check your own store: ``await check_store(make)``.
-"""
+"""The contract of entry stores, as a check that each implementation runs in its tests."""
 
 import asyncio
 import random
