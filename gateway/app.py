@@ -33,7 +33,7 @@ from gateway.server.http.pings import PATIENCE
 from gateway.server.http.unread import Unread
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.meter import Meter
-from gateway.server.local_encoder import local_model
+from gateway.server.local_encoder import LocalModel, LocalUpstream
 from gateway.server.open_semantic import open_semantic
 from gateway.server.open_store import OpenedStore, open_store
 from gateway.server.open_telemetry import Telemetry, open_telemetry
@@ -170,7 +170,9 @@ def create_app(
         overloaded=upstreams.overloaded,
         aliases=upstreams.aliases,
         refuse_unknown=upstreams.refuse_unknown,
-        local=None if semantic.service is None else local_model(semantic.service, make_coalescer),
+        local=None
+        if (encoder := semantic.service) is None
+        else LocalModel(encoder, make_coalescer(LocalUpstream(encoder))),
     )
     operations = Operations(
         pipeline=pipeline,
@@ -205,7 +207,7 @@ def create_app(
     events = EventList(settings.data_dir)
     overview = Overview(
         families=metrics.families,
-        readiness=readiness,
+        readiness=readiness.report,
         check_store=entries.check,
         rules=comparisons.report,
         upstreams=upstreams.each,

@@ -103,6 +103,11 @@ class Policy:
     """The operator's public contacts, which are no personal data."""
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
 
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions of all rules, and the default."""
+        return *(rule.decision for rule in self.rules), self.default
+
     def decide(self, facts: RequestFacts) -> Decision:
         """Return the decision of the first rule that matches, else the default. Never raises."""
         for rule in self.rules:

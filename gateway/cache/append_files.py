@@ -1,4 +1,4 @@
-"""Files that several processes append to: audit log, wrong hits, journals.
+"""Files that several processes append to or replace: audit log, wrong hits, journals.
 
 Law: only the holder of FILE.lock opens FILE to write, so no process writes to a rotated file. The
 holder may have been stopped, so every wait for the lock has a bound. No line is ever mixed
@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -99,6 +100,30 @@ def append_lines(descriptor: int, size: int, lines: bytes) -> None:
     if os.write(descriptor, lines) < len(lines):
         os.ftruncate(descriptor, size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def replace_file(file: Path, data: bytes) -> None:
+    """Replace a file whole, on the disk, with the mode and owner it had. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as new:
+            new.write(data)
+            if file.exists():
+                old = file.stat()
+                os.fchmod(new.fileno(), old.st_mode & 0o777)
+                with suppress(PermissionError):
+                    os.fchown(new.fileno(), old.st_uid, old.st_gid)
+            new.flush()
+            os.fsync(new.fileno())
+        Path(name).replace(file)
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def last_lines(path: Path, most_bytes: int) -> list[dict[str, Any]]:

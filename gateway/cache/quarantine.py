@@ -19,7 +19,7 @@ from pathlib import Path
 import orjson
 from filelock import Timeout
 
-from gateway.cache.append_files import open_locked, read_bytes, write_line
+from gateway.cache.append_files import open_locked, read_bytes, replace_file, write_line
 from gateway.cache.folder_watch import Deliver, at_once
 
 KEEP_SECONDS = 365 * 86_400.0
@@ -81,7 +81,7 @@ class QuarantineFile:
                     data = os.pread(descriptor, size, 0)
                     lines = self._lines(data)
                     if lines != data:
-                        self._replace(lines)
+                        replace_file(self._path, lines)
         except Timeout:
             return  # another worker does it or is suspended: the next start will do it
         except OSError as error:
@@ -92,7 +92,7 @@ class QuarantineFile:
         line = _line(key, self._now())
         with open_locked(self._path) as (descriptor, size):
             if size + len(line) > self._max_bytes:
-                self._replace(self._lines(os.pread(descriptor, size, 0) + b"\n" + line))
+                replace_file(self._path, self._lines(os.pread(descriptor, size, 0) + b"\n" + line))
             else:
                 write_line(descriptor, size, line)
         self._failed.discard(key)
@@ -104,21 +104,6 @@ class QuarantineFile:
 
     def _is_within(self, seconds: float, added: float) -> bool:
         return added > self._now() - seconds
-
-    def _replace(self, data: bytes) -> None:
-        """Replace the file by ``data``; the caller holds its lock."""
-        fresh = self._path.with_name(self._path.name + ".new")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with os.fdopen(os.open(fresh, flags, 0o600), "wb") as written:
-            written.write(data)
-            written.flush()
-            os.fsync(written.fileno())
-        fresh.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def look(self, deliver: Deliver = at_once) -> bool:  # noqa: ARG002 - one assignment
         """Read the file if it has changed; tell whether it could be read."""

@@ -23,7 +23,7 @@ from typing import Any
 from embeddings.client import EmbeddingsClient
 from embeddings.verify.binomial import upper_bound
 from embeddings.verify.calibration import Calibration, calibrated, least_hits, written_calibration
-from gateway.cache.append_files import previous_file
+from gateway.cache.append_files import previous_file, replace_file
 from gateway.cache.comparison_journal import CHECKS_FILE
 from gateway.cli.child_process import PYTHON, Child, run_child
 from gateway.cli.json_lines import Lines
@@ -160,7 +160,8 @@ def calibrate(
         return 0
     file = data_dir / OWN_FILE
     try:
-        _write(file, written_calibration(calibration))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, written_calibration(calibration))
     except OSError as error:
         why = error.strerror or error
         raise FailedError(f"{file}: cannot be written: {why}") from None
@@ -254,22 +255,6 @@ def _print_skipped(points: Points) -> None:
     for why, count in sorted(points.skipped.items()):
         if count:
             say(f"passed over, {why}: {count:,}")
-
-
-def _write(file: Path, data: bytes) -> None:
-    """Replace the file whole: a gateway may be reading it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f"{file.name}.{os.getpid()}.new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as written:
-            written.write(data)
-            written.flush()
-            os.fsync(descriptor)
-        fresh.replace(file)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from gateway.cache.append_files import replace_file
 from gateway.cli.terminal import CommandError, FailedError, printable, say, show_json, unreadable
 from gateway.server.auth import KeyRingError, read_key_ring
 from gateway.server.keys.key_line import (
@@ -29,7 +30,6 @@ from gateway.server.keys.key_line import (
     make_key,
     read_key,
 )
-from gateway.server.watched_file import replace_file
 from gateway.settings import SettingsError, load_settings
 from policies.format.values import DURATION, UnexpectedValueError
 

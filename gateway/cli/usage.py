@@ -96,7 +96,8 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
     if not rows:
         yield f"nothing was counted since {found['since']}"
         return
-    names = [printable(str(row[by])) or _unnamed(by) for row in rows[:_MOST_ROWS]]
+    unnamed = "(no call)" if by == "upstream" else "(none)"
+    names = [printable(str(row[by])) or unnamed for row in rows[:_MOST_ROWS]]
     width = max(map(len, (*names, by, "all"))) + 1
     yield by.ljust(width) + _cells(_COLUMNS)
     for name, row in zip(names, rows, strict=False):
@@ -126,10 +127,6 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
         )
     if without := total["calls_without_usage"]:
         yield f"{without:,} answers came without usage: their tokens are unknown"
-
-
-def _unnamed(by: str) -> str:
-    return "(no call)" if by == "upstream" else "(none)"
 
 
 def _row(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -105,7 +105,9 @@ def _part(head: bytes, start: int) -> Part | None:
         first, *lines = head.decode().split("\r\n")
     except UnicodeDecodeError:
         return None
-    fields = [(name.lower(), value.strip()) for name, _, value in map(_at_colon, lines)]
+    fields = [
+        (name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)
+    ]
     named = dict(fields)
     kind, mark, rest = named.get("content-disposition", "").partition(";")
     parameters = _parameters(mark + rest)
@@ -120,10 +122,6 @@ def _part(head: bytes, start: int) -> Part | None:
     ):
         return None
     return Part(parameters["name"], "filename" in parameters or "filename*" in parameters, start)
-
-
-def _at_colon(line: str) -> tuple[str, str, str]:
-    return line.partition(":")
 
 
 def _parameters(text: str) -> dict[str, str] | None:

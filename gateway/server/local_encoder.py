@@ -7,7 +7,7 @@ kind of answer only. It counts no tokens, since they cost nothing.
 import base64
 import sys
 from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from gateway.protocol.endpoints.embeddings import items_of
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.request import Outgoing, Served, Upstream
+from gateway.upstream.request import Outgoing, Served
 
 _REFUSALS = {
     "text-too-long": "An input is longer than this model reads.",
@@ -29,7 +29,10 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """The installation's own encoder, as the upstream of requests that name it."""
+    """The installation's own encoder, as the upstream of requests that name it.
+
+    ``coalescer`` has a ``LocalUpstream``; answers are stored as any others.
+    """
 
     encoder: LocalEncoder
     coalescer: Coalescer
@@ -41,13 +44,6 @@ class LocalModel:
         """
         name = self.encoder.name
         return bool(name) and model in (name, f"sentence-transformers/{name}")
-
-
-def local_model(
-    encoder: LocalEncoder, make_coalescer: Callable[[Upstream], Coalescer]
-) -> LocalModel:
-    """Return the encoder as a model that requests may name; answers are stored as any others."""
-    return LocalModel(encoder, make_coalescer(LocalUpstream(encoder)))
 
 
 class LocalUpstream:

@@ -100,8 +100,7 @@ class Semantic:
         return await self.service.not_ready() or "encoder: loading"
 
     def _is_needed(self) -> bool:
-        policy = self.budgets.policies.active.policy
-        decisions = (*(rule.decision for rule in policy.rules), policy.default)
+        decisions = self.budgets.policies.active.policy.decisions
         return any(each.semantic or each.compress.enabled for each in decisions)
 
     def details(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from policies.decision import PiiAction
 from policies.format.load import parse_policy
 from policies.format.yaml_document import policy_text
 from policies.pii.scan import PiiScanner
-from policies.policy import Policy
 from policies.recorded import recorded_policy
 
 log = logging.getLogger(__name__)
@@ -55,15 +54,9 @@ class PolicyFile(WatchedFile[ActivePolicy]):
 
 def _activate(data: bytes, source: str) -> ActivePolicy:
     policy = parse_policy(policy_text(data, source), source)
-    _ready(policy)
+    for prefix in {decision.prefix for decision in policy.decisions}:
+        if prefix.volatile or prefix.patterns:  # compiled and used once: no request waits for that
+            any(finder(prefix.volatile, prefix.patterns).find(b"2026-01-01"))
     scanner = PiiScanner(policy.regions, policy.allowed)
     identities = {action: f"{action}/{scanner.identity}" for action in PiiAction}
     return ActivePolicy(policy, scanner, recorded_policy(policy), identities)
-
-
-def _ready(policy: Policy) -> None:
-    """Compile what finds volatile text, and use it once: the first request would wait for that."""
-    for decision in (policy.default, *(rule.decision for rule in policy.rules)):
-        prefix = decision.prefix
-        if prefix.volatile or prefix.patterns:
-            any(finder(prefix.volatile, prefix.patterns).find(b"2026-01-01"))

@@ -1,10 +1,7 @@
 """A file that an operator edits: read at start, watched, and replaced whole by each good edit."""
 
 import logging
-import os
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -72,22 +69,3 @@ class WatchedFile(Generic[T]):
             event = {"event": self._in_force.partition(":")[0]}
             log.error("%s: %s", self._in_force, self.problem, extra={"fields": event})
         return changed
-
-
-def replace_file(file: Path, data: bytes) -> None:
-    """Write a file whole, with the mode and the owner of the one before. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as new:
-            new.write(data)
-            if file.exists():
-                old = file.stat()
-                os.fchmod(new.fileno(), old.st_mode & 0o777)
-                with suppress(PermissionError):
-                    os.fchown(new.fileno(), old.st_uid, old.st_gid)
-            new.flush()
-            os.fsync(new.fileno())
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

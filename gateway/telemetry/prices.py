@@ -138,19 +138,17 @@ def read_prices(text: str, source: str) -> Prices:
     problems: list[str] = []
     for where, cells in table[1:]:
         row = dict(zip(header, cells, strict=False))
-        wrong = _problems(row, rows) if len(cells) == len(header) else [_cells(len(cells))]
+        missing = [f"expected {len(COLUMNS)} cells, got {len(cells)}"]
+        wrong = _problems(row, rows) if len(cells) == len(header) else missing
         problems += [where + each for each in wrong]
         if not wrong:
-            rows[row["model"]] = Price(*(_dollars(row[name]) for name in COLUMNS[1:]))
+            dollars = (row[name] for name in COLUMNS[1:])
+            rows[row["model"]] = Price(*(float(x) / UNIT_TOKENS if x else None for x in dollars))
     if problems:
         more = len(problems) - MOST_PROBLEMS
         rest = [f"{source}: {more} more lines are wrong"] if more > 0 else []
         raise PricesError("\n".join([*problems[:MOST_PROBLEMS], *rest]))
     return Prices(rows, comments[0] if comments else source)
-
-
-def _cells(number: int) -> str:
-    return f"expected {len(COLUMNS)} cells, got {number}"
 
 
 def _problems(row: Mapping[str, str], before: Mapping[str, Price]) -> list[str]:
@@ -171,7 +169,3 @@ def _problem(name: str, cell: str) -> str | None:
     if 0 <= dollars <= _MOST_DOLLARS:
         return None
     return f"{name}: expected dollars for a million tokens, or an empty cell, got {cell[:40]!r}"
-
-
-def _dollars(cell: str) -> float | None:
-    return float(cell) / UNIT_TOKENS if cell else None

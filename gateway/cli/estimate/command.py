@@ -207,7 +207,7 @@ def _why_not(policies: FixedPolicy, verifier: CalibratedVerifier, risk: float) -
     """Return why nothing could be answered by meaning, or None."""
     if verifier.details()["kind"] != "model":
         return "no trained verifier is installed: pip install 'refrain-gateway[semantic]'"
-    if not any(each.semantic and not each.shadow for each in policies.decisions):
+    if not any(each.semantic and not each.shadow for each in policies.active.policy.decisions):
         return "no rule of the policy has semantic: on"
     if verifier.threshold(risk) is None:
         return f"no score is known to keep {percent_text(risk)} of wrong hits"

@@ -105,7 +105,8 @@ def _openai(line: dict[str, Any]) -> LoggedRequest:
     status = None if response is None else response.get("status_code")
     answer = _member(response, "body") if response is not None and "body" in response else response
     is_bare = "request" not in line and "body" not in line
-    request = read_request(_without(line, "response") if is_bare and response else line)
+    bare = {name: each for name, each in line.items() if name != "response"}
+    request = read_request(bare if is_bare and response else line)
     request = _by_answer(request, answer)
     beside = {} if is_bare and not response else line
     start = _time(beside, "start", "time", "timestamp", "created_at")
@@ -267,10 +268,6 @@ def _member(holder: Mapping[str, Any] | None, name: str) -> dict[str, Any] | Non
     return value if isinstance(value, dict) else None
 
 
-def _without(line: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {other: value for other, value in line.items() if other != name}
-
-
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
@@ -287,17 +284,14 @@ def _time(holder: Mapping[str, Any], *names: str) -> float | None:
             continue
         try:
             if isinstance(value, str):
-                return _seconds(float(value)) if _is_number(value) else _iso(value)
+                is_number = value.replace(".", "", 1).isdigit()
+                return _seconds(float(value)) if is_number else _iso(value)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return _seconds(float(value))
         except (ValueError, OverflowError):
             pass
         raise InvalidFieldError(name, "seconds since 1970, or an ISO 8601 time")
     return None
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
 
 
 def _seconds(number: float) -> float:

@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +32,7 @@ from gateway.semantic.ports import Match, SemanticIndex, Verifier
 from gateway.server.context import Trace
 from gateway.server.policy_file import PolicyFile
 from gateway.upstream.pool.prefix_chain import BLOCK_BYTES, prefix_blocks
-from policies.decision import Decision, PiiAction, Scope
+from policies.decision import PiiAction, Scope
 
 ENTRY_BYTES = 256 << 20
 """Memory of the entries, which hold no answers. A gateway's own store may hold less, or more."""
@@ -90,14 +90,10 @@ class FixedPolicy:
     active: ActivePolicy
 
     @property
-    def decisions(self) -> Iterator[Decision]:
-        policy = self.active.policy
-        yield from (*(rule.decision for rule in policy.rules), policy.default)
-
-    @property
     def needs_user(self) -> bool:
         return any(
-            each.scope is Scope.USER or each.pii is PiiAction.USER for each in self.decisions
+            each.scope is Scope.USER or each.pii is PiiAction.USER
+            for each in self.active.policy.decisions
         )
 
 

@@ -68,10 +68,6 @@ def _hosted_tools(tools: Any) -> Reason | None:
     return None
 
 
-def _servers(servers: Any) -> Reason | None:
-    return Reason.HOSTED_TOOLS if servers else None
-
-
 def _stored_files(content: Any) -> Reason | None:
     """Refuse content that names a file which Anthropic stores, wherever it is nested."""
     stack = [content]
@@ -99,7 +95,9 @@ _PROMPT: Fields = {
     **keyed(None, "speed"),
     **neutral(None, "cache_control"),
     "tools": Field(OBJECTS, keyed=True, refusal=_hosted_tools),
-    "mcp_servers": Field(None, keyed=True, refusal=_servers),
+    "mcp_servers": Field(
+        None, keyed=True, refusal=lambda given: Reason.HOSTED_TOOLS if given else None
+    ),
 }
 
 _FIELDS: Fields = {

@@ -144,7 +144,8 @@ def _decline(body: Body, result: Any, finish_reasons: Container[str]) -> Reason 
         reason = _decline_item(item, done=status == "completed")
         if reason is not None:
             return reason
-    texts = [part["text"] for item in items for part in _parts(item) if "text" in part]
+    parts = (part for item in items if item["type"] == "message" for part in item["content"])
+    texts = [part["text"] for part in parts if "text" in part]
     called = any(item["type"] in ("function_call", "custom_tool_call") for item in items)
     if not called and not any(texts):
         return Reason.EMPTY
@@ -161,10 +162,6 @@ def _finish(status: str, details: Any, items: list[Any]) -> str:
         return _FINISH.get(str(reason), "length")
     calls = any(isinstance(item, dict) and item.get("type") == "function_call" for item in items)
     return "tool_calls" if calls else "stop"
-
-
-def _parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return item["content"] if item["type"] == "message" else []
 
 
 def _decline_item(item: Any, *, done: bool) -> Reason | None:

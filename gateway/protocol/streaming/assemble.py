@@ -235,14 +235,10 @@ def _merge_details(message: dict[str, Any], name: str, deltas: list[Any]) -> Non
             raise UnknownShapeError(f"{name!r} of an unknown type")
         if last is not None and None in (last.get("index"), delta.get("index")):
             raise UnknownShapeError(f"{name!r} without an index")
-        if last is None or not _continues(last, delta):
+        if last is None or any(delta.get(each) != last.get(each) for each in ("index", "type")):
             last = {}
             details.append(last)
         _merge_texts(last, delta, _DETAIL_TEXT)
-
-
-def _continues(last: dict[str, Any], delta: dict[str, Any]) -> bool:
-    return all(delta.get(name) == last.get(name) for name in ("index", "type"))
 
 
 def _merge_texts(holder: dict[str, Any], delta: dict[str, Any], texts: Container[str]) -> None:

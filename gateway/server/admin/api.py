@@ -18,11 +18,7 @@ import orjson
 from aiohttp import web
 
 from gateway.cache.append_files import Journal
-from gateway.cache.ports import (
-    PositionError,
-    StoreError,
-    UnfinishedError,
-)
+from gateway.cache.ports import PositionError, StoreError, UnfinishedError
 from gateway.protocol.errors import error_body
 from gateway.protocol.headers import fold_fields
 from gateway.server.admin.access import AdminAccess
@@ -48,7 +44,7 @@ log = logging.getLogger(__name__)
 Action = Callable[[Fields], Awaitable[Fields]]
 """One operation. Raises InvalidFieldError."""
 
-Page = Callable[[], Fields]
+Page = Callable[[], Fields | Awaitable[Fields]]
 """Figures to look at."""
 
 Handle = Callable[[web.Request], Awaitable[Fields]]
@@ -67,7 +63,7 @@ class Admin:
         self,
         operations: Operations,
         semantic: SemanticOperations,
-        prefix_hits: Page,
+        prefix_hits: Callable[[], Fields],
         usage: Callable[[str, str, str | None], Awaitable[Fields]],
         *,
         overview: Overview,
@@ -90,7 +86,6 @@ class Admin:
         self._access = access
 
     def add_routes(self, app: web.Application) -> None:
-        """Register every page and every action of the API."""
         do = self._operations
         actions: dict[str, Action] = {
             "purge": do.purge,
@@ -109,10 +104,6 @@ class Admin:
         pages: dict[str, Page] = {
             "prefix-hits": self._show_prefix_hits,
             "keys": self._show_keys,
-        }
-        shown: dict[str, Handle] = {name: partial(_show_page, page) for name, page in pages.items()}
-        shown |= {"entries": self._list, "entries/{key}": self._show, "usage": self._show_usage}
-        looks = {
             "overview": self._overview.page,
             "overview/history": self._overview.history,
             "events": self._list_events,
@@ -120,7 +111,8 @@ class Admin:
             "semantic": self._semantic.latest_report,
             "comparisons": self._semantic.comparisons,
         }
-        shown |= {name: partial(_show_look, look) for name, look in looks.items()}
+        shown: dict[str, Handle] = {name: partial(_show_page, page) for name, page in pages.items()}
+        shown |= {"entries": self._list, "entries/{key}": self._show, "usage": self._show_usage}
         for name, handle in shown.items():
             app.router.add_get(f"/admin/{name}", partial(self._answer, handle))
         for name, action in actions.items():
@@ -173,11 +165,8 @@ class Admin:
         line = {"action": name, "peer": peer_of(request), "asked": audited}
         await self._audit_log.append({"time": time.time(), **line})
         result = await action(fields)
-        figures = {
-            key: each
-            for key, each in result.items()
-            if key == "sha256" or not isinstance(each, str | list)
-        }
+        told = (key for key in result if key == "sha256" or not isinstance(result[key], str | list))
+        figures = {key: result[key] for key in told}
         try:
             await self._audit_log.append({"time": time.time(), **line, "result": figures})
         except OSError as error:
@@ -263,11 +252,8 @@ class Admin:
 
 
 async def _show_page(page: Page, _request: web.Request) -> Fields:
-    return page()
-
-
-async def _show_look(look: Callable[[], Awaitable[Fields]], _request: web.Request) -> Fields:
-    return await look()
+    figures = page()
+    return figures if isinstance(figures, dict) else await figures
 
 
 async def _refuse_path(request: web.Request) -> Fields:

@@ -45,7 +45,7 @@ from gateway.protocol.errors import PromptTooLongError, RequestError
 from gateway.protocol.request import CacheRequest, read_request
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility import semantic_query
-from gateway.server.admin.operations import walk
+from gateway.server.admin.operations import entry_summary, walk
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.context import RequestContext, Step, Trace, Verdict, facts_of
 from gateway.server.keys.key_line import Key
@@ -285,7 +285,7 @@ def _eligibility(context: RequestContext) -> dict[str, Any]:
 def _outcome(end: End, now: float) -> dict[str, Any]:
     match end:
         case Hit():
-            status, entry = end.status, _summary(end.entry, now)
+            status, entry = end.status, entry_summary(end.entry, now)
             report = {"would": "hit", "cache_status": status.header(), "age": end.age}
             return {**report, "entry": entry, **status._asdict()}
         case Forward():
@@ -317,22 +317,11 @@ async def _nearest(plan: Plan, store: Store, now: float) -> dict[str, Any]:
             break
     report: dict[str, Any] = {"entries": count, "of_this_scope": compared, "entry": None}
     for entry in best:
-        report["entry"] = _summary(entry, now)
+        report["entry"] = entry_summary(entry, now)
         report["differences"] = [
             asdict(each) for each in differences(ours, entry.digests)
         ] or _outside(plan, entry)
     return report
-
-
-def _summary(entry: Entry, now: float) -> dict[str, Any]:
-    return {
-        "key": entry.key.hex(),
-        "rule": entry.rule,
-        "tags": list(entry.tags),
-        "age": max(0, int(now - entry.stored_at)),
-        "ttl": int(entry.expires_at - now),
-        "tokens": entry.tokens,
-    }
 
 
 def _outside(plan: Plan, entry: Entry) -> list[dict[str, Any]]:

@@ -84,7 +84,6 @@ class Selection:
     rule: str | None = None
 
     def holds(self, entry: Entry) -> bool:
-        """Tell whether the entry is among those selected."""
         return (
             (self.key is None or entry.key == self.key)
             and (self.scope is None or entry.scope == self.scope)
@@ -155,6 +154,18 @@ async def forget_scope(scope: bytes, *, writer: CacheWriter, forget_keys: Forget
     return forgotten
 
 
+def entry_summary(entry: Entry, now: float) -> Fields:
+    """Return what lists and explanations show of an entry; times in seconds."""
+    return {
+        "key": entry.key.hex(),
+        "rule": entry.rule,
+        "tags": list(entry.tags),
+        "age": max(0, int(now - entry.stored_at)),
+        "ttl": int(entry.expires_at - now),
+        "tokens": entry.tokens,
+    }
+
+
 async def walk(store: Store) -> AsyncIterator[Sequence[Entry]]:
     """Yield all entries, a page at a time; an entry may be met twice. Raises StoreError."""
     after: bytes | None = None
@@ -174,7 +185,6 @@ class KnownAnswer:
 
     @asynccontextmanager
     async def send(self, outgoing: Outgoing) -> AsyncIterator[LocalReply]:
-        """Yield ``answer`` as the reply to any request."""
         del outgoing
         yield LocalReply(200, self.answer, Served(self.name))
 
@@ -215,23 +225,16 @@ class Operations:
             after = page.after
 
     def summary(self, entry: Entry) -> Fields:
-        """Return what a list shows of an entry."""
-        now = self.pipeline.now()
         return {
-            "key": entry.key.hex(),
+            **entry_summary(entry, self.pipeline.now()),
             "scope": entry.scope.hex(),
             "endpoint": entry.endpoint,
             "model": entry.model,
             "upstream": entry.upstream,
-            "rule": entry.rule,
-            "tags": entry.tags,
             "generation": entry.generation,
             "stored_at": entry.stored_at,
             "expires_at": entry.expires_at,
-            "age": max(0, int(now - entry.stored_at)),
-            "ttl": int(entry.expires_at - now),
             "bytes": encoded_size(entry),
-            "tokens": entry.tokens,
             "hits": None if self.hits_of is None else self.hits_of(entry.key),
             "semantic": entry.question is not None and not self.quarantine.holds(entry.key),
         }
@@ -336,10 +339,9 @@ class Operations:
         purge = read_switch(fields, "purge", default=False)
         refuse_other_fields(fields, "purge")
         active = self.pipeline.policies.active
-        decisions = [*(rule.decision for rule in active.policy.rules), active.policy.default]
-        passed_over = {each.rule for each in decisions} - {
-            each.rule for each in decisions if each.pii is PiiAction.BYPASS
-        }
+        decisions = active.policy.decisions
+        scanned_rules = {each.rule for each in decisions if each.pii is PiiAction.BYPASS}
+        passed_over = {each.rule for each in decisions} - scanned_rules
         scanned = failed = purged = 0
         findings: Counter[str] = Counter()
         rules: Counter[str] = Counter()

@@ -12,16 +12,15 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 import orjson
 from prometheus_client.metrics_core import Metric
 
+from gateway.cache.append_files import replace_file
 from gateway.protocol.cache_status import LEFT_BY_CLIENT, Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
 from gateway.server.admin.operations import Fields
-from gateway.server.watched_file import replace_file
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.engine_load import EngineLoad, parse_load
 
@@ -61,19 +60,13 @@ _SAVED = {
 }
 
 
-class Readiness(Protocol):
-    """What ``/readyz`` reports."""
-
-    async def report(self) -> dict[str, Any]:
-        """Return status, reasons and details."""
-
-
 @dataclass(kw_only=True)
 class Overview:
     """Looks at the gateway and its engines, at most once in ``SHARED_SECONDS``."""
 
     families: Callable[[], Awaitable[Iterable[Metric]]]
-    readiness: Readiness
+    readiness: Callable[[], Awaitable[Fields]]
+    """Returns what ``/readyz`` reports."""
     check_store: Callable[[], Awaitable[None]]
     """Looks whether the store answers; ``readiness`` reports it."""
     rules: Callable[[], Fields]
@@ -166,7 +159,7 @@ class Overview:
             "version": self._version,
             "workers": self.workers,
             **figures,
-            "ready": _with_outage(await self.readiness.report(), events),
+            "ready": _with_outage(await self.readiness(), events),
             "upstreams": list(upstreams),
             "engines": {name: figures for name, figures in found if figures is not None},
             "budgets": self.rules(),
@@ -184,7 +177,6 @@ class Overview:
             return []
 
     async def _engine(self, name: str, upstream: HttpUpstream) -> dict[str, float] | None:
-        """Return the figures of an upstream that is an engine."""
         if (load := self.load(name)) is not None:
             return load._asdict()
         if self.clock() < self._paused.get(name, 0.0):

@@ -18,10 +18,10 @@ from typing import Any
 import orjson
 from filelock import FileLock, Timeout
 
+from gateway.cache.append_files import replace_file
 from gateway.server.admin.operations import Fields, refuse_other_fields
 from gateway.server.admin.recorded_request import InvalidFieldError
 from gateway.server.policy_file import PolicyFile
-from gateway.server.watched_file import replace_file
 from policies.format.load import parse_policy
 from policies.format.yaml_document import MAX_CHARACTERS, PolicyError, policy_text
 
@@ -92,12 +92,7 @@ class PolicyEditor:
             ]
             return {"valid": False, "problems": problems, "rules": []}
         rules = [rule.decision.rule for rule in policy.rules]
-        return {
-            "valid": True,
-            "problems": [],
-            "rules": rules,
-            "generation": policy.generation,
-        }
+        return {"valid": True, "problems": [], "rules": rules, "generation": policy.generation}
 
     @property
     def _name(self) -> str:

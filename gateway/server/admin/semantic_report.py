@@ -7,7 +7,7 @@ use is known.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,8 @@ class Budgets:
             )
 
     def _budgets(self) -> dict[str, float]:
-        policy = self.policies.active.policy
-        every = (*(rule.decision for rule in policy.rules), policy.default)
-        return {each.rule: each.max_wrong_hits for each in every if each.semantic}
+        decisions = self.policies.active.policy.decisions
+        return {each.rule: each.max_wrong_hits for each in decisions if each.semantic}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,11 @@ class SemanticOperations:
     async def comparisons(self) -> dict[str, Any]:
         """Return the latest comparisons, the newest first. Raises OSError."""
         lines = await asyncio.to_thread(last_lines, self.journal.path, _LAST_BYTES)
-        judged = {_judged(line): line.get("same") for line in lines if line.get("kind") == JUDGED}
+        judged = {
+            (line.get("entry"), line.get("key"), line.get("of")): line.get("same")
+            for line in lines
+            if line.get("kind") == JUDGED
+        }
         found = [line for line in lines if "outcome" in line][-MOST_SHOWN:][::-1]
         for line in found:
             line["judged_same"] = judged.get((line.get("entry"), line.get("key"), line.get("time")))
@@ -145,8 +148,3 @@ class SemanticOperations:
             message = "The journal cannot be written: only the worker that answers has done it, "
             raise UnfinishedError(message + "and only until it restarts.") from error
         return {"reset": [rule] if rule is not None else list(known), "were_off": were_off}
-
-
-def _judged(line: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return which comparison a judgement is of."""
-    return line.get("entry"), line.get("key"), line.get("of")

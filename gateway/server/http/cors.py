@@ -93,7 +93,9 @@ class Cors:
         if origin is not None and self._known(origin) is None and status < HTTPStatus.BAD_REQUEST:
             self._note(origin, fields)
         response = web.Response(status=status)
-        response.headers.extend(each for each in fields if _is_of_preflights(each[0]))
+        response.headers.extend(
+            each for each in fields if each[0].lower().startswith(_OF_PREFLIGHTS)
+        )
         response.headers["Cache-Status"] = ForwardStatus(Forwarded.BYPASS).header()
         return response
 
@@ -172,10 +174,6 @@ def is_preflight(request: web.BaseRequest) -> bool:
     """Tell whether a browser asks whether it may send a request."""
     asks = "Access-Control-Request-Method" in request.headers and "Origin" in request.headers
     return request.method == "OPTIONS" and asks
-
-
-def _is_of_preflights(name: str) -> bool:
-    return name.lower().startswith(_OF_PREFLIGHTS)
 
 
 def _add(headers: CIMultiDict[str], fields: Fields) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -202,20 +202,13 @@ class Handlers:
                 if key is not None:
                     ticket = self.meter.begin(key)
                 read = partial(
-                    read_request,
-                    plain.endpoint,
-                    plain.body,
-                    headers=headers,
-                    fields=plain.fields,
-                    target=plain.head.target,
-                    holder=None if key is None else key.name,
-                    team=None if key is None else key.team,
+                    _read_request,
+                    (plain.endpoint, plain.body, headers, plain.fields, plain.head.target),
+                    key,
+                    self.default_model,
                 )
                 is_large = len(plain.body) > LARGE_BYTES
                 request = await asyncio.to_thread(read) if is_large else read()
-                if self.default_model and not request.model:
-                    add = partial(_with_model, request, self.default_model)
-                    request = await asyncio.to_thread(add) if is_large else add()
                 reply = await self._answer(request, key, ticket, seen)
                 if seen.hit is not None and isinstance(reply.body, bytes):
                     gate = None if key is None else self.meter.gate(key)
@@ -303,20 +296,9 @@ class Handlers:
             target = endpoint.value + mark + query
             model = request[PATH].deployment or self.default_model
             read = partial(
-                read_request,
-                endpoint,
-                raw,
-                headers=fold_fields(headers),
-                fields=headers,
-                target=target,
-                holder=None if key is None else key.name,
-                team=None if key is None else key.team,
+                _read_request, (endpoint, raw, fold_fields(headers), headers, target), key, model
             )
-            is_large = len(raw) > LARGE_BYTES
-            parsed = await asyncio.to_thread(read) if is_large else read()
-            if model and not parsed.model:
-                add = partial(_with_model, parsed, model)
-                parsed = await asyncio.to_thread(add) if is_large else add()
+            parsed = await asyncio.to_thread(read) if len(raw) > LARGE_BYTES else read()
             reply = await self._answer(parsed, key, request.get(TICKET), seen)
             if isinstance(reply.body, bytes):
                 response: web.StreamResponse = _response(reply)
@@ -355,21 +337,30 @@ class Handlers:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
 
-def _with_model(request: CacheRequest, model: str) -> CacheRequest:
-    """Return a request for the model, if the client named neither a model nor a template."""
-    body = request.asked
-    template = SPECS[request.endpoint].template_field
-    if any(body.get(name) is not None for name in ("model", template) if name):
-        return request
-    return read_request(
-        request.endpoint,
-        with_model(request.raw, model),
-        headers=request.headers,
-        fields=request.fields,
-        target=request.target,
-        holder=request.holder,
-        team=request.team,
+def _read_request(
+    came: tuple[Endpoint, bytes, Mapping[str, str], Iterable[tuple[str, str]], str],
+    key: Key | None,
+    model: str,
+) -> CacheRequest:
+    """Read what came: endpoint, body, headers by lower-case name, header lines and target.
+
+    The request is for ``model`` if the client named neither a model nor a template.
+    """
+    endpoint, raw, headers, fields, target = came
+    read = partial(
+        read_request,
+        endpoint,
+        headers=headers,
+        fields=fields,
+        target=target,
+        holder=None if key is None else key.name,
+        team=None if key is None else key.team,
     )
+    request = read(raw)
+    names = ("model", SPECS[endpoint].template_field)
+    if not model or any(request.asked.get(name) is not None for name in names if name):
+        return request
+    return read(with_model(request.raw, model))
 
 
 def _response(reply: Reply) -> web.Response:

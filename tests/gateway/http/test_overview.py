@@ -139,7 +139,7 @@ async def nothing(*_):
 def look_at(upstreams, clock=lambda: 0.0, **changes):
     parts = {
         "families": nothing,
-        "readiness": Ready(),
+        "readiness": Ready().report,
         "check_store": nothing,
         "rules": dict,
         "load": lambda _name: None,
@@ -262,7 +262,7 @@ async def test_a_store_is_down_since_the_first_worker_found_out(events, since):
         return events
 
     store = {"kind": "redis", "problem": "not answering", "since": 100.0, "why": "gone"}
-    overview = look_at({}, events=listed, readiness=Ready(store=store))
+    overview = look_at({}, events=listed, readiness=Ready(store=store).report)
     page = await overview.page()
     assert page["ready"]["store"] == store | {"since": since}
     assert page["events"] == events[:5]

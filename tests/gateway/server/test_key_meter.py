@@ -284,7 +284,7 @@ async def test_counts_that_were_lost_come_back_from_those_who_know_them(open_cou
         await one.exchange()
         lost = open_counts()
         if isinstance(lost, SqliteKeyCounts):
-            await lost._file.run(lambda connection: connection.execute("DELETE FROM key_count"))
+            await lost.run(lambda connection: connection.execute("DELETE FROM key_count"))
         else:
             await lost._link.command(0, "FLUSHALL")
         await lost.close()

@@ -20,7 +20,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import SemanticUnavailableError
-from gateway.server.local_encoder import local_model
+from gateway.server.local_encoder import LocalModel, LocalUpstream
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
@@ -73,7 +73,7 @@ class Rig:
             outbox=Outbox(bytes(32)),
             recorder=None,
             now=time.time,
-            local=local_model(self.encoder, made),
+            local=LocalModel(self.encoder, made(LocalUpstream(self.encoder))),
         )
 
     async def ask(self, given: Any, **fields: Any) -> tuple[str, int, Any]:

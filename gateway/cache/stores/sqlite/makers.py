@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS maker (
 """
 
 
-class SqliteMakers:
+class SqliteMakers(SmallDatabase):
     """The port ``MakerStore``. The first call opens the file, with mode 0600.
 
     A note waits for no disk: after a power failure the last ones may be missing.
@@ -25,14 +25,12 @@ class SqliteMakers:
     def __init__(self, path: Path, *, seconds: float, most: int = MOST_MAKERS) -> None:
         self.seconds, self._most = seconds, most
         loss = "requests go to any upstream until their makers are known again"
-        self._file = SmallDatabase(
-            path, _SCHEMA, what="makers of values", loss=loss, waits_for_disk=False
-        )
+        super().__init__(path, _SCHEMA, what="makers of values", loss=loss, waits_for_disk=False)
 
     async def find(self, digests: Sequence[bytes]) -> Mapping[bytes, str]:
         marks = ", ".join("?" * len(digests))
         query = f"SELECT digest, upstream FROM maker WHERE digest IN ({marks})"  # noqa: S608
-        return dict(await self._file.run(lambda to: to.execute(query, digests).fetchall()))
+        return dict(await self.run(lambda to: to.execute(query, digests).fetchall()))
 
     async def add(self, digests: Sequence[bytes], maker: str) -> None:
         def action(connection: sqlite3.Connection) -> None:
@@ -46,7 +44,4 @@ class SqliteMakers:
                 (self._most,),
             )
 
-        await self._file.run(action)
-
-    async def close(self) -> None:
-        await self._file.close()
+        await self.run(action)

@@ -23,16 +23,16 @@ CREATE INDEX IF NOT EXISTS scope_key_by_end ON scope_key (until);
 _REAPED_AT_A_TIME = 64
 
 
-class SqliteScopeKeys:
+class SqliteScopeKeys(SmallDatabase):
     """The port ``ScopeKeys``. The first call opens the file, with mode 0600."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         loss = "what is sealed is lost"
-        self._file = SmallDatabase(path, _SCHEMA, what="scope keys", loss=loss)
+        super().__init__(path, _SCHEMA, what="scope keys", loss=loss)
 
     async def find(self, tag: bytes, master: bytes) -> bytes | None:
-        return await self._file.run(lambda connection: _find(connection, tag, master))
+        return await self.run(lambda connection: _find(connection, tag, master))
 
     async def ensure(self, tag: bytes, master: bytes, proposed: bytes, until: float) -> bytes:
         now = self._clock()
@@ -54,15 +54,12 @@ class SqliteScopeKeys:
             )
             return _find(connection, tag, master) or proposed
 
-        return await self._file.run(action)
+        return await self.run(action)
 
     async def forget(self, tag: bytes) -> None:
-        await self._file.run(
+        await self.run(
             lambda connection: connection.execute("DELETE FROM scope_key WHERE tag = ?", (tag,))
         )
-
-    async def close(self) -> None:
-        await self._file.close()
 
 
 def _find(

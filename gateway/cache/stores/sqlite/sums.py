@@ -75,7 +75,7 @@ _BATCHES = 1_000
 """Names of batches that are kept: a batch is added again soon or never."""
 
 
-class SqliteKeyCounts:
+class SqliteKeyCounts(SmallDatabase):
     """The port ``KeyCounts``. The first change makes the file, with mode 0600.
 
     A change waits for no disk: after a power failure the last moments may be missing.
@@ -83,8 +83,7 @@ class SqliteKeyCounts:
 
     def __init__(self, path: Path) -> None:
         loss = "what is in no worker's memory counts from zero again"
-        self._path = path
-        self._file = SmallDatabase(
+        super().__init__(
             path, _COUNTS_SCHEMA, what="counts of keys", loss=loss, waits_for_disk=False
         )
 
@@ -93,16 +92,13 @@ class SqliteKeyCounts:
             rows = (row for window in windows for row in connection.execute(_LOAD, window))
             return {Count(*count): amount for *count, amount in rows}
 
-        return await self._file.run(read) if self._path.exists() else {}
+        return await self.run(read) if self._path.exists() else {}
 
     async def add(self, batch: str, changes: Mapping[Count, Change]) -> Mapping[Count, int]:  # noqa: ARG002
         # An add that failed has changed nothing, so no batch is there twice.
         rows = [(*count, *change) for count, change in changes.items()]
-        totals = await self._file.run(lambda connection: _add_counts(connection, rows))
+        totals = await self.run(lambda connection: _add_counts(connection, rows))
         return dict(zip(changes, totals, strict=True))
-
-    async def close(self) -> None:
-        await self._file.close()
 
 
 def _add_counts(connection: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> list[int]:
@@ -126,26 +122,23 @@ def _add_counts(connection: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> 
     return totals
 
 
-class SqliteUsage:
+class SqliteUsage(SmallDatabase):
     """The port ``UsageStore``. The first call opens the file, with mode 0600."""
 
     def __init__(self, path: Path) -> None:
         loss = "the figures of usage begin again"
-        self._file = SmallDatabase(path, _USAGE_SCHEMA, what="figures of usage", loss=loss)
+        super().__init__(path, _USAGE_SCHEMA, what="figures of usage", loss=loss)
 
     async def add(self, batch: str, rows: Sequence[UsageRow]) -> None:
-        await self._file.run(lambda connection: _add(connection, batch, rows))
+        await self.run(lambda connection: _add(connection, batch, rows))
 
     async def read(self, since: str) -> list[UsageRow]:
-        found = await self._file.run(
+        found = await self.run(
             lambda connection: connection.execute(
                 "SELECT day, labels, figures FROM usage WHERE day >= ?", (since,)
             ).fetchall()
         )
         return [UsageRow(day, labels, orjson.loads(figures)) for day, labels, figures in found]
-
-    async def close(self) -> None:
-        await self._file.close()
 
 
 def _add(connection: sqlite3.Connection, batch: str, rows: Sequence[UsageRow]) -> None:
