@@ -122,11 +122,7 @@ def create_app(
     )
     meter.keep(access.holders)
     semantic = open_semantic(
-        settings,
-        semantic_socket,
-        policies=policies,
-        upstream=upstreams.upstream,
-        metrics=metrics,
+        settings, semantic_socket, policies=policies, upstream=upstreams.upstream, metrics=metrics
     )
     scans = Scans()
     writer = CacheWriter(

@@ -130,10 +130,7 @@ class Policy:
 
 
 def condition(
-    key: str,
-    wanted: Sequence[str],
-    tenants: Mapping[str, Tenant],
-    budget: Budget | None = None,
+    key: str, wanted: Sequence[str], tenants: Mapping[str, Tenant], budget: Budget | None = None
 ) -> Condition:
     """Return the condition of a key of ``match``: facts match any of its values.
 

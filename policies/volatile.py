@@ -94,10 +94,7 @@ _PATTERNS: dict[VolatileKind, tuple[str, ...]] = {
         r"\b[0-9a-f]{32}\b",
         r"\b[0-7][0-9A-HJKMNP-TV-Z]{25}\b",
     ),
-    VolatileKind.COMMITS: (
-        rf"(?i:{_BUILT_FROM})(\b[0-9a-f]{{7,40}}\b)",
-        r"\b[0-9a-f]{40}\b",
-    ),
+    VolatileKind.COMMITS: (rf"(?i:{_BUILT_FROM})(\b[0-9a-f]{{7,40}}\b)", r"\b[0-9a-f]{40}\b"),
     VolatileKind.USER_NAMES: (
         rf"(?i:\b(?:{_NAMED})(?:['\x{{2019}}]s)?[ _-]?name\b[\"']?(?: is|:|=) ?){_QUOTE}({_NAME})",
         rf"(?i:\b(?:{_MET}) ){_QUOTE}({_NAME})",

@@ -10,13 +10,7 @@ from typing import Any
 
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
-from gateway.cache.ports import (
-    EntryTooLargeError,
-    Quarantine,
-    Scanner,
-    Store,
-    StoreError,
-)
+from gateway.cache.ports import EntryTooLargeError, Quarantine, Scanner, Store, StoreError
 from gateway.protocol import exact_json
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.conversation import answer_text

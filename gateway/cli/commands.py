@@ -80,12 +80,7 @@ def status() -> None:
 
 @cli.command(run="top:top")
 @options.gateway
-@option(
-    "--interval",
-    type=Time(least=0.1, most=3600),
-    default="2s",
-    help="Between looks.",
-)
+@option("--interval", type=Time(least=0.1, most=3600), default="2s", help="Between looks.")
 @option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
 def top() -> None:
     """Watch a running gateway: requests, savings, upstreams, rules.

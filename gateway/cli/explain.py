@@ -30,11 +30,7 @@ from gateway.protocol.cache_status import WHY
 from gateway.semantic.ports import SemanticIndex, Verifier
 from gateway.server.admin import recorded_request
 from gateway.server.admin.explain import Explainer
-from gateway.server.admin.recorded_request import (
-    InvalidFieldError,
-    RecordedRequest,
-    parse_recorded,
-)
+from gateway.server.admin.recorded_request import InvalidFieldError, RecordedRequest, parse_recorded
 from gateway.server.auth import Access, KeyRingError
 from gateway.server.open_store import open_store
 from gateway.server.pipeline import Pipeline

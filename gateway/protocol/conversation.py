@@ -23,11 +23,7 @@ _REACH = 40
 _TEXT_MEMBERS = ("content", "reasoning_content", "reasoning", "refusal")
 """Members of a message that are shown one after the other."""
 _BESIDE_CONTENT = frozenset(_TEXT_MEMBERS[1:])
-_SEALED = {
-    "reasoning": "encrypted_content",
-    "thinking": "signature",
-    "redacted_thinking": "data",
-}
+_SEALED = {"reasoning": "encrypted_content", "thinking": "signature", "redacted_thinking": "data"}
 """Types of reasoning, and the member that only the author can read."""
 _LONGEST_NAME = 24
 """Letters of a member's name from which it may hold something encoded."""

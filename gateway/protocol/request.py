@@ -11,12 +11,7 @@ from typing import Any
 from gateway.protocol.conversation import last_user_text, system_text
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import ClientError
-from gateway.protocol.exact_json import (
-    BodyError,
-    BodyTooLargeError,
-    LoneSurrogateError,
-    parse_body,
-)
+from gateway.protocol.exact_json import BodyError, BodyTooLargeError, LoneSurrogateError, parse_body
 from policies.decision import Endpoint
 
 LARGE_BYTES = 262_144

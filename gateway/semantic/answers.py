@@ -190,7 +190,7 @@ def _plain(text: str) -> str:
 _YES = {"yes", "yeah", "yep", "correct", "true", "indeed", "certainly", "absolutely"}
 _NO = {"no", "nope", "incorrect", "false"}
 _NEGATIONS = {
-    *("not", "no", "never", "none", "cannot", "nobody", "nothing", "neither", "nor", "without"),
+    *("not", "no", "never", "none", "cannot", "nobody", "nothing", "neither", "nor", "without")
 }
 _NUMBER = re.compile(r"\d+(?:(?:[.,:/-]|\^[+\u2212-]?)\d+)*")
 _BELOW_ZERO = re.compile(r"(?m)(?:^[^\S\n]*[-\u2212][^\S\n]*|(?<=[\s(])[-\u2212])(\d+)")

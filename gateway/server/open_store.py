@@ -215,10 +215,7 @@ def _add_memory_tier(
 
 
 def _encrypt(
-    store: Store,
-    keys: ScopeKeys,
-    settings: Settings,
-    environment: Mapping[str, str],
+    store: Store, keys: ScopeKeys, settings: Settings, environment: Mapping[str, str]
 ) -> tuple[Store, ForgetKeys | None]:
     """Encrypt the store if master keys are given. Raises SecretSettingError."""
     masters = master_keys(environment)

@@ -128,13 +128,7 @@ def open_telemetry(
     trace: Trace | None = None
     upstreams = settings.all_upstreams
     alone = upstreams[0].label if len(upstreams) == 1 else ""
-    usage = UsageLedger(
-        usage_store,
-        priced(settings),
-        metrics.count,
-        now=time.time,
-        upstream=alone,
-    )
+    usage = UsageLedger(usage_store, priced(settings), metrics.count, now=time.time, upstream=alone)
     metrics.collect = usage.collect
     sinks: list[Sink] = [metrics.observe, usage.observe]
     close: list[Callable[[], None]] = []

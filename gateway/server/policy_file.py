@@ -29,11 +29,7 @@ class PolicyFile(WatchedFile[ActivePolicy]):
 
     def details(self) -> dict[str, Any]:
         policy = self.active.policy
-        return {
-            "source": policy.source,
-            "generation": policy.generation,
-            "problem": self.problem,
-        }
+        return {"source": policy.source, "generation": policy.generation, "problem": self.problem}
 
     async def watch(self, seconds: float, reloaded: Callable[[bool], None]) -> None:
         """Look for an edit every ``seconds`` until cancelled.

@@ -115,17 +115,9 @@ def decode_entry(data: bytes, expected_key: bytes | None = None) -> Entry:
         raise DamagedEntryError("the digest does not match the bytes")
     if data[0] != FORMAT:
         raise DamagedEntryError(f"format {data[0]}, expected {FORMAT}")
-    (
-        _,
-        key_version,
-        generation,
-        stored_at,
-        expires_at,
-        grace,
-        tokens,
-        has_question,
-        *lengths,
-    ) = _HEADER.unpack_from(data)
+    (_, key_version, generation, stored_at, expires_at, grace, tokens, has_question, *lengths) = (
+        _HEADER.unpack_from(data)
+    )
     fields: list[bytes] = []
     at = _HEADER.size
     for length in lengths:

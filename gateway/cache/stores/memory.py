@@ -18,13 +18,7 @@ from collections.abc import Hashable
 from sys import getsizeof
 from typing import TypeVar, cast
 
-from gateway.cache.ports import (
-    Entry,
-    EntryTooLargeError,
-    Page,
-    StoreStats,
-    StoreUnavailableError,
-)
+from gateway.cache.ports import Entry, EntryTooLargeError, Page, StoreStats, StoreUnavailableError
 
 ENTRY_SHARE = 8
 """One entry may take an eighth of a store: a larger one would evict too much for one answer."""

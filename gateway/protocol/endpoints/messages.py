@@ -301,10 +301,9 @@ class StreamedMessage(StreamedAnswer):
 
     def _merge(self, chunk: dict[str, Any]) -> None:
         match chunk:
-            case {
-                "type": "message_start",
-                "message": {"content": []} as message,
-            } if self._message is None:
+            case {"type": "message_start", "message": {"content": []} as message} if (
+                self._message is None
+            ):
                 self._message = dict(message)
             case {"type": "content_block_start", "index": int(at), "content_block": dict(block)}:
                 if at != len(self._blocks) or self._open is not None:

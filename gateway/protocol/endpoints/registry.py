@@ -2,14 +2,7 @@
 
 from collections.abc import Mapping
 
-from gateway.protocol.endpoints import (
-    chat,
-    completions,
-    embeddings,
-    messages,
-    rerank,
-    responses,
-)
+from gateway.protocol.endpoints import chat, completions, embeddings, messages, rerank, responses
 from gateway.protocol.endpoints.spec import EndpointSpec
 from policies.decision import Endpoint
 

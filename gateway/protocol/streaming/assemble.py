@@ -9,12 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.streaming.decode import (
-    Pattern,
-    StreamedAnswer,
-    UnknownShapeError,
-    pattern_of,
-)
+from gateway.protocol.streaming.decode import Pattern, StreamedAnswer, UnknownShapeError, pattern_of
 from gateway.protocol.streaming.render import ChoiceForm
 
 _CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})

@@ -16,12 +16,7 @@ from multidict import CIMultiDict
 
 from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, refused_header
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.errors import (
-    ClientError,
-    RequestError,
-    UnauthorizedError,
-    UpstreamError,
-)
+from gateway.protocol.errors import ClientError, RequestError, UnauthorizedError, UpstreamError
 from gateway.protocol.headers import Fields, as_json, fold_fields
 from gateway.protocol.messages import Parts, Reply, declared_name
 from gateway.protocol.named_models import models_in, models_in_head

@@ -56,12 +56,7 @@ class Passed:
 
 
 async def read_passed(
-    request: web.Request,
-    path: ApiPath,
-    pieces: AsyncIterator[bytes],
-    *,
-    whole: bool,
-    routed: bool,
+    request: web.Request, path: ApiPath, pieces: AsyncIterator[bytes], *, whole: bool, routed: bool
 ) -> Passed:
     """Return what a request names; its body comes in ``pieces``. Raises ClientError.
 

@@ -46,12 +46,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
-from gateway.cache.ports import (
-    StoreError,
-    StoreFullError,
-    StoreRefusedError,
-    StoreUnavailableError,
-)
+from gateway.cache.ports import StoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
 from gateway.cache.stores.redis.scripts import Script, Shard
 
 CONNECTIONS = 64

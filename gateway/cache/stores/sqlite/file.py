@@ -208,11 +208,7 @@ class EntryFile:
         if not self._path.exists():
             # Only the owner may read prompts and answers; the log gets the file's mode.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = sqlite3.connect(
-            self._path,
-            timeout=self._busy_seconds,
-            isolation_level=None,
-        )
+        connection = sqlite3.connect(self._path, timeout=self._busy_seconds, isolation_level=None)
         try:
             self._prepare(connection)
         except BaseException:

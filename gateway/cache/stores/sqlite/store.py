@@ -47,14 +47,7 @@ from gateway.cache.stores.sqlite.file import EntryFile, Inode
 from gateway.cache.stores.sqlite.key_filter import KeyFilter
 from gateway.cache.stores.sqlite.shared_changes import SharedChanges
 from gateway.cache.stores.sqlite.table import KEYS, VALUE, VALUES, Bounds
-from gateway.cache.stores.sqlite.writer import (
-    MAX_WAITING,
-    Reply,
-    Write,
-    Writer,
-    failure,
-    settle,
-)
+from gateway.cache.stores.sqlite.writer import MAX_WAITING, Reply, Write, Writer, failure, settle
 
 FILE_FACTOR = 1.5
 """Pages are never quite full, and the indexes take room too; measured 1.2 to 1.4."""

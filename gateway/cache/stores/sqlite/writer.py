@@ -18,13 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from gateway import background
-from gateway.cache.ports import (
-    Entry,
-    EntryTooLargeError,
-    StoreError,
-    StoreRefusedError,
-    StoreStats,
-)
+from gateway.cache.ports import Entry, EntryTooLargeError, StoreError, StoreRefusedError, StoreStats
 from gateway.cache.stores.entry_codec import DamagedEntryError, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
