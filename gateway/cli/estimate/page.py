@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 from gateway.cli.estimate.text import (
     MOST_ROWS,
     WAYS,
+    cells,
     counted,
     dollars,
     headline,
     moment,
     notes,
     reasons_of,
+    saved_rows,
     share,
     span,
     tokens_of,
@@ -122,26 +124,12 @@ def _cards(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(result: Mapping[str, Any]) -> Iterator[str]:
-    total = result["total"]
-    rows = [
-        (name, result["ways"][way], "")
-        for way, name in WAYS.items()
-        if way != "semantic" or result["semantic"]["left_out"] is None
-    ]
-    rows.append(("together", result["saved"], ' class="sum"'))
-    rows.append(("prefix caching, at most", result["prefix"], ""))
     yield '<div class="wide"><table><tr><th>would have been saved</th><th>requests</th>'
     yield "<th>tokens</th><th>dollars</th><th>waiting</th></tr>"
-    for name, sums, kind in rows:
-        used = tokens_of(sums)
-        requests = share(sums["requests"], total["requests"])
-        cells = (
-            f"{sums['requests']:,} <small>({requests})</small>",
-            f"{used:,} <small>({share(used, tokens_of(total))})</small>",
-            dollars(sums["dollars"]) if total["dollars"] else "-",
-            span(sums["seconds"]) if sums["seconds"] else "-",
-        )
-        yield f"<tr{kind}><td>{name}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    for name, sums in saved_rows(result):
+        kind = ' class="sum"' if sums is result["saved"] else ""
+        found = cells(sums, result["total"], "{:,} <small>({})</small>")
+        yield f"<tr{kind}><td>{name}</td>" + "".join(f"<td>{cell}</td>" for cell in found) + "</tr>"
     yield "</table></div>"
 
 

@@ -31,12 +31,7 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"policy: {result['policy']}"
     yield ""
     yield _cells("would have been saved", "requests", "tokens", "dollars", "waiting")
-    for way, name in WAYS.items():
-        if way != "semantic" or result["semantic"]["left_out"] is None:
-            yield _row(name, result["ways"][way], total)
-    yield _row("together", result["saved"], total)
-    prefix = {**result["prefix"], "seconds": 0.0}
-    yield _row("prefix caching, at most", prefix, total)
+    yield from (_cells(name, *cells(sums, total)) for name, sums in saved_rows(result))
     yield ""
     for note in notes(result):
         yield from textwrap.wrap(note, _COLUMNS, break_on_hyphens=False)
@@ -103,13 +98,26 @@ def notes(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"{counted(result['skipped_lines'], 'line')} held no request."
 
 
-def _row(name: str, sums: Mapping[str, Any], total: Mapping[str, Any]) -> str:
-    requests = f"{sums['requests']:,} ({share(sums['requests'], total['requests'])})"
+def saved_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of the table of what would have been saved: names and sums."""
+    for way, name in WAYS.items():
+        if way != "semantic" or result["semantic"]["left_out"] is None:
+            yield name, result["ways"][way]
+    yield "together", result["saved"]
+    yield "prefix caching, at most", result["prefix"]
+
+
+def cells(
+    sums: Mapping[str, Any], total: Mapping[str, Any], form: str = "{:,} ({})"
+) -> tuple[str, str, str, str]:
+    """Return requests, tokens, dollars and waiting of a row; ``form`` is for sum and share."""
     used = tokens_of(sums)
-    tokens = f"{used:,} ({share(used, tokens_of(total))})"
-    money = dollars(sums["dollars"]) if total["dollars"] else "-"
-    waiting = span(sums["seconds"]) if sums["seconds"] else "-"
-    return _cells(name, requests, tokens, money, waiting)
+    return (
+        form.format(sums["requests"], share(sums["requests"], total["requests"])),
+        form.format(used, share(used, tokens_of(total))),
+        dollars(sums["dollars"]) if total["dollars"] else "-",
+        span(sums["seconds"]) if sums["seconds"] else "-",
+    )
 
 
 def _cells(name: str, requests: str, tokens: str, money: str, waiting: str) -> str:
