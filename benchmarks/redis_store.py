@@ -38,8 +38,8 @@ from gateway.cache.stores.redis.store import RedisStore
 from gateway.cache.stores.tiered import TieredStore
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+from gateway.cache.stores.conformance import example_entry
 from running_redis import RunningRedis
-from store_conformance import example_entry
 
 KEY = bytes(range(32))
 ENTRY = example_entry(KEY, b"x" * 2048)

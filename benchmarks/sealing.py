@@ -21,7 +21,7 @@ from gateway.cache.stores.encrypted import SealedHead, seal, unseal
 from gateway.cache.stores.entry_codec import decode_entry, encode_entry
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-from store_conformance import example_entry
+from gateway.cache.stores.conformance import example_entry
 
 SIZES = (256, 1024, 4096, 16384, 65536, 1 << 20)
 ROUNDS = 60

@@ -32,7 +32,7 @@ from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-from store_conformance import example_entry
+from gateway.cache.stores.conformance import example_entry
 
 GROUP = 64
 

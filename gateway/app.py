@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http import SERVER_SOFTWARE
@@ -16,6 +16,7 @@ from gateway import background
 from gateway.cache.append_files import Journal
 from gateway.cache.key import affinity_scopes, identify
 from gateway.cache.pii_scan import Scans
+from gateway.cache.ports import Claims
 from gateway.cache.writer import CacheWriter
 from gateway.server.admin.access import AdminAccess
 from gateway.server.admin.api import Admin
@@ -36,7 +37,7 @@ from gateway.server.keys.meter import Meter
 from gateway.server.local_encoder import LocalModel, LocalUpstream
 from gateway.server.open_semantic import open_semantic
 from gateway.server.open_store import OpenedStore, open_store
-from gateway.server.open_telemetry import Telemetry, open_telemetry
+from gateway.server.open_telemetry import open_telemetry
 from gateway.server.open_upstreams import open_upstreams
 from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
@@ -45,8 +46,11 @@ from gateway.server.secrets import load_or_create_secret, secret_setting, shared
 from gateway.server.ui.page import OperatorPage
 from gateway.settings import Settings
 from gateway.telemetry.events import AUDIT_FILE, EventList, event_log
+from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.pool.probes import GREET
+from gateway.upstream.request import Upstream
+from gateway.upstream.shared_response import Holder
 from policies.decision import Scope
 
 POLICY_POLL_SECONDS = 0.5
@@ -63,18 +67,10 @@ def default_policy() -> Path:
     return Path(str(files("policies") / "default.yaml"))
 
 
-class _Kinds(NamedTuple):
-    pipeline: type[Pipeline] = Pipeline
-    coalescer: type[Coalescer] = Coalescer
-
-
-def _kinds(telemetry: Telemetry) -> _Kinds:
-    """Return the kinds of pipeline and coalescer, which may note their steps for OpenTelemetry."""
-    if telemetry.trace is None:
-        return _Kinds()
-    from gateway.server import traced  # noqa: PLC0415 - imports OpenTelemetry
-
-    return _Kinds(traced.TracedPipeline, traced.TracedCoalescer)
+def _coalescer(
+    upstream: Upstream, *, claims: Claims | None, unread: Holder, **options: Any
+) -> Coalescer:
+    return Coalescer(UpstreamCall(upstream, **options), claims=claims, unread=unread)
 
 
 def _scopes_of(secret: bytes, headers: Mapping[str, str], key: Key | None) -> tuple[bytes, ...]:
@@ -135,18 +131,19 @@ def create_app(
     unread = Unread(settings.max_unread_bytes, settings.client_timeout, time.monotonic)
     metrics.add_sum("unread_bytes", "Bytes held for clients to read.", lambda: unread.bytes)
     make_coalescer = partial(
-        _kinds(telemetry).coalescer,
-        writer=writer,
-        unread=unread,
-        max_answer_bytes=settings.max_answer_bytes,
+        _coalescer,
         claims=entries.claims,
+        unread=unread,
+        writer=writer,
+        max_answer_bytes=settings.max_answer_bytes,
+        retry_budget=upstreams.pool.retry_budget,
+        additions=upstreams.pool.additions,
         checks=semantic.comparisons,
         chains=upstreams.chains,
         on_answer=None if upstreams.warm_up is None else upstreams.warm_up.note,
-        accepts=upstreams.accepts,
-        retry_budget=upstreams.retry_budget,
+        on_step=telemetry.on_step,
     )
-    pipeline = _kinds(telemetry).pipeline(
+    pipeline = Pipeline(
         store=entries.store,
         semantic=semantic.service,
         verifier=semantic.verifier,
@@ -162,6 +159,7 @@ def create_app(
         recorder=telemetry.recorder,
         now=time.time,
         semantic_seconds=settings.semantic_timeout,
+        on_step=telemetry.on_step,
         learned=semantic.journal,
         overloaded=upstreams.overloaded,
         aliases=upstreams.aliases,

@@ -36,15 +36,10 @@ class _Member(Protocol):
     """One member of gzip, one stream of deflate, or one frame of zstd."""
 
     @property
-    def eof(self) -> bool:
-        """Whether it has ended."""
-
+    def eof(self) -> bool: ...
     @property
-    def unused_data(self) -> bytes:
-        """What came behind its end."""
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Take bytes in; return the next ones."""
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
 
 class _ZlibMember:

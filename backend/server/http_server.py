@@ -86,12 +86,10 @@ class Connection(web.RequestHandler):
         self._half_closed: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first head."""
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Wait no longer."""
         self._stop_timer()
         if self._half_closed is not None:
             self._half_closed.cancel()
@@ -213,7 +211,6 @@ class Connection(web.RequestHandler):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is under way, or a reply is not sent."""
         if self._is_serving:
             return True
         return self.transport is not None and self.transport.get_write_buffer_size() > 0
@@ -266,7 +263,6 @@ class Server(web.Server):
         self._connection = connection
 
     def __call__(self) -> Connection:
-        """Return the protocol of a new connection."""
         return self._connection(self, loop=self._loop, **self._kwargs)
 
 

@@ -43,6 +43,7 @@ from gateway.server.secrets import (
     shared_secret,
 )
 from gateway.settings import SettingsError, load_settings
+from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.settings import alias_identities
 from policies.format.yaml_document import PolicyError
@@ -188,7 +189,9 @@ def pipeline_to_explain(
         semantic=semantic,
         verifier=verifier or nothing,
         policies=policies,
-        coalescer=Coalescer(nothing, CacheWriter(store, semantic, scans, now, nothing), 0),
+        coalescer=Coalescer(
+            UpstreamCall(nothing, CacheWriter(store, semantic, scans, now, nothing), 0)
+        ),
         scans=scans,
         secret=secret,
         outbox=Outbox(secret, salted_endpoints(upstream_knows_salt=salts_caches)),

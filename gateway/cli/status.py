@@ -144,8 +144,6 @@ def _state(state: Mapping[str, Any]) -> str:
         text = f"out (open: {why})" if why else "out (open)"
     elif why:
         text = f"{word} ({why})"
-    if "since" in state:
-        text += _since(state)
     problem = "" if word in ("up", "draining") else "; PROBLEM"
     return f"{text}, {state['in_flight']} in flight{problem}"
 

@@ -125,7 +125,7 @@ WHY_EXACT_ONLY = {
     Reason.UNREADABLE_TEXT: "it holds emoji, control or invisible characters",
     Reason.LANGUAGE: "it is not in English, or not in English alone",
     Reason.CODE: "it holds code, which is exact to the character",
-    Reason.STUFFED: "it repeats itself, or holds what is no word",
+    Reason.STUFFED: "it repeats itself, or holds letters that are no word",
     Reason.INSTRUCTIONS: "it gives orders to the model or to the cache",
     Reason.PAYLOAD: "it brings a text to work on, or a link",
     Reason.MANY_QUESTIONS: "it asks several questions at once",

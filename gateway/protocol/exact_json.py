@@ -9,12 +9,14 @@ unparsed if it has too many values or escapes, and no number is written out long
 """
 
 import json
+import re
 from typing import Any
 
 import orjson
 
 _DIGITS = bytes(ord("0") if chr(byte).isdecimal() else ord(" ") for byte in range(128)) + b" " * 128
 _LONG_NUMBER = b"0" * 19
+_INTEGRAL = re.compile(rb"\.0[,}\]]")
 _TOO_LARGE = "Integer exceeds 64-bit range"
 
 MAX_STRUCTURE = 500_000
@@ -209,9 +211,8 @@ def _has_integral_float(printed: bytes) -> bool:
     bits that was rounded to a float on reading.
     """
     # Few texts have a plus sign, and one byte is found much faster than two.
-    return (b"+" in printed and b"e+" in printed) or (
-        b".0" in printed and (b".0," in printed or b".0}" in printed or b".0]" in printed)
-    )
+    in_exponent = b"+" in printed and b"e+" in printed
+    return in_exponent or _INTEGRAL.search(printed) is not None
 
 
 def _parse_exactly(text: str | bytes) -> Any:

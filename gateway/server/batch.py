@@ -91,7 +91,7 @@ async def forward_missing(
     parsed = _parse(reply)
     vectors = vectors_of(parsed, len(missing))
     if vectors is None:
-        if whole or _is_transient(reply.status):
+        if whole or _is_transient(reply.status) or exchange.quota.left <= 0:
             return reply
         reply.close()
         status = replace(exchange.state.status, reason=None, items=None)
@@ -104,7 +104,7 @@ async def forward_missing(
         if state.store is None:
             return state.status.reason or Reason.POLICY
         plain = orjson.dumps(result)
-        return await coalescer.writer.store(state.store, result, plain, exchange.scanner)
+        return await coalescer.caller.writer.store(state.store, result, plain, exchange.scanner)
 
     outcomes = await for_each(store, list(zip(missing.values(), made, strict=True)))
     observation = exchange.observation

@@ -21,6 +21,7 @@ from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import Verification
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescer import Coalescer
+from gateway.upstream.tries import Quota
 from policies.decision import Decision
 from policies.policy import RequestFacts
 
@@ -42,6 +43,8 @@ class RequestContext(NamedTuple):
     coalescer: Coalescer
     local: bool
     observation: Observation
+    quota: Quota
+    """The calls that may still be made for it."""
     batch_scan: list[str | None] | None = None
     trace: "Trace | None" = None
     steps: "list[Step] | None" = None

@@ -23,7 +23,7 @@ IsOverloaded = Callable[[str, str | None], bool]
 
 
 def never_overloaded(_model: str, _client: str | None) -> bool:
-    """Return False: a single upstream gets every request."""
+    """Return False: nothing is known of the upstreams."""
     return False
 
 
@@ -37,6 +37,8 @@ def fallback_for(
     request, fallback = context.request, context.decision.fallback_model
     # Vectors and scores of another model mean something else.
     if fallback in (None, request.model) or not SPECS[request.endpoint].generates:
+        return None
+    if context.quota.left <= 0:
         return None
     if request.odd is not None or (isinstance(result, Reply) and result.status not in _REFUSED):
         return None

@@ -15,7 +15,7 @@ from gateway.server.open_prices import priced
 from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.observation import Observation, Sink
+from gateway.telemetry.observation import Observation, OnStep, Sink
 from gateway.telemetry.usage import UsageLedger
 
 _log = logging.getLogger(__name__)
@@ -86,6 +86,15 @@ class Telemetry:
     """Begin what needs the event loop."""
     counts_only: bool = False
     """Whether metrics and sums of usage are the only record of a hit."""
+
+    @property
+    def on_step(self) -> OnStep | None:
+        """What records the steps of a request, None where OpenTelemetry gets nothing."""
+        if self.trace is None:
+            return None
+        from gateway.server import traced  # noqa: PLC0415 - imports OpenTelemetry
+
+        return traced.on_step
 
     @contextlib.asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:

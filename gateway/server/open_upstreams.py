@@ -1,7 +1,4 @@
-"""The upstreams of the settings, and the pool in front of them.
-
-Law: a single upstream that is given by its URL alone is asked without a pool in between.
-"""
+"""The upstreams of the settings, as one pool."""
 
 import asyncio
 import contextlib
@@ -15,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.background import running
 from gateway.cache.ports import MakerStore
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields
@@ -24,29 +20,22 @@ from gateway.server.secrets import outbound_proxy, upstream_headers, upstream_ke
 from gateway.server.watched_file import WatchedFile
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from gateway.upstream.call import PooledUpstream
 from gateway.upstream.discovery import Address, DnsSource, FileSource, Source, read_addresses
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.engine_load import EngineLoad
-from gateway.upstream.pool.health import State
 from gateway.upstream.pool.membership import Discovered, Membership
+from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
 from gateway.upstream.pool.pass_through import PoolRequests
-from gateway.upstream.pool.pool import (
-    OnlyUpstreamCollector,
-    UpstreamCollector,
-    UpstreamMetrics,
-    UpstreamPool,
-    log_change,
-)
+from gateway.upstream.pool.pool import UpstreamPool, log_change
 from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.probes import PATHS, ModelLists, Prober, log_upstream, log_upstreams
-from gateway.upstream.pool.retry import Budget
-from gateway.upstream.pool.routing import LeastLoaded, PrefixAware, Route
+from gateway.upstream.pool.routing import LeastLoaded, PrefixAware
 from gateway.upstream.pool.table import PoolTable, states
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.pool.warm_up import WarmUp
-from gateway.upstream.request import Accepts, Upstream
 from gateway.upstream.settings import DiscoveryFile, UpstreamSettings, alias_identities
 
 PROBE_SECONDS = 2.0
@@ -59,22 +48,17 @@ Check = Callable[[], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upstreams:
-    """The upstreams as one, each by its name, and the pool where there is one."""
+    """The upstreams as one, and each by its name."""
 
-    upstream: Upstream
-    passing: HttpUpstream | PoolRequests
+    upstream: PooledUpstream
+    passing: PoolRequests
     each: Mapping[str, HttpUpstream]
     ready: Check
-    accepts: Accepts
-    retry_budget: Budget
+    membership: Membership
     aliases: Mapping[str, str] = field(default_factory=dict)
     """What keys say of an alias in place of the upstreams' identity."""
     refuse_unknown: Callable[[str], None] | None = None
     """Raises ClientError for a model that no upstream declares."""
-    pool: UpstreamPool | None = None
-    membership: Membership | None = None
-    lists: ModelLists | None = None
-    """Reads the models of an only upstream that has the gateway's key."""
     warm_up: WarmUp | None = None
     chains: PromptChains | None = None
     """Makes the prefix chains for routing by prompt; None for other routing."""
@@ -83,41 +67,33 @@ class Upstreams:
     async def lifespan(self) -> AsyncIterator[None]:
         """Open the upstreams, and probe them until the end."""
         async with contextlib.AsyncExitStack() as stack:
-            if self.pool is not None:
-                stack.callback(self.pool.queue.close)
-                stack.push_async_callback(self.pool.affinity.settle)
-            if self.membership is not None:
-                await stack.enter_async_context(self.membership.lifespan())
-            else:
-                for upstream in self.each.values():
-                    await upstream.open()
-                    stack.push_async_callback(upstream.close)
-                if (lists := self.lists) is not None:
-                    for name in self.each:
-                        follow = partial(lists.follow, name)
-                        await stack.enter_async_context(running(f"models of {name}", follow))
+            stack.callback(self.pool.queue.close)
+            stack.push_async_callback(self.pool.affinity.settle)
+            await stack.enter_async_context(self.membership.lifespan())
             yield
+
+    @property
+    def pool(self) -> UpstreamPool:
+        """All that is known of the upstreams."""
+        return self.upstream.pool
 
     async def greet(self) -> None:
         """Log how each upstream answers: those of now, and each replica that joins."""
-        if self.membership is not None:
-            self.membership.greet = log_upstream
+        self.membership.greet = log_upstream
         await log_upstreams([*self.each.values()])
 
     def engine_load(self, name: str) -> EngineLoad | None:
         """Return what an engine said of its load a moment ago, if it is asked for routing."""
-        state = None if self.pool is None else self.pool.table.upstreams.get(name)
+        state = self.pool.table.upstreams.get(name)
         signal = None if state is None else state.signal
         return signal.load if signal is not None and signal.is_fresh(time.monotonic()) else None
 
     def overloaded(self, model: str, client: str | None) -> bool:
         """Tell whether a client's request for the model could not be sent at once."""
-        return self.pool is not None and self.pool.overloaded(model, client)
+        return self.pool.overloaded(model, client)
 
     def details(self) -> dict[str, Any]:
         """Return the part of ``/readyz`` about upstreams."""
-        if self.pool is None:
-            return {"upstreams": {name: _state_alone(one) for name, one in self.each.items()}}
         now = time.monotonic()
         upstreams = {}
         for upstream, state, _ in states(self.pool.table, now):
@@ -127,7 +103,7 @@ class Upstreams:
                 "why": None if why is None else why.value,
                 "in_flight": upstream.in_flight,
             }
-        discovery = {} if self.membership is None else self.membership.details()
+        discovery = self.membership.details()
         return {"upstreams": upstreams} | ({"discovery": discovery} if discovery else {})
 
 
@@ -148,8 +124,8 @@ def open_upstreams(
     given = settings.all_upstreams
     identity = settings.upstream_identity or ""
     keys = upstream_keys(given, environment, own_keys=own_keys)
-    is_alone = len(given) == 1 and not settings.upstreams
-    named = {identity if is_alone else one.label: one for one in given}
+    several = len(given) > 1 or bool(settings.upstreams)
+    named = {one.label: one for one in given}
     make = {
         name: partial(
             make_upstream,
@@ -163,24 +139,14 @@ def open_upstreams(
     }
     each = {name: make[name](one, name) for name, one in named.items() if one.discover is None}
     accepts = {
-        name: _first_given(one.accepts, settings.upstream_accepts) for name, one in named.items()
+        name: accepted
+        for name, one in named.items()
+        if (accepted := _first_given(one.accepts, settings.upstream_accepts)) != ALL_ADDITIONS
     }
     counts = UpstreamMetrics(metrics.registry)
     ready = _engines_ready(each, required=required)
-    retry_budget, clock = Budget(), time.monotonic
-    if is_alone:
-        [first] = each.values()
-        _count_alone(first, counts, metrics)
-        return Upstreams(
-            upstream=first,
-            passing=first,
-            each=each,
-            ready=ready,
-            accepts=accepts,
-            retry_budget=retry_budget,
-            lists=ModelLists(each, clock, lambda *_: None) if first.own_credential else None,
-        )
-    by_prefix = settings.upstream_routing == "prefix"
+    clock = time.monotonic
+    by_prefix = several and settings.upstream_routing == "prefix"
     routing = PrefixAware(has_siblings=settings.workers > 1) if by_prefix else LeastLoaded()
     members = {
         one.label: _member(one, settings.workers, number) for number, one in enumerate(given)
@@ -200,7 +166,8 @@ def open_upstreams(
         metrics=counts,
         passes_credentials=not own_keys,
         affinity=Affinity(makers),
-        retry_budget=retry_budget,
+        accepts=accepts,
+        several=several,
     )
     chains = PromptChains(shared=own_keys) if by_prefix else None
     warm_up = None
@@ -245,46 +212,22 @@ def open_upstreams(
     text = "Requests that wait for room at an upstream."
     metrics.add_sum("upstream_waiting", text, lambda: len(pool.queue.waiting))
     refuse_unknown = table.refuse_unknown if settings.refuses_unknown_models else None
+    passing = PoolRequests(
+        *(each, table, clock, pool.affinity, refuse_unknown),
+        retry_budget=pool.retry_budget,
+        several=several,
+    )
     return Upstreams(
-        upstream=pool,
-        passing=PoolRequests(each, table, clock, pool.affinity, refuse_unknown),
+        upstream=PooledUpstream(pool),
+        passing=passing,
         each=each,
         ready=ready,
-        accepts=accepts,
-        retry_budget=retry_budget,
+        membership=membership,
         aliases=alias_identities(given),
         refuse_unknown=refuse_unknown,
-        pool=pool,
-        membership=membership,
         warm_up=warm_up,
         chains=chains,
     )
-
-
-def _state_alone(upstream: HttpUpstream) -> dict[str, Any]:
-    """Return what ``/readyz`` says of an upstream without a pool. It gets requests in any state."""
-    outage = upstream.failures.outage
-    if outage is None:
-        return {"state": State.UP.value, "why": None, "in_flight": upstream.in_use}
-    return {
-        "state": State.FAILING.value,
-        "why": outage.why.value,
-        "since": outage.since,
-        "in_flight": upstream.in_use,
-    }
-
-
-def _count_alone(upstream: HttpUpstream, counts: UpstreamMetrics, metrics: Metrics) -> None:
-    """Count the calls of an upstream without a pool, and note its outages."""
-    name = upstream.name
-
-    def take_calls() -> int:
-        calls, upstream.calls = upstream.calls, 0
-        return calls
-
-    metrics.add_count(counts.requests.labels(name, Route.ONLY.value), take_calls)
-    metrics.add(OnlyUpstreamCollector(upstream))
-    upstream.failures.count = lambda reason: counts.failures.labels(name, reason.value).inc()
 
 
 def read_discovery_file(one: UpstreamSettings, path: Path) -> WatchedFile[tuple[Address, ...]]:

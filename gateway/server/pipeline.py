@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, assert_never
+from typing import Any, NamedTuple, assert_never
 
 import orjson
 
@@ -80,31 +80,30 @@ from gateway.server.model_fallback import (
 from gateway.server.prepare import Outbox
 from gateway.telemetry import request_id
 from gateway.telemetry.decision_log import Recorder
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import Observation, OnStep
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange, without_salt
+from gateway.upstream.tries import Quota
 from policies.decision import Decision, Endpoint, Priority
 from policies.freshness import NOTHING_ASKED, parse_directives
-
-JSON_TYPE = "application/json"
-SSE_TYPE = "text/event-stream; charset=utf-8"
 
 MOST_BATCHES = 4
 """Long batches looked up at a time: each has its entries in memory until it is sent."""
 
 
+JSON_TYPE = "application/json"
+SSE_TYPE = "text/event-stream; charset=utf-8"
+
+
 def render_hit(
-    request: CacheRequest,
-    hit: Hit,
-    observation: Observation,
-    *,
-    fresh_until: float | None = None,
+    request: CacheRequest, hit: Hit, observation: Observation, context: RequestContext | None = None
 ) -> Reply:
     """Return the stored answer in the form that the request asks for.
 
-    For ``fresh_until`` see ``Reply``.
+    With a ``context``, the hit may be sure for a while: see ``Reply.fresh_until``.
     """
     observation.note_hit(hit)
+    fresh_until = None if context is None else _fresh_until(context, hit)
     spec, plain = SPECS[request.endpoint], hit.entry.result
     if spec.render is not None and not hit.parts:
         plain = spec.render(request.body, hit.entry.key, plain)
@@ -132,13 +131,7 @@ def refuse(observation: Observation) -> Reply:
     return Reply(504, (("Content-Type", JSON_TYPE), ("Cache-Status", header)), orjson.dumps(body))
 
 
-def _note(context: RequestContext, state: State, result: object = None) -> None:
-    """Add a step to the trace of a request that is explained."""
-    if context.steps is not None:
-        context.steps.append(Step(state, result))
-
-
-def fresh_until(context: RequestContext, hit: Hit) -> float | None:
+def _fresh_until(context: RequestContext, hit: Hit) -> float | None:
     """Return until when the same request gets this hit again, None where that is not sure.
 
     It is sure of a fresh entry that the exact lookup found first, if the request asked for nothing.
@@ -154,6 +147,18 @@ def fresh_until(context: RequestContext, hit: Hit) -> float | None:
     ):
         return None
     return plan.fresh_until(hit.entry)
+
+
+class Near(NamedTuple):
+    """The step in which a question is embedded and searched; the candidates that were found."""
+
+    found: Sequence[tuple[bytes, float]]
+
+
+def _note(context: RequestContext, state: State, result: object = None) -> None:
+    """Add a step to the trace of a request that is explained."""
+    if context.steps is not None:
+        context.steps.append(Step(state, result))
 
 
 log = logging.getLogger(__name__)
@@ -185,6 +190,8 @@ class Pipeline:
     """What keys say of an alias in place of the upstream's name."""
     refuse_unknown: Callable[[str], None] | None = None
     """Raises ClientError for a model that no upstream declares."""
+    on_step: OnStep | None = None
+    """Takes each step of a request; None costs nothing."""
     learned: ComparisonJournal | None = None
     draw: Callable[[], float] = field(default_factory=lambda: random.Random().random)
     misses: SingleFlight[Hit | Forward | Refused] = field(default_factory=SingleFlight)
@@ -261,7 +268,8 @@ class Pipeline:
             local = self.local.serves(request.model)
             coalescer = self.local.coalescer if local else coalescer
         context = RequestContext(
-            request, active, tenant, decision, coalescer, local, observation, trace=trace
+            *(request, active, tenant, decision, coalescer, local, observation, Quota()),
+            trace=trace,
         )
         if trace is not None:
             trace.context = context
@@ -309,8 +317,7 @@ class Pipeline:
             if end.check is not None:
                 self._sample(context, end)
             if end.revalidate is None:
-                until = fresh_until(context, end)
-                return render_hit(context.request, end, observation, fresh_until=until)
+                return render_hit(context.request, end, observation, context)
             stale = Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
             self._refresh(context, stale, "refresh")
             return render_hit(context.request, end, observation)
@@ -331,7 +338,8 @@ class Pipeline:
 
     def _refresh(self, context: RequestContext, state: Forward, outcome: str) -> None:
         """Begin a call in the background. It is prepared there: no hit waits for that."""
-        context = context._replace(observation=context.observation.of_background(outcome))
+        seen = context.observation.of_background(outcome)
+        context = context._replace(observation=seen, quota=Quota())
         request, scanner = context.request, context.active.scanner
         exchange = Exchange(request, state, scanner, context.observation)
         context.coalescer.refresh(exchange, partial(self._exchange, context, state))
@@ -395,7 +403,16 @@ class Pipeline:
         return state
 
     async def _next(self, state: Unfinished, context: RequestContext) -> State:
-        """Do what a state needs, and return the state that follows."""
+        """Do what a state needs, tell of it, and return the state that follows."""
+        if self.on_step is None:
+            return await self._do(state, context)
+        seen = context.observation
+        began = seen.clock()
+        after = await self._do(state, context)
+        self.on_step(state, began, seen, after)
+        return after
+
+    async def _do(self, state: Unfinished, context: RequestContext) -> State:
         match state:
             case LookUpExact():
                 return state.next(await self._get(state, state.plan.key, context), self.now())
@@ -431,7 +448,11 @@ class Pipeline:
         if len(context.request.raw) > LARGE_BYTES:
             await asyncio.to_thread(state.plan.prepare)
         until = self.clock() + self.semantic_seconds
-        after: State = state.next(await self._search(state, context))
+        began = self.clock()
+        near = await self._search(state, context)
+        if self.on_step is not None and self.semantic is not None:
+            self.on_step(Near(near), began, context.observation, None)
+        after: State = state.next(near)
         while isinstance(after, FetchCandidate | VerifyCandidate):
             if self.clock() >= until:
                 context.observation.semantic_fault = "timeout"
@@ -460,7 +481,7 @@ class Pipeline:
 
     def _identity(self, context: RequestContext) -> str:
         """Return what keys say of the upstream; that of an alias says what it stands for."""
-        name = context.coalescer.upstream.name
+        name = context.coalescer.caller.upstream.name
         if not self.aliases or context.local:
             return name
         return self.aliases.get(context.request.model, name)
@@ -490,7 +511,13 @@ class Pipeline:
             state = replace(state, status=ForwardStatus(Forwarded.MISS, Reason.LOCAL))
         if len(context.request.raw) > LARGE_BYTES and state.store is not None:
             await asyncio.to_thread(state.store.prepare)
-        return await self.outbox.exchange(context, state)
+        if self.on_step is None:
+            return await self.outbox.exchange(context, state)
+        seen = context.observation
+        began = seen.clock()
+        exchange = await self.outbox.exchange(context, state)
+        self.on_step(exchange, began, seen, None)
+        return exchange
 
     async def _get(self, state: Unfinished, key: bytes, context: RequestContext) -> Entry | None:
         """Return the entry; where the index named it, an absent one leaves the index, too."""
@@ -540,7 +567,7 @@ class Pipeline:
             _note(context, state, error)
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.
-        barred = self.coalescer.writer.quarantine.holds
+        barred = self.coalescer.caller.writer.quarantine.holds
         near = [(each.key, each.similarity) for each in found if not barred(each.key)]
         _note(context, state, near)
         return near

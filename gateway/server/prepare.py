@@ -249,6 +249,7 @@ class Outbox:
             client=request.holder or context.tenant.credential_sha256,
             salt=salt,
             scopes=partial(affinity_scopes, self.secret, context.decision.scope, context.tenant),
+            quota=context.quota,
         )
 
     def _salt(self, context: RequestContext) -> str:
@@ -284,7 +285,7 @@ class Outbox:
             return prepared
         stored = not parse_directives(request.headers.get("cache-control")).no_store
         fields = own_fields(request.fields)
-        ask = partial(_ask_model, context.coalescer.upstream, fields) if stored else None
+        ask = partial(_ask_model, context.coalescer.caller.upstream, fields) if stored else None
         owner = document_owner(self.secret, context.tenant)
         return self.summariser.apply(request.endpoint, prepared, settings.history, owner, ask)
 

@@ -258,3 +258,6 @@ class Observation:
 
 
 Sink = Callable[[Observation], None]
+
+OnStep = Callable[[object, float, Observation, object], None]
+"""Takes a step of a request: what was done, when it began, for whom, and what came of it."""

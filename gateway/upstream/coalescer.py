@@ -23,7 +23,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
@@ -44,7 +44,7 @@ from gateway.protocol.headers import Fields, shared_fields, with_cache_status, w
 from gateway.protocol.messages import Reply
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.savings import entry_usage
-from gateway.upstream.call import UpstreamCall
+from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.request import Exchange, Served
 from gateway.upstream.shared_response import (
     FlightTable,
@@ -77,13 +77,15 @@ class Sharing(Enum):
     ALONE = auto()
 
 
-@dataclass(eq=False, kw_only=True)
-class Coalescer(UpstreamCall):
-    """Sends misses and bypasses to the upstream; identical ones share a call.
+@dataclass(eq=False)
+class Coalescer:
+    """Sends misses and bypasses to the upstream; identical ones share a call of ``caller``.
 
-    ``claims`` are those of the processes that share the store, if any.
+    ``claims`` belong to the processes that share the store, if there are several.
     """
 
+    caller: UpstreamCall
+    _: KW_ONLY
     clock: Callable[[], float] = time.perf_counter
     claims: Claims | None = None
     unread: Holder | None = None
@@ -132,7 +134,7 @@ class Coalescer(UpstreamCall):
             return False
         exchange.observation.outcome = outcome
         shared = SharedResponse(
-            *(self.table, plan.coalescing_key, exchange, self.max_answer_bytes),
+            *(self.table, plan.coalescing_key, exchange, self.caller.max_answer_bytes),
             attended=False,
             unread=self.unread,
         )
@@ -176,7 +178,7 @@ class Coalescer(UpstreamCall):
                 if shared is not None:
                     return Follower(shared, exchange, sharing)
         shared = SharedResponse(
-            self.table, slot, exchange, self.max_answer_bytes, unread=self.unread
+            self.table, slot, exchange, self.caller.max_answer_bytes, unread=self.unread
         )
         follower = Follower(shared, exchange, sharing)
         shared.task = self._run(self._call(exchange, shared), shared)
@@ -186,11 +188,11 @@ class Coalescer(UpstreamCall):
         """Return the work of a call, which other processes may share."""
         slot, claims = shared.slot, self.claims
         if claims is None or not isinstance(slot, bytes):
-            return self.call(exchange, shared)
+            return self.caller.call(exchange, shared)
         plan = exchange.state.store
         is_batch = SPECS[exchange.request.endpoint].render is not None
         if plan is None or is_batch or plan.directives.no_cache:
-            return self.call(exchange, shared)
+            return self.caller.call(exchange, shared)
         return self._claim_and_call(exchange, shared, claims, plan, slot)
 
     async def _claim_and_call(
@@ -213,7 +215,7 @@ class Coalescer(UpstreamCall):
             shared.close()
             return
         try:
-            await self.call(exchange, shared)
+            await self.caller.call(exchange, shared)
         finally:
             if claimed:
                 claims.release(slot)
@@ -227,7 +229,9 @@ class Coalescer(UpstreamCall):
             while not await claims.take(slot):  # noqa: ASYNC110 - another process ends it
                 await asyncio.sleep(POLL_SECONDS)
         try:
-            found = evaluate_entry(plan, await self.writer.entries.get(plan.key), self.writer.now())
+            found = evaluate_entry(
+                plan, await self.caller.writer.entries.get(plan.key), self.caller.writer.now()
+            )
         finally:
             # Others wait for the claim too, and the next answer may be no better.
             claims.release(slot)
@@ -274,7 +278,7 @@ class Coalescer(UpstreamCall):
             try:
                 sent = await prepare()
                 shared.set_leader(sent)
-                await self.call(sent, shared)
+                await self.caller.call(sent, shared)
             except Exception as defect:
                 shared.close(defect)
                 raise
@@ -300,8 +304,8 @@ class Coalescer(UpstreamCall):
         except (StoreError, TimeoutError):
             return False
         try:
-            entry = await self.writer.entries.get(plan.key, touch=False)
-            found = evaluate_entry(plan, entry, self.writer.now())
+            entry = await self.caller.writer.entries.get(plan.key, touch=False)
+            found = evaluate_entry(plan, entry, self.caller.writer.now())
             # Another process may have just refreshed it.
             is_due = not isinstance(found, Hit) or found.status.stale is not None
         except StoreError:

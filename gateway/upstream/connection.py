@@ -39,9 +39,9 @@ from gateway.protocol.headers import media_type
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Attempt
 from gateway.upstream.coding import EndlessReplyError, inflate, is_coded, odd_reply
-from gateway.upstream.failure_log import Outage
-from gateway.upstream.pool.retry import Failure, FirstToken, FirstTokenDetector
+from gateway.upstream.first_token import FirstToken, FirstTokenDetector
 from gateway.upstream.request import Served
+from gateway.upstream.tries import Failure
 
 if TYPE_CHECKING:
     from gateway.upstream.http_client import HttpUpstream
@@ -74,9 +74,6 @@ _RESOLUTION = 0.001
 
 FAULTS = (ClientError, HttpProcessingError, EndlessReplyError, OSError)
 """What a connection raises; OSError covers TimeoutError."""
-
-_RETRIED = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
-"""Methods of requests that may be sent again if the connection broke before the reply."""
 
 
 class OneReply(BaseProtocol):
@@ -422,8 +419,6 @@ class HttpReply:
     _upload: asyncio.Task[None] | None = None
     _inflated: AsyncIterator[bytes] | None = None
     _detector: FirstTokenDetector | None = None
-    _outage: Outage | None = None
-    """What ends if this call ends well: the outage in which its head came."""
 
     async def __aenter__(self) -> Self:
         """Send the request, and wait for the head of the reply. Raises UpstreamError."""
@@ -437,11 +432,8 @@ class HttpReply:
             self._close()
             if self.attempt is not None:
                 self.attempt.end(error)
-            if isinstance(error, UpstreamError):
-                if self.logs is None:
-                    self.upstream.failures.note_failed_call(error)
-                elif self.logs():
-                    self.upstream.failures.note_failure(error)
+            if isinstance(error, UpstreamError) and (self.logs is None or self.logs()):
+                self.upstream.failures.note(error)
             raise
         return self
 
@@ -454,12 +446,8 @@ class HttpReply:
         self._inflated = None  # it refers to this reply
         if self.attempt is not None:
             self.attempt.end(error)
-        if self.logs is not None:
-            return
-        if isinstance(error, UpstreamError):
-            self.upstream.failures.note_failed_call(error)
-        elif self._outage is not None and error is None:
-            self.upstream.failures.end_outage(self._outage)
+        if self.logs is None and isinstance(error, UpstreamError):
+            self.upstream.failures.note(error)
 
     async def read(self) -> bytes:
         """Return the next piece of the body, none at its end. Raises UpstreamError."""
@@ -507,21 +495,13 @@ class HttpReply:
     async def _exchange(self) -> RawResponseMessage:
         """Send the request; return the head of the reply. Raises UpstreamError."""
         upstream = self.upstream
-        may_retry = self.content is None and self.method in _RETRIED
         try:
-            while True:
-                self._connection = await self._connect()
-                protocol = cast("OneReply", self._connection.protocol)
-                by = self.first_token_by
-                if by is None:
-                    by = protocol.now() + upstream.read_seconds
-                try:
-                    return await self._ask(protocol, by)
-                except (ClientOSError, ServerDisconnectedError):
-                    self._close()
-                    if not may_retry:
-                        raise
-                    may_retry = False
+            self._connection = await self._connect()
+            protocol = cast("OneReply", self._connection.protocol)
+            by = self.first_token_by
+            if by is None:
+                by = protocol.now() + upstream.read_seconds
+            return await self._ask(protocol, by)
         except FAULTS as error:
             bound = "read_timeout" if self.first_token_by is None else "first_token_timeout"
             raise upstream.fault_of(error, bound) from error
@@ -581,10 +561,8 @@ class HttpReply:
             self._detector = FirstTokenDetector(events=True, own=upstream.own_account)
         length = headers.get(hdrs.CONTENT_LENGTH)
         self.content_length = None if length is None else int(length)
-        self._outage = upstream.failures.outage
         if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR and self.logs is None:
             upstream.failures.note_status(self.status)
-            self._outage = None
 
     def _close(self) -> None:
         """Give the connection back if the reply is complete, else close it."""

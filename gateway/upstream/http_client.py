@@ -38,13 +38,12 @@ from yarl import URL
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
-from gateway.protocol.messages import declared_name
 from gateway.protocol.request import LARGE_BYTES
 from gateway.telemetry.observation import Place
 from gateway.upstream.coding import EndlessReplyError, inflated
 from gateway.upstream.connection import FAULTS, HttpReply, OneReply
 from gateway.upstream.failure_log import FailureLog
-from gateway.upstream.pool.retry import HELD_BYTES
+from gateway.upstream.first_token import HELD_BYTES
 from gateway.upstream.request import OF_A_TRACE, Outgoing, Served, UpstreamReply, with_key
 from gateway.upstream.translated import (
     MESSAGES,
@@ -143,12 +142,9 @@ class HttpUpstream:
     ) -> None:
         self.name = name or base_url
         """Its part of cache keys: a given name, else the URL (which holds no credentials)."""
-        self._declared = declared_name(self.name)
         self.url = URL(base_url)
         self.in_use = 0
         """Requests under way, of any kind."""
-        self.calls = 0
-        """Calls that were begun since they were counted last."""
         self.served = Served(self.name, passes_credentials=not own_credential)
         self.failures = FailureLog(self.name)
         self.own_account = own_credential
@@ -215,10 +211,10 @@ class HttpUpstream:
         """POST; see the port. A failure leaves a line in the log."""
         model = self._rename.get(outgoing.model)
         is_message = outgoing.target.startswith(MESSAGES)
-        if not (outgoing.instead or model is not None or is_message):
+        if not (model is not None or is_message):
             return self._post(outgoing, outgoing.target, outgoing.fields, outgoing.raw)
         change: Callable[[], bytes | Translated | Untranslatable]
-        change = partial(outgoing.sent_to, self._declared, model, signed_only=is_message)
+        change = partial(outgoing.sent, model, signed_only=is_message)
         if is_message and self._translates:
             change = partial(translate, outgoing, model=model, asks_usage=self._asks_usage)
         if len(outgoing.raw) > LARGE_BYTES:
@@ -240,15 +236,10 @@ class HttpUpstream:
             return self._post(outgoing, outgoing.target, outgoing.fields, changed)
         if isinstance(changed, Untranslatable):
             return RefusedReply(self.served, changed.error)
-        target, fields = changed.target, changed.fields
-
-        def post(raw: bytes) -> HttpReply:
-            return self._post(outgoing, target, fields, raw)
-
-        return TranslatedReply(post, changed, self.failures.note_refused_fields)
+        post = self._post(outgoing, changed.target, changed.fields, changed.raw)
+        return TranslatedReply(post, changed)
 
     def _post(self, outgoing: Outgoing, target: str, fields: Fields, raw: bytes) -> HttpReply:
-        self.calls += 1
         attempt = None
         if outgoing.attempt is not None:
             attempt = outgoing.attempt(self._traced_as)

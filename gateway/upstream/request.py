@@ -1,32 +1,29 @@
-"""One request on its way to an upstream: what the gateway adds to it, and which upstream answered.
+"""One request on its way to an upstream, and which upstream answered.
 
-Laws:
-- If the gateway has keys of its own, no credential of a client travels on. A client cannot say what
-  the gateway says in its own name (salt, priority). All other bytes of the body are the client's.
-- What the gateway adds fails no request. If an upstream refuses a request with an addition, that
-  request is sent once more, as the client sent it. The second call is charged to the retry budget.
-  While that budget is empty, nothing is added that could be refused.
+Law: if the gateway has keys of its own, no credential of a client travels on. No client can say
+what the gateway says in its own name (salt, priority). All other bytes of a body are the client's.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.cache.lookup import Forward
 from gateway.cache.ports import Scanner
-from gateway.prompts.json_splice import Edit, Places, splice, with_field
+from gateway.prompts.json_splice import with_field
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol import exact_json
 from gateway.protocol.anthropic.thinking import without_unsigned_thinking
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
-from gateway.protocol.messages import ALL_ADDITIONS, Addition
 from gateway.protocol.request import CacheRequest
 from gateway.telemetry.observation import Attempt, Observation, Place
+from gateway.upstream.tries import Quota
 from policies.decision import Priority
+
+if TYPE_CHECKING:
+    from gateway.upstream.additions import Variant, Variants
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
@@ -95,10 +92,6 @@ def anyone() -> Sequence[bytes]:
     return (b"",)
 
 
-Sent = tuple[bytes, dict[str, Any] | None]
-"""The JSON of a body, and the body, None where it is not parsed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A request as an upstream gets it; ``target`` is path and query, ``model`` what it names.
@@ -116,8 +109,14 @@ class Outgoing:
     """Whether a stream is requested."""
     body: dict[str, Any] | None = field(default=None, repr=False)
     """What ``raw`` is the JSON of, None where it is not parsed."""
-    instead: Mapping[str, Sent] = field(default_factory=dict, repr=False)
-    """Bodies for some upstreams in place of this one, by name."""
+    refused: frozenset[str] = frozenset()
+    """Fields that a translation leaves out, since the upstream has refused them."""
+    plain: bool = False
+    """Whether a translation leaves out all that may be refused."""
+    variants: "Variants | None" = field(default=None, repr=False)
+    """The bodies for upstreams that get another one."""
+    quota: Quota | None = field(default=None, repr=False)
+    """The calls that may be made for the client's request; None for a request of ours."""
     salt: str = field(default="", repr=False)
     """What a translated request gets as ``cache_salt``: a server of Anthropic's API refuses it."""
     client: str | None = field(default=None, repr=False)
@@ -140,12 +139,12 @@ class Outgoing:
         """Requests of one lane wait for the same upstreams."""
         return self.model, self.pinned, self.native
 
-    def sent_to(self, upstream: str, model: str | None, *, signed_only: bool = False) -> bytes:
-        """Return the JSON for an upstream; ``model`` is its name of the model, if it renames it.
+    def sent(self, model: str | None, *, signed_only: bool = False) -> bytes:
+        """Return the JSON to send; ``model`` is the upstream's name of it, if it renames it.
 
         Every other byte stays, unless it is to have ``signed_only`` thinking and has other.
         """
-        raw, body = self.instead.get(upstream, (self.raw, self.body))
+        raw, body = self.raw, self.body
         if signed_only and b'thinking"' in raw:
             # What is no JSON, or cannot be printed, goes as it came.
             with suppress(TypeError, ValueError):
@@ -169,6 +168,10 @@ class Served:
     """Whether another one could have answered."""
     passes_credentials: bool = True
     """Whether the upstream gets the credentials of clients, and not one of the gateway or none."""
+    variant: "Variant | None" = field(default=None, repr=False, compare=False)
+    """The ``Variant`` that was answered, None where there is only one."""
+    added: frozenset[str] = frozenset()
+    """The fields of a translation that a server may refuse."""
     report: Callable[[int | None], None] | None = field(default=None, repr=False, compare=False)
     """Takes the prompt's cached tokens, None if unknown."""
     learn: Callable[[Sequence[str], bytes], Awaitable[None] | None] | None = field(
@@ -217,123 +220,8 @@ class Exchange:
     """The same for upstreams that accept no hints, if it has hints."""
     original: "Exchange | None" = None
     """The request as the client sent it, if this one differs."""
-
-
-Accepts = Mapping[str, frozenset[Addition]]
-"""Which additions each upstream accepts, by its name; one that is not there accepts all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A request as some upstreams get it."""
-
-    exchange: Exchange
-    raw: bytes
-    body: dict[str, Any]
-    """What ``raw`` is the JSON of."""
-    additions: frozenset[Addition]
-    usage: bool
-    """Whether usage is requested, by the client or the gateway."""
-
-    @property
-    def moves_values(self) -> bool:
-        """Tell whether it has a turn of volatile values, which some chat templates refuse."""
-        return Rewrite.VOLATILE in self.exchange.rewrites
-
-    def may_explain(self, status: int) -> bool:
-        """Tell whether a refusal may be due to the gateway's changes."""
-        match status:
-            case HTTPStatus.INTERNAL_SERVER_ERROR:
-                return self.moves_values  # llama.cpp answers so if a chat template fails
-            case HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
-                return bool(self.additions) or self.moves_values
-            case _:
-                return False
-
-    def remedy(self, accepts: frozenset[Addition]) -> str:
-        """Return the settings that stop the gateway from sending the refused additions."""
-        settings = []
-        if self.additions:
-            left = ", ".join(sorted(accepts - self.additions))
-            settings.append(f"accepts: [{left}] (upstream_accepts where it has no long form)")
-        if self.moves_values:
-            settings.append("prefix: {volatile: off} in the policy")
-        return " and ".join(settings)
-
-
-def variants(
-    exchange: Exchange, accepts: Accepts, *, may_retry: bool
-) -> tuple[Variant, dict[str, Variant]]:
-    """Return what any upstream gets, and what some get in its place, by their names.
-
-    Unless ``may_retry``, they have nothing that an upstream may refuse.
-    """
-    if not may_retry:
-        plain = _variant(exchange, frozenset())
-        return (as_client_sent(exchange) if plain.moves_values else plain), {}
-    usual = _variant(exchange, ALL_ADDITIONS)
-    if not accepts:
-        return usual, {}
-    made = {ALL_ADDITIONS: usual}
-    for accepted in accepts.values():
-        if accepted not in made:
-            made[accepted] = _variant(exchange, accepted)
-    others = {name: made[one] for name, one in accepts.items() if one != ALL_ADDITIONS}
-    return usual, others
-
-
-def as_client_sent(exchange: Exchange) -> Variant:
-    """Return the request without anything that the gateway adds or moves."""
-    return _variant(exchange.original or exchange, frozenset())
-
-
-def _variant(exchange: Exchange, accepted: frozenset[Addition]) -> Variant:
-    added = set[Addition]()
-    if exchange.unhinted is not None:
-        if Addition.HINTS in accepted:
-            added.add(Addition.HINTS)
-        else:
-            exchange = exchange.unhinted
-    request = exchange.request
-    raw, usage = request.raw, request.wants_usage
-    body = request.asked
-    streaming = SPECS[exchange.request.endpoint].streaming
-    if streaming is not None and streaming.usage_option and Addition.STREAM_USAGE in accepted:
-        with_usage, raw = ask_for_usage(body, raw)
-        if with_usage is not None:
-            added.add(Addition.STREAM_USAGE)
-            body, usage = with_usage, True
-    return Variant(exchange, raw, body, frozenset(added), usage)
-
-
-_NO_STREAM = frozenset({"false", "no", "off", "n", "f", "0"})
-
-
-def ask_for_usage(body: dict[str, Any], raw: bytes) -> tuple[dict[str, Any] | None, bytes]:
-    """Return the body to forward and its JSON. None: usage is not requested in addition.
-
-    Only ``stream_options.include_usage`` is added, if the client streams and did not request usage.
-    Every other byte stays.
-    """
-    # In an odd request, a server may take any other value for true.
-    if not body.get("stream") or str(body["stream"]).lower() in _NO_STREAM:
-        return None, raw
-    options = body.get("stream_options")
-    if not isinstance(options, dict | None) or (options or {}).get("include_usage") is True:
-        return None, raw
-    with_usage = {**body, "stream_options": {**(options or {}), "include_usage": True}}
-    if "stream_options" not in body:
-        end = raw.rindex(b"}")
-        return with_usage, raw[:end] + b',"stream_options":{"include_usage":true}' + raw[end:]
-    places = Places(raw, body)
-    start, end = places.span(("stream_options",))
-    text = b'{"include_usage":true}'
-    if options and "include_usage" in options:
-        (start, end), text = places.span(("stream_options", "include_usage")), b"true"
-    elif options:
-        start = end = end - 1
-        text = b',"include_usage":true'
-    return with_usage, splice(raw, [Edit(start, end, text)])
+    quota: Quota = field(default_factory=Quota, repr=False)
+    """The calls that may be made for the client's request."""
 
 
 class UpstreamReply(Protocol):

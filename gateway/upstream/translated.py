@@ -4,11 +4,12 @@ Laws:
 - Above this module every request and reply of the endpoint has Anthropic's form. What a server
   speaks is known here alone, so no key and no entry depends on it.
 - What not every server takes fails no request: the usage of a stream, an effort, earlier thinking,
-  a beginning of the answer. A server that refuses them gets the request once more without these.
+  a beginning of the answer. The reply says which of these were sent, so that they can be left out.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from types import TracebackType
@@ -50,8 +51,7 @@ _TOKENIZE = "/tokenize"
 _REFUSED = frozenset({401, 402, 403, 429})
 """Statuses that say nothing of whether a server has such a path. Nor do those of faults."""
 
-_MAY_REFUSE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY})
-"""Statuses of a refusal that may be due to what the gateway adds."""
+_USAGE = "stream_options"
 
 
 class Translated(NamedTuple):
@@ -61,10 +61,8 @@ class Translated(NamedTuple):
     fields: Fields
     raw: bytes
     body: dict[str, Any]
-    plainer: bytes | None = None
-    """The same without the fields that not every server takes, if it has any."""
-    optional: tuple[str, ...] = ()
-    """These fields."""
+    optional: frozenset[str] = frozenset()
+    """Its fields that not every server takes."""
 
     @property
     def counts(self) -> bool:
@@ -125,16 +123,19 @@ def translate(
             chat[SALT] = outgoing.salt
         if counts:
             chat = {name: chat[name] for name in ("model", "messages", "tools") if name in chat}
-        optional = [name for name in MAY_REFUSE if name in chat and name not in body]
+        optional = {name for name in MAY_REFUSE if name in chat and name not in body}
         if asks_usage and outgoing.streamed and not counts:
-            chat["stream_options"] = {"include_usage": True}
-            optional.append("stream_options")
-        sent, plainer = exact_json.dumps(chat), None
+            chat[_USAGE] = {"include_usage": True}
+            optional.add(_USAGE)
         plain = without_thoughts(chat["messages"])
-        if optional or plain is not chat["messages"]:
-            least = {n: v for n, v in chat.items() if n not in optional} | {"messages": plain}
-            plainer = exact_json.dumps(least)
-            optional += THOUGHTS if plain is not chat["messages"] else ()
+        if plain is not chat["messages"]:
+            optional.update(THOUGHTS)
+        refused = optional if outgoing.plain else optional & outgoing.refused
+        if refused:
+            if not refused.isdisjoint(THOUGHTS):
+                chat["messages"] = plain
+            chat = {name: value for name, value in chat.items() if name not in refused}
+        sent = exact_json.dumps(chat)
     except UntranslatableError as error:
         return _untranslatable(str(error))
     except (BodyError, TypeError):
@@ -142,7 +143,8 @@ def translate(
             "The JSON body of your request cannot be sent to this model's server."
         )
     target = _TOKENIZE if counts else Endpoint.CHAT.value
-    return Translated(target, _chat_fields(outgoing.fields), sent, body, plainer, tuple(optional))
+    fields, left = _chat_fields(outgoing.fields), frozenset(optional - refused)
+    return Translated(target, fields, sent, body, left)
 
 
 def _body(outgoing: Outgoing) -> dict[str, Any]:
@@ -190,13 +192,9 @@ class TranslatedReply:
     content_type: str
 
     def __init__(
-        self,
-        post: Callable[[bytes], AbstractAsyncContextManager[UpstreamReply]],
-        request: Translated,
-        on_refused: Callable[[Sequence[str]], None],
+        self, context: AbstractAsyncContextManager[UpstreamReply], request: Translated
     ) -> None:
-        self._post, self._request, self._on_refused = post, request, on_refused
-        self._context = post(request.raw)
+        self._context, self._request = context, request
         self._reply: UpstreamReply
         self._events: MessageEvents | None = None
         self._over = False
@@ -205,15 +203,10 @@ class TranslatedReply:
     async def __aenter__(self) -> Self:
         """Wait for the head. Raises UpstreamError."""
         reply = await self._context.__aenter__()
-        plainer = self._request.plainer
-        if plainer is not None and reply.status in _MAY_REFUSE:
-            await self._context.__aexit__(None, None, None)
-            self._context = self._post(plainer)
-            reply = await self._context.__aenter__()
-            if reply.status < HTTPStatus.BAD_REQUEST:
-                self._on_refused(self._request.optional)
         self._reply = reply
         self.served, self._sent_status = reply.served, reply.status
+        if self._request.optional:
+            self.served = replace(reply.served, added=self._request.optional)
         self.status = _counted(reply.status) if self._request.counts else reply.status
         self.headers, self.content_type = reply.headers, reply.content_type
         if reply.status == HTTPStatus.OK and reply.content_type == _EVENTS:

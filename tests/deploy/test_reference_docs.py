@@ -7,6 +7,7 @@ import pytest
 
 from gateway.cli.config import json_schema
 from gateway.settings import SECRETS, Settings
+from gateway.upstream.tries import MOST_CALLS
 from tools.docs import reference
 from tools.docs.reference import PARTS, ROOT, renewed
 
@@ -84,3 +85,8 @@ def test_every_path_of_the_operators_api_says_what_it_does():
         re.fullmatch(r"\| `(GET|POST)` \| `/admin/\S+` \| [A-Z].+\. \|", row) for row in rows
     )
     assert any("`/admin/policy/replay`" in row for row in rows)
+
+
+def test_the_bound_of_calls_is_the_one_of_the_code():
+    page = (ROOT / "docs" / "guides" / "upstreams.md").read_text(encoding="utf-8")
+    assert f"makes at most {MOST_CALLS} calls to upstreams" in page

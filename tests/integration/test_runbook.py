@@ -176,7 +176,7 @@ async def test_an_upstream_fails(
 async def pause_of(gateway: RunningGateway, upstream: str) -> float:
     """Return how long the gauge says that an upstream still gets no requests."""
     page = (await gateway.get("/metrics")).raw.decode()
-    (found,) = re.findall(rf'refrain_upstream_rest_seconds{{upstream="{upstream}"}} (\S+)', page)
+    (found,) = re.findall(rf'refrain_upstream_pause_seconds{{upstream="{upstream}"}} (\S+)', page)
     return float(found)
 
 

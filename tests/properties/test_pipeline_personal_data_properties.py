@@ -22,6 +22,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
+from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served
 from policies.decision import Endpoint
@@ -150,7 +151,7 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         semantic=index,
         verifier=SaidVerifier(),
         policies=POLICIES,
-        coalescer=Coalescer(upstream, writer, 2**20),
+        coalescer=Coalescer(UpstreamCall(upstream, writer, 2**20)),
         scans=scans,
         secret=bytes(32),
         outbox=Outbox(bytes(32)),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
+from gateway.upstream.call import PooledUpstream
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import PrefixAware
 from gateway.upstream.pool.table import PoolTable
@@ -56,7 +57,7 @@ class Rig:
         outgoing = Outgoing("/v1/chat/completions", (), b"{}", "m", prompt, client=client)
 
         async def asked() -> bytes:
-            async with self.pool.send(outgoing) as reply:
+            async with PooledUpstream(self.pool).send(outgoing) as reply:
                 return await read_up_to(reply.read, 10**9)
 
         self.tasks.append(asyncio.create_task(asked()))

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool.health import LONGEST_EJECTION, Open, State, Trial
-from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, Change, PoolTable
 from gateway.upstream.pool.upstream_state import Member, NoRoom
 from gateway.upstream.pool.waiting_queue import Ticket, Waiting
 from gateway.upstream.request import Outgoing
+from gateway.upstream.tries import Failure, Kind
 
 MEMBERS = (
     Member("a", ("x",), max_concurrency=2),
@@ -18,9 +18,9 @@ MEMBERS = (
     Member("c", ("y",), tier=2, max_concurrency=1, requests_per_minute=4),
 )
 FAILURES = (
-    Failure(Reason.UPSTREAM_BROKE, risky=True, anew=True),
-    Failure(Reason.UPSTREAM_LIMITED, risky=False, retry_after=3.0),
-    Failure(Reason.UPSTREAM_LIMITED, risky=False),
+    Failure(Kind.BROKE, Reason.UPSTREAM_BROKE),
+    Failure(Kind.LIMITED, Reason.UPSTREAM_LIMITED, retry_after=3.0),
+    Failure(Kind.LIMITED, Reason.UPSTREAM_LIMITED),
 )
 STEPS = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0.1, 1.0, 7.0, 40.0])),

@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.encrypted import KNOWN_SECONDS, SealedStore, parse_master_keys
 from gateway.cache.stores.memory import MemoryStore
-from store_conformance import example_entry
 
 MASTERS = [f"k{n}:{base64.b64encode(bytes([n]) * 32).decode()}" for n in range(3)]
 KEYS = [b"0", b"1", b"2", b"3"]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.cache.ports import EntryTooLargeError
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.stores.memory import MemoryStore, S3Fifo, resident_size
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
-from store_conformance import example_entry
 
 MAX_BYTES = 24_000
 SHARE = MAX_BYTES // 8

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from gated_upstream import GatedUpstream
+from gated_upstream import GatedUpstream, pooled
 
 from gateway.app import default_policy
 from gateway.cache.key import identify
@@ -23,6 +23,7 @@ from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.request import read_request
 from gateway.server.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
+from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange
 from policies.decision import Endpoint
@@ -81,7 +82,7 @@ class Rig:
         self.active = PolicyFile(default_policy()).active
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
         writer = CacheWriter(self.store, None, Scans(), time.time, quarantine)
-        self.coalescer = Coalescer(self.upstream, writer, max_answer_bytes)
+        self.coalescer = Coalescer(UpstreamCall(pooled(self.upstream), writer, max_answer_bytes))
         self._finished: asyncio.Queue[Observation] = asyncio.Queue()
 
     async def next_finished(self) -> Observation:

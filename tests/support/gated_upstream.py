@@ -7,6 +7,12 @@ from typing import Any, Self
 import orjson
 
 from gateway.protocol.errors import UpstreamError
+from gateway.upstream.call import PooledUpstream
+from gateway.upstream.pool.pool import UpstreamPool
+from gateway.upstream.pool.routing import LeastLoaded
+from gateway.upstream.pool.table import PoolTable
+from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing, Served
 
 JSON = "application/json"
@@ -124,7 +130,7 @@ class GatedUpstream:
         self._new: asyncio.Queue[Call] = asyncio.Queue()
 
     def send(self, outgoing: Outgoing) -> Call:
-        call = Call(outgoing.fields, outgoing.instead.get(Call.served.upstream, outgoing.raw))
+        call = Call(outgoing.fields, outgoing.raw)
         self.calls.append(call)
         self._new.put_nowait(call)
         return call
@@ -133,3 +139,10 @@ class GatedUpstream:
         """Wait for the next call to be made."""
         async with asyncio.timeout(60):
             return await self._new.get()
+
+
+def pooled(upstream: Any, name: str = "upstream") -> PooledUpstream:
+    """Return a pool of this upstream alone, which has any clock and no limit."""
+    table = PoolTable([Member(name)], LeastLoaded(), 0.0)
+    pool = UpstreamPool(upstream.name, {name: upstream}, table, Bounds(), several=False)
+    return PooledUpstream(pool)

@@ -17,7 +17,8 @@ from gateway.protocol.tokens import PromptUsage
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
 from gateway.telemetry.observation import Observation
 from gateway.upstream.pool.engine_load import EngineLoad
-from gateway.upstream.pool.pool import UpstreamCollector, UpstreamMetrics, UpstreamPool
+from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
+from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import LeastLoaded, Route
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member

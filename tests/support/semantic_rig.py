@@ -20,6 +20,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
+from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.comparisons import Checks, Judge
 from gateway.upstream.http_client import HttpUpstream
@@ -111,7 +112,7 @@ class LearningRig:
             semantic=self.index,
             verifier=self.verifier,
             policies=PolicyFile(policy),
-            coalescer=Coalescer(self.upstream, writer, 2**20, checks=self.checks),
+            coalescer=Coalescer(UpstreamCall(self.upstream, writer, 2**20, checks=self.checks)),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from gateway.cache.ports import Entry, Store
-from store_conformance import example_entry
+from gateway.cache.stores.conformance import example_entry
 
 MAX_BYTES = 2 << 20
 LANES = 8

@@ -25,6 +25,7 @@ from gateway.server.admin.overview import Overview
 from gateway.server.admin.policy_editor import PolicyEditor
 from gateway.server.admin.semantic_report import SemanticOperations
 from gateway.settings import ENVIRONMENT_PREFIX, SECRETS
+from gateway.upstream.tries import TABLE
 from policies.format.load import json_schema as policy_schema
 from policies.format.load import parse_policy
 from policies.format.settings import settings_of
@@ -217,6 +218,12 @@ def _upstreams(link: Link) -> Iterator[str]:
     return _table("Key", "Type", "Default", "Meaning", rows=rows)
 
 
+def _tries(_link: Link) -> Iterator[str]:
+    rows = ((kind.value, *(pays or "never" for pays in row)) for kind, row in TABLE.items())
+    head = ("Another upstream", "The same upstream, after a pause", "Without additions")
+    return _table("What came of the call", *head, rows=rows)
+
+
 _BARE_POLICY = """\
 version: 1
 default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass}
@@ -334,6 +341,7 @@ PARTS: dict[str, Part] = {
     "settings": _settings,
     "secrets": _secrets,
     "upstreams": _upstreams,
+    "tries": _tries,
     "policy-file": _policy("PolicySpec", "", "pii"),
     "policy-pii": _policy("PiiSpec", "pii."),
     "policy-match": _policy("MatchSpec", "match.", "content"),

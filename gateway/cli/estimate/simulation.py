@@ -299,7 +299,7 @@ class Simulation:
 
     async def _store_answer(self, plan: Plan, answer: dict[str, Any] | None) -> None:
         """Store an answer as the gateway would; one that the log lacks counts as storable."""
-        writer = self._pipeline.coalescer.writer
+        writer = self._pipeline.coalescer.caller.writer
         if answer is not None:
             scanner = self._policies.active.scanner
             reason = await writer.store(plan, answer, _STAND_IN, scanner)

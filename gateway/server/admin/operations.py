@@ -326,7 +326,7 @@ class Operations:
         scope = read_hash("scope", fields.get("scope"))
         counts = await self._purge(Selection(scope=scope), dry_run=True)
         if not dry_run:
-            writer = self.pipeline.coalescer.writer
+            writer = self.pipeline.coalescer.caller.writer
             await forget_scope(scope, writer=writer, forget_keys=self.forget_keys)
         return {**counts, "dry_run": dry_run}
 
@@ -389,7 +389,7 @@ class Operations:
         for name in ("request", "answer"):
             if not isinstance(fields.get(name), dict):
                 raise InvalidFieldError(name, "an object")
-        upstream = self.pipeline.coalescer.upstream.name
+        upstream = self.pipeline.coalescer.caller.upstream.name
         coalescer = self.make_coalescer(KnownAnswer(upstream, fields["answer"]))
         pipeline = replace(self.pipeline, coalescer=coalescer)
         observation = Observation(endpoint.value, perf_counter(), perf_counter, ())
@@ -408,7 +408,7 @@ class Operations:
             reply = await pipeline.answer(request, observation)
             reply.close()
             # A bulk load goes no faster than the index.
-            await coalescer.writer.settle()
+            await coalescer.caller.writer.settle()
         except RequestError as error:
             raise InvalidFieldError("request", f"a request that can be made ({error})") from None
         finally:
@@ -463,4 +463,4 @@ class Operations:
                     yield entry
 
     async def _remove(self, keys: Sequence[bytes]) -> None:
-        await self.pipeline.coalescer.writer.remove(keys)
+        await self.pipeline.coalescer.caller.writer.remove(keys)

@@ -40,9 +40,8 @@ from gateway.server.keys.key_line import Key, needs_model
 from gateway.telemetry.observation import Observation
 from gateway.upstream import shared_response
 from gateway.upstream.connection import HttpReply
-from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.pool.affinity import Learner
-from gateway.upstream.pool.pass_through import PoolRequests, names_objects
+from gateway.upstream.pool.pass_through import PassedRequest, PoolRequests, names_objects
 from gateway.upstream.request import OF_A_TRACE, PRIORITY, with_upstream
 
 LEARNT_BYTES = 4 * 2**20
@@ -60,7 +59,7 @@ class PassThrough:
     headers and its gateway key.
     """
 
-    upstream: HttpUpstream | PoolRequests
+    upstreams: PoolRequests
     client_seconds: float
     scopes_of: Callable[[Mapping[str, str], Key | None], Sequence[bytes]]
 
@@ -68,8 +67,8 @@ class PassThrough:
         """Answer one request. Raises ClientError and UpstreamError before the head is out."""
         path, fields = request[PATH], _fields(request, seen)
         seen.outcome = "pass"
-        if request.method == "GET" and isinstance(self.upstream, PoolRequests):
-            response = await self._listed(self.upstream, request, path, fields)
+        if request.method == "GET":
+            response = await self._listed(request, path, fields)
             if response is not None:
                 seen.status = response.status
                 return response
@@ -78,15 +77,25 @@ class PassThrough:
         seen.model = passed.model
         if _is_restricted(request) and passed.body is not None and passed.body.is_json:
             fields = as_json(fields)
-        is_pool = isinstance(self.upstream, PoolRequests)
-        if _counts_tokens(request) or (is_pool and names_objects(path.path)):  # the reply is read
+        learns = self.upstreams.several and names_objects(path.path)
+        if _counts_tokens(request) or learns:  # the reply is read
             fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
         seen.upstream_started = seen.clock()
-        scopes: Sequence[bytes] = ()
-        if isinstance(self.upstream, PoolRequests):
-            scopes = self.scopes_of(fold_fields(request.headers.items()), request.get(KEY))
+        scopes = self.scopes_of(fold_fields(request.headers.items()), request.get(KEY))
+        to_send = PassedRequest(
+            request.method,
+            path,
+            _query(request),
+            fields,
+            passed.body,
+            model=passed.model,
+            decode=False,
+            logged=partial(operator.not_, faults),
+            scopes=scopes,
+            named=passed.state,
+        )
         try:
-            async with self._send(request, fields, passed, scopes, faults) as upstream:
+            async with self.upstreams.request(to_send) as upstream:
                 seen.upstream_head = seen.clock()
                 seen.status = upstream.status
                 if upstream.served.several:
@@ -99,22 +108,19 @@ class PassThrough:
 
     def ask_options(self, path: ApiPath, fields: Fields) -> AbstractAsyncContextManager[HttpReply]:
         """Send OPTIONS. The context raises UpstreamError."""
-        if isinstance(self.upstream, PoolRequests):
-            return self.upstream.request("OPTIONS", path, "", fields, None)
-        return self.upstream.request("OPTIONS", path.path, fields, None)
+        return self.upstreams.request(PassedRequest("OPTIONS", path, "", fields))
 
     async def _listed(
-        self, pool: PoolRequests, request: web.Request, path: ApiPath, fields: Fields
+        self, request: web.Request, path: ApiPath, fields: Fields
     ) -> web.Response | None:
         """Return the list of models, or an alias of it; None for another path."""
         if path.path == "/v1/models":
-            return await pool.list_models(path.path + _query(request), fields)
-        return await pool.describe_alias(path.model, fields) if path.model else None
+            return await self.upstreams.list_models(path.path + _query(request), fields)
+        return await self.upstreams.describe_alias(path.model, fields) if path.model else None
 
     async def _read(self, request: web.Request, path: ApiPath, faults: list[ClientError]) -> Passed:
         """Return what a request names. Raises ClientError if its key may not use a model."""
         key, ticket, method = request.get(KEY), request.get(TICKET), request.method
-        pool = self.upstream if isinstance(self.upstream, PoolRequests) else None
         is_restricted = key is not None and key.is_restricted
         try:
             passed = await read_passed(
@@ -122,7 +128,6 @@ class PassThrough:
                 path,
                 _guarded(read_pieces(request, self.client_seconds), faults),
                 whole=is_restricted and method not in ("GET", "HEAD"),
-                routed=pool is not None,
             )
         except (TimeoutError, web.RequestPayloadError, web.HTTPRequestEntityTooLarge) as error:
             raise fault_of_body(error) from None
@@ -131,38 +136,9 @@ class PassThrough:
             key.check_models(passed.models or ([""] if names_model else []))
             if ticket is not None:
                 ticket.note_passed(passed.model, passed.tokens, needs_model=names_model)
-        if pool is not None and pool.refuse_unknown is not None and passed.model and names_model:
-            pool.refuse_unknown(passed.model)
+        if self.upstreams.refuse_unknown is not None and passed.model and names_model:
+            self.upstreams.refuse_unknown(passed.model)
         return passed
-
-    def _send(
-        self,
-        request: web.Request,
-        fields: Fields,
-        passed: Passed,
-        scopes: Sequence[bytes],
-        faults: list[ClientError],
-    ) -> AbstractAsyncContextManager[HttpReply]:
-        path, query, method = request[PATH], _query(request), request.method
-        body, logged = passed.body, partial(operator.not_, faults)
-        if isinstance(self.upstream, PoolRequests):
-            return self.upstream.request(
-                method,
-                path,
-                query,
-                fields,
-                body,
-                model=passed.model,
-                decode=False,
-                logged=logged,
-                scopes=scopes,
-                named=passed.state,
-            )
-        framing, pieces = ((), None) if body is None else body.sent(None)
-        target, fields = path.path + query, (*fields, *framing)
-        return self.upstream.request(
-            method, target, fields, pieces, decode=False, logged=logged, judged=True
-        )
 
     async def _copy(
         self, request: web.Request, upstream: HttpReply, seen: Observation, scopes: Sequence[bytes]
@@ -188,7 +164,7 @@ class PassThrough:
         else:
             fault = await send_stream(sink, body, seen)
         if fault is not None:
-            upstream.upstream.failures.note_failure(fault)
+            upstream.upstream.failures.note(fault)
         return response
 
 

@@ -56,11 +56,15 @@ class Passed:
 
 
 async def read_passed(
-    request: web.Request, path: ApiPath, pieces: AsyncIterator[bytes], *, whole: bool, routed: bool
+    request: web.Request,
+    path: ApiPath,
+    pieces: AsyncIterator[bytes],
+    *,
+    whole: bool,
 ) -> Passed:
     """Return what a request names; its body comes in ``pieces``. Raises ClientError.
 
-    ``whole`` says that its key is restricted, ``routed`` that its model chooses an upstream.
+    ``whole`` says that its key is restricted.
     """
     in_head = models_in_head(request.query_string, request.headers if whole else {})
     if not path.deployment:
@@ -70,7 +74,7 @@ async def read_passed(
     length = request.content_length if "Content-Encoding" not in request.headers else None
     kind = request.headers.get("Content-Type", "")
     is_unread = _UNREAD.fullmatch(path.path) is not None and "json" not in kind.lower()
-    if not whole and (is_unread or not (routed or path.deployment)):
+    if is_unread and not whole:
         return Passed(PassedBody(rest=pieces, length=length), _named([path.model, *in_head]))
     reader = _Reader(request, pieces, length, path, whole=whole)
     if is_form(kind):

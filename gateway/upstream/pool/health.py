@@ -45,13 +45,11 @@ class State(StrEnum):
     """One vocabulary for metric, log and ``/readyz``."""
 
     UP = "up"
-    RESTING = "resting"
+    PAUSED = "paused"
     TRIAL = "trial"
     OPEN = "open"
     DRAINING = "draining"
     """It has left the pool, and finishes its calls."""
-    FAILING = "failing"
-    """Its last call failed, and it gets requests: there is no other upstream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Health:
             case Trial():
                 return State.TRIAL
             case Up():
-                return State.RESTING if now < self.paused_until else State.UP
+                return State.PAUSED if now < self.paused_until else State.UP
 
     def why(self, now: float) -> Reason | None:
         """Return the reason of a state other than up."""

@@ -1,5 +1,7 @@
 """Requests that pass through to a pool, and its list of models.
 
+The driver is ``upstream/call.py``.
+
 Laws:
 - What names an object in its path or its body goes to the upstream that is known to keep it.
 - All else goes to the first healthy upstream of its model, in the order of the declaration. Another
@@ -11,10 +13,11 @@ Laws:
 """
 
 import asyncio
+import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +30,7 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import Fields, without
 from gateway.protocol.messages import declared_name, read_whole
 from gateway.protocol.paths import ApiPath
+from gateway.upstream.call import drive
 from gateway.upstream.connection import HttpReply
 from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.passed_body import PassedBody
@@ -35,12 +39,26 @@ from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Served, anyone
+from gateway.upstream.tries import (
+    NOT_KEPT,
+    Budget,
+    Facts,
+    Failure,
+    Kind,
+    Quota,
+    Send,
+    Where,
+    failure_of,
+)
 
 SECONDS = 0.8
 """The longest wait for an upstream's list of models: some clients wait 3 s for all of it."""
 _MOST_TRIES = 3
 """Replicas of one upstream that are asked for its list of models."""
 _MOST_BYTES = 4 * 2**20
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+"""Methods of requests that may have been processed, and may be sent again nevertheless."""
+_NO_OTHER = frozenset({Kind.BROKE, Kind.STALLED, Kind.CUT})
 _JSON = "application/json"
 
 _NO_CHAT = re.compile(
@@ -62,8 +80,183 @@ Reply = tuple[int, bytes]
 
 
 @dataclass(eq=False)
+class PassedRequest:
+    """A request that passes through; see ``HttpUpstream.request`` for ``decode`` and ``logged``.
+
+    ``query`` begins with its question mark. An upstream that renames the ``model`` gets its own
+    name of it. ``scopes`` belong to the client. ``named`` is the state that its body names.
+    """
+
+    method: str
+    path: ApiPath
+    query: str
+    fields: Fields
+    body: PassedBody | None = None
+    _: KW_ONLY
+    model: str = ""
+    decode: bool = True
+    logged: Callable[[], bool] = lambda: False
+    scopes: Sequence[bytes] = NOBODYS
+    named: Sequence[str] = ()
+
+    @property
+    def resends(self) -> bool:
+        """Tell whether it can be sent again: nothing of its body is gone."""
+        return self.body is None or self.body.rest is None
+
+
+@dataclass(eq=False)
+class PassedTry:
+    """One try at one upstream, with its reply or its fault."""
+
+    name: str
+    context: AbstractAsyncContextManager[HttpReply]
+    reply: HttpReply | None = None
+    error: UpstreamError | None = None
+    failure: Failure | None = None
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """Leave the reply, if there is one."""
+        reply, self.reply = self.reply, None
+        if reply is not None:
+            await self.context.__aexit__(None if error is None else type(error), error, None)
+
+
+@dataclass(eq=False)
+class PassedCall:
+    """A passed request, and the upstreams that may get it, in order. The context has the reply.
+
+    ``sticky_id`` is the id in its path. If ``statuses`` is set, a server error is no answer.
+    """
+
+    requests: "PoolRequests"
+    request: PassedRequest
+    names: Sequence[str]
+    _: KW_ONLY
+    sticky_id: str = ""
+    keeper: str = ""
+    statuses: bool = False
+    quota: Quota = field(default_factory=Quota)
+    _refusing: set[str] = field(default_factory=set)
+    """The declared upstreams that refuse the gateway's key."""
+    _last: PassedTry | None = None
+    _fault: UpstreamError | None = None
+    """The first one."""
+
+    async def __aenter__(self) -> HttpReply:
+        """Return the reply. Raises UpstreamError if there is none."""
+        last, tries, _ = await drive(self, self.requests.retry_budget)
+        if last.failure is NOT_KEPT and self._fault is not None:
+            await last.close()  # who could not be asked may keep it
+        if last.reply is not None:
+            several, pool = self.requests.several, self.requests
+            tried = tries.failed[:-1] if last.failure else tries.failed
+            learn = partial(pool.affinity.note, maker=last.name) if several else None
+            found = last.reply.status < HTTPStatus.BAD_REQUEST
+            if self.sticky_id and several and self.request.body is None and found:
+                pool.affinity.note((self.sticky_id,), self.request.scopes[0], last.name)
+            last.reply.served = Served(last.name, tried, several=several, learn=learn)
+            return last.reply
+        fault = (last.error or self._fault or _no_upstream()).again()
+        if self.keeper and self.request.named and not fault.sent:
+            # The client may try again later: nobody else can read what it has.
+            message = "The upstream that made a part of this request is not available."
+            detail = fault.detail
+            fault = UpstreamError(503, message, fault.reason, retry_after=1.0, detail=detail)
+        if self.requests.several:
+            fault.tried = tries.failed
+        raise fault
+
+    async def __aexit__(self, _: object, error: BaseException | None, _traceback: object) -> None:
+        """Leave the reply."""
+        if self._last is not None:
+            await self._last.close(error)
+
+    async def send(self, step: Send) -> PassedTry | None:
+        """Send the request where a step says; None if it cannot be sent there."""
+        name = self._name_for(step)
+        if name is None:
+            return None
+        self.quota.left -= 1
+        if self._last is not None:
+            await self._last.close()
+        self._last = found = PassedTry(name, self._sending(self.requests.upstreams[name]))
+        try:
+            found.reply = await found.context.__aenter__()
+        except UpstreamError as error:
+            found.error, found.failure = error, failure_of(error)
+            self._fault = self._fault or error
+            if error.reason is Reason.UPSTREAM_REFUSED:
+                self._refusing.add(declared_name(name))
+            elif not error.sent:
+                # As a probe that failed: of what is behind a path nothing is known.
+                pool = self.requests
+                pool.table.record_probe(name, error.reason, pool.clock(), for_sure=False)
+        else:
+            found.failure = self._failure_in(found.reply)
+        if found.failure is NOT_KEPT:
+            self.quota.left += 1
+        return found
+
+    def facts(self, last: PassedTry) -> Facts:
+        """Return what the next step goes by."""
+        return Facts(
+            self.quota.left,
+            self.requests.jitter(),
+            has_reply=last.reply is not None,
+            resends=self.request.resends or (last.error is not None and not last.error.sent),
+            risks=self.request.method in _IDEMPOTENT,
+        )
+
+    def _name_for(self, step: Send) -> str | None:
+        """Return the upstream for a step. Raises UpstreamError if there is none at all."""
+        upstreams, last = self.requests.upstreams, self._last
+        if step.where is Where.SAME:
+            return step.tries.last if step.tries.last in upstreams else None
+        # A connection that broke says nothing of another upstream, which may keep other objects.
+        failure = None if last is None or self.statuses else last.failure
+        if failure is not None and failure.kind in _NO_OTHER:
+            return None
+        # Others have left meanwhile, or are replicas that get the key that was refused.
+        left = (
+            name
+            for name in self.names
+            if name in upstreams
+            and name not in step.tries.names
+            and declared_name(name) not in self._refusing
+        )
+        name = next(left, None)
+        if name is None and step.where is Where.BEST:
+            raise _no_upstream()
+        return name
+
+    def _sending(self, upstream: HttpUpstream) -> HttpReply:
+        request = self.request
+        rename = self.requests.table.upstreams[upstream.name].member.rename.get(request.model)
+        # An alias is no name for removal.
+        target = request.path.naming(None if request.method == "DELETE" else rename)
+        framing, pieces = ((), None) if request.body is None else request.body.sent(rename)
+        return upstream.request(
+            request.method,
+            target + request.query,
+            (*request.fields, *framing),
+            pieces,
+            decode=request.decode,
+            logged=request.logged,
+            judged=request.method != "OPTIONS",
+        )
+
+    def _failure_in(self, reply: HttpReply) -> Failure | None:
+        """Return why a reply is none, if another upstream may have a better one."""
+        if self.statuses and reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return Failure(Kind.LIMITED, Reason.UPSTREAM_STATUS)  # nothing was processed
+        is_missing = self.sticky_id and reply.status == HTTPStatus.NOT_FOUND
+        return NOT_KEPT if is_missing and self.request.body is None else None
+
+
+@dataclass(eq=False)
 class PoolRequests:
-    """Sends what passes through; ``request`` is that of ``HttpUpstream``."""
+    """Sends what passes through; if there are ``several`` upstreams, replies say which answered."""
 
     upstreams: Mapping[str, HttpUpstream]
     table: PoolTable
@@ -71,6 +264,10 @@ class PoolRequests:
     affinity: Affinity
     refuse_unknown: Callable[[str], None] | None = None
     """Raises ClientError for a model that no upstream declares."""
+    _: KW_ONLY
+    retry_budget: Budget = field(default_factory=Budget)
+    jitter: Callable[[], float] = field(default_factory=lambda: random.Random().random)
+    several: bool = True
 
     async def list_models(self, path_qs: str, fields: Fields) -> web.Response:
         """Return the models of all upstreams, by their healthy replicas if any is healthy.
@@ -81,15 +278,15 @@ class PoolRequests:
         states = self.table.upstreams
         names = self.table.first_available(None, self.clock())
         names = [name for name in names if isinstance(states[name].health.breaker, Up)] or names
-        replicas: dict[str, list[HttpUpstream]] = {}
+        replicas: dict[str, list[str]] = {}
         for name in names:
-            replicas.setdefault(declared_name(name), []).append(self.upstreams[name])
+            replicas.setdefault(declared_name(name), []).append(name)
         results = await asyncio.gather(
             *(self._list_in_time(each, path_qs, fields) for each in replicas.values())
         )
         replies, lists = list[Reply](), list[tuple[Member, Sequence[Mapping[str, Any]]]]()
         for each, reply in zip(replicas.values(), results, strict=True):
-            member, known = states[each[0].name].member, each[0].listing
+            member, known = states[each[0]].member, self.upstreams[each[0]].listing
             if isinstance(reply, UpstreamError):
                 data = None if known is None else known.models
             else:
@@ -106,31 +303,26 @@ class PoolRequests:
         raise next(faults, _no_upstream())
 
     async def _list_in_time(
-        self, replicas: Sequence[HttpUpstream], path_qs: str, fields: Fields
+        self, names: Sequence[str], path_qs: str, fields: Fields
     ) -> Reply | UpstreamError:
-        """Return an upstream's list, or why there is none in time."""
+        """Return the list of one of an upstream's replicas, or why there is none in time."""
+        path, mark, query = path_qs.partition("?")
+        request = PassedRequest("GET", ApiPath(path), mark + query, fields)
+        call = PassedCall(self, request, names[:_MOST_TRIES], statuses=True)
         try:
-            async with asyncio.timeout(SECONDS):
-                return await self._list_of_one(replicas, path_qs, fields)
+            async with asyncio.timeout(SECONDS), call as reply:
+                body = await read_whole(reply.read, _MOST_BYTES)
+                if body is not None:
+                    return reply.status, body
+                message = "The upstream's list of models is too long."
+                fault = UpstreamError(502, message, Reason.UPSTREAM_BROKE)
         except TimeoutError:
             message = "The upstream did not answer in time."
             return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
-
-    async def _list_of_one(
-        self, replicas: Sequence[HttpUpstream], path_qs: str, fields: Fields
-    ) -> Reply | UpstreamError:
-        """Return the list of the first of an upstream's replicas that answers well."""
-        result: Reply | UpstreamError = _no_upstream()
-        for upstream in replicas[:_MOST_TRIES]:
-            if upstream.name not in self.upstreams:
-                continue  # has left meanwhile
-            result = await _list_of(upstream, path_qs, fields)
-            if (
-                not isinstance(result, UpstreamError)
-                and result[0] < HTTPStatus.INTERNAL_SERVER_ERROR
-            ):
-                break
-        return result
+        except UpstreamError as error:
+            fault = error
+        self.upstreams[names[0]].failures.note(fault)
+        return fault
 
     async def describe_alias(self, model: str, fields: Fields) -> web.Response | None:
         """Return what the list says of an alias; None for a model that no upstream renames."""
@@ -145,96 +337,27 @@ class PoolRequests:
         return _response(HTTPStatus.OK, orjson.dumps(next(found, _unlisted(model))))
 
     @asynccontextmanager
-    async def request(
-        self,
-        method: str,
-        path: ApiPath,
-        query: str,
-        headers: Fields,
-        body: PassedBody | None,
-        *,
-        model: str = "",
-        decode: bool = True,
-        logged: Callable[[], bool] = lambda: False,
-        scopes: Sequence[bytes] = NOBODYS,
-        named: Sequence[str] = (),
-    ) -> AsyncIterator[HttpReply]:
-        """Send a request to the first that can be reached. Raises UpstreamError.
+    async def request(self, request: PassedRequest) -> AsyncIterator[HttpReply]:
+        """Send a request to the first that can be reached. Raises UpstreamError."""
+        sticky_id = sticky_id_in(request.path.path)
+        keeper = await self._keeper(sticky_id, request)
+        known = self.table.first_available(request.model or None, self.clock())
+        names = [keeper] if keeper else known
+        call = PassedCall(self, request, names, sticky_id=sticky_id, keeper=keeper)
+        async with call as reply:
+            yield reply
 
-        ``query`` begins with its question mark. An upstream that renames the ``model`` gets its own
-        name of it. ``scopes`` belong to the client. ``named`` is the state that its body names.
-        """
-        tried, fault = list[tuple[str, Reason]](), None
-        sticky_id = sticky_id_in(path.path)
-        keeper = await self._keeper(sticky_id, named, model, scopes)
-        names = [keeper] if keeper else self.table.first_available(model or None, self.clock())
-        upstreams = [self.upstreams[name] for name in names]
-        refusing = set[str]()
-        async with AsyncExitStack() as stack:
-            for upstream in upstreams:
-                # It has left meanwhile, or is a replica that gets the key that was refused.
-                if upstream.name not in self.upstreams or declared_name(upstream.name) in refusing:
-                    continue
-                rename = self.table.upstreams[upstream.name].member.rename.get(model)
-                # An alias is no name for removal.
-                target = path.naming(None if method == "DELETE" else rename)
-                framing, pieces = ((), None) if body is None else body.sent(rename)
-                fields = (*headers, *framing)
-                sending = upstream.request(
-                    method,
-                    target + query,
-                    fields,
-                    pieces,
-                    decode=decode,
-                    logged=logged,
-                    judged=method != "OPTIONS",
-                )
-                try:
-                    reply = await stack.enter_async_context(sending)
-                except UpstreamError as error:
-                    fault = error
-                    tried.append((upstream.name, error.reason))
-                    is_kept = body is None or body.rest is None
-                    if error.reason is Reason.UPSTREAM_REFUSED and is_kept:
-                        refusing.add(declared_name(upstream.name))
-                        continue
-                    if error.sent:
-                        break
-                    # As a probe that failed: of what is behind a path nothing is known.
-                    self.table.record_probe(
-                        upstream.name, error.reason, self.clock(), for_sure=False
-                    )
-                else:
-                    missing = bool(sticky_id) and reply.status == HTTPStatus.NOT_FOUND
-                    if missing and body is None and (upstream is not upstreams[-1] or fault):
-                        tried.append((upstream.name, Reason.NOT_KEPT))
-                        await stack.aclose()
-                        continue
-                    found = reply.status < HTTPStatus.BAD_REQUEST
-                    if sticky_id and body is None and found:
-                        self.affinity.note((sticky_id,), scopes[0], upstream.name)
-                    learn = partial(self.affinity.note, maker=upstream.name)
-                    reply.served = Served(upstream.name, tuple(tried), several=True, learn=learn)
-                    yield reply
-                    return
-        if keeper and named and fault is not None and not fault.sent:
-            # The client may try again later: nobody else can read what it has.
-            message = "The upstream that made a part of this request is not available."
-            fault = UpstreamError(503, message, fault.reason, retry_after=1.0, detail=fault.detail)
-        fault = fault or _no_upstream()
-        fault.tried = tuple(tried)
-        raise fault
-
-    async def _keeper(
-        self, sticky_id: str, named: Sequence[str], model: str, scopes: Sequence[bytes]
-    ) -> str:
+    async def _keeper(self, sticky_id: str, request: PassedRequest) -> str:
         """Return the only upstream that can answer, if one is known."""
+        if not self.several:
+            return ""
         if sticky_id:
-            keeper = await self.affinity.maker_of((sticky_id,), scopes)
+            keeper = await self.affinity.maker_of((sticky_id,), request.scopes)
             if keeper in self.upstreams:
                 return keeper
-        if named:
-            keeper = await self.affinity.maker_of(named, scopes)
+        if request.named:
+            model = request.model
+            keeper = await self.affinity.maker_of(request.named, request.scopes)
             if keeper in self.upstreams and (not model or self.table.serves(keeper, model)):
                 return keeper
         return ""
@@ -292,20 +415,6 @@ def _models(status: int, body: bytes, *, has_aliases: bool) -> list[dict[str, An
     except orjson.JSONDecodeError:
         pass  # another form: it passes if it is the only list
     return None
-
-
-async def _list_of(upstream: HttpUpstream, path_qs: str, fields: Fields) -> Reply | UpstreamError:
-    try:
-        async with upstream.request("GET", path_qs, fields, None, judged=True) as reply:
-            body = await read_whole(reply.read, _MOST_BYTES)
-        if body is not None:
-            return reply.status, body
-        message = "The upstream's list of models is too long."
-        fault = UpstreamError(502, message, Reason.UPSTREAM_BROKE)
-    except UpstreamError as error:
-        fault = error
-    upstream.failures.note_failure(fault)
-    return fault
 
 
 def _response(status: int, body: bytes) -> web.Response:

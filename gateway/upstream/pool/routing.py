@@ -41,7 +41,7 @@ class Route(StrEnum):
     RETRY = "retry"
     """It was the only upstream left, or gets the request again."""
     ONLY = "only"
-    """There is no other upstream, and no pool."""
+    """There is no other upstream."""
 
 
 class Load(NamedTuple):
@@ -83,6 +83,9 @@ class Dispatch:
 
 class LeastLoaded:
     """The replica with the fewest requests under way, whatever the prompt; ties by name."""
+
+    follows = False
+    """Whether it must know of each request from its begin to its end."""
 
     def order(self, prefix: Sequence[int], loads: Sequence[Load]) -> Sequence[Choice]:  # noqa: ARG002
         """Return all that is offered, the best first."""
@@ -223,6 +226,8 @@ _HOME_SPARES = 0.35
 
 class PrefixAware(LeastLoaded):
     """See above. It learns from what became of each request."""
+
+    follows = True
 
     def __init__(
         self,

@@ -23,10 +23,10 @@ from gateway.protocol.messages import declared_name
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.engine_load import EngineLoad, LoadSignal, elsewhere
 from gateway.upstream.pool.health import Health, Open, State, Trouble, Up
-from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Load, Route
 from gateway.upstream.pool.upstream_state import SOON, Member, NoRoom, Rate, UpstreamState, no_room
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
+from gateway.upstream.tries import Failure
 
 MOST_LISTED = 100
 """Models in the refusal of an unknown one."""
@@ -34,7 +34,7 @@ MOST_LISTED = 100
 LACK_SECONDS = 60.0
 """For how long an upstream counts as one without a model that it did not have."""
 
-_WORSE = (State.UP, State.RESTING, State.TRIAL, State.OPEN)
+_WORSE = (State.UP, State.PAUSED, State.TRIAL, State.OPEN)
 
 
 @dataclass(eq=False, slots=True)
@@ -49,11 +49,11 @@ class Call:
     trouble: Trouble | None = field(default=None, repr=False)
     """The client's own trouble that this call decides about."""
     ended: bool = False
+    name: str = field(init=False)
+    """The upstream's name."""
 
-    @property
-    def name(self) -> str:
-        """The upstream's name."""
-        return self.upstream.member.name
+    def __post_init__(self) -> None:
+        self.name = self.upstream.member.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class PoolTable:
     ) -> None:
         """``discovered`` stands for upstreams whose replicas join and leave."""
         self.routing = routing
+        self._follows = routing.follows
         self.unlisted: Callable[[str], None] = lambda _model: None
         """Called with a model that no list has, or that an upstream lacks."""
         self._changed = changed
@@ -131,6 +132,9 @@ class PoolTable:
             left = [one for one in left if one.member.name not in excluded]
         client = outgoing.client
         able = [one for one in left if one.can_accept(now, client)]
+        if len(able) == 1:
+            why = Route.ONLY if len(self.upstreams) == 1 else Route.RETRY
+            return self._begin(able[0], outgoing, now, why)
         if able:
             tier = [one for one in able if one.member.tier == able[0].member.tier]
             best = self.routing.order(outgoing.prefix, loads(tier, now))[0]
@@ -232,13 +236,20 @@ class PoolTable:
         """Note that the upstream has answered; a prompt that it ``refused`` it has not computed."""
         upstream = call.upstream
         upstream.heard_at = now
-        if refused:
+        if not self._follows:
+            pass
+        elif refused:
             self.routing.end(call.dispatch)
         else:
             self.routing.first_token(call.dispatch)
-        before = upstream.shown(now) if upstream.clients.troubles else upstream.health
-        upstream.clients.record_answer(call.client, now)
-        self._set_health(upstream, healths.record_answer(upstream.health, now), before, now)
+        clients, health = upstream.clients, upstream.health
+        match health.breaker:
+            case Up(failed=0, probes_failed=0, window=0) if not clients.troubles:  # most often
+                clients.answered, clients.answered_at, clients.refused = call.client, now, None
+            case _:
+                before = upstream.shown(now)
+                clients.record_answer(call.client, now)
+                self._set_health(upstream, healths.record_answer(health, now), before, now)
         self._end_trial(call)
 
     def record_failure(self, call: Call, failure: Failure, now: float) -> None:
@@ -264,7 +275,8 @@ class PoolTable:
         call.ended = True
         call.upstream.in_flight -= 1
         self._end_trial(call)
-        self.routing.end(call.dispatch)
+        if self._follows:
+            self.routing.end(call.dispatch)
 
     def record_probe(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
         """Note the outcome of a probe; that of a replica that has left changes nothing."""
@@ -385,12 +397,15 @@ class PoolTable:
             upstream.rate.take(now)
         trial = not isinstance(upstream.health.breaker, Up)
         upstream.trial_under_way = upstream.trial_under_way or trial
-        trouble = upstream.clients.trouble_of(outgoing.client)
+        clients, trouble = upstream.clients, None
+        if clients.troubles:
+            trouble = clients.trouble_of(outgoing.client)
         if trouble is not None and isinstance(trouble.health.breaker, Up):
             trouble = None
         elif trouble is not None:
             trouble.trial_under_way = True
-        sent = self.routing.begin(upstream.member.name, outgoing.prefix)
+        name, prefix = upstream.member.name, outgoing.prefix
+        sent = self.routing.begin(name, prefix) if self._follows else Dispatch(name, prefix)
         return Call(upstream, sent, trial, route, outgoing.client, trouble)
 
     def _end_trial(self, call: Call) -> None:

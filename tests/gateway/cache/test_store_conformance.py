@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.cache.ports import EntryTooLargeError, StoreStats
+from gateway.cache.stores.conformance import StoreConformanceError, check_store, example_entry
 from gateway.cache.stores.entry_codec import decode_entry, encode_entry
 from gateway.cache.stores.memory import MemoryStore, resident_size
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
-from store_conformance import StoreConformanceError, check_store, example_entry
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encode_entry
 from gateway.cache.stores.sqlite.store import SqliteStore
-from store_conformance import example_entry
 
 NOW = 1_800_000_000.5
 ASIDE = "entries.sqlite3.corrupt-" + datetime.fromtimestamp(NOW, UTC).strftime("%Y%m%dT%H%M%S.%fZ")

@@ -11,6 +11,7 @@ import pytest
 from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import StoreError
 from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.encrypted import (
     KNOWN_SECONDS,
     MasterKeyError,
@@ -26,7 +27,6 @@ from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
 from gateway.cache.writer import CacheWriter
 from gateway.server.admin.operations import forget_scope
-from store_conformance import check_store, example_entry
 
 NOW = 1_800_000_000.0
 OLD = "2026a:" + base64.b64encode(b"a" * 32).decode()

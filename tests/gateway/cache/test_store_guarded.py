@@ -13,9 +13,9 @@ from gateway.cache.ports import (
     StoreRefusedError,
     StoreUnavailableError,
 )
+from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.guarded import FIRST_PAUSE, LONGEST_PAUSE, PROBE_KEY, GuardedStore
 from gateway.cache.stores.memory import MemoryStore, resident_size
-from store_conformance import check_store, example_entry
 
 ENTRY = example_entry()
 NEVER = 3600.0

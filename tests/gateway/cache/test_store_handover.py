@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gateway.cache.ports import Entry, StoreError, StoreUnavailableError
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.sqlite import SHARED_CHANGES
 from gateway.server.open_store import OpenedStore, open_store
 from gateway.settings import Settings
-from store_conformance import example_entry
 
 pytestmark = pytest.mark.usefixtures("patient")
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.cache.ports import EntryTooLargeError, StoreError, StoreUnavailableError
+from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.entry_codec import encode_entry, encoded_size
 from gateway.cache.stores.redis.store import RedisStore
 from running_redis import RunningRedis
-from store_conformance import check_store, example_entry
 
 ENTRY = example_entry()
 PREFIX = b"refrain:1:{0}:e:"

@@ -7,10 +7,10 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.cache.ports import StoreError
+from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.redis.scripts import SLOTS, make_shards
 from gateway.cache.stores.redis.store import RedisStore
 from running_redis import RedisCluster, ask
-from store_conformance import check_store, example_entry
 
 ENTRIES = [example_entry(b"%d" % n, b"%d" % n) for n in range(40)]
 

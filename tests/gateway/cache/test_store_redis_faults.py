@@ -12,9 +12,9 @@ from gateway.cache.ports import (
     StoreRefusedError,
     StoreUnavailableError,
 )
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.redis.store import RedisStore
 from running_redis import RunningRedis
-from store_conformance import example_entry
 
 ENTRY = example_entry()
 STEM = "refrain:1:{0}:"

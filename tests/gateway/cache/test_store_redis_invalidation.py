@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gateway.cache.ports import StoreError
+from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.redis.invalidation import PROVEN_SECONDS
 from gateway.cache.stores.redis.store import RedisStore
 from gateway.cache.stores.tiered import TieredStore
 from running_redis import RedisCluster, RunningRedis
-from store_conformance import check_store, example_entry
 
 OLD = example_entry(b"key", b"old")
 NEW = replace(OLD, result=b"new")

@@ -8,13 +8,13 @@ import pytest
 from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import StoreUnavailableError
 from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.encrypted import SealedStore, parse_master_keys
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.store import RedisScopeKeys, RedisStore
 from gateway.cache.writer import CacheWriter
 from gateway.server.admin.operations import forget_scope
 from running_redis import RunningRedis
-from store_conformance import example_entry
 
 NOW = 1_800_000_000.0
 MASTER = "m:" + "A" * 43 + "="

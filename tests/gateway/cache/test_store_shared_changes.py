@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from gateway.cache.ports import StoreError
+from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite import shared_changes
 from gateway.cache.stores.sqlite.shared_changes import RECORDS, SharedChanges
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
-from store_conformance import check_store, example_entry
 
 ROOMY = 16 << 20
 OLD = example_entry(b"key", b"old")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cache.ports import StoreError
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encoded_size
 from gateway.cache.stores.memory import MOST_USES
 from gateway.cache.stores.sqlite import store as sqlite_store
@@ -21,7 +22,6 @@ from gateway.cache.stores.sqlite import writer
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
 from gateway.cache.stores.sqlite.store import FILE_FACTOR, SqliteStore
 from gateway.cache.stores.sqlite.writer import MAX_LOG_BYTES
-from store_conformance import example_entry
 
 ROOMY = 16 << 20
 PATIENT = {"read_seconds": 30, "write_seconds": 30}

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from gateway.cache.ports import EntryTooLargeError, StoreError
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite import store as sqlite_store
 from gateway.cache.stores.sqlite.key_filter import KeyFilter
 from gateway.cache.stores.sqlite.store import BEHIND_BYTES, MAX_BEHIND, SqliteStore
 from gateway.cache.stores.tiered import TieredStore
-from store_conformance import example_entry
 
 PATIENT = {"read_seconds": 30, "write_seconds": 30}
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from gateway.cache.ports import EntryTooLargeError, StoreError
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
-from store_conformance import example_entry
 
 OLD = example_entry(b"key", b"old")
 NEW = replace(OLD, result=b"new")

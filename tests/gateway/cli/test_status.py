@@ -57,7 +57,7 @@ async def test_a_ready_gateway(gateway, upstream, command):
         ["exact", "hits", "2", "67%"],
         ["misses", "1", "33%"],
     ]
-    assert f"upstreams  {upstream.url}/v1: up, 0 in flight" in lines
+    assert f"upstreams  {upstream.url.split('/')[2]}: up, 0 in flight" in lines
     assert "store      disk" in lines
     assert re.search(r"^policy     .*default.yaml, generation 0$", out, re.MULTILINE)
     assert "semantic   off: the libraries are not installed" in lines
@@ -68,8 +68,8 @@ async def test_an_only_upstream_that_is_dead_is_a_problem(start_gateway, command
     assert (await gateway.ask("Hi?")).status == 502
     code, out, _ = await command("--gateway", gateway.url)
     assert code == 0  # it serves hits
-    said = re.escape(f"upstreams  {CLOSED}: failing (upstream-unreachable) since ")
-    assert re.search(said + r"20\d\d-\S+ \S+ UTC, 0 in flight; PROBLEM$", out, re.MULTILINE)
+    place = CLOSED.split("/")[2]
+    assert f"upstreams  {place}: out (open: upstream-unreachable), 0 in flight; PROBLEM" in out
 
 
 async def test_json_has_all(gateway, command):
@@ -165,13 +165,13 @@ def test_problems_stand_beside_their_part():
         upstreams={
             "a": {"state": "open", "why": "failures", "in_flight": 0},
             "b": {"state": "up", "why": None, "in_flight": 2},
-            "c": {"state": "failing", "why": "timeout", "since": 90.0, "in_flight": 1},
+            "c": {"state": "paused", "why": "timeout", "in_flight": 1},
         },
     )
     assert text.splitlines()[1:] == [
         "upstreams  a: out (open: failures), 0 in flight; PROBLEM",
         "           b: up, 2 in flight",
-        "           c: failing (timeout) since 1970-01-01 00:01:30 UTC, 1 in flight; PROBLEM",
+        "           c: paused (timeout), 1 in flight; PROBLEM",
         "store      redis; PROBLEM: not answering since 2027-01-15 08:00:00 UTC: refused",
         "policy     policy.yaml, generation 3; PROBLEM: policy.yaml:2: exact: no",
         "semantic   on, vectors in qdrant, verifier none; PROBLEM: no answer; no file",

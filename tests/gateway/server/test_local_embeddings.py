@@ -25,6 +25,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
+from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.coalescer import Coalescer
 from policies.decision import Endpoint
 
@@ -61,19 +62,19 @@ class Rig:
         store, scans = MemoryStore(max_bytes=2**20), Scans()
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
         writer = CacheWriter(store, None, scans, time.time, quarantine)
-        made = partial(Coalescer, writer=writer, max_answer_bytes=2**20)
+        made = partial(UpstreamCall, writer=writer, max_answer_bytes=2**20)
         self.pipeline = Pipeline(
             store=store,
             semantic=None,
             verifier=None,
             policies=PolicyFile(default_policy()),
-            coalescer=made(NoUpstream()),
+            coalescer=Coalescer(made(NoUpstream())),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),
             recorder=None,
             now=time.time,
-            local=LocalModel(self.encoder, made(LocalUpstream(self.encoder))),
+            local=LocalModel(self.encoder, Coalescer(made(LocalUpstream(self.encoder)))),
         )
 
     async def ask(self, given: Any, **fields: Any) -> tuple[str, int, Any]:

@@ -8,12 +8,12 @@ import time
 import pytest
 
 from gateway.cache.ports import StoreUnavailableError
+from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.sqlite.store import BEHIND_BYTES
 from gateway.server.open_store import open_store
 from gateway.server.secrets import SecretError, shared_secret
 from gateway.settings import Settings, SettingsError, load_settings
 from running_redis import RunningRedis
-from store_conformance import example_entry
 
 
 @pytest.fixture(scope="module")

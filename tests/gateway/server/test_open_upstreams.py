@@ -11,7 +11,6 @@ from gateway.server.open_upstreams import Upstreams, open_upstreams
 from gateway.server.secrets import SecretSettingError, warn_of_shared_credentials
 from gateway.settings import Settings, SettingsError, load_settings
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream.http_client import HttpUpstream
 from running_gateway import StartGateway
 
 URL = "http://10.0.0.1:8000/v1"
@@ -100,12 +99,11 @@ def test_the_long_form_has_no_place_in_a_variable():
         load_settings({}, {"REFRAIN_UPSTREAMS": URL}, None)
 
 
-def test_one_url_alone_has_nothing_before_it():
+def test_one_url_alone_is_a_pool_of_one():
     alone = opened({}, upstream=(URL,))
-    assert isinstance(alone.upstream, HttpUpstream)
     assert alone.upstream.name == URL
     state = {"state": "up", "why": None, "in_flight": 0}
-    assert alone.details() == {"upstreams": {URL: state}}
+    assert alone.details() == {"upstreams": {URL.split("/")[2]: state}}
     assert not alone.overloaded("m", None)
 
 

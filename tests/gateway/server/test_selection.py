@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.cache.stores.conformance import example_entry
 from gateway.server.admin.operations import Selection, parse_selection, read_hash
 from gateway.server.admin.recorded_request import InvalidFieldError
-from store_conformance import example_entry
 
 KEY, SCOPE = b"k" * 32, b"s" * 32
 ENTRY = replace(example_entry(KEY), scope=SCOPE, model="gpt-4o", tags=("faq", "eu"), rule="prices")

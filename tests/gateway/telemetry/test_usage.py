@@ -8,6 +8,7 @@ import pytest
 
 from gateway.cache.lookup import Hit
 from gateway.cache.ports import USAGE_OTHER, USAGE_ROWS, StoreError, UsageRow
+from gateway.cache.stores.conformance import example_entry
 from gateway.prompts.outcome import Compression, Step
 from gateway.protocol.cache_status import HitStatus, Reason
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
@@ -23,7 +24,6 @@ from gateway.telemetry.savings import (
     report,
 )
 from gateway.telemetry.usage import RepeatedHit, UsageLedger
-from store_conformance import example_entry
 
 NOW = 1_800_000_000.0
 DAY = "2027-01-15"

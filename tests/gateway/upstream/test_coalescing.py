@@ -662,7 +662,7 @@ async def test_a_defect_reaches_all_and_leaves_nobody_waiting(
 async def test_an_upstream_that_does_not_close_after_the_end_holds_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.upstream.call.DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr("gateway.upstream.answer.DRAIN_SECONDS", 0.01)
     asked = [await rig.ask(stream=True) for _ in range(2)]
     call = await rig.upstream.next_call()
     call.head()
@@ -676,7 +676,7 @@ async def test_an_upstream_that_does_not_close_after_the_end_holds_nobody(
 async def test_an_upstream_that_does_not_close_after_an_end_without_an_answer_holds_nobody(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.upstream.call.DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr("gateway.upstream.answer.DRAIN_SECONDS", 0.01)
     asked = await rig.ask(stream=True)
     call = await rig.upstream.next_call()
     call.head()

@@ -52,8 +52,7 @@ async def test_a_dead_upstream_is_named_in_the_log_alone(
         without_address(reply, str(port))
     [line] = [r.getMessage() for r in caplog.records if "nothing listens" in r.getMessage()]
     assert line == (
-        f"upstream http://127.0.0.1:{port}/v1: nothing listens on 127.0.0.1:{port}; "
-        "is the server started?"
+        f"upstream 127.0.0.1:{port}: nothing listens on 127.0.0.1:{port}; is the server started?"
     )
 
 
@@ -106,7 +105,7 @@ async def test_a_stream_that_breaks_is_named_in_the_log_alone(
     reply = await gateway.ask(stream=True)
     assert reply.events[-1]["error"]["code"] == "upstream-broke"
     without_address(reply)
-    assert f"upstream {upstream.url}: " in caplog.text
+    assert f"upstream {upstream.url.split('/')[2]}: " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -170,11 +169,11 @@ def test_lines_are_bounded_in_number_and_none_is_forgotten(caplog: pytest.LogCap
     gone = UpstreamError(502, "gone", Reason.UPSTREAM_BROKE, detail="it left")
     slow = UpstreamError(504, "slow", Reason.UPSTREAM_TIMEOUT)
     for _ in range(5):
-        failures.note_failure(gone)
-    failures.note_failure(slow)
+        failures.note(gone)
+    failures.note(slow)
     now[0] = EVERY_SECONDS
-    failures.note_failure(gone)
-    failures.note_failure(gone)
+    failures.note(gone)
+    failures.note(gone)
     assert [record.getMessage() for record in caplog.records] == [
         "upstream gpu-1: it left",
         "upstream gpu-1: slow",

@@ -60,7 +60,7 @@ def test_a_body_that_is_known_is_not_parsed_again(monkeypatch: pytest.MonkeyPatc
     raw = b'{"model":"fast","prompt":"a"}'
     monkeypatch.delattr("gateway.protocol.exact_json.parse_body")
     outgoing = Outgoing("/v1/completions", (), raw, "fast", body=orjson.loads(raw))
-    assert outgoing.sent_to("any", "llama") == b'{"model":"llama","prompt":"a"}'
+    assert outgoing.sent("llama") == b'{"model":"llama","prompt":"a"}'
 
 
 async def test_an_upstream_gets_its_own_name_and_the_client_its_reply_unchanged(

@@ -9,14 +9,15 @@ from gated_upstream import GatedUpstream
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
+from gateway.upstream.call import PooledUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.pool import UpstreamPool
-from gateway.upstream.pool.retry import MOST
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
+from gateway.upstream.tries import MOST
 
 OUTGOING = Outgoing("/v1/chat/completions", (), b"{}", "m")
 BROKE = UpstreamError(502, "gone", Reason.UPSTREAM_BROKE)
@@ -36,7 +37,7 @@ class Rig:
         )
 
     async def ask(self) -> bytes:
-        async with self.pool.send(OUTGOING) as reply:
+        async with PooledUpstream(self.pool).send(OUTGOING) as reply:
             return await read_up_to(reply.read, 10**9)
 
     def in_flight(self) -> list[int]:
@@ -89,7 +90,9 @@ async def test_a_retry_goes_to_its_upstream_whatever_it_names():
     rig.pool.affinity.note(["resp_1"], b"", "a")
 
     async def retried() -> bytes:
-        async with rig.pool.send(replace(OUTGOING, sticky_id="resp_1", pinned="b")) as reply:
+        async with PooledUpstream(rig.pool).send(
+            replace(OUTGOING, sticky_id="resp_1", pinned="b")
+        ) as reply:
             return await read_up_to(reply.read, 10**9)
 
     task = asyncio.create_task(retried())

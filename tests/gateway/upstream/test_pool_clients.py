@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from gateway.protocol.cache_status import Reason
 from gateway.upstream.pool.health import ACTIVE_SECONDS, FIRST_EJECTION, State
-from gateway.upstream.pool.retry import Failure
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, Change, PoolTable
 from gateway.upstream.pool.upstream_state import Member, NoRoom
 from gateway.upstream.pool.waiting_queue import Waiting
 from gateway.upstream.request import Outgoing
+from gateway.upstream.tries import Failure, Kind
 from running_gateway import RunningGateway, StartGateway
 
-FAILED = Failure(Reason.UPSTREAM_STATUS, risky=True)
-LIMITED = Failure(Reason.UPSTREAM_LIMITED, risky=False, retry_after=30.0)
-REFUSED = Failure(Reason.UPSTREAM_REFUSED, risky=False)
-NO_CONNECTION = Failure(Reason.UPSTREAM_UNREACHABLE, risky=False, anew=True)
+FAILED = Failure(Kind.FAILED, Reason.UPSTREAM_STATUS)
+LIMITED = Failure(Kind.LIMITED, Reason.UPSTREAM_LIMITED, retry_after=30.0)
+REFUSED = Failure(Kind.KEY_REFUSED, Reason.UPSTREAM_REFUSED)
+NO_CONNECTION = Failure(Kind.UNREACHABLE, Reason.UPSTREAM_UNREACHABLE)
 
 
 def asked(client: str | None) -> Outgoing:
@@ -116,13 +116,13 @@ def test_a_connection_that_cannot_be_made_counts_for_all(client: str | None):
 def test_operators_see_the_trouble_of_an_only_client_and_not_that_of_one_of_several():
     rig = Rig("a")
     rig.call("ann", 1.0, LIMITED)
-    assert rig.states(1.0) == [State.RESTING]
+    assert rig.states(1.0) == [State.PAUSED]
     rig.call("bob", 2.0)
     assert rig.states(2.0) == [State.UP]
-    assert [change.after for change in rig.changes] == [State.RESTING, State.UP]
+    assert [change.after for change in rig.changes] == [State.PAUSED, State.UP]
     rig.call("cay", 3.0, LIMITED)
     assert rig.states(3.0) == [State.UP]
-    assert rig.states(3.0 + ACTIVE_SECONDS) == [State.RESTING]
+    assert rig.states(3.0 + ACTIVE_SECONDS) == [State.PAUSED]
 
 
 def test_operators_see_a_refusal_of_the_key_at_once_until_a_call_is_answered():
@@ -218,7 +218,7 @@ async def test_who_met_a_limit_is_told_when_to_come_back(
     assert 1 <= int(reply.headers["Retry-After"]) <= 40
     assert one.calls == 1
     told = (await gateway.get("/readyz")).json["upstreams"]["a"]
-    assert (told["state"], told["why"]) == ("resting", "upstream-limited")
+    assert (told["state"], told["why"]) == ("paused", "upstream-limited")
 
 
 async def test_the_fallback_model_is_for_the_holder_whose_upstreams_are_full(

@@ -15,9 +15,11 @@ from prometheus_client import CollectorRegistry
 from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.messages import read_up_to
+from gateway.upstream.call import PooledUpstream
+from gateway.upstream.first_token import HELD_BYTES, HELD_SECONDS
 from gateway.upstream.pool.health import Trial
-from gateway.upstream.pool.pool import UpstreamMetrics, UpstreamPool
-from gateway.upstream.pool.retry import HELD_BYTES, HELD_SECONDS
+from gateway.upstream.pool.metrics import UpstreamMetrics
+from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
@@ -118,7 +120,7 @@ class Rig:
 
     async def _ask(self) -> bytes:
         outgoing = Outgoing("/v1/chat/completions", (), b"{}", "m", streamed=True)
-        async with self.pool.send(outgoing) as reply:
+        async with PooledUpstream(self.pool).send(outgoing) as reply:
             return await reply.read()
 
 
@@ -174,7 +176,9 @@ async def test_a_stream_that_is_an_error_counts_once_or_not_at_all(
     upstreams = UpstreamPool("pool", {"a": up}, table, Bounds(), metrics=UpstreamMetrics(registry))
 
     async def ask() -> None:
-        async with upstreams.send(Outgoing("/v1/chat/completions", (), b"{}", "m")) as reply:
+        async with PooledUpstream(upstreams).send(
+            Outgoing("/v1/chat/completions", (), b"{}", "m")
+        ) as reply:
             assert await read_up_to(reply.read, 10**6) == b'data: {"error": %b}\n\n' % told
             raise UpstreamError(502, "It is an error.", Reason.UPSTREAM_BROKE)
 
@@ -209,7 +213,9 @@ async def test_a_request_that_was_not_sent_says_nothing_of_the_upstream():
     upstream.health = replace(upstream.health, breaker=trial)
     upstreams = UpstreamPool("pool", {"a": Unsent()}, table, Bounds(), clock=lambda: 1.0)
     for _ in range(2):
-        async with upstreams.send(Outgoing("/v1/messages", (), b"{}", "m")) as reply:
+        async with PooledUpstream(upstreams).send(
+            Outgoing("/v1/messages", (), b"{}", "m")
+        ) as reply:
             assert reply.status == 400
             assert await read_up_to(reply.read, 10) == b"{}"
     assert upstream.health.breaker == trial

@@ -3,10 +3,11 @@
 import pytest
 
 from gateway.protocol.cache_status import Reason
-from gateway.upstream.pool.retry import HELD_SECONDS, Failure, FirstToken, FirstTokenDetector
+from gateway.upstream.first_token import HELD_SECONDS, FirstToken, FirstTokenDetector
+from gateway.upstream.tries import Failure, Kind
 
-FAILS = Failure(Reason.UPSTREAM_STATUS, risky=True)
-LIMITED = Failure(Reason.UPSTREAM_LIMITED, risky=False, personal=True)
+FAILS = Failure(Kind.CUT, Reason.UPSTREAM_STATUS)
+LIMITED = Failure(Kind.LIMITED, Reason.UPSTREAM_LIMITED, personal=True)
 PING = b": ping\n\n"
 
 STREAMS = {

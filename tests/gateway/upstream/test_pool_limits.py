@@ -70,7 +70,7 @@ async def test_an_upstream_that_asks_for_rest_gets_it_and_others_are_asked(
     assert (await gateway.ask("two")).headers["X-Refrain-Upstream"] == "b"
     assert (first.calls, second.calls) == (1, 2)
     told = (await gateway.get("/readyz")).json["upstreams"]["a"]
-    assert (told["state"], told["why"]) == ("resting", "upstream-limited")
+    assert (told["state"], told["why"]) == ("paused", "upstream-limited")
 
 
 @pytest.mark.parametrize("code", [429, 503])

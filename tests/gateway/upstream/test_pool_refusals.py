@@ -11,7 +11,8 @@ from aiohttp import web
 from faulty_upstreams import Answers, StartServer, pool, resets, says, servers, status
 
 from backend.tokenizer.chat_template import ChatTemplate, ChatTemplateError
-from gateway.upstream.pool.retry import A_REQUEST, MOST
+from gateway.upstream.additions import REFUSED_SECONDS, RefusedAdditions
+from gateway.upstream.tries import MOST, MOST_SAME_RETRIES
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream
 
@@ -168,17 +169,29 @@ async def test_a_refused_request_goes_to_the_same_upstream_as_the_client_sent_it
     assert second.raw[0] != second.raw[1] == asked
 
 
-async def test_nothing_is_remembered_but_one_line_tells_of_the_setting(
+async def test_what_was_refused_is_learned_once_and_one_line_tells_of_the_setting(
     start_gateway: StartGateway, server: StartServer, caplog: pytest.LogCaptureFixture
 ):
     only = await server(refuses("stream_options", says("Fine.")))
     gateway = await pool(start_gateway, only)
     for question in ("one", "two"):
         assert (await gateway.ask(question, stream=True)).text == "Fine."
-    assert sent(only, "stream_options") == [True, False, True, False]
-    (line,) = warned(caplog)
+    assert (await gateway.ask("three", stream=True, model="another")).text == "Fine."
+    assert sent(only, "stream_options") == [True, False, False, True, False]
+    line, _ = warned(caplog)
     assert line.startswith("upstream a refuses what the gateway adds (status 400)")
     assert "accepts: [hints] " in line
+
+
+async def test_what_was_refused_is_tried_again_after_a_while():
+    now = 0.0
+    refused = RefusedAdditions(lambda: now)
+    assert refused.note("a", "m", frozenset({"hints"})) is not None
+    assert refused.note("a", "m", frozenset({"hints"})) is None
+    assert refused.of("a", "m") == {"hints"}
+    assert not refused.of("a", "other") | refused.of("b", "m")
+    now = REFUSED_SECONDS + 1
+    assert not refused.of("a", "m")
 
 
 async def test_what_is_refused_as_the_client_sent_it_is_the_clients_and_nobody_is_warned(
@@ -206,7 +219,7 @@ async def test_a_template_that_refuses_moved_values_gets_them_where_they_came(
     for question in ("one", "two"):
         reply = await gateway.ask(messages=[SYSTEM, {"role": "user", "content": question}])
         assert reply.headers["X-Refrain-Rewrite"] == 'none; declined="volatile=refused"'
-    assert sent(only, "[date-1]") == [True, False, True, False]
+    assert sent(only, "[date-1]") == [True, False, False]
     assert only.bodies[-1]["messages"][0] == SYSTEM
     lines = [line for line in warned(caplog) if "adds" in line]
     assert len(lines) == 1
@@ -222,16 +235,6 @@ async def test_a_server_error_is_no_reason_to_send_again_what_has_no_moved_value
     assert sent(only, "stream_options") == [True]
 
 
-async def test_requests_that_are_sent_twice_are_bounded_and_none_fails(
-    start_gateway: StartGateway, server: StartServer
-):
-    only = await server(refuses("stream_options", says("Fine.")))
-    gateway = await start_gateway(upstream=(f"{only.url}/v1",))
-    for number in range(40):
-        assert (await gateway.ask(f"{number}", stream=True)).text == "Fine."
-    assert 50 < only.calls <= 40 + MOST + 40 * A_REQUEST
-
-
 async def test_no_addition_fails_one_of_many_requests_at_a_time(
     start_gateway: StartGateway, server: StartServer
 ):
@@ -239,18 +242,6 @@ async def test_no_addition_fails_one_of_many_requests_at_a_time(
     gateway = await start_gateway(upstream=(f"{only.url}/v1",))
     asks = [gateway.ask(f"{number}", stream=True) for number in range(3 * int(MOST))]
     assert {reply.text for reply in await asyncio.gather(*asks)} == {"Fine."}
-
-
-async def test_values_stay_where_they_came_while_the_retry_budget_is_empty(
-    start_gateway: StartGateway, server: StartServer, tmp_path: Path
-):
-    only = await server(renders(ALTERNATING, says("Fine."), 500))
-    policy = policy_with(tmp_path, "prefix: {volatile: [dates]}")
-    gateway = await start_gateway(upstream=(f"{only.url}/v1",), policy=policy)
-    for number in range(20):
-        reply = await gateway.ask(messages=[SYSTEM, {"role": "user", "content": f"{number}"}])
-        assert reply.headers["X-Refrain-Rewrite"] == 'none; declined="volatile=refused"'
-    assert only.calls <= 20 + MOST + 20 * A_REQUEST
 
 
 async def test_a_server_error_is_not_sent_again_once_others_have_emptied_the_retry_budget(
@@ -274,28 +265,13 @@ async def test_a_server_error_is_not_sent_again_once_others_have_emptied_the_ret
         await arrived.wait()
     for number in range(60):
         calls = only.calls
-        await gateway.ask(messages=[SYSTEM, {"role": "user", "content": f"{number}"}])
+        turns = [SYSTEM, {"role": "user", "content": f"{number}"}]
+        await gateway.ask(messages=turns, model=f"m{number}")
         if only.calls - calls == 1:
             break
     calls = only.calls
     let_go.set()
     assert ((await waiting).status, only.calls) == (500, calls)
-
-
-async def test_failover_and_refusals_share_one_retry_budget(
-    start_gateway: StartGateway, server: StartServer
-):
-    first = await server(refuses("stream_options", says("From a.")))
-    second = await server(says("From b."))
-    gateway = await pool(start_gateway, first, second_choice(second))
-    just_spent = [False, False, True, False]
-    for number in range(60):
-        assert (await gateway.ask(f"{number}", stream=True)).text == "From a."
-        if sent(first, "stream_options")[-4:] == just_spent:
-            break
-    first.answer = status(500)
-    assert (await gateway.ask("once more")).status == 500
-    assert second.calls == 0
 
 
 async def test_if_the_second_call_fails_the_client_gets_the_first_answer(
@@ -306,7 +282,10 @@ async def test_if_the_second_call_fails_the_client_gets_the_first_answer(
     reply = await gateway.ask("one", stream=True)
     error = {"message": "Unrecognized request argument: stream_options"}
     assert (reply.status, reply.json) == (400, {"error": error})
-    assert sent(only, "stream_options") == [True, False]
+    first, *others = sent(only, "stream_options")
+    assert first
+    assert not any(others)
+    assert 1 <= len(others) <= 1 + MOST_SAME_RETRIES
 
 
 async def test_the_request_as_the_client_sent_it_keeps_the_tenants_salt(

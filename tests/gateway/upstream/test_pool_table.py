@@ -6,7 +6,6 @@ from typing import ClassVar
 import pytest
 
 from gateway.protocol.cache_status import Reason
-from gateway.protocol.errors import UpstreamError
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import (
     CALM_SECONDS,
@@ -18,26 +17,23 @@ from gateway.upstream.pool.health import (
     Trial,
     Up,
 )
-from gateway.upstream.pool.retry import (
-    MOST_SAME_RETRIES,
-    MOST_TRIES,
-    Budget,
-    Failure,
-    RetryState,
-    failure_of,
-    refusal_of,
-    retry_after,
-)
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, PoolTable
 from gateway.upstream.pool.upstream_state import Member, NoRoom, Rate
 from gateway.upstream.pool.waiting_queue import Waiting
 from gateway.upstream.request import LONGEST_MODEL, Outgoing
+from gateway.upstream.tries import (
+    Budget,
+    Failure,
+    Kind,
+    refusal_of,
+    retry_after,
+)
 
-BROKE = Failure(Reason.UPSTREAM_BROKE, risky=True, anew=True)
-SENT_NOWHERE = Failure(Reason.UPSTREAM_UNREACHABLE, risky=False, anew=True)
-TIMEOUT = Failure(Reason.UPSTREAM_TIMEOUT, risky=True)
-REFUSED = Failure(Reason.UPSTREAM_LIMITED, risky=False, retry_after=5.0)
+BROKE = Failure(Kind.BROKE, Reason.UPSTREAM_BROKE)
+SENT_NOWHERE = Failure(Kind.UNREACHABLE, Reason.UPSTREAM_UNREACHABLE)
+TIMEOUT = Failure(Kind.STALLED, Reason.UPSTREAM_TIMEOUT)
+REFUSED = Failure(Kind.LIMITED, Reason.UPSTREAM_LIMITED, retry_after=5.0)
 
 
 def asked(model="m"):
@@ -128,7 +124,7 @@ def test_rest_is_bounded_never_shortened_and_no_failure():
     assert paused.paused_until == 10.0 + LONGEST_RETRY_AFTER
     shorter = healths.record_pause(paused, 0.0, Reason.UPSTREAM_LIMITED, 11.0)
     assert shorter.paused_until == paused.paused_until
-    assert (paused.state(11.0), paused.why(11.0)) == (State.RESTING, Reason.UPSTREAM_LIMITED)
+    assert (paused.state(11.0), paused.why(11.0)) == (State.PAUSED, Reason.UPSTREAM_LIMITED)
     assert (paused.state(71.0), paused.why(71.0)) == (State.UP, None)
 
 
@@ -169,37 +165,6 @@ def test_any_other_status_is_an_answer(status):
     assert refusal_of(status, [], 0.0) is None
 
 
-@pytest.mark.parametrize(
-    ("reason", "sent", "head", "risky", "anew"),
-    [
-        (Reason.UPSTREAM_UNREACHABLE, False, False, False, True),
-        (Reason.UPSTREAM_TIMEOUT, False, False, False, True),
-        (Reason.UPSTREAM_TIMEOUT, True, False, True, False),
-        (Reason.UPSTREAM_BROKE, True, False, True, True),
-        (Reason.UPSTREAM_BROKE, True, True, True, False),
-    ],
-)
-def test_what_a_fault_means(reason, sent, head, risky, anew):
-    failure = failure_of(UpstreamError(502, "", reason, sent=sent), head=head)
-    assert (failure.risky, failure.anew) == (risky, anew)
-
-
-def test_what_may_have_been_processed_is_risked_once_more_and_no_oftener():
-    once = RetryState().after("a", TIMEOUT)
-    assert once.may_go_on
-    assert not once.may_retry_same(TIMEOUT)
-    assert not once.after("b", TIMEOUT).may_go_on
-    assert not once.after("b", BROKE).may_retry_same(BROKE)
-
-
-def test_what_was_not_processed_goes_round_within_a_bound():
-    tries = RetryState()
-    for number in range(MOST_TRIES):
-        assert tries.may_go_on
-        tries = tries.after(str(number), REFUSED)
-    assert not tries.may_go_on
-
-
 def test_second_tries_are_a_share_of_the_requests_and_some_more_after_a_calm_time():
     budget, spent = Budget(), 0
     for _ in range(100):
@@ -209,16 +174,6 @@ def test_second_tries_are_a_share_of_the_requests_and_some_more_after_a_calm_tim
     for _ in range(1000):
         budget.earn()
     assert [budget.spend() for _ in range(11)] == [True] * 10 + [False]
-
-
-def test_the_same_is_tried_again_after_pauses_that_grow():
-    tries, pauses = RetryState().after("a", SENT_NOWHERE), []
-    while tries.may_retry_same(SENT_NOWHERE):
-        pauses.append(tries.backoff(1.0))
-        assert tries.backoff(0.0) == 0.0
-        tries = tries.with_same_retry().after("a", SENT_NOWHERE)
-    assert pauses == [0.1, 0.2]
-    assert len(pauses) == MOST_SAME_RETRIES
 
 
 def test_the_least_loaded_of_the_lowest_tier_that_serves_the_model():

@@ -2,7 +2,7 @@ import orjson
 import pytest
 
 from gateway.protocol.exact_json import parse_body
-from gateway.upstream.request import ask_for_usage
+from gateway.upstream.additions import ask_for_usage
 
 ASK = b',"stream_options":{"include_usage":true}'
 

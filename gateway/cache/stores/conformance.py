@@ -1,4 +1,7 @@
-"""The contract of entry stores, as a check that each implementation runs in its tests."""
+"""The contract of entry stores, as a check that each implementation runs in its tests.
+
+Shipped with the port, so that you can check your own store: ``await check_store(make)``.
+"""
 
 import asyncio
 import random
