@@ -209,10 +209,7 @@ class Coalescer:
         except Exception:
             log.exception("a claim failed: the call is made without it")
         if entry is not None:
-            shared.elsewhere = shared.complete = True
-            shared.facts.usage = entry_usage(entry)
-            shared.open(Head(200, (JSON_TYPE,), entry.result))
-            shared.close()
+            shared.take_over(Head(200, (JSON_TYPE,), entry.result), entry_usage(entry))
             return
         try:
             await self.caller.call(exchange, shared)

@@ -371,6 +371,13 @@ class SharedResponse(Flight):
         first = next(iter(self.followers), None)
         return first.observation if first is not None else self.left
 
+    def take_over(self, head: Head, usage: PromptUsage) -> None:
+        """Take the entry that another process stored, in place of a call."""
+        self.elsewhere = self.complete = True
+        self.facts.usage = usage
+        self.open(head)
+        self.close()
+
     def open(self, head: Head) -> None:
         """Note the head."""
         self.head = head
