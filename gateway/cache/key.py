@@ -54,7 +54,7 @@ def canonical_form(endpoint: Endpoint, body: dict[str, Any]) -> bytes:
     """Return the canonical bytes of a parsed body: its keyed fields, in the order of names.
 
     A second line has the fields whose order counts, as they were written. So no form without such a
-    field is that of a request with one.
+    field belongs to a request with one.
     """
     fields = key_fields(endpoint, body)
     form = exact_json.dumps(fields, sort_keys=True)
@@ -110,7 +110,7 @@ Only values of a request's head are kept, and the server bounds their size.
 class Tenant:
     """The client: all None if anonymous. ``credential`` joins the values of credential headers.
 
-    ``team`` is that of the holder of a gateway key.
+    ``team`` is the team of a gateway key's holder.
     """
 
     credential: bytes | None = field(repr=False)
@@ -239,7 +239,7 @@ class Partition:
     ``query`` is the query string as forwarded: some servers take a credential or a version there.
     ``pii_identity`` names the scan of prompts: an entry proves that its prompt passed this scan and
     no other. ``compress`` names the settings that leave out context, empty for none: an answer to a
-    shorter prompt is for requests with the same settings. ``headers`` are those that choose a
+    shorter prompt is for requests with the same settings. ``headers`` choose a
     version of the API, empty where the endpoint has none.
     """
 
@@ -290,7 +290,7 @@ class Partition:
 def compress_identity(settings: CompressSettings, documents: DocumentSettings | None) -> str:
     """Return the identity of these settings; empty if they leave out no content.
 
-    ``documents`` are those of ``prefix``.
+    ``documents`` belong to ``prefix``.
     """
     if not settings.enabled or (settings.keep >= 1 and not settings.history):
         return ""
@@ -316,7 +316,7 @@ def partition_of(
 ) -> Partition:
     """Return the partition of a request; for ``user`` see ``scope_id``.
 
-    ``place`` is its endpoint, upstream, query and generation, ``identities`` are those of its scan,
+    ``place`` is its endpoint, upstream, query and generation, ``identities`` belong to its scan,
     of its compression and of its headers.
     """
     return Partition(*place, scope_id(secret, scope, tenant, user), *identities)

@@ -212,7 +212,7 @@ class Scans:
             return await self._together.ask((id(scanner), owner, text), scan)
         except Exception as error:  # noqa: BLE001 - fail closed, whatever it is
             # Whatever a detector raises, the safe answer is the same. Its message may quote the
-            # finding, so only its type is told.
+            # finding, so only its type is logged.
             self._tell(type(error).__name__)
             raise ScanFailedError from None
 

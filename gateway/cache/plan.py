@@ -33,7 +33,7 @@ class Plan:
 
     What only a miss needs (question, fingerprint) is computed when it is asked for.
     ``personal_partition`` is the end user's own, where answers with personal data may be kept
-    apart from those that are shared.
+    apart from shared entries.
     """
 
     body: dict[str, Any]
@@ -67,8 +67,8 @@ class Plan:
     def coalescing_key(self) -> bytes:
         """Identity of the misses that may share one upstream call.
 
-        Where an answer with personal data may be kept, that is those of one end user; and where it
-        repeats who asked, those of one caller.
+        Where an answer with personal data may be kept, that is the scope of one end user. Where it
+        repeats who asked, it is the scope of one caller.
         """
         key = self.key if self.personal is None else self.personal.key
         caller_key = SPECS[self.partition.endpoint].caller_key

@@ -1,6 +1,6 @@
 """A batch of embeddings on its way: the upstream is asked for what is missing, and no more.
 
-Law: for each item the lookup machine decides as for a request of its own, driven by the pipeline;
+Law: for each item the lookup machine decides as for a single request, driven by the pipeline;
 here the answer is only taken apart, stored and put together. A reply that is not understood goes
 to the client as it came, and is one to the request as it was asked: an upstream's error names
 inputs by their place.
@@ -124,7 +124,7 @@ async def forward_missing(
 def _key(place: int, state: Hit | Forward) -> bytes:
     if isinstance(state, Hit):
         return state.entry.key
-    # What is never stored may have any name of its own.
+    # What is never stored may have any name.
     return place.to_bytes(4, "big") if state.store is None else state.store.key
 
 

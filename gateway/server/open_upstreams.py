@@ -78,7 +78,7 @@ class Upstreams:
         return self.upstream.pool
 
     async def greet(self) -> None:
-        """Log how each upstream answers: those of now, and each replica that joins."""
+        """Log how each upstream answers: the present ones, and each replica that joins."""
         self.membership.greet = log_upstream
         await log_upstreams([*self.each.values()])
 
@@ -118,7 +118,7 @@ def open_upstreams(
 ) -> Upstreams:
     """Return the upstreams of the settings. Raises SecretSettingError.
 
-    ``own_keys`` says that the gateway has keys of its own, ``required`` that an upstream must
+    ``own_keys`` says that the gateway has its own keys, ``required`` that an upstream must
     answer before the gateway is ready. By ``makers`` gateways know what others have learnt.
     """
     given = settings.all_upstreams
@@ -341,7 +341,7 @@ def _probe_paths(one: UpstreamSettings) -> tuple[str, ...]:
 def _engines_ready(upstreams: Mapping[str, HttpUpstream], *, required: bool) -> Check:
     """Return a check of the engines' own ``/readyz``, which are asked until one was ready once.
 
-    Later faults are told request by request: hits need no upstream. One that is not ours has no
+    Later faults show request by request: hits need no upstream. One that is not ours has no
     such path, or one that says nothing of reasons; silence counts only where it is ``required``.
     """
     was_ready = False

@@ -283,7 +283,7 @@ class Pipeline:
         return context
 
     async def _look_up(self, context: RequestContext) -> tuple[End, Sequence[Hit | Forward]]:
-        """Look the request up; of a batch return the end of all items and that of each."""
+        """Look the request up; of a batch return the end of all items, and the end of each."""
         request = context.request
         batch = SPECS[request.endpoint].is_batch and request.odd is None
         items = items_of(request.body) if batch else ()
@@ -480,7 +480,7 @@ class Pipeline:
         )
 
     def _identity(self, context: RequestContext) -> str:
-        """Return what keys say of the upstream; that of an alias says what it stands for."""
+        """Return what keys say of the upstream; for an alias, what it stands for."""
         name = context.coalescer.caller.upstream.name
         if not self.aliases or context.local:
             return name

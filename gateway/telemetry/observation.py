@@ -216,7 +216,7 @@ class Observation:
             self.outcome, self.reason = "error", Reason.UPSTREAM_LIMITED
 
     def end(self, outcome: str, reason: Reason | None, status: int | None = None) -> None:
-        """Note how the request ends. ``status`` is that of the reply, if there is one."""
+        """Note how the request ends. ``status`` is the reply's, if there is one."""
         self.outcome, self.reason = outcome, reason
         if status is not None:
             self.status = status

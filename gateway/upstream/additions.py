@@ -21,7 +21,7 @@ from gateway.upstream.request import MOST_MODELS, Exchange
 REFUSED_SECONDS = 600.0
 """For so long an upstream gets no addition that it has refused."""
 MOVED = "moved-values"
-"""The name of what is no addition, and refused like one: a turn of volatile values."""
+"""A turn of volatile values is no addition, but it is refused like one. This is its name."""
 
 Accepts = Mapping[str, frozenset[Addition]]
 """Which additions each upstream accepts, by its declared name; one that is left out accepts all."""

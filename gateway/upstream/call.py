@@ -71,7 +71,7 @@ class Target(Protocol[T]):
         """Send the request; None if it cannot be sent there. Raises UpstreamError."""
 
     def facts(self, last: T) -> Facts:
-        """Return what the next step goes by."""
+        """Return what the next step depends on."""
 
 
 async def drive(target: Target[T], budget: Budget) -> tuple[T, Tries, Deliver | Fail]:
@@ -189,7 +189,7 @@ class PoolCall:
         return found
 
     def facts(self, last: OneTry) -> Facts:
-        """Return what the next step goes by."""
+        """Return what the next step depends on."""
         return Facts(
             self._quota.left,
             self._pool.jitter(),

@@ -1,4 +1,4 @@
-"""Runs upstream calls, each in a task of its own, and answers a request by the call that fits.
+"""Runs upstream calls, each in its own task, and answers a request by the call that fits.
 
 Laws:
 - Identical concurrent misses make one call. It belongs to no client: it ends with its last

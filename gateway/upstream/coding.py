@@ -18,7 +18,7 @@ class EndlessReplyError(Exception):
 
 
 def odd_reply(what: str) -> UpstreamError:
-    """Return the fault of an upstream that sent what is no answer."""
+    """Return the fault of an upstream whose reply is no answer."""
     message = f"The upstream sent {what}.".encode("ascii", "replace").decode()
     return UpstreamError(502, message, Reason.UPSTREAM_BROKE, answered=True)
 

@@ -92,7 +92,7 @@ class FileSource:
 def read_addresses(data: bytes, source: str, port: int | None = None) -> Addresses:
     """Return the addresses of a file, one a line. Raises DiscoveryError for the first wrong line.
 
-    ``port`` is that of lines without one. A ``#`` begins a comment.
+    ``port`` is for lines without one. A ``#`` begins a comment.
     """
     try:
         lines = data.decode("utf-8-sig").splitlines()
@@ -148,7 +148,7 @@ def _checked(found: Sequence[Address], source: str) -> Addresses:
 class DnsSource:
     """The addresses of a host name, or its SRV records if there is no ``port``.
 
-    ``server`` is the name server to use as IP address and port; without it, those of the system.
+    ``server`` is the name server to use as IP address and port; None for the system's.
     """
 
     label: str

@@ -167,7 +167,7 @@ class HttpUpstream:
         self._origin = URL(base_url, encoded=True)
         self._path = self._origin.raw_path.removesuffix("/")
         self._root = self._path.removesuffix("/v1")
-        """Before a path that is not below ``/v1``, such as that of a probe."""
+        """Before a path that is not below ``/v1``, such as the path of a probe."""
         given = None if proxy is None else URL(proxy)
         self._proxy = None if given is None else given.with_user(None)
         self._proxy_fields = () if given is None else _proxy_fields(given)
@@ -381,7 +381,7 @@ class HttpUpstream:
                 if isinstance(error, ClientProxyConnectionError) and self._proxy is not None:
                     place = f"the proxy {self._proxy.host}:{self._proxy.port}"
                 elif isinstance(error, ClientConnectorDNSError):
-                    host = error.host  # may be that of the proxy
+                    host = error.host  # may be the proxy's
                 detail = _unreachable(error, host, place)
                 reason = Reason.UPSTREAM_UNREACHABLE
                 return UpstreamError(502, message, reason, sent=False, detail=detail)

@@ -1,6 +1,6 @@
 """One request on its way to an upstream, and which upstream answered.
 
-Law: if the gateway has keys of its own, no credential of a client travels on. No client can say
+Law: if the gateway has its own keys, no credential of a client travels on. No client can say
 what the gateway says in its own name (salt, priority). All other bytes of a body are the client's.
 """
 
@@ -35,7 +35,7 @@ OF_A_TRACE = ("traceparent", "tracestate")
 
 
 def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
-    """Return the headers of a call of our own, in JSON, for the client that sent these."""
+    """Return the headers of a call that the gateway makes for a client, which sent these."""
     client_fields = request_fields(fields, *_REPLACED_FIELDS, *OF_A_TRACE, PRIORITY.lower())
     ours = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
     return (*client_fields, *ours, (PRIORITY, Priority.LOW.value))
@@ -146,7 +146,7 @@ class Outgoing:
         """
         raw, body = self.raw, self.body
         if signed_only and b'thinking"' in raw:
-            # What is no JSON, or cannot be printed, goes as it came.
+            # A body that is not JSON, or cannot be printed, goes as it came.
             with suppress(TypeError, ValueError):
                 body = parsed(raw) if body is None else body
                 if (signed := without_unsigned_thinking(body)) is not None:

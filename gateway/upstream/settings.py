@@ -164,7 +164,7 @@ _PROBE: Final = _matches(r"auto|off|/[!-~]*", "auto, off or a path such as /heal
 
 
 class HeaderValue(BaseModel):
-    """The value of a fixed header: ``text``, or that of the environment variable ``env``."""
+    """The value of a fixed header: ``text``, or the value of the environment variable ``env``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -439,7 +439,7 @@ class UpstreamSettings(BaseModel):
 
     @property
     def has_key(self) -> bool:
-        """Tell whether it has a key of its own."""
+        """Tell whether it has its own key."""
         return self.api_key_file is not None or self.api_key_env is not None
 
     @property

@@ -41,8 +41,8 @@ READ_BYTES = 65_536
 """What a follower gets at once, but for a larger piece."""
 
 WINDOW_BYTES = 2**20
-"""How far an upstream may be ahead of the fastest reader. With it, memory of unread answers is not
-that of all that an upstream can send."""
+"""How far an upstream may be ahead of the fastest reader. With it, unread answers do not take
+the memory of all that an upstream can send."""
 
 
 class Flight:
@@ -346,7 +346,7 @@ class SharedResponse(Flight):
         self._caught_up = 0
         """Bytes that had come when a reader had read everything."""
         self.wanted_whole = False
-        """Whether a follower waits for all of a stream: then it goes on, whoever reads."""
+        """Whether a follower waits for all of a stream: then it goes on with or without readers."""
         self.rendered: dict[bool, bytes] = {}
         """A plain answer as a stream, without and with usage, once a client asked for it."""
         self.news = asyncio.Event()
@@ -463,7 +463,7 @@ class SharedResponse(Flight):
     def land(self, status: int, now: float, *, size: int = 0, stored: bool = False) -> None:
         """Note that the answer is complete, and its entry can be hit if it is ``stored``.
 
-        ``size`` is that of a plain reply's body.
+        ``size`` counts the bytes of a plain reply's body.
         """
         if stored:
             self.stored = True

@@ -49,7 +49,7 @@ _TOKENIZE = "/tokenize"
 """Where vLLM, SGLang and the bundled engine count the tokens of a conversation."""
 
 _REFUSED = frozenset({401, 402, 403, 429})
-"""Statuses that say nothing of whether a server has such a path. Nor do those of faults."""
+"""Statuses that say nothing of whether a server has such a path. Nor do the statuses of faults."""
 
 _USAGE = "stream_options"
 

@@ -234,7 +234,7 @@ NO_REPLY = Fail()
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What ``next`` goes by beside the failure."""
+    """What ``next`` needs to know beside the failure."""
 
     calls_left: int = MOST_CALLS
     jitter: float = 0.0

@@ -3,7 +3,7 @@
 Laws:
 - A good status alone makes no answer: a call is answered by JSON or by a stream.
 - Where an upstream gets no credential of a client, a refusal of credential, account or credit is no
-  answer: the client would take it for one of its own key. Status and error codes decide:
+  answer: the client would think that its own key was refused. Status and error codes decide:
 
       401, 402                                    refused
       403                                         refused, unless it is about content (moderation)
@@ -107,7 +107,7 @@ def fault_in(
         if call or content_type == "text/html":
             what = _no_answer(content_type, body, parsed, whole=whole, call=call)
             if what is not None:
-                text = f"it answered with {what} (status {status}); is its URL that of an API?"
+                text = f"it answered with {what} (status {status}); does its URL lead to an API?"
                 message = f"The upstream sent {what} in place of an answer."
                 return Fault(Reason.UPSTREAM_BROKE, text, message)
         error = error_alone(parsed)

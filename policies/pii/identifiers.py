@@ -14,7 +14,7 @@ from stdnum import iban
 def flat(text: str) -> bytes:
     """Return a text with a question mark for each character that is not ASCII.
 
-    RE2 is much quicker on bytes, and places here are those of the text's characters. A pattern
+    RE2 is much quicker on bytes, and places here count the text's characters. A pattern
     that reads it may neither mean a question mark nor such characters.
     """
     return text.encode("ascii", "replace")
@@ -150,7 +150,7 @@ def find_ibans(text: str) -> Iterator[tuple[int, int]]:
     behind = 0
     for sign in _IBAN_START.finditer(flat(text)):
         if sign.start() >= behind:
-            # What looks like a head may hide the next, so those of a line are read in order.
+            # What looks like a head may hide the next, so the heads of a line are read in order.
             behind = text.find("\n", sign.end())
             behind = len(text) if behind < 0 else behind
             yield from _ibans_of_line(text, text.rfind("\n", 0, sign.start()) + 1, behind)

@@ -24,7 +24,7 @@ from phonenumbers import (
 from policies.pii.identifiers import flat, is_named_otherwise
 
 _DIGITS = r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9])"
-"""Digits with what may stand between those of one number; to be repeated."""
+"""Digits with what may stand between the digits of one number; to be repeated."""
 # The standard library's engine is quicker to call, and these leave nothing to backtrack into.
 _NORTH_AMERICAN = re.compile(
     r"(?<![0-9])(?<![0-9][.-])(?:\(|(?<!\())[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}"
@@ -94,10 +94,11 @@ _KINDS = (
 class DialledNumbers:
     """The digits of the numbers that exist in a region, with whatever is dialled before them.
 
-    Law: this may let pass what is no number, but not the other way round, whether by length, by
-    numbering plan or by national prefix. The phone library has the last word; this keeps nearly
-    all digits from it that are none, at a hundredth of the time. Only for North America, whose
-    numbers look like any ten digits, must the digits also be grouped as a number's are.
+    Law: this may let pass a text without a number, but not the other way round, whether by
+    length, by numbering plan or by national prefix. The phone library has the last word. This
+    keeps nearly all digits that are none from it, at a hundredth of the time. Only for North
+    America, whose numbers look like any ten digits, must the digits also be grouped as a number's
+    are.
     """
 
     __slots__ = ("_groupings", "_kinds", "_lengths", "_prefix", "code", "shortest")
@@ -250,7 +251,7 @@ class PhoneDetector:
 def _may_be_abroad(groups: Sequence[str]) -> bool:
     """Tell whether groups of digits behind a plus may begin with a possible number.
 
-    Law: as that of ``DialledNumbers``.
+    Law: as for ``DialledNumbers``.
     """
     digits = "".join(groups)
     codes = (int(digits[:length]) for length in (1, 2, 3))

@@ -115,7 +115,7 @@ Learn = Callable[[Sequence[str], bytes], Awaitable[None] | None]
 
 
 class Learner:
-    """Notes who made the values of an answer, as it comes; ``keeps`` is that of ``made_state``.
+    """Notes who made the values of an answer, as it comes; ``keeps`` is for ``made_state``.
 
     ``scopes`` returns the scopes of its client.
     """

@@ -106,7 +106,7 @@ class Health:
         return self.pause_reason if now < self.paused_until else None
 
     def back_at(self, now: float) -> float:
-        """Return when the upstream may get requests again, as far as known."""
+        """Return when the upstream may get requests again, as far as that is known."""
         until = self.breaker.until if isinstance(self.breaker, Open) else now
         return max(until, self.paused_until, now)
 
@@ -284,7 +284,7 @@ class Clients:
                     del self.troubles[client]
 
     def shown(self, health: Health, now: float) -> Health:
-        """Return the health that operators see; ``health`` is that of all clients.
+        """Return the health that operators see; ``health`` counts for all clients.
 
         A client's trouble is shown while nobody else is answered, a refusal of the key at once.
         """

@@ -199,7 +199,7 @@ class PassedCall:
         return found
 
     def facts(self, last: PassedTry) -> Facts:
-        """Return what the next step goes by."""
+        """Return what the next step depends on."""
         return Facts(
             self.quota.left,
             self.requests.jitter(),
@@ -272,7 +272,7 @@ class PoolRequests:
     async def list_models(self, path_qs: str, fields: Fields) -> web.Response:
         """Return the models of all upstreams, by their healthy replicas if any is healthy.
 
-        They are those that ``fields`` may see. Raises UpstreamError.
+        Only models that ``fields`` may see are listed. Raises UpstreamError.
         """
         fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
         states = self.table.upstreams

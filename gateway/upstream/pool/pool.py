@@ -34,8 +34,8 @@ class UpstreamPool:
     """The upstreams, and all that is known of them; ``name`` stands for all of them in keys.
 
     ``jitter`` gives random numbers from 0 to 1, for the pause before a retry. If
-    ``passes_credentials`` is set, upstreams get those of the clients. The caller adds each request
-    of a client to ``retry_budget``.
+    ``passes_credentials`` is set, upstreams get the clients' credentials. The caller adds each
+    request of a client to ``retry_budget``.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """A prompt as a chain of block digests, which tells how far two prompts begin alike.
 
 Laws:
-- The order of bytes is that of the rendered prompt: tools, instructions, then the turns. So two
+- The bytes have the order of the rendered prompt: tools, instructions, then the turns. So two
   chains have as many digests in common as their prompts have blocks in common from the start on.
 - The root holds the model, the salt, the client's scope and the credentials that are passed on.
   What an upstream's cache may keep apart never looks alike. No prompt of another scope changes how
@@ -60,7 +60,7 @@ class PromptChains:
     ) -> tuple[int, ...]:
         """Return the chain of a request as it is sent; ``headers`` are by lower-case name.
 
-        ``size`` is that of the body's JSON: to print megabytes would hold up the loop. ``scope`` is
+        ``size`` is the length of its JSON: to print megabytes would hold up the loop. ``scope`` is
         the client's.
         """
         sent = () if self.shared else tuple(headers.get(name, "") for name in CREDENTIALS)

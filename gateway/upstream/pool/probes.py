@@ -125,8 +125,8 @@ class Prober:
         elif self._no_load.get(name) != why:
             self._no_load[name] = why
             log.warning(
-                "upstream %s: /metrics does not tell its load (%s); routing goes by its last "
-                "figures, then by those of the others (load_signal: false asks no more)",
+                "upstream %s: /metrics does not tell its load (%s); routing uses its last "
+                "figures, then the figures of the others (load_signal: false asks no more)",
                 name,
                 why,
             )

@@ -9,7 +9,7 @@ Laws:
 - Gateways that know nothing of one another agree, unless load speaks against it: what no replica
   holds has a home, by rendezvous of the first block of it. So the next turn of a conversation is
   expected where another gateway sent the turn before. A gateway that finds nothing of another's for
-  long is alone, and goes by load if it has nothing else to go by.
+  long is alone, and is routed by load if nothing else is known.
 - Only what was computed is remembered: what is refused, fails or is given up pushes nothing out.
   What is being computed counts as held until then.
 - What a replica is believed to hold is corrected by what it says. Believing too much costs
@@ -131,10 +131,10 @@ class PrefixIndex:
     """
 
     def __init__(self, *, capacity: int = DEFAULT_CAPACITY, most: int = MOST_BLOCKS) -> None:
-        """``capacity`` bounds each replica's blocks, ``most`` those of all."""
+        """``capacity`` bounds each replica's blocks, ``most`` the blocks of all."""
         self._capacity = capacity
         self._most = most
-        # Blocks in the order of their last use, with its number; those of one use share it. A
+        # Blocks in the order of their last use, with its number; blocks of one use share it. A
         # plain dict takes half of an OrderedDict's bytes.
         self._blocks: dict[str, dict[int, int]] = {}
         self._uses = 0

@@ -279,7 +279,7 @@ class PoolTable:
             self.routing.end(call.dispatch)
 
     def record_probe(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
-        """Note the outcome of a probe; that of a replica that has left changes nothing."""
+        """Note the outcome of a probe; the probe of a replica that has left changes nothing."""
         upstream = self.upstreams.get(name)
         if upstream is None:
             return
@@ -328,7 +328,7 @@ class PoolTable:
     def first_available(self, model: str | None, now: float) -> list[str]:
         """Return all names in the order in which requests of no known kind go there.
 
-        That of the declaration, healthy ones first: what an upstream keeps for its clients
+        The order is the declaration's, healthy ones first: what an upstream keeps for its clients
         (files, batches) is found again where it was put.
         """
         serving = self._upstreams_for(model) if model else self._present
@@ -368,8 +368,8 @@ class PoolTable:
 
         So it is an upstream that refuses an unknown model, as without a gateway. An alias is for
         the upstreams that name it: one that serves all does not know it. A model that is declared
-        goes to no others while none of its replicas is known. Of those that declare nothing, those
-        that list it come in question, and those without a list.
+        goes to no others while none of its replicas is known. Upstreams that declare nothing come
+        in question if they list it, or have no list.
         """
         serving = self._serving.get(model)
         if serving is None:

@@ -154,7 +154,7 @@ class NoRoom:
     waits: bool
     """Whether waiting may help: an upstream is healthy, and only busy or paused."""
     own: bool = False
-    """Whether other clients may find room: this client has met troubles of its own."""
+    """Whether other clients may find room: the troubles are this client's alone."""
 
 
 def no_room(left: Sequence[UpstreamState], now: float, client: str | None = None) -> NoRoom:

@@ -58,7 +58,7 @@ _USER_TURN = {"role": "user", "content": "."}
 class WarmPrefix(NamedTuple):
     """A request that computes a beginning and next to nothing else; ``raw`` is its JSON.
 
-    ``scope`` is that of its clients.
+    ``scope`` belongs to its clients.
     """
 
     digest: bytes
