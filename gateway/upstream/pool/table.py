@@ -4,8 +4,8 @@ Laws:
 - A request goes to an upstream of its model, in the lowest tier with room; within the tier the
   routing decides.
 - A call that was acquired is released once, and counts as under way until then.
-- If all are ejected, one call at a time still tries the next of them: the last upstream is never
-  shut out.
+- If all are ejected, one call at a time still tries the next of them. A lone upstream gets every
+  call, whatever its state: to refuse some would help nobody.
 - An upstream that leaves gets no new request, except for what it alone stores. It is dropped once
   no call is under way there.
 
@@ -78,10 +78,16 @@ class PoolTable:
         now: float,
         changed: Callable[[Change], None] = lambda _change: None,
         discovered: Sequence[Member] = (),
+        *,
+        is_lone: bool = False,
     ) -> None:
-        """``discovered`` stands for upstreams whose replicas join and leave."""
+        """``discovered`` stands for upstreams whose replicas join and leave.
+
+        ``is_lone`` says that there will never be another upstream.
+        """
         self.routing = routing
         self._follows = routing.follows
+        self._is_lone = is_lone
         self.unlisted: Callable[[str], None] = lambda _model: None
         """Called with a model that no list has, or that an upstream lacks."""
         self._changed = changed
@@ -141,6 +147,8 @@ class PoolTable:
             return self._begin(self.upstreams[best.name], outgoing, now, best.why)
         if not any(isinstance(one.health_for(client, now).breaker, Up) for one in left):
             free = [one for one in left if not one.is_on_trial(client) and one.has_room(now)]
+            if self._is_lone:
+                free = [one for one in left if one.has_room(now)]
             if free:
                 last = min(free, key=lambda one: one.health_for(client, now).back_at(now))
                 return self._begin(last, outgoing, now)

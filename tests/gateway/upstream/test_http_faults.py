@@ -186,7 +186,7 @@ async def test_an_upstream_that_answers_with_a_page_leaves_a_line(
 ):
     gateway = await start_gateway(upstream=(await raw(sends(whole(PAGE, kind=HTML)))).url)
     assert (await gateway.ask()).status == 502
-    assert "it answered with a web page (status 200); is its URL that of an API?" in caplog.text
+    assert "it answered with a web page (status 200); does its URL lead to an API?" in caplog.text
 
 
 MODELS = b'{"object": "list", "data": [{"id": "a"}, {"id": "b"}, {"id": "c"}]}'

@@ -1,5 +1,6 @@
 """A lone upstream that fails and comes back: ``/readyz``, metrics and log say so, as of a pool."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -83,3 +84,15 @@ async def test_requests_beside_calls_end_no_outage(
         await gateway.ask(f"question {number}")
     assert (await gateway.get("/v1/files")).status == 201
     assert (await state_of(gateway))["state"] == "open"
+
+
+async def test_a_lone_upstream_gets_every_call_whatever_its_state(
+    gateway: RunningGateway, upstream: ScriptedUpstream
+):
+    upstream.answer = status(500)
+    for number in range(3):
+        await gateway.ask(f"question {number}")
+    assert (await state_of(gateway))["state"] == "open"
+    asks = [gateway.ask(f"another {number}") for number in range(10)]
+    assert [reply.status for reply in await asyncio.gather(*asks)] == [500] * 10
+    assert upstream.calls == 13
