@@ -137,7 +137,6 @@ def create_app(
         writer=writer,
         max_answer_bytes=settings.max_answer_bytes,
         retry_budget=upstreams.pool.retry_budget,
-        additions=upstreams.pool.additions,
         checks=semantic.comparisons,
         chains=upstreams.chains,
         on_answer=None if upstreams.warm_up is None else upstreams.warm_up.note,

@@ -21,7 +21,7 @@ from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import Verification
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.tries import Quota
+from gateway.upstream.retry_budget import Quota
 from policies.decision import Decision
 from policies.policy import RequestFacts
 

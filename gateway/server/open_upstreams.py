@@ -157,7 +157,7 @@ def open_upstreams(
         clock(),
         log_change,
         discovered=[member for name, member in members.items() if name not in each],
-        is_lone=len(given) == len(each) == 1,
+        is_lone=not several,
     )
     pool = UpstreamPool(
         identity,

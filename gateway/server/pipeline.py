@@ -83,7 +83,7 @@ from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation, OnStep
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange, without_salt
-from gateway.upstream.tries import Quota
+from gateway.upstream.retry_budget import Quota
 from policies.decision import Decision, Endpoint, Priority
 from policies.freshness import NOTHING_ASKED, parse_directives
 

@@ -15,7 +15,7 @@ from cachetools import TTLCache
 from gateway.prompts.json_splice import Edit, Places, splice
 from gateway.prompts.outcome import Rewrite
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.messages import ALL_ADDITIONS, Addition, declared_name
+from gateway.protocol.messages import ALL_ADDITIONS, Addition
 from gateway.upstream.request import MOST_MODELS, Exchange
 
 REFUSED_SECONDS = 600.0
@@ -27,9 +27,18 @@ Accepts = Mapping[str, frozenset[Addition]]
 """Which additions each upstream accepts, by its declared name; one that is left out accepts all."""
 
 
+NONE = frozenset[str]()
+USAGE = frozenset({Addition.STREAM_USAGE.value, "stream_options"})
+"""The usage of a stream, as an addition and as a field of a translation."""
+
+
 @dataclass(eq=False)
 class RefusedAdditions:
-    """Which additions an upstream has refused for a model, for a while; bounded."""
+    """Which additions an upstream has refused, for a while; bounded. Not for threads.
+
+    One client's requests may have another reason to be refused. So what is learned from a client
+    holds for that client alone, and for one model.
+    """
 
     clock: Callable[[], float]
     accepts: Accepts = field(default_factory=dict)
@@ -37,27 +46,29 @@ class RefusedAdditions:
     def __post_init__(self) -> None:
         self.differ = bool(self.accepts)
         """Whether some upstreams may not get everything."""
-        self._refused: TTLCache[tuple[str, str], frozenset[str]] = TTLCache(
+        self._refused: TTLCache[tuple[str, str | None, str], frozenset[str]] = TTLCache(
             MOST_MODELS, REFUSED_SECONDS, self.clock
         )
 
-    def of(self, declared: str, model: str) -> frozenset[str]:
-        """Return the additions that an upstream has refused for a model."""
-        return self._refused.get((declared, model), NONE) if self._refused else NONE
+    def of(self, declared: str, client: str | None, model: str) -> frozenset[str]:
+        """Return the additions that an upstream does not accept from a client, for a model."""
+        learned = self._refused.get((declared, client, model), NONE)
+        accepted = self.accepts.get(declared)
+        return learned if accepted is None else learned | (ALL_ADDITIONS - accepted)
 
-    def note(self, declared: str, model: str, names: frozenset[str]) -> str | None:
+    def note(
+        self, declared: str, client: str | None, model: str, names: frozenset[str]
+    ) -> str | None:
         """Note that an upstream refused these and answered without them.
 
         Return what an operator can set, None if that was known.
         """
-        before = self.of(declared, model)
-        self._refused[declared, model], self.differ = before | names, True
+        place = declared, client, model
+        before = self._refused.get(place, NONE)
+        self._refused[place], self.differ = before | names, True
         if names <= before:
             return None
         return _remedy(names, self.accepts.get(declared, ALL_ADDITIONS))
-
-
-NONE = frozenset[str]()
 
 
 def _remedy(names: frozenset[str], accepts: frozenset[Addition]) -> str:
@@ -92,30 +103,25 @@ class Variants:
     """The variants of one request, each made once. Without ``adds`` nothing may be refused."""
 
     exchange: Exchange
-    refused: RefusedAdditions
     adds: bool = True
     usual: Variant = field(init=False)
     """What any upstream gets of which nothing else is known."""
     _made: dict[frozenset[str] | None, Variant] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.usual = self._with(NONE if self.adds else None)
+        self.usual = self.without(NONE)
 
-    def of(self, upstream: str, *, plain: bool = False) -> Variant:
-        """Return what an upstream gets; ``plain`` is without all that may be refused."""
-        if plain or not self.adds:
-            return self._with(None)
-        declared = declared_name(upstream)
-        refused = self.refused.of(declared, self.exchange.request.model)
-        accepted = self.refused.accepts.get(declared)
-        return self._with(refused if accepted is None else refused | (ALL_ADDITIONS - accepted))
-
-    def _with(self, refused: frozenset[str] | None) -> Variant:
-        """Return the variant without these additions; None is without any."""
+    def without(self, refused: frozenset[str] | None) -> Variant:
+        """Return the variant without these additions; None is the request as the client sent it."""
+        if refused is not None and not self.adds:
+            refused = _EVERYTHING
         variant = self._made.get(refused)
         if variant is None:
             variant = self._made[refused] = _variant(self.exchange, refused)
         return variant
+
+
+_EVERYTHING = ALL_ADDITIONS | {MOVED}
 
 
 def _variant(exchange: Exchange, refused: frozenset[str] | None) -> Variant:

@@ -6,7 +6,6 @@ which waits until the entry can be hit.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -27,7 +26,7 @@ from gateway.protocol.request import LARGE_BYTES
 from gateway.protocol.streaming.decode import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.telemetry.observation import CallFacts, OnStep
-from gateway.upstream.additions import RefusedAdditions, Variant, Variants
+from gateway.upstream.additions import Variant, Variants
 from gateway.upstream.comparisons import Checks
 from gateway.upstream.pool.affinity import Learner
 from gateway.upstream.pool.prefix_chain import PromptChains
@@ -41,8 +40,8 @@ from gateway.upstream.request import (
     UpstreamReply,
     with_upstream,
 )
+from gateway.upstream.retry_budget import Budget
 from gateway.upstream.shared_response import Head, SharedResponse
-from gateway.upstream.tries import Budget
 from policies.decision import Endpoint, Priority
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class UpstreamCall:
 
     ``checks`` compares answers. ``chains`` makes the prefix chains by which one of several
     upstreams is chosen. ``on_answer`` is called after each answer to a storable request.
-    ``additions`` and ``retry_budget`` come from the pool. ``on_step`` takes each step, if given.
+    ``retry_budget`` comes from the pool. ``on_step`` takes each step, if given.
     """
 
     upstream: Upstream
@@ -81,7 +80,6 @@ class UpstreamCall:
     max_answer_bytes: int
     _: KW_ONLY
     retry_budget: Budget = field(default_factory=Budget)
-    additions: RefusedAdditions = field(default_factory=lambda: RefusedAdditions(time.monotonic))
     checks: Checks | None = None
     chains: PromptChains | None = None
     on_answer: OnAnswer | None = None
@@ -93,7 +91,7 @@ class UpstreamCall:
         There is one exception: after a cancellation, the canceller writes the end.
         """
         try:
-            make = partial(Variants, exchange, self.additions, adds=self.retry_budget.earn())
+            make = partial(Variants, exchange, adds=self.retry_budget.earn())
             is_large = len(exchange.request.raw) > LARGE_BYTES
             variants = await asyncio.to_thread(make) if is_large else make()
             shared.upstream_started = exchange.observation.clock()
@@ -271,8 +269,8 @@ class UpstreamCall:
         self, status: int, stream: StreamedAnswer, exchange: Exchange, shared: SharedResponse
     ) -> bool:
         if exchange.state.store is None:
-            if self.on_step is not None:
-                seen = exchange.observation
+            seen = exchange.observation
+            if self.on_step is not None and seen.trace is not None:
                 self.on_step(Admission(shared.facts, stream.result()), seen.clock(), seen, None)
             return False
         result = stream.result()

@@ -18,23 +18,22 @@ from gateway.protocol.errors import UpstreamError
 from gateway.protocol.headers import without
 from gateway.protocol.messages import declared_name
 from gateway.protocol.request import LARGE_BYTES
-from gateway.upstream.additions import MOVED, REFUSED_SECONDS, Variant
+from gateway.upstream.additions import NONE, REFUSED_SECONDS, USAGE, Variant
 from gateway.upstream.one_try import OneTry
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.table import Call
-from gateway.upstream.request import Outgoing, Served
+from gateway.upstream.request import Outgoing, Served, Tried
+from gateway.upstream.retry_budget import Budget, Quota
 from gateway.upstream.translated import MESSAGES, is_translatable
 from gateway.upstream.tries import (
     ADDITION_REFUSED,
     NOT_KEPT,
     START,
-    Budget,
     Deliver,
     Facts,
     Fail,
     Failure,
     Pays,
-    Quota,
     Send,
     Tries,
     Wait,
@@ -85,11 +84,8 @@ async def drive(target: Target[T], budget: Budget) -> tuple[T, Tries, Deliver | 
     while True:
         match step:
             case Send():
-                paid = step.pays is not Pays.NOTHING and budget.spend()
-                is_refused = step.pays is Pays.RETRY and not paid
-                found = None if is_refused else await target.send(step)
+                found = await _send(target, step, budget)
                 if found is None:
-                    budget.give_back(paid=paid)
                     step = step.otherwise
                     continue
                 last = found
@@ -107,6 +103,20 @@ async def drive(target: Target[T], budget: Budget) -> tuple[T, Tries, Deliver | 
                 return last, tries, step
 
 
+async def _send(target: Target[T], step: Send, budget: Budget) -> T | None:
+    """Pay for a step, and send; what is not sent costs nothing."""
+    paid = step.pays is not Pays.NOTHING and budget.spend()
+    if step.pays is Pays.RETRY and not paid:
+        return None
+    found = None
+    try:
+        found = await target.send(step)
+    finally:
+        if paid and found is None:
+            budget.give_back()
+    return found
+
+
 class PooledUpstream:
     """The pool as one ``Upstream``; ``name`` is what keys say of it."""
 
@@ -118,14 +128,21 @@ class PooledUpstream:
 class PoolCall:
     """A request to the upstreams of a pool. Inside the context is the reply."""
 
-    __slots__ = ("_first", "_lacking", "_last", "_outgoing", "_pool", "_quota", "_reply")
+    __slots__ = (
+        *("_before", "_first", "_lacking", "_last", "_outgoing", "_pool", "_quota", "_refusing"),
+        "_reply",
+    )
 
     def __init__(self, pool: UpstreamPool, outgoing: Outgoing) -> None:
         self._pool, self._outgoing = pool, outgoing
         self._quota = outgoing.quota or Quota()
         self._last: OneTry | None = None
         self._first: OneTry | None = None
-        """The try whose additions were refused."""
+        """The last try with additions; its reply serves if there is none without them."""
+        self._before: Tried = ()
+        """The tries that had failed before that one."""
+        self._refusing: OneTry | None = None
+        """The first try that may have been refused for its additions."""
         self._lacking: OneTry | None = None
         """The first try at an upstream that does not have the model."""
 
@@ -160,28 +177,26 @@ class PoolCall:
 
     async def send(self, step: Send) -> OneTry | None:
         """Send the request where a step says; None if it cannot be sent there."""
-        pool, outgoing, last = self._pool, self._outgoing, self._last
-        if step.tries.plain and self._first is None:
-            self._first = last
+        pool, last = self._pool, self._last
+        if step.tries.plain and self._first is None and last is not None:
+            self._first, self._before = last, last.served.tried
         call = await self._acquire(step, last)
         if call is None:
             return None
         self._quota.left -= 1
         if last is not None:
             await self._leave(last, call)
-        variants, plain = outgoing.variants, step.tries.plain
-        variant = None if variants is None else variants.usual
-        if variants is not None and (plain or pool.additions.differ):
-            make = partial(variants.of, call.name, plain=plain)
-            is_large = len(outgoing.raw) > LARGE_BYTES
-            try:
-                variant = await asyncio.to_thread(make) if is_large else make()
-            except BaseException:
-                pool.release(call)
-                raise
-        served = Served(call.name, variant=variant)
+        plain = step.tries.plain
+        try:
+            to_send, variant = await self._form_for(call, plain=plain)
+        except BaseException:
+            pool.release(call)
+            raise
+        served = Served(call.name, tried=step.tries.failed, variant=variant)
         self._last = found = OneTry(pool, call, served, call.name)
-        await found.send(self._for(call, variant, plain=plain))
+        await found.send(to_send)
+        if found.may_be_of_additions and self._refusing is None:
+            self._refusing = found
         if found.lacks_model and self._lacking is None and found.error is None:
             self._lacking = found
         if found.failure is NOT_KEPT and not plain:
@@ -229,16 +244,28 @@ class PoolCall:
             self._pool.release(call)
             raise
 
-    def _for(self, call: Call, variant: Variant | None, *, plain: bool) -> Outgoing:
+    async def _form_for(self, call: Call, *, plain: bool) -> tuple[Outgoing, Variant | None]:
         """Return the request as an upstream gets it."""
         outgoing, additions = self._outgoing, self._pool.additions
-        if variant is not None and variant.raw is not outgoing.raw:
+        variants, refused = outgoing.variants, NONE
+        if variants is None:
+            return outgoing, None
+        if additions.differ:
+            refused = additions.of(declared_name(call.name), outgoing.client, outgoing.model)
+            if variants.exchange.observation.limited:
+                refused -= USAGE  # the usage of a holder with limits must be known
+        variant = variants.usual
+        if plain or refused:
+            make = partial(variants.without, None if plain else refused)
+            is_large = len(outgoing.raw) > LARGE_BYTES
+            variant = await asyncio.to_thread(make) if is_large else make()
+        if variant.raw is not outgoing.raw:
             outgoing = replace(outgoing, raw=variant.raw, body=variant.body)
         if outgoing.target.startswith(MESSAGES):
-            refused = additions.of(declared_name(call.name), outgoing.model)
+            refused = refused if variants.adds else refused | USAGE
             if plain or refused:
                 outgoing = replace(outgoing, plain=plain, refused=refused)
-        return outgoing
+        return outgoing, variant
 
     async def _finish(self, last: OneTry, tries: Tries, end: Deliver | Fail) -> OneTry:
         """Return the reply as the client gets it. Raises UpstreamError if there is none."""
@@ -246,7 +273,7 @@ class PoolCall:
             return last
         if (better := await self._earlier(last, end)) is not None:
             if better is self._first:
-                better.served = replace(better.served, tried=tries.failed)
+                better.served = replace(better.served, tried=self._before)
             return better
         pool, outgoing, failure = self._pool, self._outgoing, last.failure
         if failure is ADDITION_REFUSED:
@@ -262,7 +289,7 @@ class PoolCall:
             raise UpstreamError(503, message, why, tried=tries.failed, retry_after=seconds or 1.0)
         if tried := tries.failed[:-1] if failure else tries.failed:
             last.served = replace(last.served, tried=tried)
-        if failure and seconds is not None:
+        if failure and seconds is not None and pool.several:
             # Until the first upstream comes back.
             headers = without(last.headers, "retry-after", "retry-after-ms")
             last.headers = (*headers, ("Retry-After", str(ceil(seconds))))
@@ -277,16 +304,7 @@ class PoolCall:
         if isinstance(end, Deliver) and end.refusal:
             return first
         if first is not None and last.failure is None and last.status < HTTPStatus.BAD_REQUEST:
-            names = first.additions if first.failure is ADDITION_REFUSED else frozenset({MOVED})
-            declared = declared_name(last.name)
-            remedy = pool.additions.note(declared, outgoing.model, names)
-            if remedy is not None:
-                log.warning(
-                    "upstream %s refuses what the gateway adds (status %d): it gets requests for"
-                    " model %s without that for %d minutes; set %s",
-                    *(declared, first.status, outgoing.model[:_LONGEST_LOGGED]),
-                    *(REFUSED_SECONDS // 60, remedy),
-                )
+            self._learn(last)
         if lacking is None or last.lacks_model or last.error is not None:
             return None
         if last.status not in _OTHERS_KEY or not pool.passes_credentials:
@@ -295,6 +313,27 @@ class PoolCall:
         await last.close()
         pool.table.forget_lack(lacking.name, outgoing)
         return lacking
+
+    def _learn(self, last: OneTry) -> None:
+        """Note what an upstream refused and then answered without, if it is the same upstream.
+
+        A server error may have another cause, so nothing is learned from one.
+        """
+        refusing, outgoing = self._refusing, self._outgoing
+        declared = declared_name(last.name)
+        if refusing is None or declared_name(refusing.name) != declared:
+            return
+        if refusing.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return
+        additions = self._pool.additions
+        remedy = additions.note(declared, outgoing.client, outgoing.model, refusing.additions)
+        if remedy is not None:
+            log.warning(
+                "upstream %s refuses what the gateway adds (status %d): this client's requests for"
+                " model %s get nothing of it for %d minutes; set %s",
+                *(declared, refusing.status, outgoing.model[:_LONGEST_LOGGED]),
+                *(REFUSED_SECONDS // 60, remedy),
+            )
 
     def _fault(self, fault: UpstreamError, tries: Tries, seconds: float | None) -> UpstreamError:
         """Return the fault of the last try as the client reads it."""

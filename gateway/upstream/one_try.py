@@ -137,6 +137,7 @@ class OneTry:
             self.name if several else served.upstream,
             several=several,
             passes_credentials=served.passes_credentials,
+            tried=self.served.tried,
             variant=self.served.variant,
             added=served.added,
             report=self._report if several else None,
@@ -148,9 +149,8 @@ class OneTry:
         pool = self.pool
         if self.lacks_model:
             pool.table.record_lack(self.name, outgoing, pool.clock())
-            if pool.table.may_have(outgoing, self.name):
-                return NOT_SERVED
-        elif outgoing.sticky_id and self.pool.several:
+            return NOT_SERVED if pool.table.may_have(outgoing, self.name) else None
+        if outgoing.sticky_id and self.pool.several:
             if self.status < HTTPStatus.BAD_REQUEST:
                 pool.affinity.note((outgoing.sticky_id,), outgoing.scopes()[0], self.name)
             elif not outgoing.pinned and self.status in _UNKNOWN_ID:

@@ -19,7 +19,7 @@ from gateway.protocol.cache_status import Reason
 from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.request import CacheRequest
 from gateway.telemetry.observation import Attempt, Observation, Place
-from gateway.upstream.tries import Quota
+from gateway.upstream.retry_budget import Quota
 from policies.decision import Priority
 
 if TYPE_CHECKING:

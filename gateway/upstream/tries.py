@@ -8,7 +8,7 @@ Laws:
   risk is taken once, and the retry budget pays. Only a connection that broke before the head was
   most often idle and just closed: so the same upstream may get the request again.
 - What the gateway adds fails no request. If an upstream refuses a request with an addition, it gets
-  the request once more, as the client sent it. If that fails, the first refusal is the reply.
+  the request once more, as the client sent it. If that gets no reply, the refusal is the reply.
 - After the first token nothing is sent again.
 
 States are values and do nothing: the driver (``call``) does what a state says, and gives the result
@@ -43,6 +43,7 @@ class Kind(StrEnum):
     """What came of a call that gave no answer, in words for the docs."""
 
     UNREACHABLE = "no connection"
+    UNREACHED = "no connection in time"
     LIMITED = "status 429, 503 or 529"
     FAILED = "status 500, 502, 504 or 520 to 524"
     BROKE = "the connection broke before the head of the reply"
@@ -75,6 +76,7 @@ class Row(NamedTuple):
 
 TABLE = {
     Kind.UNREACHABLE: Row(other=Pays.NOTHING, same=Pays.NOTHING),
+    Kind.UNREACHED: Row(other=Pays.NOTHING),
     Kind.LIMITED: Row(other=Pays.NOTHING),
     Kind.FAILED: Row(other=Pays.RETRY, plain=Pays.RETRY),
     Kind.BROKE: Row(other=Pays.RETRY, same=Pays.RETRY),
@@ -124,7 +126,8 @@ def failure_of(error: UpstreamError, *, head: bool = False) -> Failure:
     if error.reason is Reason.UPSTREAM_REFUSED:
         kind = Kind.KEY_REFUSED
     elif not error.sent:
-        kind = Kind.UNREACHABLE
+        late = error.reason is Reason.UPSTREAM_TIMEOUT
+        kind = Kind.UNREACHED if late else Kind.UNREACHABLE
     elif head or error.answered:
         kind = Kind.CUT
     elif error.reason is Reason.UPSTREAM_BROKE:
@@ -292,45 +295,3 @@ class Wait(NamedTuple):
 Step = Send | Wait | Deliver | Fail
 
 START = Send(Where.BEST, Tries())
-
-
-class Quota:
-    """The calls that one client's request may still make."""
-
-    left = MOST_CALLS
-
-
-A_REQUEST = 0.2
-MOST = 10.0
-
-
-class Budget:
-    """The retry budget of all requests: each adds to it, up to a bound, and a retry takes 1.
-
-    While most calls fail, retries double load and cost without success. So retries are a share of
-    the requests, plus a burst after a calm time, as in gRPC's retry throttling.
-    """
-
-    def __init__(self) -> None:
-        self._left = MOST
-
-    def earn(self) -> bool:
-        """Note a request; tell whether the budget has a retry now."""
-        self._left = min(MOST, self._left + A_REQUEST)
-        return self.has_retry
-
-    @property
-    def has_retry(self) -> bool:
-        """Tell whether the budget has a retry."""
-        return self._left >= 1.0
-
-    def spend(self) -> bool:
-        """Take one retry, if there is one."""
-        if not self.has_retry:
-            return False
-        self._left -= 1.0
-        return True
-
-    def give_back(self, *, paid: bool) -> None:
-        """Take back a retry that was ``paid`` for and not sent."""
-        self._left += paid

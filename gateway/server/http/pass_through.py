@@ -114,7 +114,7 @@ class PassThrough:
         self, request: web.Request, path: ApiPath, fields: Fields
     ) -> web.Response | None:
         """Return the list of models, or an alias of it; None for another path."""
-        if path.path == "/v1/models":
+        if path.path == "/v1/models" and self.upstreams.lists_models:
             return await self.upstreams.list_models(path.path + _query(request), fields)
         return await self.upstreams.describe_alias(path.model, fields) if path.model else None
 

@@ -39,17 +39,8 @@ from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Served, anyone
-from gateway.upstream.tries import (
-    NOT_KEPT,
-    Budget,
-    Facts,
-    Failure,
-    Kind,
-    Quota,
-    Send,
-    Where,
-    failure_of,
-)
+from gateway.upstream.retry_budget import Budget, Quota
+from gateway.upstream.tries import NOT_KEPT, Facts, Failure, Kind, Send, Where, failure_of
 
 SECONDS = 0.8
 """The longest wait for an upstream's list of models: some clients wait 3 s for all of it."""
@@ -188,12 +179,13 @@ class PassedCall:
             self._fault = self._fault or error
             if error.reason is Reason.UPSTREAM_REFUSED:
                 self._refusing.add(declared_name(name))
-            elif not error.sent:
-                # As a probe that failed: of what is behind a path nothing is known.
-                pool = self.requests
-                pool.table.record_probe(name, error.reason, pool.clock(), for_sure=False)
+            elif not error.sent and name not in step.tries.names:
+                self.requests.note_probe(name, error.reason)
+            if self.statuses:
+                found.failure = Failure(Kind.LIMITED, error.reason)  # a list costs nothing
         else:
             found.failure = self._failure_in(found.reply)
+            self.requests.note_probe(name, None)
         if found.failure is NOT_KEPT:
             self.quota.left += 1
         return found
@@ -269,6 +261,19 @@ class PoolRequests:
     jitter: Callable[[], float] = field(default_factory=lambda: random.Random().random)
     several: bool = True
 
+    @property
+    def lists_models(self) -> bool:
+        """Tell whether the list of models is ours: merged, or with aliases."""
+        members = (state.member for state in self.table.upstreams.values())
+        return self.several or any(member.rename for member in members)
+
+    def note_probe(self, name: str, fault: Reason | None) -> None:
+        """Note as of a probe whether an upstream answers: of what is behind a path is not known."""
+        upstream = self.table.upstreams.get(name)
+        is_up = upstream is not None and isinstance(upstream.health.breaker, Up)
+        if is_up is not (fault is None):  # an open breaker stays so, and its probes stay due
+            self.table.record_probe(name, fault, self.clock(), for_sure=False)
+
     async def list_models(self, path_qs: str, fields: Fields) -> web.Response:
         """Return the models of all upstreams, by their healthy replicas if any is healthy.
 
@@ -278,6 +283,7 @@ class PoolRequests:
         states = self.table.upstreams
         names = self.table.first_available(None, self.clock())
         names = [name for name in names if isinstance(states[name].health.breaker, Up)] or names
+        listings = {name: one.listing for name, one in self.upstreams.items()}
         replicas: dict[str, list[str]] = {}
         for name in names:
             replicas.setdefault(declared_name(name), []).append(name)
@@ -286,7 +292,7 @@ class PoolRequests:
         )
         replies, lists = list[Reply](), list[tuple[Member, Sequence[Mapping[str, Any]]]]()
         for each, reply in zip(replicas.values(), results, strict=True):
-            member, known = states[each[0]].member, self.upstreams[each[0]].listing
+            member, known = states[each[0]].member, listings.get(each[0])
             if isinstance(reply, UpstreamError):
                 data = None if known is None else known.models
             else:
@@ -321,7 +327,8 @@ class PoolRequests:
             return UpstreamError(504, message, Reason.UPSTREAM_TIMEOUT)
         except UpstreamError as error:
             fault = error
-        self.upstreams[names[0]].failures.note(fault)
+        if (upstream := self.upstreams.get(names[0])) is not None:  # it may have left meanwhile
+            upstream.failures.note(fault)
         return fault
 
     async def describe_alias(self, model: str, fields: Fields) -> web.Response | None:
@@ -339,6 +346,7 @@ class PoolRequests:
     @asynccontextmanager
     async def request(self, request: PassedRequest) -> AsyncIterator[HttpReply]:
         """Send a request to the first that can be reached. Raises UpstreamError."""
+        self.retry_budget.earn()
         sticky_id = sticky_id_in(request.path.path)
         keeper = await self._keeper(sticky_id, request)
         known = self.table.first_available(request.model or None, self.clock())

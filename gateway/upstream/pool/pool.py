@@ -19,7 +19,8 @@ from gateway.upstream.pool.metrics import UpstreamMetrics
 from gateway.upstream.pool.table import Call, Change, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Upstream
-from gateway.upstream.tries import Budget, Failure, Tries
+from gateway.upstream.retry_budget import Budget
+from gateway.upstream.tries import Failure, Tries
 from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)

@@ -83,7 +83,7 @@ class PoolTable:
     ) -> None:
         """``discovered`` stands for upstreams whose replicas join and leave.
 
-        ``is_lone`` says that there will never be another upstream.
+        ``is_lone`` says that the only upstream is given by its URL alone.
         """
         self.routing = routing
         self._follows = routing.follows
@@ -145,10 +145,10 @@ class PoolTable:
             tier = [one for one in able if one.member.tier == able[0].member.tier]
             best = self.routing.order(outgoing.prefix, loads(tier, now))[0]
             return self._begin(self.upstreams[best.name], outgoing, now, best.why)
+        if self._is_lone and left and left[0].has_room(now):
+            return self._begin(left[0], outgoing, now)
         if not any(isinstance(one.health_for(client, now).breaker, Up) for one in left):
             free = [one for one in left if not one.is_on_trial(client) and one.has_room(now)]
-            if self._is_lone:
-                free = [one for one in left if one.has_room(now)]
             if free:
                 last = min(free, key=lambda one: one.health_for(client, now).back_at(now))
                 return self._begin(last, outgoing, now)

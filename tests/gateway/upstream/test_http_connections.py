@@ -258,7 +258,7 @@ async def test_what_may_not_be_repeated_is_sent_once(client_of: StartClient, met
     assert list(says.counts.values()) == [2]
 
 
-async def test_a_request_is_repeated_twice_and_no_more(start_gateway: StartGateway, raw: StartRaw):
+async def test_a_request_is_not_sent_a_third_time(start_gateway: StartGateway, raw: StartRaw):
     says = Leaves(0)
     gateway = await start_gateway(upstream=(await raw(says)).url)
     reply = await gateway.get("/v1/files")

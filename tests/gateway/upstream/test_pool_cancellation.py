@@ -17,7 +17,7 @@ from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
-from gateway.upstream.tries import MOST
+from gateway.upstream.retry_budget import MOST
 
 OUTGOING = Outgoing("/v1/chat/completions", (), b"{}", "m")
 BROKE = UpstreamError(502, "gone", Reason.UPSTREAM_BROKE)

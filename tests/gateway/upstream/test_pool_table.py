@@ -22,13 +22,8 @@ from gateway.upstream.pool.table import Call, PoolTable
 from gateway.upstream.pool.upstream_state import Member, NoRoom, Rate
 from gateway.upstream.pool.waiting_queue import Waiting
 from gateway.upstream.request import LONGEST_MODEL, Outgoing
-from gateway.upstream.tries import (
-    Budget,
-    Failure,
-    Kind,
-    refusal_of,
-    retry_after,
-)
+from gateway.upstream.retry_budget import Budget
+from gateway.upstream.tries import Failure, Kind, refusal_of, retry_after
 
 BROKE = Failure(Kind.BROKE, Reason.UPSTREAM_BROKE)
 SENT_NOWHERE = Failure(Kind.UNREACHABLE, Reason.UPSTREAM_UNREACHABLE)

@@ -164,7 +164,7 @@ def test_every_failure_ends_however_often_it_comes(kind):
     ("reason", "sent", "answered", "head", "kind"),
     [
         (Reason.UPSTREAM_UNREACHABLE, False, False, False, Kind.UNREACHABLE),
-        (Reason.UPSTREAM_TIMEOUT, False, False, False, Kind.UNREACHABLE),
+        (Reason.UPSTREAM_TIMEOUT, False, False, False, Kind.UNREACHED),
         (Reason.UPSTREAM_TIMEOUT, True, False, False, Kind.STALLED),
         (Reason.UPSTREAM_BROKE, True, False, False, Kind.BROKE),
         (Reason.UPSTREAM_BROKE, True, True, False, Kind.CUT),
