@@ -36,7 +36,7 @@ from servers import (
     start_upstream,
 )
 
-from gateway.cache.ports import Count, KeyCounts
+from gateway.cache.stores.counts import Count
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.sums import RedisKeyCounts
 from gateway.cache.stores.sqlite.sums import SqliteKeyCounts
@@ -210,7 +210,7 @@ def measure_counts(store: str, rate: int, seconds: float) -> dict[str, float]:
 
 async def _counted(url: str, file: Path, now: float) -> dict[Count, int]:
     link = None if url == "disk" else RedisLink(url, seconds=10)
-    counts: KeyCounts = SqliteKeyCounts(file) if link is None else RedisKeyCounts(link)
+    counts = SqliteKeyCounts(file) if link is None else RedisKeyCounts(link)
     whats = ("requests/minute", "tokens/day", "USD/month")
     found = await counts.load([(what, window_of(what.partition("/")[2], now)) for what in whats])
     await counts.close()

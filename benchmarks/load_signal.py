@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-from gateway.upstream.pool.engine_load import EngineLoad
-from gateway.upstream.pool.probes import LOAD_SECONDS
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware
 from gateway.upstream.pool.table import Call, PoolTable
 from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.watch.engine_load import EngineLoad
+from gateway.upstream.pool.watch.probes import LOAD_SECONDS
 from gateway.upstream.request import Outgoing
 
 SLOTS = 16

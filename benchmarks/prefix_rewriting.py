@@ -33,7 +33,7 @@ from engines.sides import bundled_or_random
 from load import Client, post
 from servers import start_engine, start_gateway
 
-from gateway.cli.json_lines import Lines
+from gateway.cli.offline.json_lines import Lines
 from gateway.server.admin.recorded_request import read_request
 from policies.decision import Endpoint
 

@@ -222,7 +222,7 @@ def processes(leader: int) -> list[int]:
 def role(process: int) -> str:
     """Return what a process of the gateway does: supervisor, worker or embeddings."""
     command = Path(f"/proc/{process}/cmdline").read_text().split("\0")
-    named = {"gateway.cli.worker": "worker", "embeddings": "embeddings"}
+    named = {"gateway.cli.process.worker": "worker", "embeddings": "embeddings"}
     return next((kind for part in command for name, kind in named.items() if name in part), "other")
 
 

@@ -16,7 +16,6 @@ from gateway import background
 from gateway.cache.append_files import Journal
 from gateway.cache.key import affinity_scopes, identify
 from gateway.cache.pii_scan import Scans
-from gateway.cache.ports import Claims
 from gateway.cache.writer import CacheWriter
 from gateway.server.admin.access import AdminAccess
 from gateway.server.admin.api import Admin
@@ -24,7 +23,6 @@ from gateway.server.admin.operations import Operations
 from gateway.server.admin.overview import HISTORY_FILE, Overview
 from gateway.server.admin.policy_editor import PolicyEditor
 from gateway.server.admin.semantic_report import SemanticOperations
-from gateway.server.auth import Access
 from gateway.server.hot_path import HotPath
 from gateway.server.http import middleware as front
 from gateway.server.http.handlers import Handlers, Readiness, refuse
@@ -32,23 +30,24 @@ from gateway.server.http.hot_connection import HOT_PATH, SERVE
 from gateway.server.http.pass_through import PassThrough
 from gateway.server.http.pings import PATIENCE
 from gateway.server.http.unread import Unread
+from gateway.server.keys.auth import Access
 from gateway.server.keys.key_line import Key
-from gateway.server.keys.meter import Meter
-from gateway.server.local_encoder import LocalModel, LocalUpstream
-from gateway.server.open_semantic import open_semantic
-from gateway.server.open_store import OpenedStore, open_store
-from gateway.server.open_telemetry import open_telemetry
-from gateway.server.open_upstreams import open_upstreams
+from gateway.server.keys.usage_sync import UsageSync
+from gateway.server.open.local_encoder import LocalModel, LocalUpstream
+from gateway.server.open.policy_file import PolicyFile
+from gateway.server.open.secrets import load_or_create_secret, secret_setting, shared_secret
+from gateway.server.open.semantic import open_semantic
+from gateway.server.open.store import OpenedStore, open_store
+from gateway.server.open.telemetry import open_telemetry
+from gateway.server.open.upstreams import open_upstreams
 from gateway.server.pipeline import Pipeline
-from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Compressor, Outbox, salted_endpoints
-from gateway.server.secrets import load_or_create_secret, secret_setting, shared_secret
 from gateway.server.ui.page import OperatorPage
 from gateway.settings import Settings
 from gateway.telemetry.events import AUDIT_FILE, EventList, event_log
 from gateway.upstream.answer import UpstreamCall
-from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.pool.probes import GREET
+from gateway.upstream.coalescer import Claims, Coalescer
+from gateway.upstream.pool.watch.probes import GREET
 from gateway.upstream.request import Upstream
 from gateway.upstream.shared_response import Holder
 from policies.decision import Scope
@@ -109,14 +108,14 @@ def create_app(
         metrics=metrics,
         makers=entries.makers,
     )
-    meter = Meter(
+    usage_sync = UsageSync(
         entries.key_counts if access.own_keys else None,
         time.time,
         telemetry.usage.prices,
         fails_open=settings.key_limits_fail == "open",
         refuse_unknown=upstreams.refuse_unknown,
     )
-    meter.keep(access.holders)
+    usage_sync.keep(access.holders)
     semantic = open_semantic(
         settings, semantic_socket, policies=policies, upstream=upstreams.upstream, metrics=metrics
     )
@@ -137,7 +136,7 @@ def create_app(
         writer=writer,
         max_answer_bytes=settings.max_answer_bytes,
         retry_budget=upstreams.pool.retry_budget,
-        checks=semantic.comparisons,
+        comparisons=semantic.comparisons,
         chains=upstreams.chains,
         on_answer=None if upstreams.warm_up is None else upstreams.warm_up.note,
         on_step=telemetry.on_step,
@@ -186,7 +185,7 @@ def create_app(
         lambda: {
             "policy": policies.details(),
             "store": entries.status(),
-            "keys": (keys := access.details()) | meter.details(keys["problems"]),
+            "keys": (keys := access.details()) | usage_sync.details(keys["problems"]),
             **semantic.details(),
             **upstreams.details(),
             "hints_never_hit": metrics.prefixes.shares.never_hit(),
@@ -239,7 +238,7 @@ def create_app(
         sinks=telemetry.sinks,
         trace=telemetry.trace,
         access=access,
-        meter=meter,
+        usage_sync=usage_sync,
         stopping=stopping,
         client_seconds=settings.client_timeout,
         names=settings.public_names,
@@ -275,12 +274,12 @@ def create_app(
             stack.enter_context(event_log(settings.data_dir))
             for part in (telemetry, entries, telemetry.usage, upstreams, semantic):
                 await stack.enter_async_context(part.lifespan())
-            await stack.enter_async_context(meter.lifespan())
+            await stack.enter_async_context(usage_sync.lifespan())
             stack.callback(scans.close)
             stack.push_async_callback(writer.settle)
             stack.push_async_callback(pipeline.close)
             on_edit = partial(policies.watch, POLICY_POLL_SECONDS, on_policy_reload)
-            on_keys = partial(access.watch, lambda: meter.keep(access.holders))
+            on_keys = partial(access.watch, lambda: usage_sync.keep(access.holders))
             for name, watch in (
                 ("watch of the policy", on_edit),
                 ("watch of the keys", on_keys),

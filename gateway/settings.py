@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from gateway.protocol.messages import Addition
+from gateway.protocol.http.messages import Addition
 from gateway.upstream.settings import Seconds, UpstreamSettings, UrlWithQuery
 from policies.format.units import SIZE, read_size, size_text
 from policies.format.yaml_document import (

@@ -76,9 +76,9 @@ async def upstream() -> AsyncIterator[ScriptedUpstream]:
 
 
 BOUNDS = (
-    "gateway.server.open_store.DISK_READ_SECONDS",
-    "gateway.server.open_store.DISK_WRITE_SECONDS",
-    "gateway.server.open_store.REDIS_SECONDS",
+    "gateway.server.open.store.DISK_READ_SECONDS",
+    "gateway.server.open.store.DISK_WRITE_SECONDS",
+    "gateway.server.open.store.REDIS_SECONDS",
     "gateway.cache.stores.redis.claims.CALL_SECONDS",
     "gateway.cache.pii_scan.SCAN_SECONDS",
     "gateway.cache.writer.SETTLE_SECONDS",
@@ -88,8 +88,8 @@ BOUNDS = (
 """Whatever takes longer becomes a miss or an estimate, which on a busy machine anything may."""
 POLLS = (
     "gateway.app.POLICY_POLL_SECONDS",
-    "gateway.server.open_semantic.ENCODER_POLL_SECONDS",
-    "gateway.server.auth.POLL_SECONDS",
+    "gateway.server.open.semantic.ENCODER_POLL_SECONDS",
+    "gateway.server.keys.auth.POLL_SECONDS",
 )
 """What is looked at again and again, which no test has to wait for."""
 

@@ -17,14 +17,13 @@ from gateway.app import default_policy
 from gateway.cache.key import identify
 from gateway.cache.lookup import Forward, Hit
 from gateway.cache.plan import Plan, plan_request
-from gateway.cache.ports import ActivePolicy
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cli.explain import pipeline_to_explain
-from gateway.protocol.cache_status import Reason
+from gateway.cli.offline.explain import pipeline_to_explain
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError, Verifier
 from gateway.server.context import Trace, Verdict
-from gateway.server.policy_file import PolicyFile
+from gateway.server.open.policy_file import ActivePolicy, PolicyFile
 from policies.decision import Decision, Endpoint, PiiAction
 from policies.freshness import parse_directives
 from quality.outcomes import Outcome, Try

@@ -27,7 +27,7 @@ from typing import Any
 from gateway.cache.ports import KEY_VERSION
 from gateway.protocol import exact_json
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.headers import bearer
+from gateway.protocol.http.headers import bearer
 from policies.decision import CompressSettings, DocumentSettings, Endpoint, Scope
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry
-from gateway.cache.shadow_eval import Check, Kind
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
+from gateway.cache.quality.shadow_eval import ComparisonCandidate, Kind
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.semantic.ports import Verification
 from policies.freshness import Directives, Verdict
 
@@ -30,7 +30,7 @@ class Hit:
     """Serve this entry. ``revalidate`` is the plan under which a fresh answer is to be fetched.
 
     ``plan`` is the plan under which the entry was found, if it may have to be judged again. A hit
-    that is sampled has a ``check`` for its comparison, and ``plan`` is the plan of the request.
+    that is sampled has ``to_compare``, and ``plan`` is the plan of the request.
     ``parts`` is the body of a batch, whose entry has no vectors.
     """
 
@@ -39,7 +39,7 @@ class Hit:
     age: int
     revalidate: Plan | None = None
     plan: Plan | None = None
-    check: Check | None = None
+    to_compare: ComparisonCandidate | None = None
     parts: Sequence[bytes | memoryview] = field(default=(), repr=False)
 
 
@@ -49,14 +49,14 @@ class Forward:
 
     ``fallback`` is what is served instead when the upstream fails before its answer has begun.
     ``ineligible`` is why nothing was looked up by meaning, where the policy would have had it.
-    ``check`` is what was found by meaning and not served, to be compared with the answer.
+    ``to_compare`` is what was found by meaning and not served, to be compared with the answer.
     """
 
     status: ForwardStatus
     store: Plan | None
     fallback: Hit | None = None
     ineligible: Reason | None = None
-    check: Check | None = None
+    to_compare: ComparisonCandidate | None = None
 
     def instead(self, now: float) -> Hit | None:
         """Return the stale answer to serve after the upstream failed, if one is still allowed.
@@ -236,29 +236,31 @@ class VerifyCandidate:
         decision = self.plan.decision
         if decision.shadow:
             status = replace(self.otherwise.status, reason=Reason.SHADOW)
-            check = self._check(Kind.SHADOW, verification, alias=alias)
-            return forward(self.plan, replace(self.otherwise, status=status, check=check))
+            candidate = self._candidate(Kind.SHADOW, verification, alias=alias)
+            return forward(self.plan, replace(self.otherwise, status=status, to_compare=candidate))
         shown = self.hit.status._replace(score=verification.score, threshold=threshold)
         # A request that accepts only a stored answer causes no call of ours either.
         if not decision.sample or self.plan.directives.only_if_cached:
             return replace(self.hit, status=shown)
-        check = self._check(Kind.SERVED, verification, alias=alias)
-        return replace(self.hit, status=shown, plan=self.plan, check=check)
+        candidate = self._candidate(Kind.SERVED, verification, alias=alias)
+        return replace(self.hit, status=shown, plan=self.plan, to_compare=candidate)
 
     def _near_miss(self, verification: Verification) -> Forward:
         """Return the forward with this candidate to compare, if it is the likeliest so far."""
-        decision, before = self.plan.decision, self.otherwise.check
+        decision, before = self.plan.decision, self.otherwise.to_compare
         if not (decision.shadow or decision.promote):
             return self.otherwise
         if before is not None and before.score >= verification.score:
             return self.otherwise
-        check = self._check(Kind.NEAR_MISS, verification)
-        return replace(self.otherwise, check=check)
+        candidate = self._candidate(Kind.NEAR_MISS, verification)
+        return replace(self.otherwise, to_compare=candidate)
 
-    def _check(self, kind: Kind, verification: Verification, *, alias: bool = False) -> Check:
+    def _candidate(
+        self, kind: Kind, verification: Verification, *, alias: bool = False
+    ) -> ComparisonCandidate:
         entry, similarity = self.hit.entry, self.hit.status.similarity or 0.0
         score, verifier = verification.score, verification.verifier
-        return Check(kind, entry, similarity, score, verifier, alias)
+        return ComparisonCandidate(kind, entry, similarity, score, verifier, alias)
 
 
 AfterSearch = FetchCandidate | VerifyCandidate | End

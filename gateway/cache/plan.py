@@ -16,9 +16,9 @@ from gateway.cache.key import (
     shared_partition,
 )
 from gateway.cache.ports import KEY_VERSION, Entry
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Question
+from gateway.protocol.http.cache_status import Reason
 from gateway.semantic.eligibility import semantic_query
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered

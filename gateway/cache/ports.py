@@ -1,12 +1,8 @@
 """The entry, and the interfaces of stores and of their neighbours; tests may fake them."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
-
-from policies.decision import PiiAction
-from policies.policy import Policy
-from policies.recorded import RecordedPolicy
+from typing import Protocol
 
 KEY_VERSION = 2
 """Raised when the canonical form or the entry format changes; part of every key and entry."""
@@ -157,107 +153,8 @@ class ScopeKeys(Protocol):
     async def close(self) -> None: ...
 
 
-class Count(NamedTuple):
-    """What is counted: of a key's ``holder`` an amount such as ``tokens/day``, in one window."""
-
-    holder: str
-    what: str
-    window: int
-
-
-class Change(NamedTuple):
-    """What is to be added to a count, and the total that was last learned of it."""
-
-    amount: int
-    known: int = 0
-
-
-class KeyCounts(Protocol):
-    """What holders of gateway keys have used, counted by several processes together.
-
-    Failures are StoreErrors.
-    """
-
-    async def load(self, windows: Sequence[tuple[str, int]]) -> Mapping[Count, int]:
-        """Return the amounts of all holders in these windows: what is counted, and its number."""
-
-    async def add(self, batch: str, changes: Mapping[Count, Change]) -> Mapping[Count, int]:
-        """Add to amounts, zero to some; return the total of each.
-
-        ``batch`` names these changes. If an add fails, it may have been done, whole or in part:
-        the same changes under the same name are then counted once. If a total is less than
-        ``known``, counts were lost: it is raised to ``known`` first.
-        """
-
-    async def close(self) -> None: ...
-
-
-class Claims(Protocol):
-    """Which of several gateway processes makes the upstream call for a miss that they share."""
-
-    async def take(self, slot: bytes) -> bool:
-        """Claim the slot unless it is claimed; tell whether it was not. Raises StoreError.
-
-        A claim lapses soon after its holder's end.
-        """
-
-    def release(self, slot: bytes) -> None: ...
-
-
-class MakerStore(Protocol):
-    """Which upstream made what, by digest, known to all gateways of one store; bounded.
-
-    Failures are StoreErrors.
-    """
-
-    seconds: float
-    """The longest that a request may wait for it."""
-
-    async def find(self, digests: Sequence[bytes]) -> Mapping[bytes, str]: ...
-    async def add(self, digests: Sequence[bytes], maker: str) -> None:
-        """Note the maker of all these, in place of any other."""
-
-    async def close(self) -> None: ...
-
-
 MOST_MAKERS = 262_144
 """Digests that a store keeps at least; the ones noted first are forgotten first."""
-
-USAGE_ROWS = 2_048
-"""Rows of a day; the figures of further labels are summed in one more row."""
-USAGE_DAYS = 400
-"""Days for which usage is kept."""
-USAGE_OTHER = '{"holder":"other","model":"other","rule":"other","upstream":"other","team":"other"}'
-"""The labels of that row."""
-
-
-class UsageRow(NamedTuple):
-    """Sums of one day, such as ``2026-11-24`` (UTC), under labels, which are a JSON object."""
-
-    day: str
-    labels: str
-    figures: Mapping[str, float]
-
-
-class UsageStore(Protocol):
-    """Where the figures of usage are summed, for all gateways of one store."""
-
-    async def add(self, batch: str, rows: Sequence[UsageRow]) -> None:
-        """Add the figures to the stored figures. Raises StoreError.
-
-        ``batch`` names these rows: if they are added again under the same name, nothing changes.
-        Beyond USAGE_ROWS rows of a day, figures count under USAGE_OTHER.
-        """
-
-    async def read(self, since: str) -> list[UsageRow]:
-        """Return all rows from a day on. Raises StoreError."""
-
-    async def close(self) -> None: ...
-
-
-KEPT_WINDOWS = {"minute": 3, "day": 8, "month": 3}
-"""Windows of time of each holder and amount, by their length. The one that was begun first goes
-first, whatever the clock says: one that was days ahead for a while makes no budget begin anew."""
 
 
 class Quarantine(Protocol):
@@ -284,30 +181,11 @@ class Scanner(Protocol):
         """Return the first kind found, or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActivePolicy:
-    """The policy in force and the scanner for its regions; replaced whole on a reload."""
-
-    policy: Policy
-    scanner: Scanner
-    recorded: RecordedPolicy
-    """The policy in the form that the decision log needs."""
-    pii_identities: Mapping[PiiAction, str]
-    """The part of cache keys for the scan that a prompt passed, by action."""
-
-
 class MemoryTier(Protocol):
     """The entries that are in this process's memory, and right."""
 
     def find(self, key: bytes, *, touch: bool = True) -> Entry | None:
         """Return the entry, or None where it is not in memory. No I/O."""
-
-
-class PolicySource(Protocol):
-    """Holds the last good policy."""
-
-    @property
-    def active(self) -> ActivePolicy: ...
 
 
 ForgetKeys = Callable[[bytes], Awaitable[None]]

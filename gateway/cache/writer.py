@@ -12,9 +12,9 @@ from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
 from gateway.cache.ports import EntryTooLargeError, Quarantine, Scanner, Store, StoreError
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.conversation import answer_text
 from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.tokens import prompt_usage
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 

@@ -39,7 +39,7 @@ def cli() -> None:
     """
 
 
-@cli.command(run="launch:run_gateway")
+@cli.command(run="process.launch:run_gateway")
 @options.settings
 def serve() -> None:
     """Run the gateway in front of an upstream.
@@ -53,7 +53,7 @@ def serve() -> None:
     """
 
 
-@cli.command(run="launch:run_demo")
+@cli.command(run="process.launch:run_demo")
 @options.settings_but_upstreams
 def demo() -> None:
     """Run the gateway with the bundled engine and model.
@@ -63,7 +63,7 @@ def demo() -> None:
     """
 
 
-@cli.command(run="status:status")
+@cli.command(run="operator.status:status")
 @options.gateway
 @options.as_json
 def status() -> None:
@@ -78,7 +78,7 @@ def status() -> None:
     """
 
 
-@cli.command(run="top:top")
+@cli.command(run="operator.top:top")
 @options.gateway
 @option("--interval", type=Time(least=0.1, most=3600), default="2s", help="Between looks.")
 @option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
@@ -93,7 +93,7 @@ def top() -> None:
     """
 
 
-@cli.command(run="doctor:doctor")
+@cli.command(run="operator.doctor:doctor")
 @options.settings
 @options.as_json
 def doctor() -> None:
@@ -110,7 +110,7 @@ def doctor() -> None:
     """
 
 
-@cli.command(run="operator:warm")
+@cli.command(run="operator.admin_api:warm")
 @argument("file", type=FILE, help="Known questions, JSON lines.")
 @option("--model", metavar="M", help="Model of bare questions.")
 @option("--system", metavar="TEXT", help="System message of bare questions.")
@@ -132,7 +132,7 @@ def warm() -> None:
     """
 
 
-@cli.command(run="operator:audit")
+@cli.command(run="operator.admin_api:audit")
 @option("--purge", is_flag=True, help="Remove what is found.")
 @options.as_json
 @options.gateway
@@ -143,7 +143,7 @@ def audit() -> None:
     """
 
 
-@cli.command(run="estimate.command:estimate")
+@cli.command(run="offline.estimate.command:estimate")
 @argument("log", type=FILE, help="Exported requests; - is standard input.")
 @options.policy
 @option(
@@ -190,7 +190,7 @@ def estimate() -> None:
     """
 
 
-@cli.command(run="usage:usage", exclusive=(("as_csv", "as_json"), ("url", "data_dir")))
+@cli.command(run="operator.usage:usage", exclusive=(("as_csv", "as_json"), ("url", "data_dir")))
 @option(
     "--by",
     type=Choice(("model", "holder", "team", "rule", "upstream", "day")),
@@ -241,7 +241,7 @@ def config() -> None:
     """Check and show settings."""
 
 
-@config.command("check", run="config:check")
+@config.command("check", run="operator.config:check")
 @options.settings
 def config_check() -> None:
     """Tell whether refrain serve would take the settings.
@@ -257,7 +257,7 @@ def config_check() -> None:
     """
 
 
-@config.command("show", run="config:show")
+@config.command("show", run="operator.config:show")
 @options.settings
 @options.as_json
 def config_show() -> None:
@@ -267,7 +267,7 @@ def config_show() -> None:
     """
 
 
-@config.command("schema", run="config:schema")
+@config.command("schema", run="operator.config:schema")
 def config_schema() -> None:
     """Print the JSON schema of refrain.yaml, for editors."""
 
@@ -277,18 +277,18 @@ def policy() -> None:
     """Check a policy, explain a request, replay a log."""
 
 
-@policy.command("check", run="policy:check")
+@policy.command("check", run="offline.policy:check")
 @argument("files", nargs=-1, required=True, type=FILE)
 def policy_check() -> None:
     """Tell whether files are valid policies (exit code 2: not)."""
 
 
-@policy.command("schema", run="policy:schema")
+@policy.command("schema", run="offline.policy:schema")
 def policy_schema() -> None:
     """Print the JSON schema of policy files, for editors."""
 
 
-@policy.command("explain", run="explain:explain")
+@policy.command("explain", run="offline.explain:explain")
 @argument("request", type=click.Path(), help="JSON file; - is standard input.")
 @options.policy
 @option("--data-dir", type=FOLDER, metavar="D", help="Look into the store there.")
@@ -315,7 +315,7 @@ def policy_explain() -> None:
     """
 
 
-@policy.command("replay", run="policy:replay")
+@policy.command("replay", run="offline.policy:replay")
 @option("--policy", type=FILE, required=True, help="Edited policy.")
 @option("--data-dir", type=FOLDER, metavar="D", help="The gateway's, for a calibration of its own.")
 @options.as_json
@@ -333,7 +333,7 @@ def semantic() -> None:
     """Calibrate and watch answers by meaning."""
 
 
-@semantic.command(run="calibrate:calibrate")
+@semantic.command(run="offline.calibrate:calibrate")
 @argument("log", nargs=-1, type=FILE, help="Comparisons or labelled pairs.")
 @option(
     "--confidence",
@@ -380,7 +380,7 @@ def calibrate() -> None:
     """
 
 
-@semantic.command(run="operator:semantic_report", exclusive=(("url", "data_dir"),))
+@semantic.command(run="operator.admin_api:semantic_report", exclusive=(("url", "data_dir"),))
 @options.as_json
 @options.other_gateway
 @options.data_dir
@@ -398,7 +398,7 @@ def keys() -> None:
     """Make, list, revoke and rotate gateway keys."""
 
 
-@keys.command("add", run="keys:add")
+@keys.command("add", run="operator.keys:add")
 @argument("name", help="The holder.")
 @options.key_attributes
 @options.key_file
@@ -413,21 +413,21 @@ def keys_add() -> None:
     """
 
 
-@keys.command("list", run="keys:list_keys")
+@keys.command("list", run="operator.keys:list_keys")
 @options.as_json
 @options.key_file
 def keys_list() -> None:
     """List the keys of the file, without their secrets."""
 
 
-@keys.command("revoke", run="keys:revoke")
+@keys.command("revoke", run="operator.keys:revoke")
 @argument("name", help="The holder.")
 @options.key_file
 def keys_revoke() -> None:
     """Remove every key of a holder; takes effect within a second."""
 
 
-@keys.command("rotate", run="keys:rotate")
+@keys.command("rotate", run="operator.keys:rotate")
 @argument("name", help="The holder.")
 @options.key_attributes
 @option(
@@ -454,7 +454,7 @@ def prefix() -> None:
     """See why prefix caches miss, and mend it."""
 
 
-@prefix.command("report", run="prefix_report:run_report")
+@prefix.command("report", run="offline.prefix_report:run_report")
 @argument("log", type=FILE, help="Recorded requests; - is standard input.")
 @option(
     "--limit",

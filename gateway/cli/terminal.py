@@ -67,7 +67,7 @@ def configure_logging(level: str, form: str) -> None:
     # Imported here, since a command that only says something needs none of it.
     import logging
 
-    from gateway.cli.log_lines import log_to_stderr
+    from gateway.cli.process.log_lines import log_to_stderr
     from gateway.telemetry.request_id import CURRENT
 
     number = logging.getLevelNamesMapping()[level.upper()]

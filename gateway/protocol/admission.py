@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 
 CUT_OFF = {"length": Reason.TRUNCATED, "content_filter": Reason.FILTERED}
 """Why an answer is not stored that ended so, where the policy does not allow it."""

@@ -5,7 +5,7 @@ Outcomes such as a miss or a bypass are values (``cache.lookup``), not exception
 
 from typing import Any
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 
 
 class RequestError(Exception):

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Question
+from gateway.protocol.http.cache_status import Reason
 from gateway.semantic import words as lists
 from gateway.semantic.code import holds_code
 from policies.decision import Endpoint

@@ -123,7 +123,7 @@ def guard(question: str, stored: str) -> str | None:
     return find(question, stored, common_words())
 
 
-def load_checks() -> None:
+def load_guards() -> None:
     """Load what ``verify`` needs first, which exact lookup does without."""
     guard("", "")
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import orjson
 
 from gateway.cache.lookup import Forward, Hit, Refused
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.protocol.endpoints.embeddings import (
     batch_body,
     combine_items,
@@ -23,8 +22,9 @@ from gateway.protocol.endpoints.embeddings import (
     stored_items,
     vectors_of,
 )
-from gateway.protocol.headers import Fields
-from gateway.protocol.messages import Reply, body_of
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
+from gateway.protocol.http.headers import Fields
+from gateway.protocol.http.messages import Reply, body_of
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange
 

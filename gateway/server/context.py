@@ -14,14 +14,15 @@ from gateway.cache.key import Tenant
 from gateway.cache.lookup import End, restrict_storage, storage_plan
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import Plan
-from gateway.cache.ports import ActivePolicy, Scanner
-from gateway.protocol.cache_status import Reason
+from gateway.cache.ports import Scanner
 from gateway.protocol.conversation import names_text, prompt_text
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import Verification
+from gateway.server.open.policy_file import ActivePolicy
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.retry_budget import Quota
+from gateway.upstream.pool.retry_budget import Quota
 from policies.decision import Decision
 from policies.policy import RequestFacts
 

@@ -21,12 +21,13 @@ from email.utils import formatdate
 from hashlib import sha256
 from typing import NamedTuple
 
-from gateway.cache.ports import Entry, MemoryTier, PolicySource
-from gateway.protocol.cache_status import HitStatus, Reason, hit_fields
-from gateway.protocol.headers import Fields
-from gateway.protocol.messages import Reply
-from gateway.server.auth import Access
-from gateway.server.keys.meter import Gate
+from gateway.cache.ports import Entry, MemoryTier
+from gateway.protocol.http.cache_status import HitStatus, Reason, hit_fields
+from gateway.protocol.http.headers import Fields
+from gateway.protocol.http.messages import Reply
+from gateway.server.keys.auth import Access
+from gateway.server.keys.usage_sync import Gate
+from gateway.server.open.policy_file import PolicySource
 from gateway.telemetry import request_id
 from gateway.telemetry.metrics import HitBatch, Metrics
 from gateway.telemetry.observation import Observation

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.prompts.json_splice import with_field
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import Reply
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.messages import Reply
 from gateway.server.context import RequestContext
 from gateway.upstream.request import MODEL
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, assert_never
 
 import orjson
 
-from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.key import identify
 from gateway.cache.lookup import (
     NEAREST,
@@ -43,20 +42,21 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.pii_scan import ScanFailedError, Scans
 from gateway.cache.plan import plan_request
-from gateway.cache.ports import Entry, PolicySource, Store, StoreError
+from gateway.cache.ports import Entry, Store, StoreError
+from gateway.cache.quality.comparison_journal import ComparisonJournal
 from gateway.cache.single_flight import SingleFlight
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import (
+from gateway.protocol.endpoints.embeddings import item_body, items_of
+from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.errors import RequestError, UpstreamError
+from gateway.protocol.http.cache_status import (
     Forwarded,
     ForwardStatus,
     Reason,
     hit_fields,
     refused_header,
 )
-from gateway.protocol.endpoints.embeddings import item_body, items_of
-from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.errors import RequestError, UpstreamError
-from gateway.protocol.messages import Reply, body_of
+from gateway.protocol.http.messages import Reply, body_of
 from gateway.protocol.request import LARGE_BYTES, CacheRequest
 from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
@@ -70,20 +70,21 @@ from gateway.server.context import (
     scan_names,
     scan_prompt,
 )
-from gateway.server.local_encoder import LocalModel
 from gateway.server.model_fallback import (
     IsOverloaded,
     fallback_for,
     never_overloaded,
     with_model_header,
 )
+from gateway.server.open.local_encoder import LocalModel
+from gateway.server.open.policy_file import PolicySource
 from gateway.server.prepare import Outbox
 from gateway.telemetry import request_id
 from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation, OnStep
 from gateway.upstream.coalescer import Coalescer
+from gateway.upstream.pool.retry_budget import Quota
 from gateway.upstream.request import Exchange, without_salt
-from gateway.upstream.retry_budget import Quota
 from policies.decision import Decision, Endpoint, Priority
 from policies.freshness import NOTHING_ASKED, parse_directives
 
@@ -143,7 +144,7 @@ def _fresh_until(context: RequestContext, hit: Hit) -> float | None:
         or plan.directives is not NOTHING_ASKED
         or status.reason is not Reason.EXACT
         or status.stale is not None
-        or hit.check is not None
+        or hit.to_compare is not None
     ):
         return None
     return plan.fresh_until(hit.entry)
@@ -314,7 +315,7 @@ class Pipeline:
         if isinstance(end, Refused):
             return refuse(observation)
         if isinstance(end, Hit):
-            if end.check is not None:
+            if end.to_compare is not None:
                 self._sample(context, end)
             if end.revalidate is None:
                 return render_hit(context.request, end, observation, context)
@@ -332,7 +333,7 @@ class Pipeline:
         """Ask the upstream as well, for one of some hits, so that the answers can be compared."""
         if self.draw() >= context.decision.sample:
             return
-        state = Forward(ForwardStatus(Forwarded.MISS), hit.plan, check=hit.check)
+        state = Forward(ForwardStatus(Forwarded.MISS), hit.plan, to_compare=hit.to_compare)
         decision = replace(context.decision, priority=Priority.LOW)
         self._refresh(context._replace(decision=decision), state, "sample")
 

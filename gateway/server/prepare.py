@@ -40,8 +40,8 @@ from gateway.prompts.rewrite.text_rules import NOTHING_KNOWN, Memory, SharedDocu
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import Fields
-from gateway.protocol.messages import read_whole
+from gateway.protocol.http.headers import Fields
+from gateway.protocol.http.messages import read_whole
 from gateway.protocol.request import LARGE_BYTES, CacheRequest
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
 from gateway.server.context import INLINE_BYTES, RequestContext

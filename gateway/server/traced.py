@@ -8,7 +8,7 @@ from gateway.cache.lookup import (
     ScanPrompt,
     VerifyCandidate,
 )
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.server.pipeline import Near
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.otel.attributes import answer_facts

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.cache.lookup import Forward, Hit
 from gateway.prompts.outcome import Compression, Declined, Rewrite
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
-from gateway.protocol.headers import Fields
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.protocol.http.headers import Fields
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
 

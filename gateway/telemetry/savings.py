@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.cache.ports import USAGE_OTHER, Entry, UsageRow
-from gateway.protocol.cache_status import LEFT_BY_CLIENT, Reason
+from gateway.cache.ports import Entry
+from gateway.cache.stores.counts import USAGE_OTHER, UsageRow
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.messages import declared_name
+from gateway.protocol.http.cache_status import LEFT_BY_CLIENT, Reason
+from gateway.protocol.http.messages import declared_name
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prices import Price

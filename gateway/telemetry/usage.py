@@ -9,20 +9,14 @@ import contextlib
 import logging
 import secrets
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from gateway import background
-from gateway.cache.ports import (
-    USAGE_ROWS,
-    Entry,
-    StoreError,
-    StoreUnavailableError,
-    UsageRow,
-    UsageStore,
-)
+from gateway.cache.ports import Entry, StoreError, StoreUnavailableError
+from gateway.cache.stores.counts import USAGE_ROWS, UsageRow
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prices import Prices
@@ -68,6 +62,22 @@ class RepeatedHit:
 
     account: Account | None = None
     key: bytes = b""
+
+
+class UsageStore(Protocol):
+    """Where the figures of usage are summed, for all gateways of one store."""
+
+    async def add(self, batch: str, rows: Sequence[UsageRow]) -> None:
+        """Add the figures to the stored figures. Raises StoreError.
+
+        ``batch`` names these rows: if they are added again under the same name, nothing changes.
+        Beyond USAGE_ROWS rows of a day, figures count under USAGE_OTHER.
+        """
+
+    async def read(self, since: str) -> list[UsageRow]:
+        """Return all rows from a day on. Raises StoreError."""
+
+    async def close(self) -> None: ...
 
 
 class UsageLedger:

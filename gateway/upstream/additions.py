@@ -15,7 +15,7 @@ from cachetools import TTLCache
 from gateway.prompts.json_splice import Edit, Places, splice
 from gateway.prompts.outcome import Rewrite
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.messages import ALL_ADDITIONS, Addition
+from gateway.protocol.http.messages import ALL_ADDITIONS, Addition
 from gateway.upstream.request import MOST_MODELS, Exchange
 
 REFUSED_SECONDS = 600.0

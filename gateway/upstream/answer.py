@@ -14,22 +14,23 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.cache.quality.comparisons import Comparisons
 from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Streaming
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import Fields, reply_fields, request_fields
-from gateway.protocol.messages import read_up_to
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.headers import Fields, reply_fields, request_fields
+from gateway.protocol.http.messages import read_up_to
 from gateway.protocol.request import LARGE_BYTES
 from gateway.protocol.streaming.decode import EventTooLargeError, Piece, StreamedAnswer
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.telemetry.observation import CallFacts, OnStep
 from gateway.upstream.additions import Variant, Variants
-from gateway.upstream.comparisons import Checks
 from gateway.upstream.pool.affinity import Learner
 from gateway.upstream.pool.prefix_chain import PromptChains
+from gateway.upstream.pool.retry_budget import Budget
 from gateway.upstream.request import (
     PRIORITY,
     SALT,
@@ -40,7 +41,6 @@ from gateway.upstream.request import (
     UpstreamReply,
     with_upstream,
 )
-from gateway.upstream.retry_budget import Budget
 from gateway.upstream.shared_response import Head, SharedResponse
 from policies.decision import Endpoint, Priority
 
@@ -70,7 +70,7 @@ class Admission(NamedTuple):
 class UpstreamCall:
     """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for followers.
 
-    ``checks`` compares answers. ``chains`` makes the prefix chains by which one of several
+    ``comparisons`` compares answers. ``chains`` makes the prefix chains by which one of several
     upstreams is chosen. ``on_answer`` is called after each answer to a storable request.
     ``retry_budget`` comes from the pool. ``on_step`` takes each step, if given.
     """
@@ -80,7 +80,7 @@ class UpstreamCall:
     max_answer_bytes: int
     _: KW_ONLY
     retry_budget: Budget = field(default_factory=Budget)
-    checks: Checks | None = None
+    comparisons: Comparisons | None = None
     chains: PromptChains | None = None
     on_answer: OnAnswer | None = None
     on_step: OnStep | None = None
@@ -300,8 +300,8 @@ class UpstreamCall:
         stored = plan is not None and declined is None
         if declined is not None:
             shared.decline(declined)
-        elif plan is not None and self.checks is not None and (check := exchange.state.check):
-            self.checks.begin(check, plan, plain, exchange.request.fields)
+        elif plan and self.comparisons and (candidate := exchange.state.to_compare):
+            self.comparisons.begin(candidate, plan, plain, exchange.request.fields)
         if self.on_step is not None:
             outcome = None if plan is None else declined or stored
             self.on_step(Admission(shared.facts, result), began, seen, outcome)

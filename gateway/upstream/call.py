@@ -15,16 +15,16 @@ from math import ceil
 from typing import Protocol, TypeVar
 
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import without
-from gateway.protocol.messages import declared_name
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.headers import without
+from gateway.protocol.http.messages import declared_name
 from gateway.protocol.request import LARGE_BYTES
 from gateway.upstream.additions import NONE, REFUSED_SECONDS, USAGE, Variant
 from gateway.upstream.one_try import OneTry
 from gateway.upstream.pool.pool import UpstreamPool
+from gateway.upstream.pool.retry_budget import Budget, Quota
 from gateway.upstream.pool.table import Call
 from gateway.upstream.request import Outgoing, Served, Tried
-from gateway.upstream.retry_budget import Budget, Quota
-from gateway.upstream.translated import MESSAGES, is_translatable
 from gateway.upstream.tries import (
     ADDITION_REFUSED,
     NOT_KEPT,
@@ -39,6 +39,7 @@ from gateway.upstream.tries import (
     Wait,
     Where,
 )
+from gateway.upstream.wire.translated import MESSAGES, is_translatable
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,9 @@ class PoolCall:
     async def __aenter__(self) -> OneTry:
         """Return the reply after its first token. Raises UpstreamError if there is none."""
         pool, outgoing = self._pool, self._outgoing
+        if self._quota.left <= 0:
+            message = "The upstream was called too often for one request."
+            raise UpstreamError(502, message, Reason.UPSTREAM_BROKE)
         if pool.several:
             if not outgoing.pinned:
                 outgoing = await pool.pin(outgoing)

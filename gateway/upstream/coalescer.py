@@ -27,21 +27,21 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from gateway.cache.key import identify
 from gateway.cache.lookup import Hit, evaluate_entry
 from gateway.cache.plan import Plan
-from gateway.cache.ports import Claims, Entry, StoreError
+from gateway.cache.ports import Entry, StoreError
 from gateway.prompts.outcome import COMPRESS, REWRITE, format_rewrites
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import Forwarded, Reason
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import RequestError, UpstreamError
-from gateway.protocol.headers import Fields, shared_fields, with_cache_status, without
-from gateway.protocol.messages import Reply
+from gateway.protocol.http.cache_status import Forwarded, Reason
+from gateway.protocol.http.headers import Fields, shared_fields, with_cache_status, without
+from gateway.protocol.http.messages import Reply
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.savings import entry_usage
 from gateway.upstream.answer import UpstreamCall
@@ -75,6 +75,18 @@ class Sharing(Enum):
     SAME_WIRE = auto()
     SAME_CREDENTIAL = auto()
     ALONE = auto()
+
+
+class Claims(Protocol):
+    """Which of several gateway processes makes the upstream call for a miss that they share."""
+
+    async def take(self, slot: bytes) -> bool:
+        """Claim the slot unless it is claimed; tell whether it was not. Raises StoreError.
+
+        A claim lapses soon after its holder's end.
+        """
+
+    def release(self, slot: bytes) -> None: ...
 
 
 @dataclass(eq=False)
@@ -125,7 +137,7 @@ class Coalescer:
         background, and only if a call is made. Then its observation is finished here.
         """
         plan = exchange.state.store
-        outcome = "refresh" if exchange.state.check is None else "sample"
+        outcome = "refresh" if exchange.state.to_compare is None else "sample"
         if (
             plan is None
             or self._background[outcome] >= MAX_BACKGROUND_CALLS[outcome]
@@ -368,7 +380,7 @@ class Follower(AsyncIterator[bytes]):
         if other_wire and head.events and not streamed:
             return await self._assemble(head)
         wants_usage = exchange.request.wants_usage
-        if other_wire or (wants_usage and not head.usage):
+        if other_wire or (head.events and wants_usage and not head.usage):
             return self._other
         self._without_usage = head.usage and not wants_usage
         self._observation.status = head.status

@@ -6,16 +6,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import bears_credential
-from gateway.protocol.messages import read_up_to
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.headers import bears_credential
+from gateway.protocol.http.messages import read_up_to
 from gateway.upstream.additions import MOVED, NONE
-from gateway.upstream.first_token import HELD_BYTES, FirstToken, FirstTokenDetector
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.table import Call
 from gateway.upstream.request import Outgoing, Served, UpstreamReply
-from gateway.upstream.translated import RefusedReply
 from gateway.upstream.tries import (
     ADDITION_REFUSED,
     NOT_KEPT,
@@ -24,7 +22,9 @@ from gateway.upstream.tries import (
     failure_of,
     refusal_of,
 )
-from gateway.upstream.verdict import error_of, lacks_model, parsed_or_none
+from gateway.upstream.wire.first_token import HELD_BYTES, FirstToken, FirstTokenDetector
+from gateway.upstream.wire.translated import RefusedReply
+from gateway.upstream.wire.verdict import error_of, lacks_model, parsed_or_none
 
 _EXPLAINED = frozenset(
     {

@@ -15,11 +15,11 @@ from gateway.prompts.json_splice import with_field
 from gateway.prompts.outcome import Compression, Declined, Rewrite
 from gateway.protocol import exact_json
 from gateway.protocol.anthropic.thinking import without_unsigned_thinking
-from gateway.protocol.cache_status import Reason
-from gateway.protocol.headers import CREDENTIALS, Fields, request_fields, without
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.request import CacheRequest
 from gateway.telemetry.observation import Attempt, Observation, Place
-from gateway.upstream.retry_budget import Quota
+from gateway.upstream.pool.retry_budget import Quota
 from policies.decision import Priority
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from pydantic import (
     model_validator,
 )
 
-from gateway.protocol.headers import CREDENTIALS, OF_ONE_CONNECTION
-from gateway.protocol.messages import Addition
+from gateway.protocol.http.headers import CREDENTIALS, OF_ONE_CONNECTION
+from gateway.protocol.http.messages import Addition
 from policies.format.units import TIME, read_time, time_text
 from policies.format.yaml_document import read_document
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Generic, Protocol, TypeVar
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import Fields
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.headers import Fields
 from gateway.protocol.streaming.decode import StreamedAnswer, failure_event
 from gateway.protocol.tokens import PromptUsage, prompt_usage
 from gateway.telemetry.observation import CallFacts, Observation

@@ -22,8 +22,8 @@ from enum import Enum, StrEnum, auto
 from http import HTTPStatus
 from typing import NamedTuple
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool.health import LONGEST_RETRY_AFTER
 
 MOST_CALLS = 8

@@ -18,8 +18,8 @@ from aiohttp.web_protocol import RequestHandler
 ROOT = Path(__file__).parents[2]
 SERVER = "gateway/server/http/http_server.py"
 HOT = "gateway/server/http/hot_connection.py"
-CONNECTION = "gateway/upstream/connection.py"
-CLIENT = "gateway/upstream/http_client.py"
+CONNECTION = "gateway/upstream/wire/connection.py"
+CLIENT = "gateway/upstream/wire/http_client.py"
 
 USED: dict[str, tuple[tuple[type, ...], frozenset[str]]] = {
     SERVER: (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import architecture
 import pytest
-from architecture import LAWS, MOST_LINES, modules
+from architecture import LAWS, MOST_ENTRIES, MOST_LINES, modules
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,17 +37,17 @@ GOOD = {
     "gateway/cache/plan.py": "from .key import Scope\nfrom gateway.protocol import sse",
     "gateway/cache/ports.py": "from typing import Protocol\nfrom gateway.cache.key import Scope",
     "gateway/cache/stores/redis/store.py": "import asyncio\nfrom redis.asyncio import Redis",
-    "gateway/upstream/http_client.py": "from aiohttp import web\nimport yarl",
+    "gateway/upstream/wire/http_client.py": "from aiohttp import web\nimport yarl",
     "gateway/server/pipeline.py": "import asyncio\nfrom gateway.cache.ports import Store",
     "gateway/server/http/handlers.py": "from aiohttp import web\n"
     "from gateway.server import pipeline",
     "gateway/app.py": "from aiohttp import web\nfrom gateway.settings import Settings\n"
     "import gateway.server.http.handlers",
-    "gateway/server/open_semantic.py": "from embeddings.client import EmbeddingsClient",
+    "gateway/server/open/semantic.py": "from embeddings.client import EmbeddingsClient",
     "gateway/semantic/verifier.py": "from embeddings.verify.guards import guard",
     "gateway/upstream/pool/pool.py": "import random\njitter = random.Random().random",
     "gateway/cli/commands.py": "def main():\n    from backend.__main__ import main",
-    "gateway/cli/worker.py": "import uvloop\nfrom gateway.app import create_app",
+    "gateway/cli/process/worker.py": "import uvloop\nfrom gateway.app import create_app",
     "embeddings/client.py": "import asyncio\nfrom embeddings import link",
     "embeddings/verify/guards/gate.py": "import re",
     "backend/scheduler/scheduler.py": "from backend.scheduler.request import Sequence",
@@ -74,7 +74,7 @@ BAD = {
     "pure_modules_import_pure_modules": [
         ("gateway/cache/plan.py", "from gateway.cache.stores.redis.store import RedisStore"),
         ("gateway/cache/key.py", "from .stores.redis import store"),
-        ("gateway/upstream/request.py", "from gateway.upstream import http_client"),
+        ("gateway/upstream/request.py", "from gateway.upstream.wire import http_client"),
     ],
     "cores_are_leaves": [
         ("policies/decision.py", "from gateway.cache.ports import Entry"),
@@ -91,10 +91,13 @@ BAD = {
         ("gateway/prompts/texts.py", "import gateway.cache.key"),
         ("gateway/cache/__init__.py", "from .. import telemetry"),
         ("gateway/telemetry/metrics.py", "from gateway.upstream.pool.health import State"),
-        ("gateway/upstream/http_client.py", "def f():\n    from gateway.server import pipeline"),
+        (
+            "gateway/upstream/wire/http_client.py",
+            "def f():\n    from gateway.server import pipeline",
+        ),
         ("gateway/server/pipeline.py", "from gateway.app import create_app"),
-        ("gateway/app.py", "from gateway.cli.worker import main"),
-        ("gateway/upstream/http_client.py", "from gateway.settings import Settings"),
+        ("gateway/app.py", "from gateway.cli.process.worker import main"),
+        ("gateway/upstream/wire/http_client.py", "from gateway.settings import Settings"),
         ("gateway/settings.py", "from gateway.cache.key import Scope"),
         ("gateway/settings.py", "from gateway.upstream.request import Outgoing"),
         ("gateway/upstream/settings.py", "from gateway.cache.key import Scope"),
@@ -122,7 +125,7 @@ BAD = {
         ("gateway/cache/key.py", "from multidict import CIMultiDict"),
         ("gateway/upstream/request.py", "def f():\n    import yarl"),
     ],
-    "the_gateway_has_few_rooms": [],
+    "folders_have_few_entries": [],
     "files_are_small": [("gateway/server/pipeline.py", "pass\n" * (MOST_LINES + 1))],
     "names_say_what_is_inside": [
         ("gateway/protocol/utils.py", ""),
@@ -166,6 +169,16 @@ def test_a_file_without_a_purpose_breaks_the_law(tmp_path):
     write(tmp_path, GOOD)
     write(tmp_path, {"gateway/server/pipeline.py": "x = 1"}, docstring="# no docstring\n")
     assert architecture.files_say_what_they_are_for(tmp_path) == ["gateway.server.pipeline"]
+
+
+@pytest.mark.parametrize("folder", ["gateway", "gateway/server/ui/static", "policies/pii"])
+def test_a_full_folder_breaks_the_law(folder, tmp_path):
+    marks = ["__init__.py", "py.typed", "__pycache__/a.pyc"]
+    names = [f"{number}.js" for number in range(MOST_ENTRIES)]
+    write(tmp_path, {f"{folder}/{name}": "" for name in names + marks})
+    assert architecture.folders_have_few_entries(tmp_path) == []
+    write(tmp_path, {f"{folder}/more/a.py": ""})
+    assert architecture.folders_have_few_entries(tmp_path) == [f"{folder}: 13 entries"]
 
 
 def test_each_exception_names_a_module_that_exists():

@@ -57,13 +57,13 @@ default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}
 """
 SUPERVISE = """
 import sys
-import gateway.cli.main, gateway.cli.launch
+import gateway.cli.main, gateway.cli.process.launch
 print(*sorted(name for name in {heavy!r} if name in sys.modules))
 """
 SERVE_EXACT = """
 import asyncio, sys
 from pathlib import Path
-from gateway.cli import worker
+from gateway.cli.process import worker
 from gateway.settings import Settings
 
 async def serve():
@@ -95,8 +95,13 @@ def run(
 
 
 MODULES = (
-    *("gateway.app", "gateway.cli.worker", "gateway.cli.main", "gateway.cli.launch"),
-    *("embeddings.client", "gateway.cli.policy"),
+    *(
+        "gateway.app",
+        "gateway.cli.process.worker",
+        "gateway.cli.main",
+        "gateway.cli.process.launch",
+    ),
+    *("embeddings.client", "gateway.cli.offline.policy"),
 )
 
 
@@ -127,7 +132,7 @@ def test_the_engine_s_server_loads_no_torch():
 
 
 def test_the_gateway_imports_where_nothing_heavy_is_installed():
-    done = run(MISSING, "gateway.cli.worker")
+    done = run(MISSING, "gateway.cli.process.worker")
     assert done.stdout.split() == ["imported"], done.stderr
 
 

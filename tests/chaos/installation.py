@@ -25,7 +25,7 @@ EXACT_ONLY = """
 version: 1
 default: {exact: on, semantic: off, freshness: 1h, scope: tenant, pii: bypass}
 """
-WORKER = "gateway.cli.worker"
+WORKER = "gateway.cli.process.worker"
 EMBEDDINGS = "embeddings"
 SMALL_DISK_BYTES = 24 << 20
 

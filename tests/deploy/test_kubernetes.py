@@ -13,7 +13,7 @@ import pytest
 import yaml
 from parsed_command import parsed, parsed_backend
 
-from gateway.cli.child_process import STOP_SECONDS
+from gateway.cli.process.child_process import STOP_SECONDS
 from gateway.settings import SECRETS, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from opentelemetry.semconv._incubating.metrics.process_metrics import PROCESS_UP
 from opentelemetry.trace import SpanKind
 
 from gateway.prompts.outcome import NotRewritten, Rewrite, Step
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.request import CacheRequest
 from gateway.telemetry.observation import AnswerFacts, CallFacts, Observation, Place
 from gateway.telemetry.otel.tracing import Tracing

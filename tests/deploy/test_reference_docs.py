@@ -5,7 +5,7 @@ from difflib import unified_diff
 
 import pytest
 
-from gateway.cli.config import json_schema
+from gateway.cli.operator.config import json_schema
 from gateway.settings import SECRETS, Settings
 from gateway.upstream.tries import MOST_CALLS
 from tools.docs import reference

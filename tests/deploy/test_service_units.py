@@ -6,7 +6,7 @@ from pathlib import Path
 
 from parsed_command import parsed, parsed_backend
 
-from gateway.cli.child_process import STOP_SECONDS
+from gateway.cli.process.child_process import STOP_SECONDS
 from gateway.settings import load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -9,13 +9,13 @@ from host_requests import until
 
 from gateway import background
 from gateway.background import LONGEST_PAUSE, SETTLED_SECONDS, Restarts
-from gateway.cache.comparison_journal import ComparisonJournal
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.quality.comparison_journal import ComparisonJournal
+from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.redis.invalidation import RedisInvalidations
 from gateway.cache.stores.redis.scripts import make_shards
-from gateway.server.auth import Access
-from gateway.server.policy_file import PolicyFile
-from gateway.server.watched_file import WatchedFile
+from gateway.server.keys.auth import Access
+from gateway.server.open.policy_file import PolicyFile
+from gateway.server.open.watched_file import WatchedFile
 
 ERRORS = [
     OSError(5, "Input/output error"),

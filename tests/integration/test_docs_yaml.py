@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from gateway.app import default_policy
-from gateway.cli.plan import find_faults
+from gateway.cli.process.plan import find_faults
 from gateway.settings import Settings, load_settings
 from policies.format.load import json_schema
 

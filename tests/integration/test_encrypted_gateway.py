@@ -7,7 +7,7 @@ import orjson
 import pytest
 from redis.asyncio import Redis
 
-from gateway.server.secrets import SecretError
+from gateway.server.open.secrets import SecretError
 from running_redis import RunningRedis
 
 OLD = "2026a:" + "A" * 43 + "="

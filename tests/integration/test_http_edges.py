@@ -21,7 +21,7 @@ import backend.server.http_server
 import gateway.server.http.handlers
 import gateway.server.http.http_server
 import gateway.telemetry.request_id
-from gateway.cli.log_lines import TextFormatter
+from gateway.cli.process.log_lines import TextFormatter
 from policies.decision import Endpoint
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream, completion

@@ -18,7 +18,7 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 from processes import Process
 
-from gateway.cli.log_lines import JsonFormatter, TextFormatter
+from gateway.cli.process.log_lines import JsonFormatter, TextFormatter
 from gateway.cli.terminal import log_stray
 from gateway.server.pipeline import Pipeline
 from policies.pii.scan import PiiScanner

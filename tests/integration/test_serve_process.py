@@ -198,7 +198,7 @@ def test_a_purge_by_one_worker_holds_for_all_and_a_killed_worker_holds_nothing_u
                 assert told["entries"] == 1
 
     ask_and_purge(6)
-    killed = child_running(process, "gateway.cli.worker")
+    killed = child_running(process, "gateway.cli.process.worker")
     os.kill(killed, signal.SIGKILL)
     process.wait_for_line("starting it again")
     ask_and_purge(3)

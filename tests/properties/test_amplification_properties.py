@@ -181,7 +181,7 @@ async def calls_of(
 @pytest.fixture
 def rich(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the retry budget bound nothing here."""
-    monkeypatch.setattr("gateway.upstream.retry_budget.Budget.spend", lambda _self: True)
+    monkeypatch.setattr("gateway.upstream.pool.retry_budget.Budget.spend", lambda _self: True)
 
 
 @FEW

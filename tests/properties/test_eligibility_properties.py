@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cache.lookup import Forward, SearchSemantic, start
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.semantic.eligibility import ineligible
 
 POOL = (

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from gateway.app import default_policy
 from gateway.cache.key import differences, field_digests, nearest
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cli.explain import explanation_text, pipeline_to_explain
+from gateway.cli.offline.explain import explanation_text, pipeline_to_explain
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import InvalidFieldError, parse_recorded
-from gateway.server.policy_file import PolicyFile
+from gateway.server.open.policy_file import PolicyFile
 from policies.decision import Endpoint
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

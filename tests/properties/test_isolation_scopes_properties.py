@@ -18,13 +18,13 @@ from naming_upstream import BODIES as ASKED
 from naming_upstream import HEADERS, NAMES, PATHS, Asker, NamingUpstream, made_for
 
 from gateway.cache.pii_scan import Scans
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match
+from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
-from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import UpstreamCall

@@ -24,7 +24,7 @@ from gateway.cache.lookup import (
 )
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.semantic.ports import Verification
 from policies.decision import PiiAction, Scope
 from policies.freshness import Directives, Grace, Verdict, freshness, jittered

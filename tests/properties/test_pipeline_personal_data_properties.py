@@ -18,8 +18,8 @@ from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match
+from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
-from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import UpstreamCall

@@ -6,9 +6,9 @@ from gated_upstream import GatedUpstream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import read_up_to
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.messages import read_up_to
 from gateway.upstream.call import PooledUpstream
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import PrefixAware

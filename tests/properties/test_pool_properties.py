@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool.health import LONGEST_EJECTION, Open, State, Trial
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, Change, PoolTable

@@ -16,12 +16,12 @@ from gateway.cache.lookup import Forward
 from gateway.cache.pii_scan import Scans
 from gateway.cache.plan import Plan, plan_request
 from gateway.cache.ports import Entry
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.request import read_request
-from gateway.server.policy_file import PolicyFile
+from gateway.server.open.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.coalescer import Coalescer

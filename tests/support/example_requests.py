@@ -6,7 +6,7 @@ from typing import Any
 from gateway.cache.key import ANONYMOUS, Tenant
 from gateway.cache.plan import Plan, plan_request
 from gateway.cache.ports import Entry
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import Directives
 

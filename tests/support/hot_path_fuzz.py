@@ -341,7 +341,7 @@ async def running(folder: Path, store: str) -> AsyncIterator[Rig]:
     with (
         mock.patch("gateway.app.time", shim),
         mock.patch("gateway.app.POLICY_POLL_SECONDS", 0.01),
-        mock.patch("gateway.server.auth.POLL_SECONDS", 0.01),
+        mock.patch("gateway.server.keys.auth.POLL_SECONDS", 0.01),
         mock.patch.dict("os.environ", REFRAIN_SECRET="5e" * 32, REFRAIN_ADMIN_TOKEN=TOKEN),
     ):
         settings = {"upstream": (f"{url}/v1",), "policy": policy, "denied_keys": denied}

@@ -12,17 +12,17 @@ from backend.server.metrics import Metrics as EngineMetrics
 from gateway.cache.lookup import Hit
 from gateway.cache.ports import StoreStats
 from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite, Step
-from gateway.protocol.cache_status import HitStatus, Reason
+from gateway.protocol.http.cache_status import HitStatus, Reason
 from gateway.protocol.tokens import PromptUsage
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
 from gateway.telemetry.observation import Observation
-from gateway.upstream.pool.engine_load import EngineLoad
 from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import LeastLoaded, Route
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
+from gateway.upstream.pool.watch.engine_load import EngineLoad
 
 
 def exposed(page: str) -> dict[str, tuple[str, tuple[str, ...]]]:

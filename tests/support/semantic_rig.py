@@ -9,21 +9,22 @@ from typing import Any
 import orjson
 from fake_verifier import SaidVerifier
 
-from gateway.cache.comparison_journal import ComparisonJournal
 from gateway.cache.pii_scan import Scans
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.quality.comparison_journal import ComparisonJournal
+from gateway.cache.quality.comparisons import Comparisons
+from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError
+from gateway.server.open.judge import ModelJudge
+from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
-from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import UpstreamCall
 from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.comparisons import Checks, Judge
-from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.wire.http_client import HttpUpstream
 from policies.decision import Endpoint
 
 POLICY = """
@@ -94,7 +95,7 @@ class LearningRig:
         self.counted: list[tuple[str, str, str]] = []
         self.finished: list[Observation] = []
         self.latest: Observation | None = None
-        self.checks = Checks(
+        self.comparisons = Comparisons(
             self.journal,
             self.quarantine,
             index=self.index,
@@ -104,7 +105,7 @@ class LearningRig:
             count=lambda *counted: self.counted.append(counted),
         )
         self.upstream = HttpUpstream(f"{url}/v1")
-        self.checks.judge = Judge(self.upstream, judge) if judge else None
+        self.comparisons.judge = ModelJudge(self.upstream, judge) if judge else None
         scans = Scans()
         writer = CacheWriter(self.store, self.index, scans, time.time, self.quarantine)
         self.pipeline = Pipeline(
@@ -112,7 +113,9 @@ class LearningRig:
             semantic=self.index,
             verifier=self.verifier,
             policies=PolicyFile(policy),
-            coalescer=Coalescer(UpstreamCall(self.upstream, writer, 2**20, checks=self.checks)),
+            coalescer=Coalescer(
+                UpstreamCall(self.upstream, writer, 2**20, comparisons=self.comparisons)
+            ),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),
@@ -154,5 +157,5 @@ async def learning(
         yield rig
     finally:
         await rig.pipeline.close()
-        await rig.checks.close()
+        await rig.comparisons.close()
         await rig.upstream.close()

@@ -18,7 +18,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from gateway.cli.commands import cli
-from gateway.cli.config import json_schema as settings_schema
+from gateway.cli.operator.config import json_schema as settings_schema
 from gateway.server.admin.api import Admin
 from gateway.server.admin.operations import Operations
 from gateway.server.admin.overview import Overview

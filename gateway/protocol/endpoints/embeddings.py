@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 
 from gateway.protocol import exact_json
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.key_fields import (
     INTEGER,
     STRING,
@@ -31,6 +30,7 @@ from gateway.protocol.endpoints.spec import (
     require,
 )
 from gateway.protocol.errors import ClientError
+from gateway.protocol.http.cache_status import Reason
 
 _FIELDS: Fields = {
     **keyed(STRING, "model", "encoding_format"),

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
+from gateway.protocol.http.cache_status import Reason
 
 _JSON_NAMES = {
     dict: "an object",

@@ -15,7 +15,6 @@ import orjson
 
 from gateway.protocol import exact_json
 from gateway.protocol.admission import CUT_OFF, is_json, unprintable
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.key_fields import (
     ARRAY,
     BOOLEAN,
@@ -42,6 +41,7 @@ from gateway.protocol.endpoints.spec import (
     require,
 )
 from gateway.protocol.errors import ClientError
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.streaming.decode import (
     Pattern,
     StreamedAnswer,

@@ -8,7 +8,6 @@ import math
 from collections.abc import Container, Iterator
 from typing import Any
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.key_fields import (
     BOOLEAN,
     INTEGER,
@@ -21,6 +20,7 @@ from gateway.protocol.endpoints.key_fields import (
 )
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, empty_array, require
 from gateway.protocol.errors import ClientError
+from gateway.protocol.http.cache_status import Reason
 
 
 def _is_object(value: Any) -> bool:

@@ -15,9 +15,9 @@ from functools import cached_property
 from operator import methodcaller
 from typing import Any, NamedTuple, Protocol
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.key_fields import Fields, Refusal
 from gateway.protocol.errors import ClientError
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.streaming.decode import StreamedAnswer
 
 

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.streaming.decode import Pattern, StreamedAnswer, UnknownShapeError, pattern_of
 from gateway.protocol.streaming.render import ChoiceForm
 

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import RequestError, is_anthropic
 from gateway.protocol.exact_json import dumps, loads
+from gateway.protocol.http.cache_status import Reason
 
 DONE = b"[DONE]"
 _END_OF_EVENT = b"\n\n"

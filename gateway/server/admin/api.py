@@ -20,7 +20,7 @@ from aiohttp import web
 from gateway.cache.append_files import Journal
 from gateway.cache.ports import PositionError, StoreError, UnfinishedError
 from gateway.protocol.errors import error_body
-from gateway.protocol.headers import fold_fields
+from gateway.protocol.http.headers import fold_fields
 from gateway.server.admin.access import AdminAccess
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.operations import (

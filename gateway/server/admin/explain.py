@@ -33,10 +33,10 @@ from gateway.prompts.hints import add_hints, hints_for
 from gateway.prompts.json_splice import Edit
 from gateway.prompts.outcome import PreparedRequest
 from gateway.prompts.rewrite.rewrite import rewrite
-from gateway.protocol.cache_status import WHY_EXACT_ONLY, Forwarded, Reason
 from gateway.protocol.conversation import as_names, names_text, prompt_text, query_readings
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
+from gateway.protocol.http.cache_status import WHY_EXACT_ONLY, Forwarded, Reason
 from gateway.protocol.request import CacheRequest, read_request
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility import semantic_query

@@ -45,7 +45,7 @@ from gateway.protocol.errors import RequestError, UnauthorizedError
 from gateway.protocol.request import read_request
 from gateway.server.admin.recorded_request import InvalidFieldError, read_endpoint, read_headers
 from gateway.server.keys.key_line import Key
-from gateway.server.local_encoder import LocalReply
+from gateway.server.open.local_encoder import LocalReply
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescer import Coalescer

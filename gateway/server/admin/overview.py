@@ -17,12 +17,12 @@ import orjson
 from prometheus_client.metrics_core import Metric
 
 from gateway.cache.append_files import replace_file
-from gateway.protocol.cache_status import LEFT_BY_CLIENT, Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import read_up_to
+from gateway.protocol.http.cache_status import LEFT_BY_CLIENT, Reason
+from gateway.protocol.http.messages import read_up_to
 from gateway.server.admin.operations import Fields
-from gateway.upstream.http_client import HttpUpstream
-from gateway.upstream.pool.engine_load import EngineLoad, parse_load
+from gateway.upstream.pool.watch.engine_load import EngineLoad, parse_load
+from gateway.upstream.wire.http_client import HttpUpstream
 
 EVERY_SECONDS = 5.0
 """Between two samples of the history."""

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from gateway.cache.append_files import replace_file
 from gateway.server.admin.operations import Fields, refuse_other_fields
 from gateway.server.admin.recorded_request import InvalidFieldError
-from gateway.server.policy_file import PolicyFile
+from gateway.server.open.policy_file import PolicyFile
 from policies.format.load import parse_policy
 from policies.format.yaml_document import MAX_CHARACTERS, PolicyError, policy_text
 

@@ -13,7 +13,7 @@ import orjson
 
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.exact_json import BodyError, dumps, parse_body
-from gateway.protocol.headers import CONTROL
+from gateway.protocol.http.headers import CONTROL
 from policies.decision import Endpoint
 
 _MEMBERS = ("endpoint", "headers", "body")

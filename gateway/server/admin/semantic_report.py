@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.cache.append_files import last_lines
-from gateway.cache.comparison_journal import JUDGED, ComparisonJournal
-from gateway.cache.ports import PolicySource, UnfinishedError
-from gateway.cache.shadow_eval import RuleComparisons
+from gateway.cache.ports import UnfinishedError
+from gateway.cache.quality.comparison_journal import JUDGED, ComparisonJournal
+from gateway.cache.quality.shadow_eval import RuleComparisons
 from gateway.server.admin.operations import read_hash, refuse_other_fields
 from gateway.server.admin.recorded_request import InvalidFieldError
+from gateway.server.open.policy_file import PolicySource
 from policies.format.values import percent_text
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from aiohttp import web
 from cachetools import LRUCache
 from multidict import CIMultiDict
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import ClientError, UpstreamError
-from gateway.protocol.headers import Fields
-from gateway.protocol.paths import ApiPath, read_path
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.protocol.http.headers import Fields
+from gateway.protocol.http.paths import ApiPath, read_path
 from gateway.telemetry.observation import Observation
-from gateway.upstream.connection import HttpReply
+from gateway.upstream.wire.connection import HttpReply
 from policies.decision import Endpoint
 
 SECONDS = 2.0

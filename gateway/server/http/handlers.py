@@ -14,15 +14,14 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason, refused_header
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import ClientError, RequestError, UnauthorizedError, UpstreamError
-from gateway.protocol.headers import Fields, as_json, fold_fields
-from gateway.protocol.messages import Parts, Reply, declared_name
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason, refused_header
+from gateway.protocol.http.headers import Fields, as_json, fold_fields
+from gateway.protocol.http.messages import Parts, Reply, declared_name
+from gateway.protocol.http.paths import ApiPath, read_path
 from gateway.protocol.named_models import models_in, models_in_head
-from gateway.protocol.paths import ApiPath, read_path
 from gateway.protocol.request import LARGE_BYTES, CacheRequest, read_request
-from gateway.server.auth import Access
 from gateway.server.hot_path import PlainRequest
 from gateway.server.http.cors import CORS, OWN_ERROR, Cors, is_preflight
 from gateway.server.http.hot_connection import NO_BODY, HotConnection
@@ -31,9 +30,9 @@ from gateway.server.http.middleware import (
     KEY,
     METHOD,
     PATH,
+    PERMIT,
     REPLACED,
     STOPPING,
-    TICKET,
     ResponseSink,
     check_query,
     fault_of_body,
@@ -50,9 +49,10 @@ from gateway.server.http.pings import (
     reply_in_time,
 )
 from gateway.server.http.unread import PIECE, Sink
+from gateway.server.keys.auth import Access
 from gateway.server.keys.key_line import Key
-from gateway.server.keys.meter import Meter
-from gateway.server.keys.tab import LimitError, Ticket
+from gateway.server.keys.limiter import LimitError, Permit
+from gateway.server.keys.usage_sync import UsageSync
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
@@ -99,7 +99,7 @@ class Handlers:
     sinks: tuple[Telemetry, ...]
     trace: Callable[[Observation, Mapping[str, str]], None] | None
     access: Access
-    meter: Meter
+    usage_sync: UsageSync
     stopping: Callable[[], bool]
     client_seconds: float
     names: Mapping[str, str]
@@ -154,7 +154,7 @@ class Handlers:
         async def handler(request: web.Request) -> web.StreamResponse:
             seen = self._begin(endpoint, request.headers)
             seen.method = request.method
-            ticket: Ticket | None = None
+            permit: Permit | None = None
             try:
                 if self.access.restricted and not is_open:
                     key = self.access.key(fold_fields(request.headers.items()))
@@ -162,8 +162,8 @@ class Handlers:
                         request[KEY] = key
                         if endpoint == OTHER_PATHS:
                             key.check_other_path(request.method, request[PATH].path)
-                        if (ticket := self.meter.begin(key)) is not None:
-                            request[TICKET] = ticket
+                        if (permit := self.usage_sync.begin(key)) is not None:
+                            request[PERMIT] = permit
                 return await handle(request, seen)
             except asyncio.CancelledError:
                 seen.end("error", Reason.CLIENT_GONE)
@@ -173,8 +173,8 @@ class Handlers:
                 return _response(_failure(error, seen, self.names, request[PATH].path))
             finally:
                 seen.finish()
-                if ticket is not None:
-                    ticket.end(seen)
+                if permit is not None:
+                    permit.end(seen)
 
         return handler
 
@@ -190,12 +190,12 @@ class Handlers:
         request_id.begin(headers)
         seen = self._begin(plain.endpoint.value, headers)
         seen.request_bytes = len(plain.body)
-        ticket: Ticket | None = None
+        permit: Permit | None = None
         try:
             try:
                 key = self.access.key(headers) if self.access.restricted else None
                 if key is not None:
-                    ticket = self.meter.begin(key)
+                    permit = self.usage_sync.begin(key)
                 read = partial(
                     _read_request,
                     (plain.endpoint, plain.body, headers, plain.fields, plain.head.target),
@@ -204,14 +204,14 @@ class Handlers:
                 )
                 is_large = len(plain.body) > LARGE_BYTES
                 request = await asyncio.to_thread(read) if is_large else read()
-                reply = await self._answer(request, key, ticket, seen)
+                reply = await self._answer(request, key, permit, seen)
                 if seen.hit is not None and isinstance(reply.body, bytes):
-                    gate = None if key is None else self.meter.gate(key)
+                    gate = None if key is None else self.usage_sync.gate(key)
                     connection.hot.remember(plain, seen, reply, gate)
             except Exception as error:  # noqa: BLE001 - each becomes a reply
                 reply = _failure(error, seen, self.names, plain.endpoint.value)
-            if ticket is not None:
-                reply = replace(reply, headers=ticket.label(reply.headers))
+            if permit is not None:
+                reply = replace(reply, headers=permit.label(reply.headers))
             given_id, closes = request_id.HEADER in headers, self.stopping()
             if isinstance(reply.body, bytes) and len(reply.body) <= PIECE:
                 connection.send(reply, reply.body, given_id=given_id, closes=closes)
@@ -237,11 +237,11 @@ class Handlers:
             raise
         finally:
             seen.finish()
-            if ticket is not None:
-                ticket.end(seen)
+            if permit is not None:
+                permit.end(seen)
 
     async def _answer(
-        self, request: CacheRequest, key: Key | None, ticket: Ticket | None, seen: Observation
+        self, request: CacheRequest, key: Key | None, permit: Permit | None, seen: Observation
     ) -> Reply:
         if key is not None:
             key.check_model(request.model)
@@ -251,8 +251,8 @@ class Handlers:
                     [*models_in(body), *models_in_head(request.query, request.headers)]
                 )
                 request = replace(request, fields=as_json(request.fields))
-        if ticket is not None:
-            ticket.note(request, seen)
+        if permit is not None:
+            permit.note(request, seen)
         answer = self.pipeline.answer(request, seen)
         if request.streamed and SPECS[request.endpoint].has_pings:
             path = request.endpoint.value
@@ -268,8 +268,8 @@ class Handlers:
             seen.answer_bytes = len(reply.body)
             if seen.first_token is None:
                 seen.first_token = seen.clock()
-            if ticket is not None:
-                ticket.charge(seen)
+            if permit is not None:
+                permit.charge(seen)
         return reply
 
     def _pinged(self, request: CacheRequest, sink: Sink, reply: Reply) -> PingedSink:
@@ -294,7 +294,7 @@ class Handlers:
                 _read_request, (endpoint, raw, fold_fields(headers), headers, target), key, model
             )
             parsed = await asyncio.to_thread(read) if len(raw) > LARGE_BYTES else read()
-            reply = await self._answer(parsed, key, request.get(TICKET), seen)
+            reply = await self._answer(parsed, key, request.get(PERMIT), seen)
             if isinstance(reply.body, bytes):
                 response: web.StreamResponse = _response(reply)
                 if request_id.HEADER not in request.headers:

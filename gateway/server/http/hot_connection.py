@@ -13,8 +13,8 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
 from multidict import CIMultiDict
 
-from gateway.protocol.headers import Fields
-from gateway.protocol.messages import Reply
+from gateway.protocol.http.headers import Fields
+from gateway.protocol.http.messages import Reply
 from gateway.server.hot_path import HOLD_SECONDS, HotPath, PlainRequest, Reader
 from gateway.server.http.http_server import Connection, NewConnection, format_refusal
 from gateway.server.http.unread import PIECE, UNREAD, Unread, send_whole

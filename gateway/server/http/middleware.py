@@ -19,18 +19,18 @@ from aiohttp.http import StreamWriter
 from aiohttp.typedefs import Handler, Middleware
 from multidict import CIMultiDict
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError, is_anthropic
-from gateway.protocol.messages import Parts
-from gateway.protocol.paths import ApiPath
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.messages import Parts
+from gateway.protocol.http.paths import ApiPath
 from gateway.server.http.cors import CORS, OWN_ERROR
 from gateway.server.http.http_server import Refuse, refusal
 from gateway.server.http.unread import PIECE, UNREAD, Sink, Unread, send_whole, split
 from gateway.server.keys.key_line import Key
-from gateway.server.keys.tab import Ticket
+from gateway.server.keys.limiter import Permit
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
-from gateway.upstream.http_client import has_passed_here
+from gateway.upstream.wire.http_client import has_passed_here
 from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ KEY = web.RequestKey("key", Key)
 PATH = web.RequestKey("path", ApiPath)
 """What the path of a request means, if it is one of the API."""
 
-TICKET = web.RequestKey("ticket", Ticket)
+PERMIT = web.RequestKey("permit", Permit)
 """Of a request whose key has limits."""
 
 _LOOP = "This gateway has sent this request to itself: its upstream is the gateway."
@@ -240,8 +240,8 @@ def _complete_head(request: web.Request, response: web.StreamResponse) -> None:
     if request.app[STOPPING].is_set():
         response.force_close()
         headers["Connection"] = "close"
-    if (ticket := request.get(TICKET)) is not None:
-        fields = ticket.label(tuple(headers.items()))
+    if (permit := request.get(PERMIT)) is not None:
+        fields = permit.label(tuple(headers.items()))
         headers.clear()
         headers.extend(fields)
     if request_id.HEADER not in headers or request_id.HEADER in request.headers:

@@ -11,9 +11,9 @@ from http import HTTPStatus
 import orjson
 from aiohttp import web
 
-from gateway.protocol.cache_status import LEFT_BY_CLIENT, Forwarded, ForwardStatus
 from gateway.protocol.errors import ClientError, UpstreamError
-from gateway.protocol.headers import (
+from gateway.protocol.http.cache_status import LEFT_BY_CLIENT, Forwarded, ForwardStatus
+from gateway.protocol.http.headers import (
     Fields,
     as_json,
     fold_fields,
@@ -22,15 +22,15 @@ from gateway.protocol.headers import (
     with_cache_status,
     without,
 )
-from gateway.protocol.messages import Read
-from gateway.protocol.paths import ApiPath
+from gateway.protocol.http.messages import Read
+from gateway.protocol.http.paths import ApiPath
 from gateway.protocol.reply_usage import ReplyUsage
 from gateway.protocol.streaming.decode import Decoder, EventTooLargeError
 from gateway.server.http.http_server import read_pieces
 from gateway.server.http.middleware import (
     KEY,
     PATH,
-    TICKET,
+    PERMIT,
     ResponseSink,
     fault_of_body,
     send_stream,
@@ -39,10 +39,10 @@ from gateway.server.http.passed_request import Passed, read_passed
 from gateway.server.keys.key_line import Key, needs_model
 from gateway.telemetry.observation import Observation
 from gateway.upstream import shared_response
-from gateway.upstream.connection import HttpReply
 from gateway.upstream.pool.affinity import Learner
 from gateway.upstream.pool.pass_through import PassedRequest, PoolRequests, names_objects
 from gateway.upstream.request import OF_A_TRACE, PRIORITY, with_upstream
+from gateway.upstream.wire.connection import HttpReply
 
 LEARNT_BYTES = 4 * 2**20
 """Bytes of a reply that is read for what it brings."""
@@ -120,7 +120,7 @@ class PassThrough:
 
     async def _read(self, request: web.Request, path: ApiPath, faults: list[ClientError]) -> Passed:
         """Return what a request names. Raises ClientError if its key may not use a model."""
-        key, ticket, method = request.get(KEY), request.get(TICKET), request.method
+        key, permit, method = request.get(KEY), request.get(PERMIT), request.method
         is_restricted = key is not None and key.is_restricted
         try:
             passed = await read_passed(
@@ -134,8 +134,8 @@ class PassThrough:
         names_model = needs_model(method, path.path)
         if is_restricted and key is not None and method not in ("GET", "HEAD"):
             key.check_models(passed.models or ([""] if names_model else []))
-            if ticket is not None:
-                ticket.note_passed(passed.model, passed.tokens, needs_model=names_model)
+            if permit is not None:
+                permit.note_passed(passed.model, passed.tokens, needs_model=names_model)
         if self.upstreams.refuse_unknown is not None and passed.model and names_model:
             self.upstreams.refuse_unknown(passed.model)
         return passed
@@ -257,8 +257,8 @@ def _is_restricted(request: web.Request) -> bool:
 
 
 def _counts_tokens(request: web.Request) -> bool:
-    ticket = request.get(TICKET)
-    return ticket is not None and ticket.tab.counts_tokens
+    permit = request.get(PERMIT)
+    return permit is not None and permit.limiter.counts_tokens
 
 
 def _fields(request: web.Request, seen: Observation) -> Fields:

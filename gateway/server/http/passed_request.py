@@ -16,7 +16,8 @@ from gateway.prompts.json_splice import Places, with_field
 from gateway.protocol.endpoints.maker_state import named_state
 from gateway.protocol.errors import ClientError
 from gateway.protocol.exact_json import BodyError, parse_body
-from gateway.protocol.form import MOST_PARTS, Form, Part, boundary_of, is_form
+from gateway.protocol.http.form import MOST_PARTS, Form, Part, boundary_of, is_form
+from gateway.protocol.http.paths import ApiPath
 from gateway.protocol.named_models import (
     models_in,
     models_in_batch,
@@ -24,9 +25,8 @@ from gateway.protocol.named_models import (
     models_in_head,
     names_model,
 )
-from gateway.protocol.paths import ApiPath
 from gateway.protocol.tokens import ATTACHMENT_TOKENS, text_tokens, tokens_in
-from gateway.upstream.passed_body import PassedBody
+from gateway.upstream.wire.passed_body import PassedBody
 
 _ON_LOOP_BYTES = 2**16
 """More is parsed in a thread."""

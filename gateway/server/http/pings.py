@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.endpoints.messages import render_message
-from gateway.protocol.messages import Reply
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus
+from gateway.protocol.http.messages import Reply
 from gateway.protocol.streaming.decode import encode_event
 from gateway.server.http.unread import Sink
 from gateway.telemetry.observation import Observation

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
+from gateway.protocol.http.cache_status import Reason
 from gateway.server.keys.limits import NANO, NO_LIMITS, Budget, Limits
 from policies.policy import glob_test
 

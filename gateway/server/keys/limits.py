@@ -14,7 +14,7 @@ from decimal import Decimal
 from math import ceil
 from typing import NamedTuple
 
-from gateway.cache.ports import KEPT_WINDOWS
+from gateway.cache.stores.counts import KEPT_WINDOWS
 
 MINUTE, DAY = 60, 86_400
 NANO = 10**9

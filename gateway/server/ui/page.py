@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 from aiohttp import web
 
-from gateway.protocol.headers import fold_fields
+from gateway.protocol.http.headers import fold_fields
 from gateway.server.admin.access import AdminAccess, Refusal, admin_refusal
 from gateway.server.admin.api import peer_of
 from gateway.server.admin.session import COOKIE, SESSION_SECONDS

@@ -34,8 +34,8 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.cache.lookup import Hit
-from gateway.protocol.cache_status import Reason
-from gateway.protocol.headers import Fields
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.headers import Fields
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import NOTHING_SAID
 from gateway.telemetry.observation import AnswerFacts, Attempt, CallFacts, Observation, Place

@@ -14,10 +14,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 from cachetools import LRUCache
 
-from gateway.cache.ports import MakerStore, StoreError
+from gateway.cache.ports import StoreError
 from gateway.cache.stores.guarded import LoopTimeout
 from gateway.protocol.endpoints.maker_state import made_state
 
@@ -40,6 +41,22 @@ def digests_of(values: Iterable[str], scopes: Scopes) -> list[bytes]:
         for each in plain
         for scope in scopes
     ]
+
+
+class MakerStore(Protocol):
+    """Which upstream made what, by digest, known to all gateways of one store; bounded.
+
+    Failures are StoreErrors.
+    """
+
+    seconds: float
+    """The longest that a request may wait for it."""
+
+    async def find(self, digests: Sequence[bytes]) -> Mapping[bytes, str]: ...
+    async def add(self, digests: Sequence[bytes], maker: str) -> None:
+        """Note the maker of all these, in place of any other."""
+
+    async def close(self) -> None: ...
 
 
 class Affinity:

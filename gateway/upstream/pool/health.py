@@ -20,7 +20,7 @@ from math import inf
 
 from cachetools import LRUCache
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 
 FAILURES_IN_A_ROW = 3
 WINDOW = 20

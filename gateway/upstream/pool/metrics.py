@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.protocol.messages import declared_name
+from gateway.protocol.http.messages import declared_name
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.routing import Route
 from gateway.upstream.pool.table import states

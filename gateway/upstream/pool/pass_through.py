@@ -25,22 +25,22 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.headers import Fields, without
-from gateway.protocol.messages import declared_name, read_whole
-from gateway.protocol.paths import ApiPath
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.protocol.http.headers import Fields, without
+from gateway.protocol.http.messages import declared_name, read_whole
+from gateway.protocol.http.paths import ApiPath
 from gateway.upstream.call import drive
-from gateway.upstream.connection import HttpReply
-from gateway.upstream.http_client import HttpUpstream
-from gateway.upstream.passed_body import PassedBody
 from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import Up
+from gateway.upstream.pool.retry_budget import Budget, Quota
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Served, anyone
-from gateway.upstream.retry_budget import Budget, Quota
 from gateway.upstream.tries import NOT_KEPT, Facts, Failure, Kind, Send, Where, failure_of
+from gateway.upstream.wire.connection import HttpReply
+from gateway.upstream.wire.http_client import HttpUpstream
+from gateway.upstream.wire.passed_body import PassedBody
 
 SECONDS = 0.8
 """The longest wait for an upstream's list of models: some clients wait 3 s for all of it."""

@@ -9,17 +9,17 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.maker_state import named_state
-from gateway.protocol.messages import declared_name
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.messages import declared_name
 from gateway.upstream.additions import Accepts, RefusedAdditions
 from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.metrics import UpstreamMetrics
+from gateway.upstream.pool.retry_budget import Budget
 from gateway.upstream.pool.table import Call, Change, PoolTable
 from gateway.upstream.pool.waiting_queue import Bounds, PoolQueue
 from gateway.upstream.request import Outgoing, Upstream
-from gateway.upstream.retry_budget import Budget
 from gateway.upstream.tries import Failure, Tries
 from policies.decision import Endpoint
 

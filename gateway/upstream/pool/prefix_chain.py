@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.headers import CREDENTIALS
+from gateway.protocol.http.headers import CREDENTIALS
 from gateway.upstream.request import SALT
 from policies.decision import Endpoint
 

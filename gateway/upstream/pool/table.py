@@ -17,14 +17,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import compress
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError
-from gateway.protocol.messages import declared_name
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.messages import declared_name
 from gateway.upstream.pool import health as healths
-from gateway.upstream.pool.engine_load import EngineLoad, LoadSignal, elsewhere
 from gateway.upstream.pool.health import Health, Open, State, Trouble, Up
 from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Load, Route
 from gateway.upstream.pool.upstream_state import SOON, Member, NoRoom, Rate, UpstreamState, no_room
+from gateway.upstream.pool.watch.engine_load import EngineLoad, LoadSignal, elsewhere
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
 from gateway.upstream.tries import Failure
 

@@ -8,10 +8,10 @@ from fnmatch import translate
 from functools import cached_property
 from math import inf
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool import health as healths
-from gateway.upstream.pool.engine_load import LoadSignal
 from gateway.upstream.pool.health import Clients, Health, Trial, Up
+from gateway.upstream.pool.watch.engine_load import LoadSignal
 
 MINUTE = 60.0
 SOON = 1.0

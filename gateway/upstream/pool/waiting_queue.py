@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool.table import Call, PoolTable
 from gateway.upstream.pool.upstream_state import NoRoom
 from gateway.upstream.request import Lane, Outgoing
-from gateway.upstream.verdict import REFUSED
+from gateway.upstream.wire.verdict import REFUSED
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from gateway.cache.comparison_journal import ComparisonJournal
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.quality.comparison_journal import ComparisonJournal
+from gateway.cache.quality.quarantine import QuarantineFile
 from policies.decision import Decision, PiiAction, Scope
 
 DECISION = replace(

@@ -26,7 +26,7 @@ from lookup_driver import (
 
 from gateway.cache.lookup import Forward, Refused, bypass
 from gateway.cache.ports import KEY_VERSION
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from policies.decision import Endpoint, PiiAction
 from policies.freshness import Directives
 

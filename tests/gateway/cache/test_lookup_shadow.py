@@ -15,8 +15,8 @@ from gateway.cache.lookup import (
     VerifyCandidate,
     start,
 )
-from gateway.cache.shadow_eval import Kind
-from gateway.protocol.cache_status import Reason
+from gateway.cache.quality.shadow_eval import Kind
+from gateway.protocol.http.cache_status import Reason
 from gateway.semantic.ports import Verification
 
 SURE, UNSURE = Verification(0.9, verifier="v"), Verification(0.4, verifier="v")
@@ -50,8 +50,12 @@ def test_in_shadow_a_hit_is_forwarded_and_carried_along():
     end, [stored] = ended(plan_of(shadow=True), SURE)
     assert isinstance(end, Forward)
     assert header_of(end) == "refrain; fwd=miss; detail=shadow"
-    assert (end.check.kind, end.check.entry, end.check.score) == (Kind.SHADOW, stored, 0.9)
-    assert (end.check.similarity, end.check.verifier) == (0.99, "v")
+    assert (end.to_compare.kind, end.to_compare.entry, end.to_compare.score) == (
+        Kind.SHADOW,
+        stored,
+        0.9,
+    )
+    assert (end.to_compare.similarity, end.to_compare.verifier) == (0.99, "v")
 
 
 def test_in_shadow_a_stale_entry_of_the_request_stays_what_stands_in_for_a_failure():
@@ -71,19 +75,19 @@ def test_a_hit_that_may_be_sampled_carries_what_it_is_compared_by():
     plan = plan_of(sample=0.01)
     end, [stored] = ended(plan, SURE)
     assert isinstance(end, Hit)
-    assert (end.entry, end.plan, end.check.kind) == (stored, plan, Kind.SERVED)
+    assert (end.entry, end.plan, end.to_compare.kind) == (stored, plan, Kind.SERVED)
 
 
 def test_who_wants_a_stored_answer_only_is_not_sampled():
     end, _ = ended(directed("only-if-cached", sample=1.0), SURE)
     assert isinstance(end, Hit)
-    assert end.check is None
+    assert end.to_compare is None
 
 
 def test_a_hit_of_a_rule_that_samples_nothing_carries_nothing():
     end, _ = ended(plan_of(), SURE)
     assert isinstance(end, Hit)
-    assert end.check is None
+    assert end.to_compare is None
 
 
 @pytest.mark.parametrize("decided", [{"shadow": True}, {"promote": True}])
@@ -93,7 +97,7 @@ def test_the_surest_near_miss_is_compared(decided, threshold):
     end, stored = ended(plan_of(**decided), *unsure, threshold=threshold)
     assert isinstance(end, Forward)
     assert header_of(end) == "refrain; fwd=miss"
-    assert (end.check.kind, end.check.entry) == (Kind.NEAR_MISS, stored[1])
+    assert (end.to_compare.kind, end.to_compare.entry) == (Kind.NEAR_MISS, stored[1])
 
 
 def test_a_near_miss_is_forgotten_where_another_candidate_fits():
@@ -107,11 +111,11 @@ def test_a_near_miss_is_forgotten_where_another_candidate_fits():
 )
 def test_what_a_guard_or_a_fault_refused_is_no_near_miss(verification):
     end, _ = ended(plan_of(shadow=True, promote=True), verification)
-    assert end.check is None
+    assert end.to_compare is None
 
 
 def test_without_shadow_and_promotion_nothing_is_compared():
-    assert ended(plan_of(sample=1.0), UNSURE)[0].check is None
+    assert ended(plan_of(sample=1.0), UNSURE)[0].to_compare is None
 
 
 def test_an_alias_makes_up_for_the_score():
@@ -122,8 +126,8 @@ def test_an_alias_makes_up_for_the_score():
 
 @pytest.mark.parametrize("decided", [{"shadow": True}, {"sample": 1.0}])
 def test_the_check_of_an_alias_says_so(decided):
-    assert ended(plan_of(**decided), UNSURE, alias=True)[0].check.alias
-    assert not ended(plan_of(**decided), SURE, alias=True)[0].check.alias
+    assert ended(plan_of(**decided), UNSURE, alias=True)[0].to_compare.alias
+    assert not ended(plan_of(**decided), SURE, alias=True)[0].to_compare.alias
 
 
 @pytest.mark.parametrize(

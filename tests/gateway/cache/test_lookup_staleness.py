@@ -25,7 +25,7 @@ from lookup_driver import (
 
 from gateway.cache.lookup import Forward, Hit
 from gateway.cache.plan import Plan
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from policies.decision import PiiAction, Scope
 
 GRACES = {"grace_revalidate": 60.0, "grace_error": 600.0}

@@ -4,7 +4,7 @@ from example_requests import LIFETIME, STORED_AT, chat, entry_of, plan_of, plann
 from gateway.cache.key import identify
 from gateway.cache.plan import end_user
 from gateway.cache.ports import KEY_VERSION
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from policies.decision import Endpoint, PiiAction, Scope
 from policies.freshness import Directives, Verdict
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.cache.quarantine import KEEP_SECONDS, RENEW_SECONDS, QuarantineFile
+from gateway.cache.quality.quarantine import KEEP_SECONDS, RENEW_SECONDS, QuarantineFile
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 LINE = 100

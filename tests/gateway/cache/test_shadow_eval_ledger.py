@@ -6,8 +6,14 @@ from dataclasses import asdict
 import orjson
 import pytest
 
-from gateway.cache.shadow_eval import MAX_ALIASES, WINDOW, Comparison, ComparisonLedger, Kind
-from gateway.semantic.answers import Outcome
+from gateway.cache.quality.answers import Outcome
+from gateway.cache.quality.shadow_eval import (
+    MAX_ALIASES,
+    WINDOW,
+    Comparison,
+    ComparisonLedger,
+    Kind,
+)
 
 KEY, ENTRY = "aa" * 32, "bb" * 32
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import StoreError
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.encrypted import (
     KNOWN_SECONDS,

@@ -11,7 +11,7 @@ import pytest
 from gateway.cache.ports import Entry, StoreError, StoreUnavailableError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.sqlite import SHARED_CHANGES
-from gateway.server.open_store import OpenedStore, open_store
+from gateway.server.open.store import OpenedStore, open_store
 from gateway.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("patient")

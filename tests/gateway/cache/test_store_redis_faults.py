@@ -6,12 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.cache.ports import (
-    StoreError,
-    StoreFullError,
-    StoreRefusedError,
-    StoreUnavailableError,
-)
+from gateway.cache.ports import StoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.redis.store import RedisStore
 from running_redis import RunningRedis

@@ -38,7 +38,7 @@ async def test_another_gateway_knows_who_made_what_a_client_brings(
     start_gateway, server, redis, tmp_path, monkeypatch, *, kind
 ):
     monkeypatch.setenv("REFRAIN_SECRET", "ab" * 32)
-    monkeypatch.setattr("gateway.server.open_store.REDIS_SECONDS", 30.0)
+    monkeypatch.setattr("gateway.server.open.store.REDIS_SECONDS", 30.0)
     async with makers("east", "west") as both:
         listed = [
             {"name": one.name, "url": one.url, "tier": tier, "probe": "off", "api": "anthropic"}

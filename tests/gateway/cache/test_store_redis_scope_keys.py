@@ -7,7 +7,7 @@ import pytest
 
 from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import StoreUnavailableError
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.encrypted import SealedStore, parse_master_keys
 from gateway.cache.stores.redis.link import RedisLink

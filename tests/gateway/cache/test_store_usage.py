@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from gateway.cache.ports import USAGE_DAYS, USAGE_OTHER, StoreError, UsageRow
+from gateway.cache.ports import StoreError
+from gateway.cache.stores.counts import USAGE_DAYS, USAGE_OTHER, UsageRow
 from gateway.cache.stores.redis import sums as redis_usage
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.sqlite import sums as sqlite_usage

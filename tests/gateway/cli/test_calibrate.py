@@ -13,8 +13,8 @@ from tiny_verifier import write_tiny_verifier
 
 from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.recipe import weighed
-from gateway.cli import calibrate as calibrating
 from gateway.cli.main import main
+from gateway.cli.offline import calibrate as calibrating
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
 from gateway.semantic.ports import SemanticUnavailableError
 

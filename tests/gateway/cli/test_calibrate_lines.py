@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli.calibrate import Judgement, LabelledPair, WouldBeHit, parse_line
+from gateway.cli.offline.calibrate import Judgement, LabelledPair, WouldBeHit, parse_line
 from gateway.server.admin.recorded_request import InvalidFieldError
 
 CHECK = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import calibrate
-from gateway.cli.calibrate import scoring_service
+from gateway.cli.offline import calibrate
+from gateway.cli.offline.calibrate import scoring_service
 
 
 class Service:

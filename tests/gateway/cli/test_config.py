@@ -7,8 +7,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
-from gateway.cli.config import json_schema
 from gateway.cli.main import main
+from gateway.cli.operator.config import json_schema
 from gateway.settings import Settings, load_settings
 from policies.format.yaml_document import read_document
 

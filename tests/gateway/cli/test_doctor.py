@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from dns_server import dns_server
 
-from gateway.cli import doctor
-from gateway.cli.doctor import Level, gpu_finding
 from gateway.cli.main import main
+from gateway.cli.operator import doctor
+from gateway.cli.operator.doctor import Level, gpu_finding
 from gateway.settings import Settings
 from running_gateway import start_app
 

@@ -9,9 +9,9 @@ import orjson
 import pytest
 from filelock import FileLock
 
-from gateway.cli import keys
 from gateway.cli.main import main
-from gateway.server.auth import read_key_ring
+from gateway.cli.operator import keys
+from gateway.server.keys.auth import read_key_ring
 from gateway.server.keys.limits import Budget
 
 OLD = f"# ours\nold {sha256(b'gk-old').hexdigest()}   # since May\n"

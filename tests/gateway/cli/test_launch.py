@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import launch
+from gateway.cli.process import launch
 from gateway.telemetry.events import EVENTS_FILE
 
 PLAN = launch.Plan(

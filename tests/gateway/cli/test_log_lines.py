@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import log_lines
+from gateway.cli.process import log_lines
 
 ROOT = Path(__file__).parents[3]
 LAYOUT = logging.Formatter("%(levelname)s %(message)s")
@@ -174,5 +174,5 @@ def test_the_form_depends_on_the_terminal_unless_it_is_set(
 @pytest.mark.parametrize("package", ["backend", "embeddings"])
 def test_the_packages_log_alike(package):
     # They may not import one another.
-    mine, theirs = ROOT / "gateway/cli/log_lines.py", ROOT / package / "log_lines.py"
+    mine, theirs = ROOT / "gateway/cli/process/log_lines.py", ROOT / package / "log_lines.py"
     assert filecmp.cmp(mine, theirs, shallow=False)

@@ -42,7 +42,7 @@ def refrain(
 ) -> Refrain:
     """Run the command in this process, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gateway.cli.launch.configure_logging", lambda *_: None)
+    monkeypatch.setattr("gateway.cli.process.launch.configure_logging", lambda *_: None)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     caplog.set_level("INFO")
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from gateway.cli.plan import make_plan
+from gateway.cli.process.plan import make_plan
 from gateway.cli.terminal import CommandError, FailedError
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.cli.main import main
-from gateway.cli.prefix_report import candidates, compile_settings, to_yaml
+from gateway.cli.offline.prefix_report import candidates, compile_settings, to_yaml
 from gateway.server.admin.recorded_request import read_request
 from policies.format.load import parse_policy
 

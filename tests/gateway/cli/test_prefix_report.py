@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.prefix_report import prompt_parts, report
+from gateway.cli.offline.prefix_report import prompt_parts, report
 from gateway.server.admin.recorded_request import RecordedRequest
 from policies.decision import Endpoint
 

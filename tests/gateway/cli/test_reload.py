@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from gateway.cli import supervisor as module
-from gateway.cli.child_process import Child, ChildProcess, Order, Report
-from gateway.cli.supervisor import ReloadError, Supervisor
+from gateway.cli.process import supervisor as module
+from gateway.cli.process.child_process import Child, ChildProcess, Order, Report
+from gateway.cli.process.supervisor import ReloadError, Supervisor
 
 WORKER = """
 import asyncio, os, signal, sys
-from gateway.cli.child_process import Order, ParentLine, Report
-from gateway.cli.supervisor import SEAT
+from gateway.cli.process.child_process import Order, ParentLine, Report
+from gateway.cli.process.supervisor import SEAT
 
 name, hears = sys.argv[1], asyncio.Event()
 

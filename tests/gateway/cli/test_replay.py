@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from example_requests import DECISION
 
-from gateway.cli.policy import read_record, replay_records
+from gateway.cli.offline.policy import read_record, replay_records
 from gateway.server.admin.recorded_request import InvalidFieldError
 from gateway.telemetry.decision_log import decision_record
 from policies.decision import PiiAction, Scope

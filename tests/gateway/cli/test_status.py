@@ -9,7 +9,7 @@ from aiohttp import web
 from faulty_upstreams import CLOSED
 
 from gateway.cli.main import main
-from gateway.cli.status import duration, screen
+from gateway.cli.operator.status import duration, screen
 from running_gateway import start_app
 
 READY = {
@@ -130,7 +130,7 @@ async def test_another_server_is_told(command, body):
 
 
 async def test_a_gateway_that_is_silent_is_told(command, monkeypatch):
-    monkeypatch.setattr("gateway.cli.status._SECONDS", 0.2)
+    monkeypatch.setattr("gateway.cli.operator.status._SECONDS", 0.2)
     ended = asyncio.Event()
 
     async def say_nothing(reader, writer):

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import supervisor as module
-from gateway.cli.child_process import Child
-from gateway.cli.supervisor import Supervisor
-from gateway.upstream.http_client import VARIABLE
+from gateway.cli.process import supervisor as module
+from gateway.cli.process.child_process import Child
+from gateway.cli.process.supervisor import Supervisor
+from gateway.upstream.wire.http_client import VARIABLE
 
 WAITS = """
 import asyncio, os
-from gateway.cli.child_process import ParentLine
+from gateway.cli.process.child_process import ParentLine
 async def main():
     stop = ParentLine().stop
     os.write({fd}, b"%d\\n" % os.getpid())
@@ -36,8 +36,8 @@ signal.pause()
 
 PARENT = """
 import asyncio, sys
-from gateway.cli.child_process import Child
-from gateway.cli.supervisor import Supervisor
+from gateway.cli.process.child_process import Child
+from gateway.cli.process.supervisor import Supervisor
 child = Child("c", [sys.executable, "-c", {child!r}], pass_fds=({fd},))
 sys.exit(asyncio.run(Supervisor([child]).run()))
 """

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gateway.app import create_app
 from gateway.cli.main import main
-from gateway.cli.top import frame, quantile
+from gateway.cli.operator.top import frame, quantile
 from gateway.server.http.handlers import refuse
 from gateway.server.http.hot_connection import new_connection
 from gateway.server.http.http_server import Runner

@@ -8,10 +8,10 @@ import time
 import orjson
 import pytest
 
-from gateway.cache.ports import UsageRow
+from gateway.cache.stores.counts import UsageRow
 from gateway.cache.stores.sqlite.sums import SqliteUsage
 from gateway.cli.main import main
-from gateway.cli.usage import table
+from gateway.cli.operator.usage import table
 from gateway.telemetry.savings import day_of, report
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from gateway.app import READINESS, STORE
 from gateway.cache.ports import StoreUnavailableError
-from gateway.cli import worker as module
-from gateway.cli.child_process import Order, Report
-from gateway.cli.worker import Orders
+from gateway.cli.process import worker as module
+from gateway.cli.process.child_process import Order, Report
+from gateway.cli.process.worker import Orders
 
 LOADING = "encoder: loading"
 UNKNOWN = "upstreams: no replica is known"

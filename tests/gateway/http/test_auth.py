@@ -6,7 +6,7 @@ from importlib.resources import files
 import orjson
 import pytest
 
-from gateway.server.auth import key_file
+from gateway.server.keys.auth import key_file
 from scripted_upstream import completion
 
 REFUSED = "refrain; detail=unauthorized"
@@ -176,7 +176,7 @@ def test_a_bad_edit_keeps_the_last_good_keys_and_is_told_once(keys, caplog):
 async def test_a_key_for_the_upstream_that_is_none_is_refused_at_start(
     start_gateway, keys, monkeypatch, value
 ):
-    from gateway.server.secrets import SecretError
+    from gateway.server.open.secrets import SecretError
 
     monkeypatch.setenv("REFRAIN_UPSTREAM_API_KEY", value)
     with pytest.raises(SecretError, match="REFRAIN_UPSTREAM_API_KEY: expected") as raised:
@@ -185,7 +185,7 @@ async def test_a_key_for_the_upstream_that_is_none_is_refused_at_start(
 
 
 async def test_the_gateways_own_key_is_not_lent_to_everybody(start_gateway, monkeypatch):
-    from gateway.server.secrets import SecretError
+    from gateway.server.open.secrets import SecretError
 
     monkeypatch.setenv("REFRAIN_UPSTREAM_API_KEY", "sk-upstream")
     with pytest.raises(SecretError, match="gateway_keys") as raised:

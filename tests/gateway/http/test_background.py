@@ -8,16 +8,16 @@ from host_requests import until
 
 from gateway.background import problems
 from gateway.server.hot_path import HotPath
-from gateway.server.keys.meter import Meter
-from gateway.server.open_telemetry import Telemetry
-from gateway.server.watched_file import WatchedFile
+from gateway.server.keys.usage_sync import UsageSync
+from gateway.server.open.telemetry import Telemetry
+from gateway.server.open.watched_file import WatchedFile
 from gateway.telemetry.usage import UsageLedger
-from gateway.upstream.pool.probes import Prober
+from gateway.upstream.pool.watch.probes import Prober
 
 WORK = {
     "watch of the policy": (WatchedFile, "reload", "gateway.app.POLICY_POLL_SECONDS"),
     "sweep of repeated hits": (HotPath, "sweep", "gateway.server.hot_path.SWEEP_SECONDS"),
-    "flush of the metrics": (Telemetry, "_flush", "gateway.server.open_telemetry.FLUSH_SECONDS"),
+    "flush of the metrics": (Telemetry, "_flush", "gateway.server.open.telemetry.FLUSH_SECONDS"),
     "sums of usage": (UsageLedger, "flush", "gateway.telemetry.usage.FLUSH_SECONDS"),
     "probes of": (Prober, "_probe_when_due", None),
 }
@@ -55,15 +55,15 @@ async def test_work_that_raises_is_a_problem_and_goes_on(
 
 
 async def test_the_exchange_of_the_counts_of_keys_goes_on(monkeypatch):
-    meter, calls = Meter(None, time.time), []
+    usage_sync, calls = UsageSync(None, time.time), []
 
     async def fail_once(*, near=False):
         calls.append(near)
         if len(calls) == 1:
             raise TypeError("a defect")
 
-    async with meter.lifespan():
-        monkeypatch.setattr(meter, "exchange", fail_once)
-        meter.touch("shop")
+    async with usage_sync.lifespan():
+        monkeypatch.setattr(usage_sync, "exchange", fail_once)
+        usage_sync.touch("shop")
         await until(lambda: any("counts of keys" in problem for problem in problems()))
         await until(lambda: len(calls) > 1)

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import ClientSession
 from raw_upstream import EVENTS, RawUpstream, StartRaw, answer, raw_servers, whole
 
-from gateway.cli import worker
-from gateway.cli.child_process import ParentLine
+from gateway.cli.process import worker
+from gateway.cli.process.child_process import ParentLine
 from gateway.settings import Settings
 from running_gateway import Asked, RunningGateway
 from scripted_upstream import chunk, stream_of

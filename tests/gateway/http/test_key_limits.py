@@ -8,7 +8,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from gateway.server.auth import Access
+from gateway.server.keys.auth import Access
 from running_redis import RunningRedis, redis_folders
 from scripted_upstream import DONE, answer_by_default, chunk, completion
 

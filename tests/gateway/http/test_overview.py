@@ -76,8 +76,8 @@ async def test_an_engine_s_queue_and_memory_are_in_it(start_gateway):
 
 
 async def test_figures_that_routing_has_are_not_asked_for_again(start_gateway, monkeypatch):
-    monkeypatch.setattr("gateway.upstream.pool.probes.LOAD_SECONDS", 3600.0)
-    monkeypatch.setattr("gateway.upstream.pool.engine_load.STALE_SECONDS", 3600.0)
+    monkeypatch.setattr("gateway.upstream.pool.watch.probes.LOAD_SECONDS", 3600.0)
+    monkeypatch.setattr("gateway.upstream.pool.watch.engine_load.STALE_SECONDS", 3600.0)
     app, reads = web.Application(), []
 
     async def metrics(request):

@@ -61,8 +61,8 @@ class Encoder:
 async def test_an_encoder_that_was_ready_and_is_lost_is_a_detail(
     start_gateway, tmp_path, monkeypatch, caplog, way
 ):
-    monkeypatch.setattr("gateway.server.open_semantic.ENCODER_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr("gateway.server.open_semantic.ENCODER_POLL_SECONDS", 0.01)
+    monkeypatch.setattr("gateway.server.open.semantic.ENCODER_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("gateway.server.open.semantic.ENCODER_POLL_SECONDS", 0.01)
     caplog.set_level("INFO", "gateway")
     encoder = Encoder(tmp_path / "e.sock")
     gateway = await start_gateway(semantic_socket=encoder.socket, semantic_timeout=0.05)

@@ -37,7 +37,7 @@ async def test_what_is_unsure_is_asked_about(upstream, tmp_path, verdict, outcom
     async with learning(tmp_path, upstream.url, "shadow: on", judge="judge") as rig:
         await rig.ask("how many")
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         [line] = rig.lines()
     assert (line["outcome"], line["why"]) == (outcome, why)
     asked = upstream.bodies[-1]
@@ -54,7 +54,7 @@ async def test_what_is_told_already_is_not_asked_about(upstream, tmp_path):
     async with learning(tmp_path, upstream.url, "shadow: on", judge="judge") as rig:
         await rig.ask("how many")
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
     assert upstream.calls == 2
 
 
@@ -63,7 +63,7 @@ async def test_a_judge_that_fails_leaves_it_unsure(upstream, tmp_path):
     async with learning(tmp_path, upstream.url, "shadow: on", judge="judge") as rig:
         await rig.ask("how many")
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         [line] = rig.lines()
     assert line["outcome"] == "unsure"
 
@@ -74,5 +74,5 @@ async def test_answers_of_any_length_are_not_sent(upstream, tmp_path):
     async with learning(tmp_path, upstream.url, "shadow: on", judge="judge") as rig:
         await rig.ask("how many")
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
     assert upstream.calls == 2

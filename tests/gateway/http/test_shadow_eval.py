@@ -5,8 +5,8 @@ import asyncio
 from aiohttp import web
 from semantic_rig import learning
 
+from gateway.cache.quality import comparisons
 from gateway.semantic.ports import Verification
-from gateway.upstream import comparisons as checking
 from scripted_upstream import completion
 
 
@@ -25,7 +25,7 @@ async def test_what_would_have_been_served_is_compared_and_not_served(upstream, 
     async with learning(tmp_path, upstream.url, "shadow: on") as rig:
         await rig.ask("how many")
         cache, body = await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         assert cache == "refrain; fwd=miss; stored; detail=shadow"
         assert b"3!" in body
         [line] = rig.lines()
@@ -38,7 +38,7 @@ async def test_a_streamed_answer_is_compared_when_it_is_complete(upstream, tmp_p
     async with learning(tmp_path, upstream.url, "shadow: on") as rig:
         await rig.ask("how many")
         await rig.ask("how many please", stream=True)
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         [line] = rig.lines()
     assert line["kind"] == "shadow"
 
@@ -52,7 +52,7 @@ async def test_an_answer_that_is_declined_is_no_comparison(upstream, tmp_path):
 
         upstream.answer = cut
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         assert rig.counted == []
     assert not rig.journal.path.exists()
 
@@ -61,7 +61,7 @@ async def test_those_who_ask_together_make_one_comparison(upstream, tmp_path):
     async with learning(tmp_path, upstream.url, "shadow: on") as rig:
         await rig.ask("how many")
         await asyncio.gather(*(rig.ask("how many please") for _ in range(20)))
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         assert len(rig.lines()) == 1
     assert upstream.calls == 2
 
@@ -71,7 +71,7 @@ async def test_in_shadow_a_wrong_one_stays_in_the_index(upstream, tmp_path):
     async with learning(tmp_path, upstream.url, "shadow: on") as rig:
         await rig.ask("how many")
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         assert rig.counted == [("default", "shadow", "different")]
         assert len(rig.index.keys) == 2
 
@@ -83,7 +83,7 @@ async def test_a_near_miss_answered_the_same_is_served_from_then_on(upstream, tm
         [first] = rig.index.keys
         rig.verifier.score = 0.3
         assert "fwd=miss" in (await rig.ask("how many please"))[0]
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         [line] = rig.lines()
         assert (line["kind"], line["outcome"], line["promoted"]) == ("near-miss", "equal", True)
         assert "how many" not in str(line)
@@ -102,7 +102,7 @@ async def test_an_alias_ends_when_either_answer_is_called_wrong(upstream, tmp_pa
         await rig.ask("how many")
         rig.verifier.score = 0.3
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         [line] = rig.lines()
         await rig.quarantine.add(bytes.fromhex(line["key"]))
         await rig.store.delete(bytes.fromhex(line["key"]))
@@ -115,7 +115,7 @@ async def test_a_guard_still_refuses_an_alias(upstream, tmp_path):
         await rig.ask("how many")
         rig.verifier.score = 0.3
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         [line] = rig.lines()
         await rig.store.delete(bytes.fromhex(line["key"]))
         rig.verifier.said = "number"
@@ -135,7 +135,7 @@ async def test_a_comparison_names_the_verifier_whose_score_it_is(upstream, tmp_p
 
         upstream.answer = later
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         [line] = rig.lines()
     assert line["verifier"] == "then"
 
@@ -147,7 +147,7 @@ async def test_an_alias_ends_when_the_entry_is_answered_anew(upstream, tmp_path)
         [first] = rig.index.keys
         rig.verifier.score = 0.3
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         [line] = rig.lines()
         await rig.store.delete(bytes.fromhex(line["key"]))
         await rig.store.delete(first)
@@ -164,16 +164,16 @@ async def test_hits_of_all_verifiers_count_towards_the_rate_of_their_rule(upstre
         for number, name in enumerate(["rules", "model", "rules", "model"]):
             rig.verifier.name = name
             await rig.ask(f"how many please {'x' * number}")
-            await rig.checks.idle()
+            await rig.comparisons.idle()
         assert len(rig.lines()) == 4
         assert rig.journal.report()["rules"]["default"]["comparisons"] == 4
 
 
 async def test_answers_that_are_too_large_to_wait_are_not_compared(upstream, tmp_path, monkeypatch):
-    monkeypatch.setattr(checking, "MAX_BYTES", 1000)
+    monkeypatch.setattr(comparisons, "MAX_BYTES", 1000)
     upstream.answer = says("x" * 1000)
     async with learning(tmp_path, upstream.url, "shadow: on") as rig:
         await rig.ask("how many")
         await rig.ask("how many please")
-        await rig.checks.idle()
+        await rig.comparisons.idle()
         assert rig.counted == [("default", "shadow", "dropped")]

@@ -23,7 +23,7 @@ async def background_done(rig):
     calls = rig.pipeline.coalescer.calls
     while calls:
         await asyncio.wait(list(calls))
-    await rig.checks.idle()
+    await rig.comparisons.idle()
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.http.cache_status import Reason
 from policies.decision import CLEAN_FINISH_REASONS, Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS

@@ -3,8 +3,8 @@ import time
 import orjson
 import pytest
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.streaming.assemble import MAX_CALLS
 from gateway.protocol.streaming.decode import encode
 from policies.decision import Endpoint

@@ -3,14 +3,14 @@ import math
 import http_sf
 import pytest
 
-from gateway.protocol.cache_status import (
+from gateway.protocol.http.cache_status import (
     Forwarded,
     ForwardStatus,
     HitStatus,
     Reason,
     refused_header,
 )
-from gateway.protocol.headers import with_cache_status
+from gateway.protocol.http.headers import with_cache_status
 
 MISS, STALE, REQUEST, BYPASS = Forwarded.MISS, Forwarded.STALE, Forwarded.REQUEST, Forwarded.BYPASS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.form import Form, boundary_of
+from gateway.protocol.http.form import Form, boundary_of
 
 FILE = b"\r\n--xy\r\n--xy\r\n\r\n" * 3
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.headers import reply_fields, with_cache_status
+from gateway.protocol.http.headers import reply_fields, with_cache_status
 
 OURS = "refrain; fwd=miss"
 

@@ -3,11 +3,11 @@
 import orjson
 import pytest
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.conversation import answer_text, last_user_text, prompt_text, system_text
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.errors import ClientError
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.streaming.decode import encode_event
 from policies.decision import CLEAN_FINISH_REASONS, Endpoint
 

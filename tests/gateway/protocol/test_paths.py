@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.protocol.errors import ClientError
-from gateway.protocol.paths import read_path
+from gateway.protocol.http.paths import read_path
 
 CHAT = "/v1/chat/completions"
 

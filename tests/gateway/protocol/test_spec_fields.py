@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.http.cache_status import Reason
 from policies.decision import Endpoint
 
 CHAT, COMPLETIONS = Endpoint.CHAT, Endpoint.COMPLETIONS

@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.registry import SPECS
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.streaming.decode import DONE, Decoder, Event, encode
 from policies.decision import Endpoint
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.semantic.answers import (
+from gateway.cache.quality.answers import (
     DIFFERENT_COSINE,
     EQUAL_COSINE,
     MAX_PIECES,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.protocol.cache_status import WHY_EXACT_ONLY, Reason
+from gateway.protocol.http.cache_status import WHY_EXACT_ONLY, Reason
 from gateway.semantic.eligibility import MAX_CHARACTERS, ineligible, semantic_query
 from policies.decision import Endpoint
 

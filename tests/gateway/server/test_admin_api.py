@@ -391,7 +391,7 @@ def redis(tmp_path):
 async def test_while_the_store_is_frozen_each_call_ends_and_says_why(
     start_gateway, redis, monkeypatch
 ):
-    monkeypatch.setattr("gateway.server.open_store.USAGE_SECONDS", 0.5)
+    monkeypatch.setattr("gateway.server.open.store.USAGE_SECONDS", 0.5)
     gateway = await start_gateway(store=redis.url)
     await gateway.ask("Where is my parcel?")
     [entry] = await entries(gateway)

@@ -7,11 +7,17 @@ from hashlib import sha256
 import pytest
 
 from gateway.protocol.errors import UnauthorizedError
-from gateway.protocol.headers import bearer
-from gateway.server import auth
-from gateway.server.auth import NOBODY, Access, KeyReader, KeyRingError, authenticate, read_key_ring
-from gateway.server.keys import key_line
-from gateway.server.watched_file import WatchedFile
+from gateway.protocol.http.headers import bearer
+from gateway.server.keys import auth, key_line
+from gateway.server.keys.auth import (
+    NOBODY,
+    Access,
+    KeyReader,
+    KeyRingError,
+    authenticate,
+    read_key_ring,
+)
+from gateway.server.open.watched_file import WatchedFile
 
 
 def line(name, key):

@@ -6,7 +6,7 @@ from example_requests import chat, entry_of, plan_of, user
 
 from gateway.cache.lookup import Forward, Hit, Refused
 from gateway.cache.pii_scan import Scans
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.protocol.request import read_request
 from gateway.server.context import scan_names
 from policies.decision import Endpoint, PiiAction

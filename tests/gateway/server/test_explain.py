@@ -9,11 +9,11 @@ from gateway.cache.key import ANONYMOUS
 from gateway.cache.plan import plan_request
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cli.explain import explanation_text, pipeline_to_explain
+from gateway.cli.offline.explain import explanation_text, pipeline_to_explain
 from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.admin.explain import Explainer
 from gateway.server.admin.recorded_request import parse_recorded
-from gateway.server.policy_file import PolicyFile
+from gateway.server.open.policy_file import PolicyFile
 from policies.decision import Endpoint
 from policies.freshness import Directives
 

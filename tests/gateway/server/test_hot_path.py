@@ -15,8 +15,8 @@ from multidict import CIMultiDict
 from gateway.cache.lookup import Hit
 from gateway.cache.ports import Entry, StoreStats
 from gateway.cache.stores.memory import MemoryStore
-from gateway.protocol.cache_status import HitStatus, Reason
-from gateway.protocol.messages import Reply
+from gateway.protocol.http.cache_status import HitStatus, Reason
+from gateway.protocol.http.messages import Reply
 from gateway.server import hot_path
 from gateway.server.hot_path import NEUTRAL, HotPath, PlainRequest, Reader, read_head
 from gateway.telemetry.metrics import Metrics

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.server.auth import KeyRingError, read_key_ring
+from gateway.server.keys.auth import KeyRingError, read_key_ring
 from gateway.server.keys.key_line import ForbiddenError, Key, format_key, read_key
 from gateway.server.keys.limits import NANO, Budget, Limits
 

@@ -2,16 +2,17 @@
 
 import pytest
 
-from gateway.cache.ports import KEPT_WINDOWS, Change, Count, StoreError
+from gateway.cache.ports import StoreError
+from gateway.cache.stores.counts import KEPT_WINDOWS, Change, Count
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.sums import COUNTS_AT_ONCE, RedisKeyCounts
 from gateway.cache.stores.sqlite.sums import SqliteKeyCounts
 from gateway.protocol.errors import ClientError
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.keys.key_line import Key
+from gateway.server.keys.limiter import LimitError
 from gateway.server.keys.limits import NANO, Budget, Limits
-from gateway.server.keys.meter import REFUSED_SECONDS, Meter
-from gateway.server.keys.tab import LimitError
+from gateway.server.keys.usage_sync import REFUSED_SECONDS, UsageSync
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prices import Price, Prices
 from running_redis import RunningRedis, redis_folders
@@ -58,16 +59,16 @@ async def open_counts(request, tmp_path):
 @pytest.fixture(autouse=True)
 def slow_exchanges(monkeypatch):
     """Let tests say when counts are exchanged."""
-    monkeypatch.setattr("gateway.server.keys.meter.EXCHANGE_SECONDS", 600.0)
+    monkeypatch.setattr("gateway.server.keys.usage_sync.EXCHANGE_SECONDS", 600.0)
 
 
-def meter_of(counts, now=NOW):
-    return Meter(counts, lambda: now)
+def usage_sync_of(counts, now=NOW):
+    return UsageSync(counts, lambda: now)
 
 
-def spend(meter, tokens=0, limits=LIMITS):
+def spend(usage_sync, tokens=0, limits=LIMITS):
     seen = Observation("", 0.0, lambda: 0.0, (), usage=PromptUsage(completion=tokens))
-    meter.begin(KEY if limits is LIMITS else Key("shop", limits=limits)).end(seen)
+    usage_sync.begin(KEY if limits is LIMITS else Key("shop", limits=limits)).end(seen)
 
 
 async def test_amounts_add_up_over_processes(open_counts):
@@ -82,7 +83,7 @@ async def test_amounts_add_up_over_processes(open_counts):
 
 
 async def test_two_processes_share_a_rate(open_counts):
-    one, two = meter_of(open_counts()), meter_of(open_counts())
+    one, two = usage_sync_of(open_counts()), usage_sync_of(open_counts())
     async with one.lifespan(), two.lifespan():
         for _ in range(6):
             spend(one)
@@ -99,10 +100,10 @@ async def test_two_processes_share_a_rate(open_counts):
 
 
 async def test_a_budget_outlives_a_restart(open_counts):
-    first = meter_of(open_counts())
+    first = usage_sync_of(open_counts())
     async with first.lifespan():
         spend(first, 1200)
-    second = meter_of(open_counts())
+    second = usage_sync_of(open_counts())
     async with second.lifespan():
         with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
             spend(second)
@@ -110,11 +111,11 @@ async def test_a_budget_outlives_a_restart(open_counts):
 
 async def test_the_minute_before_counts_after_a_restart(open_counts):
     end = NOW - NOW % 60 + 60
-    first = meter_of(open_counts(), end - 1)
+    first = usage_sync_of(open_counts(), end - 1)
     async with first.lifespan():
         for _ in range(10):
             spend(first)
-    second = meter_of(open_counts(), end)
+    second = usage_sync_of(open_counts(), end)
     async with second.lifespan():
         with pytest.raises(LimitError, match="10 requests a minute"):
             spend(second)
@@ -122,13 +123,13 @@ async def test_the_minute_before_counts_after_a_restart(open_counts):
 
 async def test_no_count_is_handed_over_twice(open_counts):
     counts = open_counts()
-    meter = meter_of(counts)
-    async with meter.lifespan():
-        spend(meter, 10)
-        await meter.exchange()
-        spend(meter, 10)
-        await meter.exchange()
-        await meter.exchange()
+    usage_sync = usage_sync_of(counts)
+    async with usage_sync.lifespan():
+        spend(usage_sync, 10)
+        await usage_sync.exchange()
+        spend(usage_sync, 10)
+        await usage_sync.exchange()
+        await usage_sync.exchange()
         assert list((await counts.load([("tokens/month", 2027 * 12)])).values()) == [20]
 
 
@@ -158,24 +159,24 @@ class BrokenCounts:
 
 async def test_what_a_frozen_redis_counts_late_is_counted_once(server):
     link = RedisLink(server.url, seconds=0.2)
-    meter = meter_of(RedisKeyCounts(link))
+    usage_sync = usage_sync_of(RedisKeyCounts(link))
     await link.command(0, "FLUSHALL")
-    async with meter.lifespan():
-        spend(meter, 10)
-        await meter.exchange()
+    async with usage_sync.lifespan():
+        spend(usage_sync, 10)
+        await usage_sync.exchange()
         server.freeze()
         try:
             for _ in range(3):
-                spend(meter, 100)
-                await meter.exchange()
-                assert meter.problem == "Redis did not answer in time"
+                spend(usage_sync, 100)
+                await usage_sync.exchange()
+                assert usage_sync.problem == "Redis did not answer in time"
         finally:
             server.thaw()
-        while meter.problem is not None:
-            await meter.exchange()
-        assert meter.tab(KEY).usage.spent(LIMITS.budget[0], NOW) == 310
+        while usage_sync.problem is not None:
+            await usage_sync.exchange()
+        assert usage_sync.limiter(KEY).usage.spent(LIMITS.budget[0], NOW) == 310
         month = "tokens/month", 2027 * 12
-        assert await meter._counts.load([month]) == {Count("shop", *month): 310}
+        assert await usage_sync._counts.load([month]) == {Count("shop", *month): 310}
     await link.close()
 
 
@@ -206,17 +207,17 @@ async def test_a_batch_counts_once_in_each_script_although_it_is_repeated(server
 
 async def test_without_the_shared_counts_each_process_goes_on_counting(caplog):
     counts = BrokenCounts()
-    meter = meter_of(counts)
-    async with meter.lifespan():
+    usage_sync = usage_sync_of(counts)
+    async with usage_sync.lifespan():
         for _ in range(10):
-            spend(meter, 1)
-            await meter.exchange()
-        assert meter.details([]) == {"counts": "the disk is gone", "problems": []}
+            spend(usage_sync, 1)
+            await usage_sync.exchange()
+        assert usage_sync.details([]) == {"counts": "the disk is gone", "problems": []}
         with pytest.raises(LimitError):
-            spend(meter)
+            spend(usage_sync)
         counts.broken = False
-        await meter.exchange()
-        assert meter.details([]) == {"counts": "ok", "problems": []}
+        await usage_sync.exchange()
+        assert usage_sync.details([]) == {"counts": "ok", "problems": []}
     told = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert told == [
         "keys: the shared counts do not answer, so each process counts by itself: the disk is gone"
@@ -227,21 +228,21 @@ async def test_without_the_shared_counts_each_process_goes_on_counting(caplog):
 async def test_where_limits_fail_closed_holders_wait_for_the_shared_counts(caplog):
     counts = BrokenCounts()
     counts.broken = False
-    meter = Meter(counts, lambda: NOW, fails_open=False)
-    async with meter.lifespan():
-        spend(meter)
+    usage_sync = UsageSync(counts, lambda: NOW, fails_open=False)
+    async with usage_sync.lifespan():
+        spend(usage_sync)
         counts.broken = True
-        await meter.exchange()
-        spend(meter)  # one exchange may have come too late
-        await meter.exchange()
-        gate = meter.gate(Key("shop", limits=LIMITS))
+        await usage_sync.exchange()
+        spend(usage_sync)  # one exchange may have come too late
+        await usage_sync.exchange()
+        gate = usage_sync.gate(Key("shop", limits=LIMITS))
         assert gate(NOW) is None
         with pytest.raises(LimitError, match="not known at present") as refused:
-            spend(meter)
+            spend(usage_sync)
         assert refused.value.status == 503
         counts.broken = False
-        await meter.exchange()
-        spend(meter)
+        await usage_sync.exchange()
+        spend(usage_sync)
     assert "keys with limits are refused: the disk is gone" in caplog.text
     assert sorted(counts.totals.values()) == [0, 3]
 
@@ -250,7 +251,7 @@ async def test_where_limits_fail_closed_holders_wait_for_the_shared_counts(caplo
 async def test_counts_that_could_not_be_loaded_at_the_start_are_loaded_later(
     open_counts, fails_open
 ):
-    first = meter_of(open_counts())
+    first = usage_sync_of(open_counts())
     async with first.lifespan():
         spend(first, 1200)
     counts = open_counts()
@@ -262,19 +263,19 @@ async def test_counts_that_could_not_be_loaded_at_the_start_are_loaded_later(
         return await load(windows)
 
     counts.load = load_once_it_works
-    meter = Meter(counts, lambda: NOW, fails_open=fails_open)
-    async with meter.lifespan():
+    usage_sync = UsageSync(counts, lambda: NOW, fails_open=fails_open)
+    async with usage_sync.lifespan():
         if not fails_open:
             with pytest.raises(LimitError, match="not known at present"):
-                spend(meter)
+                spend(usage_sync)
         broken = False
-        await meter.exchange()
+        await usage_sync.exchange()
         with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
-            spend(meter)
+            spend(usage_sync)
 
 
 async def test_counts_that_were_lost_come_back_from_those_who_know_them(open_counts):
-    one, two = meter_of(open_counts()), meter_of(open_counts())
+    one, two = usage_sync_of(open_counts()), usage_sync_of(open_counts())
     async with one.lifespan(), two.lifespan():
         spend(one, 600)
         await one.exchange()
@@ -294,7 +295,7 @@ async def test_counts_that_were_lost_come_back_from_those_who_know_them(open_cou
         await one.exchange()
         with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
             spend(one)
-        third = meter_of(open_counts())
+        third = usage_sync_of(open_counts())
         async with third.lifespan():
             with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
                 spend(third)
@@ -302,26 +303,26 @@ async def test_counts_that_were_lost_come_back_from_those_who_know_them(open_cou
 
 async def test_a_clock_that_goes_back_by_a_day_finds_the_counts_of_both_days(open_counts):
     limits, now = Limits(budget=(Budget(100, "day"), Budget(250, "month"))), [NOW]
-    meter = Meter(open_counts(), lambda: now[0])
-    async with meter.lifespan():
-        spend(meter, 100, limits)
-        await meter.exchange()
+    usage_sync = UsageSync(open_counts(), lambda: now[0])
+    async with usage_sync.lifespan():
+        spend(usage_sync, 100, limits)
+        await usage_sync.exchange()
         with pytest.raises(LimitError, match="100 tokens a day"):
-            spend(meter, 1, limits)
+            spend(usage_sync, 1, limits)
         now[0] -= 86_400
-        spend(meter, 100, limits)
-        await meter.exchange()
+        spend(usage_sync, 100, limits)
+        await usage_sync.exchange()
         with pytest.raises(LimitError, match="100 tokens a day"):
-            spend(meter, 1, limits)
+            spend(usage_sync, 1, limits)
         now[0] += 86_400
         with pytest.raises(LimitError, match="100 tokens a day"):
-            spend(meter, 1, limits)
+            spend(usage_sync, 1, limits)
         now[0] += 86_400
-        spend(meter, 50, limits)
+        spend(usage_sync, 50, limits)
         with pytest.raises(LimitError, match="250 tokens a month"):
-            spend(meter, 1, limits)
+            spend(usage_sync, 1, limits)
     now[0] -= 2 * 86_400
-    again = Meter(open_counts(), lambda: now[0])
+    again = UsageSync(open_counts(), lambda: now[0])
     async with again.lifespan():
         with pytest.raises(LimitError, match="250 tokens a month"):
             spend(again, 1, limits)
@@ -330,77 +331,77 @@ async def test_a_clock_that_goes_back_by_a_day_finds_the_counts_of_both_days(ope
 async def test_holders_without_a_key_are_dropped_once_their_counts_are_handed_over():
     counts = BrokenCounts()
     counts.broken = False
-    meter = meter_of(counts)
-    meter.keep({"shop", "desk"})
-    async with meter.lifespan():
-        spend(meter, 5)
+    usage_sync = usage_sync_of(counts)
+    usage_sync.keep({"shop", "desk"})
+    async with usage_sync.lifespan():
+        spend(usage_sync, 5)
         counts.broken = True
-        under_way = meter.begin(Key("desk", limits=LIMITS))
-        meter.keep({"bar"})
-        await meter.exchange()
-        assert set(meter._usages) == {"shop", "desk"}
+        under_way = usage_sync.begin(Key("desk", limits=LIMITS))
+        usage_sync.keep({"bar"})
+        await usage_sync.exchange()
+        assert set(usage_sync._usages) == {"shop", "desk"}
         counts.broken = False
-        await meter.exchange()
-        assert set(meter._usages) == {"desk"}
+        await usage_sync.exchange()
+        assert set(usage_sync._usages) == {"desk"}
         under_way.end(Observation("", 0.0, lambda: 0.0, ()))
-        await meter.exchange()
-        assert not meter._usages
-        assert not meter._tabs
+        await usage_sync.exchange()
+        assert not usage_sync._usages
+        assert not usage_sync._limiters
     assert sorted(counts.totals.values()) == [1, 1, 5]
 
 
 async def test_a_holder_that_gets_a_key_again_has_used_what_it_had_used(open_counts):
-    meter = meter_of(open_counts())
-    meter.keep({"shop"})
-    async with meter.lifespan():
-        spend(meter, 1200)
-        meter.keep(set())
-        await meter.exchange()
-        assert not meter._usages
-        meter.keep({"shop"})
-        await meter.exchange()
+    usage_sync = usage_sync_of(open_counts())
+    usage_sync.keep({"shop"})
+    async with usage_sync.lifespan():
+        spend(usage_sync, 1200)
+        usage_sync.keep(set())
+        await usage_sync.exchange()
+        assert not usage_sync._usages
+        usage_sync.keep({"shop"})
+        await usage_sync.exchange()
         with pytest.raises(LimitError, match="budget of 1,000 tokens a month"):
-            spend(meter)
+            spend(usage_sync)
 
 
 def test_a_fallback_model_without_a_price_costs_what_the_model_asked_for_costs():
-    meter = Meter(None, lambda: NOW, Prices({"m": Price(1e-6, 2e-6)}))
+    usage_sync = UsageSync(None, lambda: NOW, Prices({"m": Price(1e-6, 2e-6)}))
     key = Key("shop", limits=Limits(budget=(Budget(NANO, "day", "USD"),)))
     used = PromptUsage(prompt=1000, completion=500)
     for fallback in ("unknown", None):
         seen = Observation("", 0.0, lambda: 0.0, (), usage=used, model="m", fallback_model=fallback)
-        meter.begin(key).end(seen)
-    assert meter.tab(key).usage.spent(key.limits.budget[0], NOW) == 2 * 2_000_000
+        usage_sync.begin(key).end(seen)
+    assert usage_sync.limiter(key).usage.spent(key.limits.budget[0], NOW) == 2 * 2_000_000
 
 
 async def test_repeated_hits_of_a_second_count_like_others():
-    meter, key = meter_of(None), Key("shop", limits=Limits(rpm=100, tpm=1000))
-    gate = meter.gate(key)
+    usage_sync, key = usage_sync_of(None), Key("shop", limits=Limits(rpm=100, tpm=1000))
+    gate = usage_sync.gate(key)
     left = [gate(NOW + n / 100).split(b"remaining-requests: ")[1][:3] for n in range(10)]
     assert left == [b"%d\r" % (99 - n) for n in range(10)]
-    spend(meter, 10, key.limits)
+    spend(usage_sync, 10, key.limits)
     assert b"remaining-requests: 88\r" in gate(NOW)
     assert b"remaining-tokens: 990\r" in gate(NOW)
-    assert meter.tab(key).usage.counters["requests/minute"].total(int(NOW // 60)) == 13
+    assert usage_sync.limiter(key).usage.counters["requests/minute"].total(int(NOW // 60)) == 13
     assert sum(gate(NOW) is not None for _ in range(200)) == 87
     assert gate(NOW + 121) is not None
 
 
 async def test_only_holders_near_a_limit_exchange_often(open_counts):
-    one, two = meter_of(open_counts()), meter_of(open_counts())
+    one, two = usage_sync_of(open_counts()), usage_sync_of(open_counts())
     async with one.lifespan(), two.lifespan():
         for _ in range(4):
             spend(one)
         await one.exchange(near=True)
         spend(two)
         await two.exchange()
-        assert two.tab(KEY).usage.counters["requests/minute"].total(int(NOW // 60)) == 1
+        assert two.limiter(KEY).usage.counters["requests/minute"].total(int(NOW // 60)) == 1
         spend(one)  # half of the ten
         await one.exchange(near=True)
         await two.exchange()
         spend(two)
         await two.exchange()
-        assert two.tab(KEY).usage.counters["requests/minute"].total(int(NOW // 60)) == 7
+        assert two.limiter(KEY).usage.counters["requests/minute"].total(int(NOW // 60)) == 7
 
 
 async def test_a_damaged_file_is_set_aside_with_its_log_and_known_counts_come_back(
@@ -432,28 +433,28 @@ async def test_the_file_keeps_few_windows_and_is_private(tmp_path):
 
 
 async def test_a_key_without_limits_is_not_counted():
-    meter = meter_of(None)
-    assert meter.begin(Key("shop")) is None
-    assert meter.gate(Key("shop")) is None
+    usage_sync = usage_sync_of(None)
+    assert usage_sync.begin(Key("shop")) is None
+    assert usage_sync.gate(Key("shop")) is None
 
 
 async def test_a_repeated_hit_counts_as_a_request_until_the_limit():
-    meter, key = meter_of(None), Key("shop", limits=Limits(rpm=2), expires=NOW + 1)
-    gate = meter.gate(key)
+    usage_sync, key = usage_sync_of(None), Key("shop", limits=Limits(rpm=2), expires=NOW + 1)
+    gate = usage_sync.gate(key)
     assert gate(NOW).startswith(b"\r\nx-ratelimit-limit-requests: 2\r\n")
     assert b"remaining-requests: 0" in gate(NOW)
     assert gate(NOW) is None
     with pytest.raises(LimitError):
-        meter.begin(key)
+        usage_sync.begin(key)
     assert gate(NOW + 1) is None
-    assert meter.gate(Key("desk", expires=NOW + 1))(NOW) == b""
+    assert usage_sync.gate(Key("desk", expires=NOW + 1))(NOW) == b""
 
 
 async def test_the_soft_budget_is_logged_once_in_its_period(caplog):
     limits = Limits(soft_budget=(Budget(10, "day"),))
-    meter = meter_of(None)
+    usage_sync = usage_sync_of(None)
     for _ in range(3):
-        spend(meter, 10, limits)
+        spend(usage_sync, 10, limits)
     told = [each.getMessage() for each in caplog.records]
     assert told == ["keys: shop has used its soft budget of 10 tokens a day"]
 
@@ -463,36 +464,36 @@ async def test_a_holder_without_a_price_is_a_problem_until_the_keys_change(caplo
         if model == "nobody's":
             raise ClientError(404, "no such model")
 
-    meter = Meter(None, lambda: 0.0, refuse_unknown=refuse_unknown)
+    usage_sync = UsageSync(None, lambda: 0.0, refuse_unknown=refuse_unknown)
     with pytest.raises(ClientError):
-        meter.refuse_unpriced("ann", "nobody's")
+        usage_sync.refuse_unpriced("ann", "nobody's")
     for number in range(300):
-        meter.refuse_unpriced("ann", f"m{number}")
-        meter.refuse_unpriced(f"holder{number}", "m\x1b")
-    problems = meter.details(["keys.txt: gone"])["problems"]
+        usage_sync.refuse_unpriced("ann", f"m{number}")
+        usage_sync.refuse_unpriced(f"holder{number}", "m\x1b")
+    problems = usage_sync.details(["keys.txt: gone"])["problems"]
     assert problems[0] == "keys.txt: gone"
     assert problems[1].startswith("every request of ann for 'm0', 'm1', ")
     assert " and 24 more is refused: " in problems[1]
     assert "'m\\x1b'" in problems[2]
     assert problems[-1] == "293 more holders are refused in this way"
     assert len(caplog.records) == 32 + 300
-    meter.keep(["ann"])
-    assert meter.details([])["problems"] == []
+    usage_sync.keep(["ann"])
+    assert usage_sync.details([])["problems"] == []
 
 
 async def test_a_model_that_a_holder_named_once_is_a_problem_for_a_day(caplog):
     now = [NOW]
-    meter = Meter(None, lambda: now[0])
-    meter.refuse_unpriced("ann", "slip" * 10_000)
-    meter.refuse_unpriced("ann", "m")
+    usage_sync = UsageSync(None, lambda: now[0])
+    usage_sync.refuse_unpriced("ann", "slip" * 10_000)
+    usage_sync.refuse_unpriced("ann", "m")
     now[0] += REFUSED_SECONDS / 2
-    meter.refuse_unpriced("ann", "m")
-    [problem] = meter.details([])["problems"]
+    usage_sync.refuse_unpriced("ann", "m")
+    [problem] = usage_sync.details([])["problems"]
     assert "'m'" in problem
     assert len(problem) < 500
     now[0] += REFUSED_SECONDS / 2
-    [problem] = meter.details([])["problems"]
+    [problem] = usage_sync.details([])["problems"]
     assert problem.startswith("every request of ann for 'm' is refused")
     now[0] += REFUSED_SECONDS / 2
-    assert meter.details([])["problems"] == []
+    assert usage_sync.details([])["problems"] == []
     assert len(caplog.records) == 2

@@ -13,16 +13,16 @@ import pytest
 
 from gateway.app import default_policy
 from gateway.cache.pii_scan import Scans
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import CacheWriter
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import ClientError, UpstreamError
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import SemanticUnavailableError
-from gateway.server.local_encoder import LocalModel, LocalUpstream
+from gateway.server.open.local_encoder import LocalModel, LocalUpstream
+from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
-from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import UpstreamCall

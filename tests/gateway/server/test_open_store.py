@@ -10,8 +10,8 @@ import pytest
 from gateway.cache.ports import StoreUnavailableError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.sqlite.store import BEHIND_BYTES
-from gateway.server.open_store import open_store
-from gateway.server.secrets import SecretError, shared_secret
+from gateway.server.open.secrets import SecretError, shared_secret
+from gateway.server.open.store import open_store
 from gateway.settings import Settings, SettingsError, load_settings
 from running_redis import RunningRedis
 
@@ -134,8 +134,8 @@ def answers_at_once(coroutine):
 async def test_a_disk_that_does_not_answer_is_not_taken_for_one_that_lacks_a_key(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("gateway.server.open_store.DISK_READ_SECONDS", 30)
-    monkeypatch.setattr("gateway.server.open_store.DISK_WRITE_SECONDS", 0.05)
+    monkeypatch.setattr("gateway.server.open.store.DISK_READ_SECONDS", 30)
+    monkeypatch.setattr("gateway.server.open.store.DISK_WRITE_SECONDS", 0.05)
     store = open_store(Settings(data_dir=tmp_path), {}).store
     try:
         while not answers_at_once(store.get(b"never stored", touch=False)):

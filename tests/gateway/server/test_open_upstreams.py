@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.cache.ports import StoreStats
-from gateway.server.open_upstreams import Upstreams, open_upstreams
-from gateway.server.secrets import SecretSettingError, warn_of_shared_credentials
+from gateway.server.open.secrets import SecretSettingError, warn_of_shared_credentials
+from gateway.server.open.upstreams import Upstreams, open_upstreams
 from gateway.settings import Settings, SettingsError, load_settings
 from gateway.telemetry.metrics import Metrics
 from running_gateway import StartGateway
@@ -190,7 +190,7 @@ def test_who_has_a_key_of_its_own_shares_nothing(caplog: pytest.LogCaptureFixtur
 async def test_an_upstream_that_says_nothing_is_asked_once_whether_it_is_ready(
     start_gateway: StartGateway, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.server.open_upstreams.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("gateway.server.open.upstreams.PROBE_SECONDS", 0.05)
     asked = asyncio.Queue[None]()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,17 +11,17 @@ from fake_verifier import SaidVerifier
 
 from gateway.app import default_policy
 from gateway.cache.pii_scan import Scans
-from gateway.cache.ports import ActivePolicy, Entry, StoreError
-from gateway.cache.quarantine import QuarantineFile
+from gateway.cache.ports import Entry, StoreError
+from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.writer import MAX_ADDING, CacheWriter
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.admin.operations import forget_scope
+from gateway.server.open.policy_file import ActivePolicy, PolicyFile
 from gateway.server.pipeline import Pipeline
-from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import UpstreamCall

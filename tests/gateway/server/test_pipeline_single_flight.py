@@ -16,8 +16,8 @@ from gateway.cache.pii_scan import Scans
 from gateway.protocol.request import read_request
 from gateway.semantic.ports import Match, SemanticUnavailableError
 from gateway.server.context import Trace
+from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
-from gateway.server.policy_file import PolicyFile
 from gateway.server.prepare import Outbox
 from policies.decision import Endpoint
 from scripted_upstream import completion

@@ -1,7 +1,7 @@
 """The policy file: what a request would have to wait for is made when it is read."""
 
 from gateway.prompts.rewrite.volatile import finder
-from gateway.server.policy_file import PolicyFile
+from gateway.server.open.policy_file import PolicyFile
 from policies.decision import VolatileKind
 
 POLICY = """\

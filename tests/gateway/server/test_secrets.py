@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gateway.server.secrets import SecretError, load_or_create_secret
+from gateway.server.open.secrets import SecretError, load_or_create_secret
 
 
 def test_it_is_made_once_and_kept(tmp_path, caplog):
@@ -50,7 +50,7 @@ def test_threads_that_start_at_once_agree(tmp_path):
 def test_processes_that_start_at_once_agree(tmp_path):
     script = (
         "import sys; from pathlib import Path; sys.stdin.readline();"
-        "from gateway.server.secrets import load_or_create_secret;"
+        "from gateway.server.open.secrets import load_or_create_secret;"
         "print(load_or_create_secret(Path(sys.argv[1])).hex())"
     )
     processes = [

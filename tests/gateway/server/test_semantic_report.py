@@ -7,10 +7,10 @@ import pytest
 from lock_holder import lock_held
 
 from gateway.cache import append_files as file_lock
-from gateway.cache.comparison_journal import ComparisonJournal
-from gateway.cli.calibrate import Judgement, parse_line
+from gateway.cache.quality.comparison_journal import ComparisonJournal
 from gateway.cli.main import main
-from gateway.cli.operator import report_text
+from gateway.cli.offline.calibrate import Judgement, parse_line
+from gateway.cli.operator.admin_api import report_text
 
 LINE = {
     "time": 1.0,

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.server.admin.semantic_report import Budgets
-from gateway.server.policy_file import PolicyFile
+from gateway.server.open.policy_file import PolicyFile
 
 POLICY = """
 version: 1

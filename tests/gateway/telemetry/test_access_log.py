@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.cli.log_lines import JsonFormatter
-from gateway.protocol.cache_status import Forwarded, ForwardStatus, Reason
-from gateway.server.open_telemetry import AccessLog
+from gateway.cli.process.log_lines import JsonFormatter
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.server.open.telemetry import AccessLog
 from gateway.telemetry import request_id
 from gateway.telemetry.observation import Observation
 from running_gateway import StartGateway

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, val
 from prometheus_client.registry import Collector
 
 from gateway.cache.ports import StoreStats
-from gateway.cli.launch import forget_gauges
-from gateway.cli.supervisor import SEAT
-from gateway.cli.worker import name_figures
+from gateway.cli.process.launch import forget_gauges
+from gateway.cli.process.supervisor import SEAT
+from gateway.cli.process.worker import name_figures
 from gateway.protocol.tokens import PromptUsage
-from gateway.server.open_telemetry import Telemetry
+from gateway.server.open.telemetry import Telemetry
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.observation import Observation
 
@@ -68,7 +68,7 @@ def test_what_was_flushed_is_not_counted_again():
 
 
 async def test_other_workers_see_the_counts_soon_and_at_the_end(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gateway.server.open_telemetry.FLUSH_SECONDS", 0)
+    monkeypatch.setattr("gateway.server.open.telemetry.FLUSH_SECONDS", 0)
     metrics = new_metrics()
     async with asyncio.timeout(20), Telemetry(metrics, None, None, (), None, ()).lifespan():
         observe(metrics)
@@ -82,7 +82,7 @@ async def test_other_workers_see_the_counts_soon_and_at_the_end(monkeypatch: pyt
 async def test_a_flush_that_fails_counts_nothing_twice_and_ends_no_later_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("gateway.server.open_telemetry.FLUSH_SECONDS", 0)
+    monkeypatch.setattr("gateway.server.open.telemetry.FLUSH_SECONDS", 0)
     metrics, closed = new_metrics(), []
     inc, full = Counter.inc, True
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from otlp_receiver import receiver
 
-from gateway.server.open_telemetry import _exported
+from gateway.server.open.telemetry import _exported
 from gateway.telemetry.otel import export
 
 QUESTION = "How do I reset my password?"

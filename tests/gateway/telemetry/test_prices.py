@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.server.open_prices import MOST_BYTES, load_prices, read_price_file
+from gateway.server.open.prices import MOST_BYTES, load_prices, read_price_file
 from gateway.telemetry.prices import COLUMNS, MOST_PROBLEMS, Price, PricesError, read_prices
 from gateway.upstream.settings import UpstreamSettings, is_free
 

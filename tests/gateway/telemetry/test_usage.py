@@ -7,10 +7,11 @@ import orjson
 import pytest
 
 from gateway.cache.lookup import Hit
-from gateway.cache.ports import USAGE_OTHER, USAGE_ROWS, StoreError, UsageRow
+from gateway.cache.ports import StoreError
 from gateway.cache.stores.conformance import example_entry
+from gateway.cache.stores.counts import USAGE_OTHER, USAGE_ROWS, UsageRow
 from gateway.prompts.outcome import Compression, Step
-from gateway.protocol.cache_status import HitStatus, Reason
+from gateway.protocol.http.cache_status import HitStatus, Reason
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
 from gateway.telemetry.observation import CallFacts, Observation
 from gateway.telemetry.prices import Price, Prices

@@ -9,8 +9,8 @@ import pytest
 from coalescer_rig import Got, Rig
 from gated_upstream import Call
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.request import Served
 from policies.decision import Scope
 from scripted_upstream import DONE, chunk, completion, stream_of, usage_event

@@ -3,14 +3,18 @@
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
+from aiohttp import web
 from coalescer_rig import Rig
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import Reply
-from scripted_upstream import DONE, chunk, completion
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.messages import Reply
+from running_gateway import StartGateway
+from scripted_upstream import DONE, ScriptedUpstream, chunk, completion
 
 PIECE = chunk(delta={"content": "x" * 100})
 END = [chunk(finish_reason="stop"), DONE]
@@ -222,3 +226,37 @@ async def test_many_readers_of_an_answer_that_is_too_large_wake_one_another_no_m
     assert answers == {b"".join([*[PIECE] * 60, *END])}
     # One for a piece, and one where the call waits until a reader has the piece before.
     assert wakes < 60 * 10
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}),
+        (
+            "/v1/chat/completions",
+            {
+                "stream_options": {"include_usage": True},
+                "messages": [{"role": "user", "content": "Hi"}],
+            },
+        ),
+    ],
+)
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_plain_reply_above_the_bound_is_asked_for_once(
+    start_gateway: StartGateway,
+    upstream: ScriptedUpstream,
+    path: str,
+    fields: dict[str, Any],
+    status: int,
+):
+    async def answer(_request: web.Request, _body: dict[str, Any]) -> web.Response:
+        long = "long " * 20_000
+        said = completion(long) if status == 200 else {"error": {"message": long}}
+        return web.json_response(said, status=status)
+
+    upstream.answer = answer
+    gateway = await start_gateway(max_answer_bytes=4096)
+    reply = await gateway.post(path, orjson.dumps({"model": "m", **fields}))
+    assert reply.status == status
+    assert upstream.calls == 1

@@ -42,7 +42,7 @@ def store_seconds():
 
 @pytest.fixture
 def patient(patient, monkeypatch, store_seconds):
-    monkeypatch.setattr("gateway.server.open_store.REDIS_SECONDS", store_seconds)
+    monkeypatch.setattr("gateway.server.open.store.REDIS_SECONDS", store_seconds)
     monkeypatch.setattr("gateway.cache.stores.redis.claims.CALL_SECONDS", store_seconds)
 
 

@@ -7,8 +7,8 @@ import pytest
 from coalescer_rig import Rig
 
 from gateway.cache.ports import StoreError
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.http.cache_status import Reason
 from scripted_upstream import completion, stream_of
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from dns_server import DnsServer, dns_server
 
-from gateway.server.open_upstreams import read_discovery_file
+from gateway.server.open.upstreams import read_discovery_file
 from gateway.settings import Settings, SettingsError, load_settings
-from gateway.upstream import discovery
-from gateway.upstream.discovery import (
+from gateway.upstream.pool.watch import discovery
+from gateway.upstream.pool.watch.discovery import (
     LONGEST_TTL,
     MOST_REPLICAS,
     RETRY_SECONDS,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.server.secrets import secret_faults
+from gateway.server.open.secrets import secret_faults
 from gateway.settings import Settings
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream
@@ -104,7 +104,7 @@ async def test_an_upstream_without_auth_gets_no_credential_at_all(
 
 
 def test_the_common_key_is_not_for_an_upstream_without_auth(monkeypatch: pytest.MonkeyPatch):
-    from gateway.server.secrets import upstream_keys
+    from gateway.server.open.secrets import upstream_keys
 
     listed = ({"url": "http://a/v1", "auth": "none"}, {"url": "http://b/v1"})
     upstreams = Settings(upstreams=listed).all_upstreams

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.coding import PIECE, inflate, is_coded
+from gateway.upstream.wire.coding import PIECE, inflate, is_coded
 
 TEXT = b"".join(b"event %d\n" % number for number in range(60))
 

@@ -22,10 +22,10 @@ from raw_upstream import (
 )
 
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import read_up_to
-from gateway.upstream.connection import HttpReply, OneReply
-from gateway.upstream.http_client import HttpUpstream
+from gateway.protocol.http.messages import read_up_to
 from gateway.upstream.request import Outgoing
+from gateway.upstream.wire.connection import HttpReply, OneReply
+from gateway.upstream.wire.http_client import HttpUpstream
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import stream_of
 

@@ -13,12 +13,12 @@ from certificates import write_certificate
 from ports import closed_port
 from raw_upstream import EVENTS, StartRaw, raw_servers, sends, whole
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream import http_client as instance
-from gateway.upstream.failure_log import EVERY_SECONDS, FailureLog
-from gateway.upstream.http_client import HttpUpstream
-from gateway.upstream.pool.probes import log_upstreams
+from gateway.protocol.http.cache_status import Reason
+from gateway.upstream.pool.watch.probes import log_upstreams
+from gateway.upstream.wire import http_client as instance
+from gateway.upstream.wire.failure_log import EVERY_SECONDS, FailureLog
+from gateway.upstream.wire.http_client import HttpUpstream
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, chunk
 

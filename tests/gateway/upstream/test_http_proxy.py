@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 from certificates import write_certificate
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.server.secrets import log_proxies, outbound_proxy, secret_faults
+from gateway.protocol.http.cache_status import Reason
+from gateway.server.open.secrets import log_proxies, outbound_proxy, secret_faults
 from gateway.settings import Settings
-from gateway.upstream.http_client import HttpUpstream
 from gateway.upstream.request import Outgoing
+from gateway.upstream.wire.http_client import HttpUpstream
 from scripted_upstream import ScriptedUpstream
 
 OUTGOING = Outgoing("/v1/chat/completions", (), b'{"model":"m","messages":[{"content":"Hi"}]}', "m")
@@ -265,7 +265,7 @@ async def test_an_address_in_place_of_the_hosts_keeps_its_name_for_tls_and_host(
 
 ASK = """
 import asyncio, sys
-from gateway.upstream.http_client import HttpUpstream
+from gateway.upstream.wire.http_client import HttpUpstream
 from gateway.upstream.request import Outgoing
 
 async def main():

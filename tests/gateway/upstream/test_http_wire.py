@@ -20,11 +20,11 @@ from raw_upstream import (
     whole,
 )
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.upstream.connection import HttpReply
-from gateway.upstream.http_client import HttpUpstream
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.request import Outgoing
+from gateway.upstream.wire.connection import HttpReply
+from gateway.upstream.wire.http_client import HttpUpstream
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import chunk, stream_of
 

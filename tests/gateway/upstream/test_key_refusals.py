@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import EVENTS
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool.health import FIRST_REFUSAL, State
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, PoolTable

@@ -15,12 +15,17 @@ from aiohttp import web
 from raw_upstream import StartRaw, raw_servers, sends, whole
 
 from gateway.protocol.request import LARGE_BYTES
-from gateway.upstream.http_client import HttpUpstream
-from gateway.upstream.pool.probes import MODELS_SECONDS, MODELS_SOONEST, ModelLists, listing_of
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import LACK_SECONDS, Call, PoolTable
 from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.watch.probes import (
+    MODELS_SECONDS,
+    MODELS_SOONEST,
+    ModelLists,
+    listing_of,
+)
 from gateway.upstream.request import Outgoing
+from gateway.upstream.wire.http_client import HttpUpstream
 from running_gateway import RunningGateway, StartGateway, start_app
 from scripted_upstream import completion
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 from gated_upstream import GatedUpstream
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import read_up_to
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.messages import read_up_to
 from gateway.upstream.call import PooledUpstream
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.pool import UpstreamPool
+from gateway.upstream.pool.retry_budget import MOST
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing
-from gateway.upstream.retry_budget import MOST
 
 OUTGOING = Outgoing("/v1/chat/completions", (), b"{}", "m")
 BROKE = UpstreamError(502, "gone", Reason.UPSTREAM_BROKE)

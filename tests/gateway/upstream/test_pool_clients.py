@@ -11,7 +11,7 @@ from faulty_upstreams import Answers, StartServer, pool, says, servers, status
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool.health import ACTIVE_SECONDS, FIRST_EJECTION, State
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, Change, PoolTable

@@ -12,11 +12,10 @@ from faulty_upstreams import EVENTS, Answers, StartServer, pool, resets, says, s
 from gated_upstream import GatedUpstream
 from prometheus_client import CollectorRegistry
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.messages import read_up_to
+from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.http.messages import read_up_to
 from gateway.upstream.call import PooledUpstream
-from gateway.upstream.first_token import HELD_BYTES, HELD_SECONDS
 from gateway.upstream.pool.health import Trial
 from gateway.upstream.pool.metrics import UpstreamMetrics
 from gateway.upstream.pool.pool import UpstreamPool
@@ -25,7 +24,8 @@ from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.pool.waiting_queue import Bounds
 from gateway.upstream.request import Outgoing, Served
-from gateway.upstream.translated import RefusedReply
+from gateway.upstream.wire.first_token import HELD_BYTES, HELD_SECONDS
+from gateway.upstream.wire.translated import RefusedReply
 from running_gateway import StartGateway
 from scripted_upstream import DONE, chunk, usage_event
 

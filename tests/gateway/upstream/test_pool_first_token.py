@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.protocol.cache_status import Reason
-from gateway.upstream.first_token import HELD_SECONDS, FirstToken, FirstTokenDetector
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.tries import Failure, Kind
+from gateway.upstream.wire.first_token import HELD_SECONDS, FirstToken, FirstTokenDetector
 
 FAILS = Failure(Kind.CUT, Reason.UPSTREAM_STATUS)
 LIMITED = Failure(Kind.LIMITED, Reason.UPSTREAM_LIMITED, personal=True)

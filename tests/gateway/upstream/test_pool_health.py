@@ -10,13 +10,13 @@ from aiohttp import web
 from faulty_upstreams import CLOSED, pool, says
 
 from gateway.background import running
-from gateway.protocol.cache_status import Reason
-from gateway.upstream.http_client import HttpUpstream
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool.health import State
-from gateway.upstream.pool.probes import PATHS, Prober
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.watch.probes import PATHS, Prober
+from gateway.upstream.wire.http_client import HttpUpstream
 from running_gateway import StartGateway, start_app
 from scripted_upstream import ScriptedUpstream
 
@@ -129,8 +129,8 @@ async def test_two_failed_probes_leave_an_idle_upstream_alone():
 async def test_a_probe_is_made_when_it_is_due_and_only_once(
     patient: Patient, clinic: Clinic, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("gateway.upstream.pool.probes._LONGEST_WAIT", 0.0)
-    monkeypatch.setattr("gateway.upstream.pool.probes._SHORTEST_WAIT", 0.0)
+    monkeypatch.setattr("gateway.upstream.pool.watch.probes._LONGEST_WAIT", 0.0)
+    monkeypatch.setattr("gateway.upstream.pool.watch.probes._SHORTEST_WAIT", 0.0)
     patient.paths = {"/readyz": (200, {})}
     clinic.close_breaker()
     async with running("probes", partial(clinic.prober.watch, "a")):

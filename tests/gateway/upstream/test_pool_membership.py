@@ -12,13 +12,13 @@ from aiohttp import web
 from dns_server import DnsServer, dns_server
 
 from gateway.cache.ports import StoreStats
-from gateway.server.open_upstreams import open_upstreams
+from gateway.server.open.upstreams import open_upstreams
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream import discovery
-from gateway.upstream.discovery import Address
-from gateway.upstream.http_client import HttpUpstream
-from gateway.upstream.pool.probes import log_upstream
+from gateway.upstream.pool.watch import discovery
+from gateway.upstream.pool.watch.discovery import Address
+from gateway.upstream.pool.watch.probes import log_upstream
+from gateway.upstream.wire.http_client import HttpUpstream
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import DONE, ScriptedUpstream, answer_by_default, chunk
 
@@ -363,7 +363,7 @@ async def test_the_log_has_a_line_for_each_change_and_how_a_new_replica_answers(
         await log_upstream(upstream)
         greeted.set()
 
-    monkeypatch.setattr("gateway.server.open_upstreams.log_upstream", greet)
+    monkeypatch.setattr("gateway.server.open.upstreams.log_upstream", greet)
     caplog.set_level(logging.INFO)
     one, two = await start_replica(), await start_replica()
     write(file, one)
@@ -427,7 +427,7 @@ async def test_a_server_without_figures_is_told_once_and_gets_requests(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("gateway.upstream.pool.probes.LOAD_SECONDS", 0.01)
+    monkeypatch.setattr("gateway.upstream.pool.watch.probes.LOAD_SECONDS", 0.01)
     replica = await start_replica()
     write(file, replica)
     gateway = await start_gateway(**by_file(file, load_signal=True))

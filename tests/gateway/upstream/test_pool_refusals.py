@@ -12,7 +12,7 @@ from faulty_upstreams import Answers, StartServer, pool, resets, says, servers, 
 
 from backend.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from gateway.upstream.additions import REFUSED_SECONDS, RefusedAdditions
-from gateway.upstream.retry_budget import MOST
+from gateway.upstream.pool.retry_budget import MOST
 from gateway.upstream.tries import MOST_SAME_RETRIES
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream

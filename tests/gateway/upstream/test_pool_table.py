@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import pytest
 
-from gateway.protocol.cache_status import Reason
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import (
     CALM_SECONDS,
@@ -17,12 +17,12 @@ from gateway.upstream.pool.health import (
     Trial,
     Up,
 )
+from gateway.upstream.pool.retry_budget import Budget
 from gateway.upstream.pool.routing import LeastLoaded
 from gateway.upstream.pool.table import Call, PoolTable
 from gateway.upstream.pool.upstream_state import Member, NoRoom, Rate
 from gateway.upstream.pool.waiting_queue import Waiting
 from gateway.upstream.request import LONGEST_MODEL, Outgoing
-from gateway.upstream.retry_budget import Budget
 from gateway.upstream.tries import Failure, Kind, refusal_of, retry_after
 
 BROKE = Failure(Kind.BROKE, Reason.UPSTREAM_BROKE)

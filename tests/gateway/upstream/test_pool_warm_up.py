@@ -8,16 +8,16 @@ import pytest
 from aiohttp import web
 from faulty_upstreams import CLOSED, says, stalls, status
 
-from gateway.protocol.cache_status import Reason
-from gateway.upstream.http_client import HttpUpstream
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool.health import State
 from gateway.upstream.pool.prefix_chain import PromptChains
-from gateway.upstream.pool.probes import Prober
 from gateway.upstream.pool.routing import Load, PrefixAware
 from gateway.upstream.pool.table import Call, PoolTable
 from gateway.upstream.pool.upstream_state import Member
-from gateway.upstream.pool.warm_up import MOST, WarmUp
+from gateway.upstream.pool.watch.probes import Prober
+from gateway.upstream.pool.watch.warm_up import MOST, WarmUp
 from gateway.upstream.request import Outgoing
+from gateway.upstream.wire.http_client import HttpUpstream
 from policies.decision import Endpoint
 from running_gateway import RunningGateway, StartGateway, start_app
 from scripted_upstream import ScriptedUpstream

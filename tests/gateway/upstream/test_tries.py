@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.errors import UpstreamError
+from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.tries import (
     ADDITION_REFUSED,
     MOST_CALLS,

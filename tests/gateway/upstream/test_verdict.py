@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.protocol.cache_status import Reason
-from gateway.upstream.verdict import error_of, fault_in, lacks_model, parsed_or_none
+from gateway.protocol.http.cache_status import Reason
+from gateway.upstream.wire.verdict import error_of, fault_in, lacks_model, parsed_or_none
 
 PAGE = b"<html>Log in</html>"
 COMPLETION = {"id": "c", "choices": [{"index": 0, "message": {"content": "Hi"}}]}

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.upstream.pool.warm_up import HALF_LIFE, LONGEST_BYTES, MOST_COUNTED, WarmPrefixes
+from gateway.upstream.pool.watch.warm_up import HALF_LIFE, LONGEST_BYTES, MOST_COUNTED, WarmPrefixes
 from policies.decision import Endpoint
 
 LONG = "You are careful. " * 100

@@ -12,15 +12,8 @@ from collections.abc import Mapping, Sequence
 import orjson
 from redis.crc import key_slot
 
-from gateway.cache.ports import (
-    USAGE_DAYS,
-    USAGE_OTHER,
-    USAGE_ROWS,
-    Change,
-    Count,
-    StoreError,
-    UsageRow,
-)
+from gateway.cache.ports import StoreError
+from gateway.cache.stores.counts import USAGE_DAYS, USAGE_OTHER, USAGE_ROWS, Change, Count, UsageRow
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.scripts import FORMAT, Script, Shard
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.cache.ports import (
+from gateway.cache.stores.counts import (
     KEPT_WINDOWS,
     USAGE_DAYS,
     USAGE_OTHER,

@@ -12,8 +12,8 @@ import exported_log
 import orjson
 import pytest
 
-from gateway.cli.estimate import command
 from gateway.cli.main import main
+from gateway.cli.offline.estimate import command
 from gateway.cli.terminal import FailedError
 
 ROOT = Path(__file__).parents[4]

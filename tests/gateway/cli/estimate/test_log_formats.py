@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli.estimate.log_formats import Format, read_line, recognise
+from gateway.cli.offline.estimate.log_formats import Format, read_line, recognise
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.admin.recorded_request import InvalidFieldError
 from policies.decision import Endpoint

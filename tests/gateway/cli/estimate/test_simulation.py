@@ -3,9 +3,9 @@
 import pytest
 from fake_verifier import SaidVerifier
 
-from gateway.cli.estimate.log_formats import read_line
-from gateway.cli.estimate.simulation import Simulation, Way, fixed_policy
-from gateway.protocol.cache_status import Reason
+from gateway.cli.offline.estimate.log_formats import read_line
+from gateway.cli.offline.estimate.simulation import Simulation, Way, fixed_policy
+from gateway.protocol.http.cache_status import Reason
 from gateway.semantic.ports import Match
 
 POLICY = """

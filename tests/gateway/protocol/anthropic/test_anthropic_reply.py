@@ -5,8 +5,8 @@ import pytest
 
 from gateway.protocol.anthropic import reply
 from gateway.protocol.anthropic.reply import Prompt, UnreadableReplyError, to_error
-from gateway.protocol.cache_status import Reason
 from gateway.protocol.endpoints.messages import SPEC
+from gateway.protocol.http.cache_status import Reason
 
 PROMPT = Prompt(lambda: 77, "m", frozenset({"f"}), 1)
 

@@ -1,0 +1,1 @@
+"""Commands that read policies, logs and journals; only `policy explain` may ask a gateway."""

@@ -1,0 +1,1 @@
+"""Commands about one installation: its settings, its keys, its running gateway."""

@@ -1,0 +1,1 @@
+"""The processes of `refrain serve`: supervisor, workers, what is planned before they start."""

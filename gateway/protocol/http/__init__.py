@@ -1,0 +1,1 @@
+"""HTTP on the wire, whatever it carries: headers, paths, forms, bodies, `Cache-Status`."""

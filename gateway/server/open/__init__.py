@@ -1,0 +1,1 @@
+"""What `create_app` opens by the settings: store, upstreams, semantic parts, telemetry, files."""
