@@ -1,4 +1,5 @@
-# The two commands of the README are `make demo` and `make test`; both set up first what they need.
+# The commands of the README are `make demo`, `make test` and `make test-all`; each sets up first what
+# it needs.
 PYTHON ?= python3
 PORT ?= 8080
 JOBS ?= logical
@@ -10,7 +11,7 @@ DEMO := $(VENV)/.demo
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help setup demo test lint bench eval soak chaos docs reference manifests lock clean docs-serve
+.PHONY: help setup demo test test-all lint bench eval soak chaos docs reference manifests lock clean docs-serve
 .DEFAULT_GOAL := help
 
 help: ## show this help
@@ -43,10 +44,17 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO)) ## gateway, bundled en
 
 # A process for each core: one thread each, and no GPU, which all of them would share. A test that
 # stands still ends its process, which fails it, and says where it stood.
-test: setup lint ## lint, types, and every test that needs no GPU; JOBS=1 for one process
+define pytest
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -q \
 		--numprocesses $(JOBS) --maxprocesses 4 --dist worksteal \
 		-o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
+endef
+
+test: setup lint ## lint, types, and the tests that need no other process, with one of each kind
+	$(pytest) -m 'not process' --hypothesis-profile=quick
+
+test-all: setup lint ## lint, types, and every test that needs no GPU; JOBS=1 for one process
+	$(pytest)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,15 +12,18 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from policies.decision import Endpoint
+from process_tests import is_left_out
 from running_gateway import RunningGateway, StartGateway, start_app
-from running_redis import VERSIONS, Chosen, redis_folders
+from running_redis import Chosen, newest_version, redis_folders
 from scripted_upstream import ScriptedUpstream
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # How long an example takes is the machine's affair.
 TIMELESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-# The same examples each time: a commit is tested, not luck. `make soak` looks for new ones.
+# The same examples each time: a commit is tested, not luck. `make soak` looks for new ones, and
+# `make test` tries a part of them.
 hypothesis_settings.register_profile("default", **TIMELESS, derandomize=True)
+hypothesis_settings.register_profile("quick", **TIMELESS, derandomize=True, max_examples=20)
 hypothesis_settings.register_profile("soak", **TIMELESS, derandomize=False, max_examples=10_000)
 hypothesis_settings.load_profile("default")
 
@@ -52,9 +55,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("a GPU is for one process of tests: pytest -m gpu")
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Mark what `make test` leaves out."""
+    for item in items:
+        if is_left_out(item.nodeid, item.fixturenames):
+            item.add_marker("process")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests of Redis with the newest version, or with those that their file names."""
+    if "redis_version" in metafunc.fixturenames:
+        newest = newest_version()
+        versions = [
+            version if version == newest else pytest.param(version, marks=pytest.mark.process)
+            for version in getattr(metafunc.module, "REDIS_VERSIONS", (newest,))
+        ]
+        metafunc.parametrize("redis_version", versions, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def redis_version(request: pytest.FixtureRequest) -> Generator[str]:
-    """Run the test once with each version of Redis."""
+    """The version that the servers of a test have."""
     if request.param not in redis_folders():
         pytest.skip(f"no redis-server {request.param} is installed")
     Chosen.version = request.param
@@ -90,6 +112,7 @@ POLLS = (
     "gateway.app.POLICY_POLL_SECONDS",
     "gateway.server.open.semantic.ENCODER_POLL_SECONDS",
     "gateway.server.keys.auth.POLL_SECONDS",
+    "gateway.server.keys.usage_sync.RETRY_SECONDS",
 )
 """What is looked at again and again, which no test has to wait for."""
 

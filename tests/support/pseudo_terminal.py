@@ -33,11 +33,21 @@ class Screen:
         """What was written so far, without codes for colour and cursor."""
         return _CODES.sub("", self.raw)
 
-    def wait_for(self, text: str, *, after: int = 0) -> int:
-        """Wait until a text is there behind a place; return the place behind it."""
+    def wait_for(self, text: str, *, after: int = 0, unless: re.Pattern[str] | None = None) -> int:
+        """Wait until a text is there behind a place; return the place behind it.
+
+        Fails at once if ``unless`` is there instead.
+        """
+
+        def decided() -> bool:
+            shown = self.text[after:]
+            return text in shown or (unless is not None and unless.search(shown) is not None)
+
         with self._more:
-            assert self._more.wait_for(lambda: text in self.text[after:], _SECONDS), self.text
-        return self.text.index(text, after) + len(text)
+            self._more.wait_for(decided, _SECONDS)
+        shown = self.text
+        assert text in shown[after:], shown
+        return shown.index(text, after) + len(text)
 
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())

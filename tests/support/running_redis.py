@@ -19,7 +19,7 @@ _STARTS = 5
 
 
 VERSIONS = ("6.2", "7")
-"""The two that every test of the store runs with; they count memory differently."""
+"""The two that contracts, scripts and faults are tried with; they count memory differently."""
 _VERSION = re.compile(r"v=(\d+\.\d+)")
 
 
@@ -54,6 +54,11 @@ def redis_folders() -> dict[str, Path]:
     """Return the folder of ``redis-server`` and ``redis-cli`` for each version of ``VERSIONS``."""
     programs = redis_programs()
     return {version: programs[version].parent for version in VERSIONS if version in programs}
+
+
+def newest_version() -> str:
+    """Return the newest of ``VERSIONS`` that is installed, or the first one if none is."""
+    return max(redis_folders(), default=VERSIONS[0])
 
 
 class Chosen:

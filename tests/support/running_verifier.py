@@ -15,7 +15,7 @@ from gateway.semantic.calibrations import OWN_FILE
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[tuple[Path, str]]:
+def verifying_service() -> Iterator[tuple[Path, str]]:
     """Yield the service's socket, and the digest of its verifier."""
     with tempfile.TemporaryDirectory(prefix="refrain-") as folder:
         socket = Path(folder) / "e.sock"
@@ -31,10 +31,12 @@ def service() -> Iterator[tuple[Path, str]]:
 
 
 @pytest.fixture
-def lenient_data(service: tuple[Path, str], tmp_path: Path) -> Path:
+def lenient_data(verifying_service: tuple[Path, str], tmp_path: Path) -> Path:
     """Make a data directory whose calibration takes any score at 20 %, and none at 0.1 %."""
     folder = tmp_path / "data"
     folder.mkdir()
     points = [(0.0, False)] * 100
-    (folder / OWN_FILE).write_bytes(written_calibration(calibrated(points, verifier=service[1])))
+    (folder / OWN_FILE).write_bytes(
+        written_calibration(calibrated(points, verifier=verifying_service[1]))
+    )
     return folder

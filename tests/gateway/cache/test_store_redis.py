@@ -11,8 +11,9 @@ from gateway.cache.ports import EntryTooLargeError, StoreError, StoreUnavailable
 from gateway.cache.stores.conformance import check_store, example_entry
 from gateway.cache.stores.entry_codec import encode_entry, encoded_size
 from gateway.cache.stores.redis.store import RedisStore
-from running_redis import RunningRedis
+from running_redis import VERSIONS, RunningRedis
 
+REDIS_VERSIONS = VERSIONS
 ENTRY = example_entry()
 PREFIX = b"refrain:1:{0}:e:"
 ROOMY = 1 << 20

@@ -9,8 +9,9 @@ import pytest
 from gateway.cache.ports import StoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.redis.store import RedisStore
-from running_redis import RunningRedis
+from running_redis import VERSIONS, RunningRedis
 
+REDIS_VERSIONS = VERSIONS
 ENTRY = example_entry()
 STEM = "refrain:1:{0}:"
 INDEX = ("used", "ends", "size", "total")

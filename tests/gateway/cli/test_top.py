@@ -25,6 +25,8 @@ from running_gateway import start_app
 ROOT = Path(__file__).parents[3]
 
 GREEN = r"\x1b\[[0-9;]*32m"
+FAILED = re.compile(r"\b[45]\d\d: |answers \d+ and not")
+"""What is shown of a reply that is an error: no figures will come."""
 SIZE = ("COLUMNS", "LINES")
 """Variables that would override the size of the terminal."""
 READY = {
@@ -101,6 +103,11 @@ async def live(url, *arguments, columns=100, **environment):
                 await process.wait()
 
 
+async def shown(screen, text, *, after=0):
+    """Wait until a text is shown; an error of the gateway ends the wait."""
+    return await asyncio.to_thread(screen.wait_for, text, after=after, unless=FAILED)
+
+
 async def test_one_frame_of_a_real_gateway(gateway, upstream, command):
     for _ in range(4):
         await gateway.ask("Hi?")
@@ -139,9 +146,9 @@ async def test_another_server_is_told(command):
 async def test_it_is_live_until_a_key_ends_it(gateway, key):
     await gateway.ask("Hi?")
     async with live(gateway.url) as (screen, process):
-        await asyncio.to_thread(screen.wait_for, "misses")
+        await shown(screen, "misses")
         await gateway.ask("Hi?")
-        await asyncio.to_thread(screen.wait_for, "exact hits")
+        await shown(screen, "exact hits")
         if key == "\x03":
             process.send_signal(2)  # what a terminal makes of it for its foreground process
         else:
@@ -152,11 +159,11 @@ async def test_it_is_live_until_a_key_ends_it(gateway, key):
 
 async def test_colours_can_be_switched_off(gateway):
     async with live(gateway.url, NO_COLOR="1") as (screen, _process):
-        await asyncio.to_thread(screen.wait_for, "since the start")
+        await shown(screen, "since the start")
         screen.type("q")
     assert not re.search(GREEN, screen.raw)
     async with live(gateway.url) as (screen, _process):
-        await asyncio.to_thread(screen.wait_for, "since the start")
+        await shown(screen, "since the start")
         screen.type("q")
     assert re.search(GREEN, screen.raw)
 
@@ -173,12 +180,26 @@ async def test_a_gateway_that_goes_away_is_told_and_comes_back(upstream, tmp_pat
     runner = await start(0)
     port = runner.addresses[0][1]
     async with live(f"http://127.0.0.1:{port}") as (screen, _process):
-        await asyncio.to_thread(screen.wait_for, "ready")
+        await shown(screen, "ready")
         await runner.cleanup()
-        gone = await asyncio.to_thread(screen.wait_for, "is the gateway running?")
-        await asyncio.to_thread(screen.wait_for, "since the start", after=gone)  # the last figures
+        gone = await shown(screen, "is the gateway running?")
+        await shown(screen, "since the start", after=gone)  # the last figures
         runner = await start(port)
-        await asyncio.to_thread(screen.wait_for, "ready", after=gone)
+        await shown(screen, "ready", after=gone)
+        screen.type("q")
+    await runner.cleanup()
+
+
+async def test_a_gateway_that_fails_shows_its_error_and_no_figures():
+    async def fails(_request):
+        return web.json_response({"error": {"message": "A defect."}}, status=500)
+
+    app = web.Application()
+    app.router.add_get("/admin/overview", fails)
+    runner, url = await start_app(app)
+    async with live(url) as (screen, _process):
+        with pytest.raises(AssertionError, match=r"500: A defect\."):
+            await shown(screen, "since the start")
         screen.type("q")
     await runner.cleanup()
 

@@ -21,11 +21,11 @@ default: {exact: on, semantic: {max_wrong_hits: 20%}, freshness: 1h, scope: tena
 
 
 @pytest.fixture
-async def gateway(start_gateway, service, lenient_data, tmp_path):
+async def gateway(start_gateway, verifying_service, lenient_data, tmp_path):
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     gateway = await start_gateway(
-        semantic_socket=service[0],
+        semantic_socket=verifying_service[0],
         semantic_timeout=30.0,
         verifier_timeout=30.0,
         data_dir=lenient_data,

@@ -173,7 +173,7 @@ async def test_an_error_of_the_upstream_costs_no_tokens(start_gateway, upstream,
 
 
 @pytest.fixture
-def hasty(monkeypatch):
+def hasty(patient, monkeypatch):
     """Let no call go on for a usage after its last client."""
     monkeypatch.setattr("gateway.upstream.shared_response.ANSWER_SECONDS", 0.0)
 

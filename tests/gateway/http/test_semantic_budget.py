@@ -15,12 +15,12 @@ default: {exact: on, semantic: {max_wrong_hits: 20%}, freshness: 1h, scope: tena
 
 
 @pytest.fixture
-async def gateway(start_gateway, service, lenient_data, tmp_path):
+async def gateway(start_gateway, verifying_service, lenient_data, tmp_path):
     """A gateway whose verifier is calibrated to take any score at 20 %, and none at 0.1 %."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     gateway = await start_gateway(
-        semantic_socket=service[0],
+        semantic_socket=verifying_service[0],
         semantic_timeout=30.0,
         verifier_timeout=30.0,
         data_dir=lenient_data,
@@ -32,7 +32,7 @@ async def gateway(start_gateway, service, lenient_data, tmp_path):
     return gateway
 
 
-async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, service):
+async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, verifying_service):
     for model in ("m", "strict"):
         assert "fwd=miss" in (await gateway.ask(STORED, model=model)).cache
     assert "; hit; " in (await gateway.ask(ASKED, model="m")).cache
@@ -41,7 +41,7 @@ async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, servic
     ready = (await gateway.get("/readyz")).json
     assert ready["verifier"] == {
         "kind": "model",
-        "digest": service[1][:16],
+        "digest": verifying_service[1][:16],
         "calibration": "own",
         "calibration_hits": 100,
     }

@@ -162,12 +162,12 @@ def drawn(draw):
 
 
 @pytest.fixture
-async def saving(start_gateway, service, lenient_data, tmp_path, settings):
+async def saving(start_gateway, verifying_service, lenient_data, tmp_path, settings):
     """A gateway whose policy saves in every way."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
     gateway = await start_gateway(
-        semantic_socket=service[0], data_dir=lenient_data, policy=policy, **settings
+        semantic_socket=verifying_service[0], data_dir=lenient_data, policy=policy, **settings
     )
     while (await gateway.get("/readyz")).status != 200:
         pass

@@ -94,11 +94,12 @@ async def test_a_call_that_fails_is_counted_with_its_error(start_gateway, otlp):
 
 async def test_metrics_come_in_time_without_a_stop(start_gateway, upstream, otlp, monkeypatch):
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
-    await start_gateway()
+    gateway = await start_gateway()
     while "refrain_entries" not in otlp.metrics:
         otlp.came.clear()
         await otlp.came.wait()
     assert otlp.metrics["process.uptime"]
+    await gateway.stop()  # before the receiver, which takes what is left
 
 
 async def test_figures_that_cannot_be_read_are_left_out_of_one_export(

@@ -20,11 +20,13 @@ async def otlp(monkeypatch):
 
 
 async def test_a_semantic_hit_shows_what_was_found_and_how_sure_it_is(
-    start_gateway, service, lenient_data, tmp_path, otlp
+    start_gateway, verifying_service, lenient_data, tmp_path, otlp
 ):
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
-    gateway = await start_gateway(semantic_socket=service[0], data_dir=lenient_data, policy=policy)
+    gateway = await start_gateway(
+        semantic_socket=verifying_service[0], data_dir=lenient_data, policy=policy
+    )
     while (await gateway.get("/readyz")).status != 200:
         pass
     assert "fwd=miss" in (await gateway.ask(STORED)).cache
