@@ -78,7 +78,7 @@ class Prices:
     """Names of the rows in the operator's file."""
     is_free: Callable[[str], bool] | None = None
     """Tells whether a model costs nothing unless the operator's file has a row for it."""
-    _found: dict[str, Price | None] = field(default_factory=dict, repr=False)
+    _found: dict[str, Price | None] = field(default_factory=dict, init=False, repr=False)
 
     def find(self, model: str) -> Price | None:
         """Return the price of a model, None where it is unknown.

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from examples import some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ def test_varied_texts_have_the_vectors_of_sentence_transformers(encoder, referen
 
 
 @given(st.lists(st.text(max_size=300), min_size=4, max_size=16))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=some(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_text_is_refused_alike_or_has_the_same_vector(encoder, reference, texts):
     for made, expected in zip(encoder.encode(texts), reference.encode(texts), strict=True):
         if isinstance(made, Reason) or isinstance(expected, Reason):

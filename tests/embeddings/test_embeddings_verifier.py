@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from examples import some
 from guarding import guard
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,7 +69,7 @@ def test_the_shipped_network_refuses_what_no_guard_tells_apart(asked, stored):
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 def test_any_pair_has_a_score_or_a_reason_and_is_symmetric(verifier, one, other):
     (score,) = verifier.score([(one, other)])
     assert isinstance(score, Reason) or 0 <= score <= 1

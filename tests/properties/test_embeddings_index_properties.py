@@ -1,6 +1,7 @@
 """The index against the plainest model there is: a dictionary searched by brute force."""
 
 import numpy as np
+from examples import some
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -116,7 +117,7 @@ class LargePartitions(IndexMachine):
     flat_vectors = 3
 
 
-SmallPartitions.TestCase.settings = settings(max_examples=30, stateful_step_count=40)
-LargePartitions.TestCase.settings = settings(max_examples=60, stateful_step_count=60)
+SmallPartitions.TestCase.settings = settings(max_examples=some(30), stateful_step_count=40)
+LargePartitions.TestCase.settings = settings(max_examples=some(60), stateful_step_count=60)
 TestSmallPartitions = SmallPartitions.TestCase
 TestLargePartitions = LargePartitions.TestCase

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from examples import some
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sampling_rows import draw, results, row, sample
@@ -88,7 +89,7 @@ def allowed(values, params):
     return [token for token in kept if values[token] > -np.inf]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(st.data())
 def test_tokens_are_those_of_a_plain_reference(data):
     """Batches of mixed rows; each token is the reference's, or as good in single precision."""
@@ -117,7 +118,7 @@ def test_tokens_are_those_of_a_plain_reference(data):
         assert scores[token] >= max(scores.values()) - 1e-3
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(st.lists(st.tuples(logits_rows, histories, params), min_size=2, max_size=5), st.data())
 def test_batch_mates_change_nothing(batch, data):
     rows = [row(each, generated=generated, end=(3,)) for _, generated, each in batch]
@@ -130,7 +131,7 @@ def test_batch_mates_change_nothing(batch, data):
         assert sample(logits[at : at + 1], [each]) == [together[at]]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(logits_rows, histories, histories, params)
 def test_penalties_change_only_the_tokens_that_were_said(logits, prompt, generated, each):
     """Every other token keeps its place among those that were not said either."""
@@ -146,7 +147,7 @@ def test_penalties_change_only_the_tokens_that_were_said(logits, prompt, generat
     assert logits[free] == max(logits)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=some(60))
 @given(logits_rows, params)
 def test_what_is_reported_is_the_models_own_distribution(logits, each):
     each = replace(each, logprobs=5)

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import orjson
+from examples import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +74,7 @@ def explained(raw, store=None):
     return asyncio.run(explainer.explain(parse_recorded(raw)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(
     valid | bodies | st.fixed_dictionaries({"body": bodies | values, "headers": values}),
     st.booleans(),
@@ -114,7 +115,7 @@ def test_no_text_of_a_request_is_in_its_explanation():
         assert not any(word in written for word in WORDS)
 
 
-@settings(max_examples=60)
+@settings(max_examples=some(60))
 @given(bodies, bodies, st.sampled_from([*Endpoint]))
 def test_digests_are_few_and_differ_where_and_only_where_the_fields_do(one, other, endpoint):
     mine, theirs = (field_digests(b"s", b"scope", endpoint, body) for body in (one, other))

@@ -1,5 +1,6 @@
 """The coalescing table under any order of leading, following, leaving and landing."""
 
+from examples import some
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -138,5 +139,5 @@ class CoalescingTable(RuleBasedStateMachine):
             assert self.table.under_way(slot) is expected
 
 
-CoalescingTable.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+CoalescingTable.TestCase.settings = settings(max_examples=some(100), stateful_step_count=40)
 TestCoalescingTable = CoalescingTable.TestCase

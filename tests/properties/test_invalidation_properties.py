@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+from examples import some
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ class World:
 GAP = ["prove", "read", "change", "drop", "change_other", "prove", 0.9, "prove", 0.9]
 
 
-@settings(max_examples=500)
+@settings(max_examples=some(500))
 @given(steps)
 @example(GAP)
 def test_a_copy_outlives_a_change_by_no_more_than_the_bound(steps):

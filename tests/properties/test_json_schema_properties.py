@@ -3,6 +3,7 @@
 import json
 
 import jsonschema
+from examples import some
 from grammar_walks import Walks
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
@@ -92,7 +93,7 @@ DEFINITIONS = {
 }
 
 
-@settings(max_examples=150)
+@settings(max_examples=some(150))
 @given(SCHEMAS.filter(lambda schema: schema is not True), st.integers(0, 2**32))
 def test_all_that_is_admitted_is_valid(schema, seed):
     schema = schema | {"$defs": DEFINITIONS}
@@ -126,7 +127,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=some(150))
 @given(JSON, st.booleans())
 def test_no_schema_does_more_than_be_refused(schema, strict):
     try:

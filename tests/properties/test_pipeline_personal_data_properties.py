@@ -9,6 +9,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, Self
 
 import orjson
+from examples import some
 from fake_verifier import SaidVerifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -136,7 +137,7 @@ PROMPTS = st.sampled_from(["How?", "How much?", f"{SECRET_WORD} how?"])
 ASKED = st.tuples(USERS, PROMPTS, st.booleans(), st.sampled_from([0, 30, 60]), st.booleans())
 
 
-@settings(max_examples=80)
+@settings(max_examples=some(80))
 @given(st.lists(ASKED, min_size=2, max_size=12))
 def test_personal_data_never_reaches_another_user(asked):
     asyncio.run(_ask_all(asked))

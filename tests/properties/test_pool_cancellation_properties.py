@@ -2,6 +2,7 @@
 
 import asyncio
 
+from examples import some
 from gated_upstream import GatedUpstream
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,7 +125,7 @@ async def nothing_is_left_after(steps):
     assert len(rig.pool.queue.waiting) == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=some(150), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_whatever_happens_all_counters_are_zero_in_the_end(steps):
     asyncio.run(nothing_is_left_after(steps))

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import orjson
+from examples import some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,7 +171,7 @@ def is_block(turn):
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=some(100))
 @given(REQUESTS, SETTINGS, STYLES)
 def test_a_request_keeps_all_it_has_and_is_rewritten_once(request, how, style):
     endpoint, given_body = request

@@ -9,6 +9,7 @@ import asyncio
 import base64
 from dataclasses import replace
 
+from examples import some
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -120,4 +121,4 @@ class SealedStores(RuleBasedStateMachine):
 
 
 TestSealedStores = SealedStores.TestCase
-TestSealedStores.settings = settings(max_examples=50)
+TestSealedStores.settings = settings(max_examples=some(50))

@@ -4,6 +4,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+from examples import some
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -187,10 +188,10 @@ class TieredMachine(SqliteMachine):
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestMemory.settings = settings(max_examples=some(60), stateful_step_count=60, deadline=None)
 TestSqlite = SqliteMachine.TestCase
-TestSqlite.settings = settings(max_examples=25, stateful_step_count=60, deadline=None)
+TestSqlite.settings = settings(max_examples=some(25), stateful_step_count=60, deadline=None)
 TestAlone = AloneMachine.TestCase
-TestAlone.settings = settings(max_examples=25, stateful_step_count=60, deadline=None)
+TestAlone.settings = settings(max_examples=some(25), stateful_step_count=60, deadline=None)
 TestTiered = TieredMachine.TestCase
-TestTiered.settings = settings(max_examples=15, stateful_step_count=60, deadline=None)
+TestTiered.settings = settings(max_examples=some(15), stateful_step_count=60, deadline=None)

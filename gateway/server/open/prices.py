@@ -1,7 +1,7 @@
 """The price table on disk: the one that is shipped, and the operator's file in front of it."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,9 +17,14 @@ def load_prices(file: Path | None = None) -> Prices:
 
     Raises PricesError for a file with faults, and OSError where it cannot be read.
     """
-    shipped = files("gateway.telemetry") / "prices.csv"
-    prices = read_prices(shipped.read_text("utf-8"), "prices.csv")
+    prices = _shipped_prices()
     return prices if file is None else prices.updated(read_price_file(file.read_bytes(), str(file)))
+
+
+@cache
+def _shipped_prices() -> Prices:
+    shipped = files("gateway.telemetry") / "prices.csv"
+    return read_prices(shipped.read_text("utf-8"), "prices.csv")
 
 
 def priced(settings: Settings) -> Prices:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 import pytest
 from aiohttp import web
+from examples import some
 
 import running_gateway
 from gateway.app import create_app
@@ -171,7 +172,7 @@ def clock(monkeypatch):
     return clock
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(some(4)))
 async def test_both_ways_give_the_same_bytes(  # noqa: PLR0917
     seed, clock, start_gateway, tmp_path, upstream, monkeypatch
 ):

@@ -187,6 +187,11 @@ def test_a_file_of_an_operator_is_text_of_bounded_size():
         read_price_file(b" " * (MOST_BYTES + 1), "own.csv")
 
 
+def test_what_is_free_for_one_gateway_has_its_price_for_another_in_the_process():
+    assert replace(load_prices(), is_free=lambda _: True).find("gpt-4o") == Price(0.0, 0.0, 0.0)
+    assert replace(load_prices(), is_free=lambda _: False).find("gpt-4o").input > 0
+
+
 def test_the_shipped_table_has_a_source_and_no_free_model(tmp_path):
     shipped = load_prices()
     assert shipped.source.startswith("litellm ")
