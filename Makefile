@@ -10,6 +10,8 @@ INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 
 export HF_HUB_OFFLINE ?= 1
+# Images often set it. Each process of the tests would then compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-all lint bench eval soak chaos docs reference manifests lock clean docs-serve
 .DEFAULT_GOAL := help

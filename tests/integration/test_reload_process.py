@@ -423,7 +423,7 @@ def test_with_a_terminal_it_ends_as_the_terminal_does(tmp_path: Path):
         # The leader of a session that opens a terminal has it from then on.
         process = subprocess.Popen(
             [
-                *("sh", "-c", 'exec "$@" < "$0"', os.ttyname(there), sys.executable),
+                *("sh", "-c", HUNG_UP, os.ttyname(there), sys.executable),
                 *("-m", "gateway.cli", "serve", "--upstream", "http://127.0.0.1:9/v1"),
                 *("--port", "0", "--data-dir", str(tmp_path / "data")),
             ],
@@ -445,6 +445,8 @@ def test_with_a_terminal_it_ends_as_the_terminal_does(tmp_path: Path):
     assert "reload" not in log.read_text()
 
 
+# Below nohup, SIGHUP would be ignored.
+HUNG_UP = 'exec env --default-signal=HUP "$@" < "$0"'
 FOLLOW = """
 import sys, time
 with open(sys.argv[1]) as log:

@@ -6,7 +6,7 @@ test in `make test`.
 
 from collections.abc import Collection
 
-FOLDERS = ("tests/chaos", "tests/conformance/clients", "tests/deploy", "tests/integration")
+FOLDERS = ("tests/chaos", "tests/conformance/clients", "tests/integration")
 FILES = (
     "tests/backend/test_engine_grammar.py",  # their engines compile grammars in a process
     "tests/backend/test_engine_grammar_compiler.py",
@@ -15,6 +15,14 @@ FILES = (
     "tests/backend/test_engine_worker.py",
     "tests/backend/test_kernels_compile.py",
     "tests/backend/test_server_command.py",
+    "tests/benchmarks/test_gpu_engine.py",
+    "tests/deploy/test_compose.py",
+    "tests/deploy/test_container_scripts.py",
+    "tests/deploy/test_dockerfile.py",
+    "tests/deploy/test_docs_site.py",
+    "tests/deploy/test_monitoring.py",
+    "tests/deploy/test_package.py",
+    "tests/deploy/test_release.py",
     "tests/embeddings/test_embeddings_allocation.py",
     "tests/embeddings/test_embeddings_lifecycle.py",
     "tests/embeddings/test_embeddings_qdrant_service.py",
