@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,30 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         if is_left_out(item.nodeid, item.fixturenames):
             item.add_marker("process")
+
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count what a marker leaves out; a process of xdist tells the one that prints."""
+    config = items[0].config
+    config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + len(items)
+    if (output := getattr(config, "workeroutput", None)) is not None:
+        output["left_out"] = config.stash[LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over the count, which is the same in each process."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what is missing: with several processes, pytest does not."""
+    if config.option.markexpr == "not process" and (count := config.stash.get(LEFT_OUT, 0)):
+        where = "tests/support/process_tests.py names them, `make test-all` has them"
+        terminalreporter.write_line(f"LEFT OUT [{count}] tests that start processes: {where}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
