@@ -19,7 +19,8 @@ NOW = 1_700_000_000.0
 
 
 # Both sides of the switch: each check has some dozens of vectors.
-FLAT = [FLAT_VECTORS, 16, 2]
+# Codes learned from fewer than eight vectors hide the farthest, and a build may begin at once.
+FLAT = [FLAT_VECTORS, 16, 8]
 
 
 def local(tmp_path, kind=LocalIndex, flat_vectors=FLAT_VECTORS):
