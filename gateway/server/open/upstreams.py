@@ -200,7 +200,7 @@ def open_upstreams(
         table.unlisted = lists.want
     prober = Prober(
         each,
-        {one.label: _probe_paths(one) for one in given},
+        {one.label: _probe_paths(one) if several else () for one in given},
         table,
         clock=clock,
         on_probe=pool.queue.admit,
