@@ -165,21 +165,21 @@ def audit() -> None:
     default="10m",
     help="How long a prompt stays in a prefix cache; a number is of minutes.",
 )
-@option("--prices", type=FILE, help="Prices of your own, by model.  [default: the shipped table]")
+@option("--prices", type=FILE, help="Your prices, by model.  [default: the shipped table]")
 @options.data_dir
 @option("--html", type=FILE, help="Also write a page with plots.")
 @options.as_json
 def estimate() -> None:
     """Tell from a log what the cache would have saved.
 
-    That is told before anything is installed in front of traffic: exact hits, hits by meaning,
+    Nothing has to be installed in front of traffic. The estimate has exact hits, hits by meaning,
     calls that others would have joined, and what a prefix cache could find. The gateway's own code
     decides on each request, in the order of their start.
 
     A LOG holds JSON lines, and may be gzip (.gz). Its form is recognised: requests beside their
     answers or alone, and OpenAI's batch files (openai); LiteLLM's standard logging (litellm);
     Helicone's export with bodies (helicone); a gateway's decision log with requests (refrain).
-    --data-dir names a gateway's, for a calibration of its own.
+    --data-dir names a gateway's data directory, whose calibration is then used.
 
     examples:
       refrain estimate log.jsonl
@@ -294,7 +294,7 @@ def policy_schema() -> None:
 @option("--data-dir", type=FOLDER, metavar="D", help="Look into the store there.")
 @options.config
 @option(
-    "--upstream", metavar="URL", help="The upstream of the keys.  [default: that of the entries]"
+    "--upstream", metavar="URL", help="The upstream of the keys.  [default: the entries' upstream]"
 )
 @option("--gateway", "url", type=options.GatewayUrl(), help="Ask a running gateway.")
 @option("--token", metavar="T", help="Its admin token.  [default: REFRAIN_ADMIN_TOKEN]")
@@ -317,13 +317,13 @@ def policy_explain() -> None:
 
 @policy.command("replay", run="offline.policy:replay")
 @option("--policy", type=FILE, required=True, help="Edited policy.")
-@option("--data-dir", type=FOLDER, metavar="D", help="The gateway's, for a calibration of its own.")
+@option("--data-dir", type=FOLDER, metavar="D", help="Of the gateway whose calibration is used.")
 @options.as_json
 @argument("log", type=FILE, metavar="LOG.jsonl", help="Decision log; - is standard input.")
 def policy_replay() -> None:
     """Tell what an edited policy would change, from a log.
 
-    Both the decisions of then and those of the policy are simulated on a cache without bounds.
+    The log's decisions and the policy's are both simulated on a cache without bounds.
     Record a log with: refrain serve with decision_log set.
     """
 
@@ -388,7 +388,7 @@ def report() -> None:
     """Tell how often answers by meaning were wrong, by rule.
 
     The comparisons of shadow mode and sampling show it: how many answers found by meaning were
-    those of the upstream, how many were wrong, with an interval of 95 % that has room for the
+    the same as the upstream's, how many were wrong, with an interval of 95 % that has room for the
     unsure ones, and the budget that this rate would meet.
     """
 
