@@ -44,7 +44,7 @@ ExceptionInfo = (
 class TextFormatter(logging.Formatter):
     """Lines for people: ``TIME LEVEL LOGGER: MESSAGE FIELD=VALUE [REQUEST ID]``.
 
-    The fields are those of ``extra={"fields": {…}}``. The text of an exception may quote what a
+    The fields come from ``extra={"fields": {…}}``. The text of an exception may quote what a
     client has sent. Without ``quotes_errors`` a traceback has frames and types alone.
     """
 

@@ -45,7 +45,7 @@ from gateway.server.prepare import Compressor, Outbox, salted_endpoints
 from gateway.server.ui.page import OperatorPage
 from gateway.settings import Settings
 from gateway.telemetry.events import AUDIT_FILE, EventList, event_log
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.coalescer import Claims, Coalescer
 from gateway.upstream.pool.watch.probes import GREET
 from gateway.upstream.request import Upstream
@@ -69,7 +69,7 @@ def default_policy() -> Path:
 def _coalescer(
     upstream: Upstream, *, claims: Claims | None, unread: Holder, **options: Any
 ) -> Coalescer:
-    return Coalescer(UpstreamCall(upstream, **options), claims=claims, unread=unread)
+    return Coalescer(AnsweredCall(upstream, **options), claims=claims, unread=unread)
 
 
 def _scopes_of(secret: bytes, headers: Mapping[str, str], key: Key | None) -> tuple[bytes, ...]:

@@ -12,7 +12,7 @@ from gateway.cli.options import FILE, FOLDER, Choice, ErrorBudget, Group, Time
 
 
 class Root(Group):
-    """All commands. That of the engine is declared by the engine, and imported when it is used."""
+    """All commands. The engine declares its command, which is imported when it is used."""
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name == "backend":

@@ -72,7 +72,7 @@ def configure_logging(level: str, form: str) -> None:
 
     number = logging.getLevelNamesMapping()[level.upper()]
     log_to_stderr(form, number, request_id=CURRENT.get)
-    # The list of events has those of level info, whatever the log has.
+    # The list of events has lines of level info, whatever the log has.
     logging.getLogger("gateway").setLevel(min(number, logging.INFO))
 
 

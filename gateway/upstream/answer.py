@@ -67,7 +67,7 @@ class Admission(NamedTuple):
 
 
 @dataclass(eq=False)
-class UpstreamCall:
+class AnsweredCall:
     """Makes calls. ``max_answer_bytes`` bounds what is stored, and what is held for followers.
 
     ``comparisons`` compares answers. ``chains`` makes the prefix chains by which one of several

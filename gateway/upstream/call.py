@@ -130,15 +130,22 @@ class PoolCall:
     """A request to the upstreams of a pool. Inside the context is the reply."""
 
     __slots__ = (
-        *("_before", "_first", "_lacking", "_last", "_outgoing", "_pool", "_quota", "_refusing"),
+        "_before",
+        "_lacking",
+        "_last",
+        "_outgoing",
+        "_pool",
+        "_quota",
+        "_refusing",
         "_reply",
+        "_with_additions",
     )
 
     def __init__(self, pool: UpstreamPool, outgoing: Outgoing) -> None:
         self._pool, self._outgoing = pool, outgoing
         self._quota = outgoing.quota or Quota()
         self._last: OneTry | None = None
-        self._first: OneTry | None = None
+        self._with_additions: OneTry | None = None
         """The last try with additions; its reply serves if there is none without them."""
         self._before: Tried = ()
         """The tries that had failed before that one."""
@@ -182,8 +189,8 @@ class PoolCall:
     async def send(self, step: Send) -> OneTry | None:
         """Send the request where a step says; None if it cannot be sent there."""
         pool, last = self._pool, self._last
-        if step.tries.plain and self._first is None and last is not None:
-            self._first, self._before = last, last.served.tried
+        if step.tries.plain and self._with_additions is None and last is not None:
+            self._with_additions, self._before = last, last.served.tried
         call = await self._acquire(step, last)
         if call is None:
             return None
@@ -276,7 +283,7 @@ class PoolCall:
         if last.failure is None and not (tries.failed or tries.plain):
             return last
         if (better := await self._earlier(last, end)) is not None:
-            if better is self._first:
+            if better is self._with_additions:
                 better.served = replace(better.served, tried=self._before)
             return better
         pool, outgoing, failure = self._pool, self._outgoing, last.failure
@@ -304,8 +311,13 @@ class PoolCall:
 
         What was refused and then answered without additions is noted.
         """
-        pool, outgoing, first, lacking = self._pool, self._outgoing, self._first, self._lacking
-        if isinstance(end, Deliver) and end.refusal:
+        pool, outgoing, first, lacking = (
+            self._pool,
+            self._outgoing,
+            self._with_additions,
+            self._lacking,
+        )
+        if isinstance(end, Deliver) and end.with_additions:
             return first
         if first is not None and last.failure is None and last.status < HTTPStatus.BAD_REQUEST:
             self._learn(last)

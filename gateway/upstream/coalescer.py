@@ -44,7 +44,7 @@ from gateway.protocol.http.headers import Fields, shared_fields, with_cache_stat
 from gateway.protocol.http.messages import Reply
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.savings import entry_usage
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.request import Exchange, Served
 from gateway.upstream.shared_response import (
     FlightTable,
@@ -96,7 +96,7 @@ class Coalescer:
     ``claims`` belong to the processes that share the store, if there are several.
     """
 
-    caller: UpstreamCall
+    caller: AnsweredCall
     _: KW_ONLY
     clock: Callable[[], float] = time.perf_counter
     claims: Claims | None = None

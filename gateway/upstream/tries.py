@@ -223,9 +223,9 @@ class Where(Enum):
 
 
 class Deliver(NamedTuple):
-    """The last reply is for the client; or ``refusal``, the first one."""
+    """The last reply is for the client; or the one to the request ``with_additions``."""
 
-    refusal: bool = False
+    with_additions: bool = False
 
 
 class Fail(NamedTuple):
@@ -267,7 +267,7 @@ class Send:
             return Deliver()
         tries = self.tries.after(name, failure)
         row = TABLE[failure.kind]
-        step: Step = Deliver(refusal=tries.plain and not facts.has_reply)
+        step: Step = Deliver(with_additions=tries.plain and not facts.has_reply)
         if not (facts.has_reply or tries.plain):
             step = NO_REPLY
         if not facts.resends or facts.calls_left <= 0 or (failure.risky and not facts.risks):

@@ -20,13 +20,10 @@ PAGES = sorted(
 )
 READMES = ("backend/README.md", "embeddings/README.md", "CHANGELOG.md")
 """Pages that have long sentences, but no hard turns."""
-NOT_YET = ("gateway/cli/",)
-"""Sources whose comments are not looked at."""
 SOURCES = sorted(
-    source
+    str(path.relative_to(ROOT))
     for folder in ("gateway", "policies")
     for path in (ROOT / folder).rglob("*.py")
-    if not (source := str(path.relative_to(ROOT))).startswith(NOT_YET)
 )
 
 TURN = re.compile(

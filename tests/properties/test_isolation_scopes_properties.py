@@ -27,7 +27,7 @@ from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.coalescer import Coalescer
 from policies.decision import Endpoint
 
@@ -65,7 +65,7 @@ def pipeline_for(policy: PolicyFile, quarantine: QuarantineFile, scans: Scans) -
         semantic=index,
         verifier=SaidVerifier(),
         policies=policy,
-        coalescer=Coalescer(UpstreamCall(NamingUpstream(), writer, 2**20)),
+        coalescer=Coalescer(AnsweredCall(NamingUpstream(), writer, 2**20)),
         scans=scans,
         secret=bytes(32),
         outbox=Outbox(bytes(32)),

@@ -23,7 +23,7 @@ from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served
 from policies.decision import Endpoint
@@ -152,7 +152,7 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         semantic=index,
         verifier=SaidVerifier(),
         policies=POLICIES,
-        coalescer=Coalescer(UpstreamCall(upstream, writer, 2**20)),
+        coalescer=Coalescer(AnsweredCall(upstream, writer, 2**20)),
         scans=scans,
         secret=bytes(32),
         outbox=Outbox(bytes(32)),

@@ -23,7 +23,7 @@ from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.request import read_request
 from gateway.server.open.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange
 from policies.decision import Endpoint
@@ -82,7 +82,7 @@ class Rig:
         self.active = PolicyFile(default_policy()).active
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
         writer = CacheWriter(self.store, None, Scans(), time.time, quarantine)
-        self.coalescer = Coalescer(UpstreamCall(pooled(self.upstream), writer, max_answer_bytes))
+        self.coalescer = Coalescer(AnsweredCall(pooled(self.upstream), writer, max_answer_bytes))
         self._finished: asyncio.Queue[Observation] = asyncio.Queue()
 
     async def next_finished(self) -> Observation:

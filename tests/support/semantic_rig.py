@@ -22,7 +22,7 @@ from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.wire.http_client import HttpUpstream
 from policies.decision import Endpoint
@@ -114,7 +114,7 @@ class LearningRig:
             verifier=self.verifier,
             policies=PolicyFile(policy),
             coalescer=Coalescer(
-                UpstreamCall(self.upstream, writer, 2**20, comparisons=self.comparisons)
+                AnsweredCall(self.upstream, writer, 2**20, comparisons=self.comparisons)
             ),
             scans=scans,
             secret=bytes(32),

@@ -43,7 +43,7 @@ from gateway.server.open.store import open_store
 from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox, salted_endpoints
 from gateway.settings import SettingsError, load_settings
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.settings import alias_identities
 from policies.format.yaml_document import PolicyError
@@ -144,7 +144,7 @@ async def _explain_here(
     store = open_store(settings.model_copy(update=unbounded), os.environ).store
     try:
         identity = settings.upstream_identity
-        if identity is None:  # that of most entries: it is part of every key
+        if identity is None:  # as for most entries: it is part of every key
             page = await store.walk(None, _SAMPLE)
             counts = Counter(one.upstream for one in page.entries if one.endpoint != SEALED)
             identity = next((name for name, _ in counts.most_common(1)), "")
@@ -190,7 +190,7 @@ def pipeline_to_explain(
         verifier=verifier or nothing,
         policies=policies,
         coalescer=Coalescer(
-            UpstreamCall(nothing, CacheWriter(store, semantic, scans, now, nothing), 0)
+            AnsweredCall(nothing, CacheWriter(store, semantic, scans, now, nothing), 0)
         ),
         scans=scans,
         secret=secret,

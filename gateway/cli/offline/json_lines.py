@@ -48,7 +48,7 @@ def refuse_yaml(file: Path | str, text: bytes, expected: str) -> None:
 class Lines(Generic[T]):
     """The values read from files of JSON lines, behind their places; ``-`` is standard input.
 
-    Files are read line by line, those that end in ``.gz`` as gzip. A line that cannot be used is
+    Files are read line by line, a file that ends in ``.gz`` as gzip. A line that cannot be used is
     named by file and line, and skipped.
     """
 

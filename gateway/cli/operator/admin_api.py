@@ -4,7 +4,7 @@ Law: secrets come from the environment; a command line is public. Progress goes 
 results to standard output, and the exit code says whether all went well.
 
 A line of a file for ``refrain warm`` is {"question": TEXT, "answer": TEXT} or {"request": BODY,
-"answer": RESULT or TEXT}. Both may leave the answer out; "endpoint" is that of chat by default.
+"answer": RESULT or TEXT}. Both may leave the answer out; "endpoint" is chat by default.
 """
 
 import asyncio
@@ -148,7 +148,7 @@ def ask_gateway(
 ) -> dict[str, Any]:
     """Do an operator's action at a running gateway, or without ``fields`` get a page.
 
-    ``token`` is by default that of REFRAIN_ADMIN_TOKEN. Raises FailedError.
+    ``token`` is REFRAIN_ADMIN_TOKEN by default. Raises FailedError.
     """
 
     async def ask() -> dict[str, Any]:

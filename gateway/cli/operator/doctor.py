@@ -108,7 +108,7 @@ async def _print(flags: dict[str, Any], *, as_json: bool) -> int:
 
 
 async def examine(flags: dict[str, Any]) -> AsyncIterator[Finding]:
-    """Yield what each check finds; ``flags`` are those of the command line."""
+    """Yield what each check finds; ``flags`` come from the command line."""
     try:
         settings = read_settings(flags)
     except CommandError as error:
@@ -340,7 +340,7 @@ def _has_its_secrets(one: UpstreamSettings, *, own_keys: bool) -> bool:
 
 
 async def _ask(name: str, upstream: HttpUpstream, listed: set[str]) -> tuple[Finding, float | None]:
-    """Return what an upstream answers, and by how much this clock is ahead of its own."""
+    """Return what an upstream answers, and by how much this clock is ahead of the upstream's."""
     await upstream.open()
     try:
         answer = await models_answer(upstream)
@@ -366,7 +366,7 @@ def _ahead(answer: ModelsAnswer, now: float) -> float | None:
 
 
 def check_clock(ahead: list[float]) -> Finding:
-    """Compare this clock with those of the upstreams, by the median."""
+    """Compare this clock with the upstreams' clocks, by the median."""
     if not ahead:
         return Finding("clock", Level.OK, "not compared: no upstream tells the time")
     by = sorted(ahead)[len(ahead) // 2]
@@ -380,7 +380,7 @@ def check_clock(ahead: list[float]) -> Finding:
 
 
 async def check_encoder(settings: Settings) -> Finding:
-    """Check whether encoder and verifier load, in a service of their own."""
+    """Check whether encoder and verifier load, in their own service."""
     if missing := missing_libraries():
         what = f"{' and '.join(missing)} not installed, so there are no semantic hits"
         text = f"{what}: pip install 'refrain-gateway[semantic]'"
@@ -402,7 +402,7 @@ async def check_encoder(settings: Settings) -> Finding:
 
 
 async def check_gpu(settings: Settings) -> Finding:
-    """Check whether the engine, and the encoder if it is told so, would find a GPU."""
+    """Check whether the engine, and the encoder if it is to use one, would find a GPU."""
     if not importlib.util.find_spec("torch"):
         install = "pip install 'refrain-gateway[cpu]', or [gpu]"
         text = f"torch is not installed, as refrain backend and demo need it: {install}"

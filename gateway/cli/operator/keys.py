@@ -132,7 +132,7 @@ def list_keys(*, as_json: bool, file: Path | None, config: Path | None) -> int:
 
 
 def key_file(file: Path | None, config: Path | None) -> Path:
-    """Return the file that is meant: that of --file, else of the settings. Raises CommandError."""
+    """Return the file of --file, else of the settings. Raises CommandError."""
     if file is not None:
         return file
     if config is None and Path("refrain.yaml").is_file():

@@ -3,7 +3,7 @@
 The line is the child's stdin: a socket of which the parent holds the other end. Its end tells that
 the parent is gone, so that not even a killed supervisor leaves a process behind. Gateway workers
 also get orders through it, and report. Orders are numbered: a report names the one that it answers,
-so that a late report is not taken for that of a later order.
+so that a late report is not taken for a later order's.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _STDIN = 0
 
 
 class Order(StrEnum):
-    """What a worker is told."""
+    """What a worker is to do."""
 
     ACCEPT = "accept"
     """Take connections."""
@@ -81,7 +81,7 @@ class Child:
     stop_seconds: float = STOP_SECONDS
     """The time for a child to stop before it is killed."""
     ended: Callable[[str], None] = lambda _: None
-    """Called with the name of each process among those that run, once it has ended."""
+    """Called with the name of each running process, once it has ended."""
 
 
 class ChildProcess:

@@ -36,7 +36,7 @@ _READY_SECONDS = 3.0
 _LOOK_SECONDS = 0.1
 _PLAN_SECONDS = 60.0
 _TERMINAL = "/dev/tty"
-"""Can be opened by those who have a terminal."""
+"""A person at a terminal can open it."""
 
 _PLAN = (*PYTHON, "-m", "gateway.cli.process.plan")
 

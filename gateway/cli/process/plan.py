@@ -5,7 +5,7 @@
 For a reload, ``in_force`` is among the flags: the settings of the running workers. A fault is then
 written in place of the plan, and the supervisor logs it.
 
-A process of its own, since all that reads settings and policies takes memory: it ends, while the
+A separate process, since all that reads settings and policies takes memory: it ends, while the
 supervisor stays.
 """
 
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def make_plan(flags: Mapping[str, Any], *, is_demo: bool, in_force: str | None = None) -> Plan:
-    """Return what is to run. ``flags`` are those of the command line. Raises CommandError.
+    """Return what is to run. ``flags`` come from the command line. Raises CommandError.
 
     ``in_force`` are the settings of the running workers as JSON, if there are any.
     """
@@ -130,7 +130,7 @@ def make_plan(flags: Mapping[str, Any], *, is_demo: bool, in_force: str | None =
 def _need_restart(
     settings: Settings, in_force: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield what a reload cannot change; no value is told, since it may hold a password."""
+    """Yield what a reload cannot change; no value is shown, since it may hold a password."""
     places = origins(setting_flags(flags), os.environ, settings_file(flags))
     new = settings.model_dump(mode="json")
     for key in RESTART:
@@ -159,7 +159,7 @@ def setting_flags(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_file(given: Mapping[str, Any]) -> Path | None:
-    """Return the file of settings: that of ``--config``, or refrain.yaml if it is there."""
+    """Return the file of settings: the one of ``--config``, or refrain.yaml if it is there."""
     config = given.get("config")
     if config is None and Path("refrain.yaml").is_file():
         config = "refrain.yaml"

@@ -1,6 +1,6 @@
 """Keeps the processes of one installation running until it is stopped, and replaces its workers.
 
-Children get a session of their own, so that Ctrl-C reaches the supervisor alone and they stop in
+Children get their own session, so that Ctrl-C reaches the supervisor alone and they stop in
 order: in front first, since they have answers to finish that need those behind.
 
 A reload replaces one worker after another. The new one is ready before the old one leaves, so that
@@ -27,7 +27,7 @@ INSTANCE = "REFRAIN_INSTANCE"
 """Carries the name of the installation; ``upstream.http_client`` reads it."""
 
 SEAT = "REFRAIN_SEAT"
-"""Carries a worker's name among those that run. Another worker gets it once this one has ended."""
+"""Carries a worker's name among the running ones. Another worker gets it once this one ended."""
 
 FIRST_BACKOFF_SECONDS = 0.5
 LAST_BACKOFF_SECONDS = 10.0
@@ -62,10 +62,10 @@ class Slot:
         self.moved = asyncio.Event()
         """Set when another process was put here."""
         self._running: dict[int, ChildProcess] = {}
-        """The process here and those that leave, by a number that is free once they have ended."""
+        """The process here and the leaving ones, by a number that is free once they have ended."""
 
     async def start(self, child: Child) -> ChildProcess:
-        """Start a process for this place; those that leave it may still run."""
+        """Start a process for this place; processes that leave it may still run."""
         running = self._running = self._still_running()
         number = next(number for number in count() if number not in running)
         seat = f"{child.name}.{number}"
@@ -81,7 +81,7 @@ class Slot:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether no process may be replaced until one of those that leave has ended."""
+        """Whether no process may be replaced until a leaving one has ended."""
         leaving = [one for one in self._still_running().values() if one is not self.process]
         return len(leaving) >= MOST_LEAVING
 

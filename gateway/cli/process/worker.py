@@ -142,7 +142,7 @@ class Orders:
         if not line.has_parent:
             self._accept.set()
         self._lacks: set[str] = set()
-        """Why this worker is not ready, while those that serve are."""
+        """Why this worker is not ready, while the serving workers are."""
         self._told_to_leave = NO_ORDER
         self._having_alone: asyncio.Task[None] | None = None
         self._following = self._begin(self._follow())
@@ -150,7 +150,7 @@ class Orders:
     async def may_accept(self) -> None:
         """Wait until connections may be accepted, or the worker is to stop.
 
-        A worker that replaces another one is told so after it was ready.
+        A worker that replaces another one learns of it after it was ready.
         """
         ready = self._begin(self._report_readiness())
         await _first(self._accept, self._line.stop)
@@ -168,9 +168,9 @@ class Orders:
             self._having_alone.cancel()
 
     async def _report_readiness(self) -> None:
-        """Report once this worker is as ready as those that serve.
+        """Report once this worker is as ready as the serving workers.
 
-        An outage that they have, too, such as that of the encoder, must not block a reload.
+        An outage that they have, too, such as the encoder's, must not block a reload.
         """
         while reasons := set((await self._app[READINESS].report())["reasons"]):
             try:

@@ -25,7 +25,7 @@ from gateway.server.open.policy_file import PolicyFile
 from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.coalescer import Coalescer
 from policies.decision import Endpoint
 
@@ -62,7 +62,7 @@ class Rig:
         store, scans = MemoryStore(max_bytes=2**20), Scans()
         quarantine = QuarantineFile(data_dir / "quarantine.jsonl")
         writer = CacheWriter(store, None, scans, time.time, quarantine)
-        made = partial(UpstreamCall, writer=writer, max_answer_bytes=2**20)
+        made = partial(AnsweredCall, writer=writer, max_answer_bytes=2**20)
         self.pipeline = Pipeline(
             store=store,
             semantic=None,

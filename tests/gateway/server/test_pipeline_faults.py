@@ -24,7 +24,7 @@ from gateway.server.open.policy_file import ActivePolicy, PolicyFile
 from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
-from gateway.upstream.answer import UpstreamCall
+from gateway.upstream.answer import AnsweredCall
 from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Served
 from policies.decision import Endpoint, PiiAction
@@ -118,7 +118,7 @@ class Rig:
             semantic=self.index,
             verifier=self.verifier,
             policies=PolicyFile(default_policy()),
-            coalescer=Coalescer(UpstreamCall(self.upstream, self.writer, 2**20)),
+            coalescer=Coalescer(AnsweredCall(self.upstream, self.writer, 2**20)),
             scans=scans,
             secret=bytes(32),
             outbox=Outbox(bytes(32)),

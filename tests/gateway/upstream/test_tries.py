@@ -87,7 +87,7 @@ class Playbook:
         end = "fail" if isinstance(last, Fail) else "deliver"
         if isinstance(last, Send):
             return self.said
-        return [*self.said, "deliver refusal" if last == Deliver(refusal=True) else end]
+        return [*self.said, "deliver refusal" if last == Deliver(with_additions=True) else end]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One request of an exported log, whoever wrote it: body, answer, times, usage, and whose it is.
+"""One request of an exported log, of any program: body, answer, times, usage, and whose it is.
 
 Law: a line is recognised by its fields, and what is not understood is an error that names the
 expected form. What a log does not say is None, and never guessed.
@@ -217,7 +217,7 @@ def _refrain(line: dict[str, Any]) -> LoggedRequest:
 
 
 def _usage_of_decision(request: RecordedRequest, line: dict[str, Any]) -> PromptUsage:
-    """Return the counts of a decision log, which has those of a hit as one sum."""
+    """Return the counts of a decision log, which has a hit's counts as one sum."""
     usage, tokens = _usage(request.endpoint, None, line), line.get("tokens")
     if not isinstance(tokens, int) or tokens <= 0:
         return usage

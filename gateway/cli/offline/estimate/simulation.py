@@ -66,7 +66,7 @@ SAVING = (Way.EXACT, Way.SEMANTIC, Way.COALESCED)
 class Outcome:
     """What would have become of one request.
 
-    ``seconds`` are those that its client would not have waited. ``saves_call`` is false for a stale
+    ``seconds`` is the time that its client would have saved. ``saves_call`` is false for a stale
     hit, whose answer is fetched anew. ``repeated`` is the share of its prompt that an earlier one
     of the window begins with; 0 if nothing would have been sent.
     """

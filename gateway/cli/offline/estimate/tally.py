@@ -66,7 +66,7 @@ class Sums:
 
 @dataclass(slots=True)
 class Row:
-    """The requests of one model or rule, and those of them that would have been saved."""
+    """The requests of one model or rule, and how many of them would have been saved."""
 
     all: Sums = field(default_factory=Sums)
     saved: Sums = field(default_factory=Sums)
@@ -171,7 +171,7 @@ class Tally:
         return whole
 
     def repeats(self) -> list[dict[str, int | None]]:
-        """Return how many distinct requests came how often, those that may be looked up."""
+        """Return how many distinct requests that may be looked up came how often."""
         counts = Counter(self._keys.values())
         return [
             {
