@@ -63,7 +63,8 @@ async def test_a_ready_gateway(gateway, upstream, command):
     assert "semantic   off: the libraries are not installed" in lines
 
 
-async def test_an_only_upstream_that_is_dead_is_a_problem(start_gateway, command):
+async def test_an_only_upstream_that_is_dead_is_a_problem(start_gateway, command, monkeypatch):
+    monkeypatch.setattr("gateway.upstream.pool.health.FIRST_EJECTION", 60.0)
     gateway = await start_gateway(upstream=CLOSED)
     assert (await gateway.ask("Hi?")).status == 502
     code, out, _ = await command("--gateway", gateway.url)

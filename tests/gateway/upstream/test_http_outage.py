@@ -19,6 +19,12 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway.upstream")
 
 
+@pytest.fixture(autouse=True)
+def ejected_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test race with the end of an ejection."""
+    monkeypatch.setattr("gateway.upstream.pool.health.FIRST_EJECTION", 60.0)
+
+
 async def state_of(gateway: RunningGateway) -> dict[str, Any]:
     reply = await gateway.get("/readyz")
     assert reply.status == 200  # hits are served

@@ -107,6 +107,12 @@ StartServer = Callable[[Server], Awaitable[Server]]
 
 
 @pytest.fixture
+def ejected_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test race with the end of an ejection."""
+    monkeypatch.setattr("gateway.upstream.pool.health.FIRST_REFUSAL", 60.0)
+
+
+@pytest.fixture
 async def server() -> AsyncIterator[StartServer]:
     runners = []
 
@@ -160,6 +166,7 @@ def is_in_our_words(reply: Asked) -> bool:
 
 
 @pytest.mark.parametrize(("path", "refusal"), CASES)
+@pytest.mark.usefixtures("ejected_for_long")
 async def test_another_upstream_answers_and_operators_see_who_refused(
     start_gateway: StartGateway,
     server: StartServer,
@@ -192,6 +199,7 @@ async def test_a_stream_that_begins_with_a_refusal_is_answered_by_another(
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
+@pytest.mark.usefixtures("ejected_for_long")
 async def test_where_no_upstream_is_left_no_client_reads_that_its_key_is_wrong(
     start_gateway: StartGateway,
     server: StartServer,
@@ -226,6 +234,7 @@ async def test_where_no_upstream_is_left_no_client_reads_that_its_key_is_wrong(
         assert state["state"] == "up"
 
 
+@pytest.mark.usefixtures("ejected_for_long")
 async def test_a_lone_stream_that_begins_with_a_refusal_ends_in_our_words(
     start_gateway: StartGateway, server: StartServer, own_key: dict[str, Any]
 ):

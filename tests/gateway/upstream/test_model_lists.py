@@ -281,7 +281,8 @@ async def test_a_page_is_answered_by_another_upstream_or_a_fault(
         assert (told.status, told.json["error"]["code"]) == (502, "upstream-broke")
         assert b"Log in" not in told.raw
     [state] = (await alone.get("/readyz")).json["upstreams"].values()
-    assert (state["state"], state["why"]) == ("open", "upstream-broke")
+    # On a busy machine the ejection of half a second may be over.
+    assert (state["state"] in ("open", "trial"), state["why"]) == (True, "upstream-broke")
 
 
 async def test_a_page_passes_through_only_where_it_may_be_asked_for(
