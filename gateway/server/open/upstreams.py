@@ -200,12 +200,13 @@ def open_upstreams(
         table.unlisted = lists.want
     prober = Prober(
         each,
-        {one.label: _probe_paths(one) if several else () for one in given},
+        {one.label: _probe_paths(one) for one in given},
         table,
         clock=clock,
         on_probe=pool.queue.admit,
         warm=None if warm_up is None else warm_up.warm,
         lists=lists,
+        is_lone=not several,
         # Where there is no choice, no figures are needed.
         with_load={
             one.label for one in given if one.load_signal and (one.discover or len(given) > 1)

@@ -11,7 +11,6 @@ from gateway.server.open.secrets import SecretSettingError, warn_of_shared_crede
 from gateway.server.open.upstreams import Upstreams, open_upstreams
 from gateway.settings import Settings, SettingsError, load_settings
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream.pool.watch.probes import PATHS
 from running_gateway import StartGateway
 
 URL = "http://10.0.0.1:8000/v1"
@@ -106,15 +105,6 @@ def test_one_url_alone_is_a_pool_of_one():
     state = {"state": "up", "why": None, "in_flight": 0}
     assert alone.details() == {"upstreams": {URL.split("/")[2]: state}}
     assert not alone.overloaded("m", None)
-
-
-def test_one_url_alone_gets_no_probes():
-    def paths(*urls: str) -> list[tuple[str, ...]]:
-        prober = opened({}, upstream=urls).membership.watch.__self__
-        return list(prober.paths.values())
-
-    assert paths(URL) == [()]
-    assert paths(URL, "http://10.0.0.2:8000/v1") == [PATHS, PATHS]
 
 
 @pytest.mark.parametrize("name", [None, "house"])

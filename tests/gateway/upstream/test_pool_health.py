@@ -145,6 +145,25 @@ async def test_a_probe_is_made_when_it_is_due_and_only_once(
     assert (patient.asked, clinic.state) == (["/readyz"], State.TRIAL)
 
 
+async def test_a_lone_upstream_is_probed_only_while_it_is_out(
+    patient: Patient, clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.upstream.pool.watch.probes._LONGEST_WAIT", 0.0)
+    monkeypatch.setattr("gateway.upstream.pool.watch.probes._SHORTEST_WAIT", 0.0)
+    patient.paths = {"/readyz": (200, {})}
+    clinic.prober.is_lone = True
+    async with running("probes", partial(clinic.prober.watch, "a")):
+        clinic.now = 1e9  # a long silence
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (patient.asked, clinic.state) == ([], State.UP)
+        clinic.close_breaker()
+        clinic.now = clinic.table.probe_at("a", 10.0)
+        async with asyncio.timeout(10):
+            await clinic.probed.wait()
+    assert (patient.asked, clinic.state) == (["/readyz"], State.TRIAL)
+
+
 async def test_a_server_that_lies_about_its_health_costs_no_client_an_answer(
     start_gateway: StartGateway, patient: Patient, upstream: ScriptedUpstream
 ):

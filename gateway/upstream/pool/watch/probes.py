@@ -74,6 +74,9 @@ class Prober:
     warm: Callable[[str], Awaitable[None]] | None = None
     with_load: Collection[str] = ()
     lists: "ModelLists | None" = None
+    is_lone: bool = False
+    """Whether the only upstream is given by its URL alone: then it is probed only while it is out,
+    since it gets every call."""
     _found: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False)
     """The path that an upstream turned out to have."""
     _no_load: dict[str, str] = field(default_factory=dict, init=False)
@@ -133,7 +136,8 @@ class Prober:
 
     async def _probe_when_due(self, name: str) -> None:
         while True:
-            wait = self.table.probe_at(name, EVERY_SECONDS) - self.clock()
+            every = inf if self.is_lone else EVERY_SECONDS
+            wait = self.table.probe_at(name, every) - self.clock()
             if wait <= 0:
                 try:
                     await self.probe(name)
