@@ -91,7 +91,7 @@ async def forward_missing(
     parsed = _parse(reply)
     vectors = vectors_of(parsed, len(missing))
     if vectors is None:
-        if whole or _is_transient(reply.status) or exchange.quota.left <= 0:
+        if whole or _is_transient(reply.status):
             return reply
         reply.close()
         status = replace(exchange.state.status, reason=None, items=None)
@@ -108,9 +108,9 @@ async def forward_missing(
 
     outcomes = await for_each(store, list(zip(missing.values(), made, strict=True)))
     observation = exchange.observation
-    observation.declined = next((reason for reason in outcomes if reason is not None), None)
-    observation.stored = observation.declined is None
-    reply = replace(reply, headers=_headers(reply, exchange))
+    declined = next((reason for reason in outcomes if reason is not None), None)
+    observation.declined, observation.stored = declined, declined is None
+    reply = replace(reply, headers=_headers(reply, exchange, declined))
     if whole:
         return reply
     new = dict(zip(missing, made, strict=True))
@@ -128,11 +128,11 @@ def _key(place: int, state: Hit | Forward) -> bytes:
     return place.to_bytes(4, "big") if state.store is None else state.store.key
 
 
-def _headers(reply: Reply, exchange: Exchange) -> Fields:
+def _headers(reply: Reply, exchange: Exchange, declined: Reason | None) -> Fields:
     """Say in the header what became of the items, which the coalescer did not know yet."""
-    status, seen = exchange.state.status, exchange.observation
-    declined = None if seen.declined is status.reason else seen.declined
-    ours = status.header(stored=seen.stored, declined=declined)
+    status = exchange.state.status
+    why = None if declined is status.reason else declined
+    ours = status.header(stored=declined is None, declined=why)
     return tuple(
         (name, value.removesuffix(status.header()) + ours if name == "Cache-Status" else value)
         for name, value in reply.headers

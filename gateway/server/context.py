@@ -22,7 +22,7 @@ from gateway.semantic.ports import Verification
 from gateway.server.open.policy_file import ActivePolicy
 from gateway.telemetry.observation import Observation
 from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.pool.retry_budget import Quota
+from gateway.upstream.pool.retry_budget import Forwarding
 from policies.decision import Decision
 from policies.policy import RequestFacts
 
@@ -44,8 +44,8 @@ class RequestContext(NamedTuple):
     coalescer: Coalescer
     local: bool
     observation: Observation
-    quota: Quota
-    """The calls that may still be made for it."""
+    forwarding: Forwarding
+    """Its way to the upstreams, the fallback model's calls included."""
     batch_scan: list[str | None] | None = None
     trace: "Trace | None" = None
     steps: "list[Step] | None" = None

@@ -38,7 +38,7 @@ def fallback_for(
     # Vectors and scores of another model mean something else.
     if fallback in (None, request.model) or not SPECS[request.endpoint].generates:
         return None
-    if context.quota.left <= 0:
+    if context.forwarding.calls_left <= 0:
         return None
     if request.odd is not None or (isinstance(result, Reply) and result.status not in _REFUSED):
         return None

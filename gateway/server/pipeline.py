@@ -83,7 +83,7 @@ from gateway.telemetry import request_id
 from gateway.telemetry.decision_log import Recorder
 from gateway.telemetry.observation import Observation, OnStep
 from gateway.upstream.coalescer import Coalescer
-from gateway.upstream.pool.retry_budget import Quota
+from gateway.upstream.pool.retry_budget import Forwarding
 from gateway.upstream.request import Exchange, without_salt
 from policies.decision import Decision, Endpoint, Priority
 from policies.freshness import NOTHING_ASKED, parse_directives
@@ -207,14 +207,14 @@ class Pipeline:
         self._refuse_unknown(context)
         table = context.coalescer.table
         table.looking += 1
-        observation.looking = True
+        context.forwarding.is_looking = True
         try:
             end, items = await self._look_up(context)
             if context.decision.fallback_model is None or not isinstance(end, Forward):
                 return await self._reply(context, end, items)
             return await self._reply_or_fall_back(context, end, items)
         finally:
-            if observation.looking:
+            if context.forwarding.is_looking:
                 table.looking -= 1
 
     async def _reply_or_fall_back(
@@ -233,8 +233,8 @@ class Pipeline:
                 result = error
         if isinstance(result, Reply):
             result.close()
-        if not context.observation.looking:
-            context.observation.looking = True
+        if not context.forwarding.is_looking:
+            context.forwarding.is_looking = True
             context.coalescer.table.looking += 1
         other, items = await self._look_up(fallback)
         return with_model_header(await self._reply(fallback, other, items), fallback)
@@ -269,7 +269,7 @@ class Pipeline:
             local = self.local.serves(request.model)
             coalescer = self.local.coalescer if local else coalescer
         context = RequestContext(
-            *(request, active, tenant, decision, coalescer, local, observation, Quota()),
+            *(request, active, tenant, decision, coalescer, local, observation, Forwarding()),
             trace=trace,
         )
         if trace is not None:
@@ -340,7 +340,7 @@ class Pipeline:
     def _refresh(self, context: RequestContext, state: Forward, outcome: str) -> None:
         """Begin a call in the background. It is prepared there: no hit waits for that."""
         seen = context.observation.of_background(outcome)
-        context = context._replace(observation=seen, quota=Quota())
+        context = context._replace(observation=seen, forwarding=Forwarding())
         request, scanner = context.request, context.active.scanner
         exchange = Exchange(request, state, scanner, context.observation)
         context.coalescer.refresh(exchange, partial(self._exchange, context, state))

@@ -249,7 +249,8 @@ class Outbox:
             client=request.holder or context.tenant.credential_sha256,
             salt=salt,
             scopes=partial(affinity_scopes, self.secret, context.decision.scope, context.tenant),
-            quota=context.quota,
+            forwarding=context.forwarding,
+            needs_usage=context.observation.limited,
         )
 
     def _salt(self, context: RequestContext) -> str:

@@ -174,8 +174,6 @@ class Observation:
     not_rewritten: tuple[Declined, ...] = ()
     compression: Compression | None = None
     """The outcome for its declared context, if any."""
-    looking: bool = False
-    """Whether the request is looked up, and has joined no upstream call yet."""
     record: dict[str, Any] | None = None
     """The request's record in the decision log; None without a log."""
     key: bytes | None = None

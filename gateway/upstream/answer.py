@@ -172,7 +172,7 @@ class AnsweredCall:
             streamed=request.streamed,
             body=usual.body,
             variants=variants,
-            quota=exchange.quota,
+            forwarding=exchange.forwarding,
             salt=exchange.salt,
             client=exchange.client,
             sticky_id=_sticky_id(request.endpoint, request.body),

@@ -22,7 +22,7 @@ from gateway.protocol.request import LARGE_BYTES
 from gateway.upstream.additions import NONE, REFUSED_SECONDS, USAGE, Variant
 from gateway.upstream.one_try import OneTry
 from gateway.upstream.pool.pool import UpstreamPool
-from gateway.upstream.pool.retry_budget import Budget, Quota
+from gateway.upstream.pool.retry_budget import Budget, Forwarding
 from gateway.upstream.pool.table import Call
 from gateway.upstream.request import Outgoing, Served, Tried
 from gateway.upstream.tries import (
@@ -131,11 +131,11 @@ class PoolCall:
 
     __slots__ = (
         "_before",
+        "_forwarding",
         "_lacking",
         "_last",
         "_outgoing",
         "_pool",
-        "_quota",
         "_refusing",
         "_reply",
         "_with_additions",
@@ -143,7 +143,7 @@ class PoolCall:
 
     def __init__(self, pool: UpstreamPool, outgoing: Outgoing) -> None:
         self._pool, self._outgoing = pool, outgoing
-        self._quota = outgoing.quota or Quota()
+        self._forwarding = outgoing.forwarding or Forwarding()
         self._last: OneTry | None = None
         self._with_additions: OneTry | None = None
         """The last try with additions; its reply serves if there is none without them."""
@@ -157,7 +157,7 @@ class PoolCall:
     async def __aenter__(self) -> OneTry:
         """Return the reply after its first token. Raises UpstreamError if there is none."""
         pool, outgoing = self._pool, self._outgoing
-        if self._quota.left <= 0:
+        if self._forwarding.calls_left <= 0:
             message = "The upstream was called too often for one request."
             raise UpstreamError(502, message, Reason.UPSTREAM_BROKE)
         if pool.several:
@@ -194,7 +194,7 @@ class PoolCall:
         call = await self._acquire(step, last)
         if call is None:
             return None
-        self._quota.left -= 1
+        self._forwarding.calls_left -= 1
         if last is not None:
             await self._leave(last, call)
         plain = step.tries.plain
@@ -211,13 +211,13 @@ class PoolCall:
         if found.lacks_model and self._lacking is None and found.error is None:
             self._lacking = found
         if found.failure is NOT_KEPT and not plain:
-            self._quota.left += 1
+            self._forwarding.calls_left += 1
         return found
 
     def facts(self, last: OneTry) -> Facts:
         """Return what the next step depends on."""
         return Facts(
-            self._quota.left,
+            self._forwarding.calls_left,
             self._pool.jitter(),
             has_reply=last.error is None,
             added=last.may_be_of_additions,
@@ -263,8 +263,8 @@ class PoolCall:
             return outgoing, None
         if additions.differ:
             refused = additions.of(declared_name(call.name), outgoing.client, outgoing.model)
-            if variants.exchange.observation.limited:
-                refused -= USAGE  # the usage of a holder with limits must be known
+            if variants.exchange.needs_usage:
+                refused -= USAGE
         variant = variants.usual
         if plain or refused:
             make = partial(variants.without, None if plain else refused)

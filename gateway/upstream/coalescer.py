@@ -178,8 +178,8 @@ class Coalescer:
         """Join the call under the request's slot, or make one."""
         slot: Hashable | None = None
         observation = exchange.observation
-        if observation.looking:
-            observation.looking = False
+        if exchange.forwarding.is_looking:
+            exchange.forwarding.is_looking = False
             self.table.looking -= 1
         if plan is not None and sharing is not Sharing.ALONE:
             slot = _slot(plan.coalescing_key, exchange, sharing)

@@ -19,7 +19,7 @@ from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.http.headers import CREDENTIALS, Fields, request_fields, without
 from gateway.protocol.request import CacheRequest
 from gateway.telemetry.observation import Attempt, Observation, Place
-from gateway.upstream.pool.retry_budget import Quota
+from gateway.upstream.pool.retry_budget import Forwarding
 from policies.decision import Priority
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ class Outgoing:
     """Whether a translation leaves out all that may be refused."""
     variants: "Variants | None" = field(default=None, repr=False)
     """The bodies for upstreams that get another one."""
-    quota: Quota | None = field(default=None, repr=False)
-    """The calls that may be made for the client's request; None for a request of ours."""
+    forwarding: Forwarding | None = field(default=None, repr=False)
+    """The client's request on its way; None for a request of ours."""
     salt: str = field(default="", repr=False)
     """What a translated request gets as ``cache_salt``: a server of Anthropic's API refuses it."""
     client: str | None = field(default=None, repr=False)
@@ -220,8 +220,9 @@ class Exchange:
     """The same for upstreams that accept no hints, if it has hints."""
     original: "Exchange | None" = None
     """The request as the client sent it, if this one differs."""
-    quota: Quota = field(default_factory=Quota, repr=False)
-    """The calls that may be made for the client's request."""
+    forwarding: Forwarding = field(default_factory=Forwarding, repr=False)
+    needs_usage: bool = False
+    """Whether the tokens of its key's holder are limited, so that they must be known."""
 
 
 class UpstreamReply(Protocol):

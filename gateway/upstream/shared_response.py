@@ -545,7 +545,7 @@ class SharedResponse(Flight):
         self._wake_call()
         if not self._table.leave(self) or self.task is None:
             return
-        if observation.limited and self.stream is not None and not self.over:
+        if follower.needs_usage and self.stream is not None and not self.over:
             observation.pending, self.left = True, observation
             self._stop_later(self.task, self.stream)
         else:

@@ -33,7 +33,7 @@ from gateway.protocol.http.paths import ApiPath
 from gateway.upstream.call import drive
 from gateway.upstream.pool.affinity import Affinity
 from gateway.upstream.pool.health import Up
-from gateway.upstream.pool.retry_budget import Budget, Quota
+from gateway.upstream.pool.retry_budget import Budget, Forwarding
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Served, anyone
@@ -127,7 +127,7 @@ class PassedCall:
     sticky_id: str = ""
     keeper: str = ""
     statuses: bool = False
-    quota: Quota = field(default_factory=Quota)
+    forwarding: Forwarding = field(default_factory=Forwarding)
     _refusing: set[str] = field(default_factory=set)
     """The declared upstreams that refuse the gateway's key."""
     _last: PassedTry | None = None
@@ -168,7 +168,7 @@ class PassedCall:
         name = self._name_for(step)
         if name is None:
             return None
-        self.quota.left -= 1
+        self.forwarding.calls_left -= 1
         if self._last is not None:
             await self._last.close()
         self._last = found = PassedTry(name, self._sending(self.requests.upstreams[name]))
@@ -187,13 +187,13 @@ class PassedCall:
             found.failure = self._failure_in(found.reply)
             self.requests.note_probe(name, None)
         if found.failure is NOT_KEPT:
-            self.quota.left += 1
+            self.forwarding.calls_left += 1
         return found
 
     def facts(self, last: PassedTry) -> Facts:
         """Return what the next step depends on."""
         return Facts(
-            self.quota.left,
+            self.forwarding.calls_left,
             self.requests.jitter(),
             has_reply=last.reply is not None,
             resends=self.request.resends or (last.error is not None and not last.error.sent),

@@ -1,4 +1,4 @@
-"""What bounds further calls: the quota of one request, and the retry budget of all."""
+"""What bounds further calls: the calls of one request, and the retry budget of all requests."""
 
 from gateway.upstream.tries import MOST_CALLS
 
@@ -6,10 +6,12 @@ A_REQUEST = 0.2
 MOST = 10.0
 
 
-class Quota:
-    """The calls that one client's request may still make; ``left`` is counted by the driver."""
+class Forwarding:
+    """One client's request on its way to the upstreams. Its calls are counted by the driver."""
 
-    left = MOST_CALLS
+    calls_left = MOST_CALLS
+    is_looking = False
+    """Whether it is looked up, counts so in the table of flights, and has joined no call yet."""
 
 
 class Budget:

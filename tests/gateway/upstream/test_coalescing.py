@@ -183,7 +183,7 @@ async def test_who_began_to_ask_before_the_end_is_answered_by_that_call(rig: Rig
     leader = await rig.ask(stream=True)
     before = rig.exchange(stream=True), rig.exchange()
     for exchange in before:
-        exchange.observation.looking = True
+        exchange.forwarding.is_looking = True
         rig.coalescer.table.looking += 1
     call = await rig.upstream.next_call()
     call.head()
