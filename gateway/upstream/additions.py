@@ -50,9 +50,16 @@ class RefusedAdditions:
             MOST_MODELS, REFUSED_SECONDS, self.clock
         )
 
-    def of(self, declared: str, client: str | None, model: str) -> frozenset[str]:
-        """Return the additions that an upstream does not accept from a client, for a model."""
+    def of(
+        self, declared: str, client: str | None, model: str, *, needs_usage: bool = False
+    ) -> frozenset[str]:
+        """Return the additions that an upstream does not accept from a client, for a model.
+
+        If the usage must be known, nothing is learned of it: only what the operator says counts.
+        """
         learned = self._refused.get((declared, client, model), NONE)
+        if needs_usage:
+            learned -= USAGE
         accepted = self.accepts.get(declared)
         return learned if accepted is None else learned | (ALL_ADDITIONS - accepted)
 

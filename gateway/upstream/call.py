@@ -262,9 +262,8 @@ class PoolCall:
         if variants is None:
             return outgoing, None
         if additions.differ:
-            refused = additions.of(declared_name(call.name), outgoing.client, outgoing.model)
-            if variants.exchange.needs_usage:
-                refused -= USAGE
+            place = declared_name(call.name), outgoing.client, outgoing.model
+            refused = additions.of(*place, needs_usage=variants.exchange.needs_usage)
         variant = variants.usual
         if plain or refused:
             make = partial(variants.without, None if plain else refused)
