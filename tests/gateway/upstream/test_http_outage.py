@@ -8,6 +8,7 @@ import pytest
 from faulty_upstreams import CLOSED, status
 from ports import closed_port
 
+from gateway.upstream.pool.health import PROBES_IN_A_ROW
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream
 
@@ -90,6 +91,17 @@ async def test_requests_beside_calls_end_no_outage(
         await gateway.ask(f"question {number}")
     assert (await gateway.get("/v1/files")).status == 201
     assert (await state_of(gateway))["state"] == "trial"  # it answers, as it would a probe
+
+
+async def test_a_request_beside_calls_counts_as_one_probe_whatever_its_tries(
+    start_gateway: StartGateway,
+):
+    dead = await start_gateway(upstream=CLOSED)
+    states = []
+    for _ in range(PROBES_IN_A_ROW):
+        assert (await dead.get("/v1/files")).status == 502
+        states.append((await state_of(dead))["state"])
+    assert states == ["up"] * (PROBES_IN_A_ROW - 1) + ["open"]
 
 
 async def test_a_lone_upstream_gets_every_call_whatever_its_state(
