@@ -106,7 +106,6 @@ class Metrics:
         self._upstream = _Durations(upstream)
         self.prefixes = PrefixMetrics(registry)
         self._sums: list[tuple[Gauge, Callable[[], float]]] = []
-        self._elsewhere: list[tuple[Counter, Callable[[], int]]] = []
         self.add(self.prefixes)
         self.add(_StoreCollector(store_stats))
         self._next_page: asyncio.Task[tuple[bytes, str]] | None = None
@@ -190,8 +189,6 @@ class Metrics:
         for times in self._times.values():
             times.ttft.flush()
             times.e2e.flush()
-        for counter, take in self._elsewhere:
-            counter.inc(take())
         for gauge, read in self._sums:
             gauge.set(read())
 
@@ -212,10 +209,6 @@ class Metrics:
         """Show a gauge that is the sum over the workers that run; ``read`` gives this one's."""
         gauge = Gauge(f"refrain_{name}", text, registry=self.registry, multiprocess_mode="livesum")
         self._sums.append((gauge, read))
-
-    def add_count(self, counter: Counter, take: Callable[[], int]) -> None:
-        """Add to a counter, at each flush, what ``take`` has counted since it was called last."""
-        self._elsewhere.append((counter, take))
 
     async def page(self) -> tuple[bytes, str]:
         """Return the text format and its content type.
