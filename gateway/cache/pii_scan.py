@@ -47,7 +47,7 @@ OVERLAP = 4096
 SHORTEST_SECTION = 3072
 LONGEST_SECTION = PIECE - OVERLAP
 CHOSEN = 1024
-"""A section ends before one line in so many characters: that which its own digest chooses."""
+"""Characters between two borders of sections, on average. The digest of a line makes it one."""
 
 MOST_CLEAN = 65_536
 """Sections remembered: at some 100 bytes each, 256 MiB of text in 6 MiB."""

@@ -310,12 +310,8 @@ class PoolCall:
 
         What was refused and then answered without additions is noted.
         """
-        pool, outgoing, first, lacking = (
-            self._pool,
-            self._outgoing,
-            self._with_additions,
-            self._lacking,
-        )
+        pool, outgoing = self._pool, self._outgoing
+        first, lacking = self._with_additions, self._lacking
         if isinstance(end, Deliver) and end.with_additions:
             return first
         if first is not None and last.failure is None and last.status < HTTPStatus.BAD_REQUEST:

@@ -116,7 +116,7 @@ class OneTry:
                     self.lacks_model = lacks_model(self.status, error_of(parsed_or_none(body)))
             if self.failure is not None or self._held:
                 return
-        if not self.pool.several:
+        if not pool.several:
             return
         detector = FirstTokenDetector(self.content_type == "text/event-stream", self._held)
         found: FirstToken | Failure = FirstToken.PENDING
@@ -150,7 +150,7 @@ class OneTry:
         if self.lacks_model:
             pool.table.record_lack(self.name, outgoing, pool.clock())
             return NOT_SERVED if pool.table.may_have(outgoing, self.name) else None
-        if outgoing.sticky_id and self.pool.several:
+        if outgoing.sticky_id and pool.several:
             if self.status < HTTPStatus.BAD_REQUEST:
                 pool.affinity.note((outgoing.sticky_id,), outgoing.scopes()[0], self.name)
             elif not outgoing.pinned and self.status in _UNKNOWN_ID:

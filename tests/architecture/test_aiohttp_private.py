@@ -1,7 +1,7 @@
 """The private names of aiohttp that we use: each is listed here, and the installed version has it.
 
-A release of aiohttp may change these without a word. ``pyproject.toml`` bounds the version; whoever
-raises the bound runs this test first.
+A release of aiohttp may change these without a word. ``pyproject.toml`` bounds the version. Run
+this test before you raise the bound.
 """
 
 import ast

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -34,6 +35,16 @@ async def servers() -> AsyncIterator[StartServer]:
     yield start
     for runner in runners:
         await runner.cleanup()
+
+
+def policy_with(tmp_path: Path, rules: str) -> Path:
+    """Write a policy of the exact cache alone, with further rules; return its path."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "version: 1\ndefault: {exact: on, semantic: off, freshness: 1h, scope: tenant, "
+        f"pii: bypass, {rules}}}\n"
+    )
+    return policy
 
 
 def says(text: str) -> Answers:

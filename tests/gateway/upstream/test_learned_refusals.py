@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from faulty_upstreams import Answers, StartServer, pool, says, servers, status
+from faulty_upstreams import Answers, StartServer, policy_with, pool, says, servers, status
 
 from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.call import drive
@@ -95,11 +95,7 @@ async def test_in_a_search_for_an_id_the_upstream_learns_that_refused(
         runners.append(runner)
         return url
 
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(
-        "version: 1\ndefault: {exact: on, semantic: off, freshness: 1h, scope: tenant, "
-        "pii: bypass, hints: {cache_key: on}}\n"
-    )
+    policy = policy_with(tmp_path, "hints: {cache_key: on}")
     urls = {name: await start(name) for name in "ab"}
     named = [{"name": name, "url": f"{url}/v1"} for name, url in urls.items()]
     gateway = await start_gateway(upstream=(), upstreams=named, policy=policy)
@@ -131,11 +127,7 @@ async def test_an_empty_retry_budget_changes_no_rewrite_that_nobody_refuses(
 ):
     """The order of tools is part of the prefix: a flickering order would cost each prefix hit."""
     only = await server(status(400))
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(
-        "version: 1\ndefault: {exact: on, semantic: off, freshness: 1h, scope: tenant, "
-        "pii: bypass, prefix: {tools: sorted}}\n"
-    )
+    policy = policy_with(tmp_path, "prefix: {tools: sorted}")
     gateway = await start_gateway(upstream=(f"{only.url}/v1",), policy=policy)
     for number in range(3 * int(MOST)):
         await streamed_by(gateway, f"client {number}", f"{number}")

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from faulty_upstreams import Answers, StartServer, pool, resets, says, servers, status
+from faulty_upstreams import Answers, StartServer, policy_with, pool, resets, says, servers, status
 
 from backend.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from gateway.upstream.additions import REFUSED_SECONDS, RefusedAdditions
@@ -85,15 +85,6 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def second_choice(one: ScriptedUpstream) -> dict[str, Any]:
     return {"url": f"{one.url}/v1", "tier": 2}
-
-
-def policy_with(tmp_path: Path, rules: str) -> Path:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text(
-        "version: 1\ndefault: {exact: on, semantic: off, freshness: 1h, scope: tenant, "
-        f"pii: bypass, {rules}}}\n"
-    )
-    return policy
 
 
 async def test_what_is_sent_depends_on_what_the_upstream_accepts_that_is_chosen(
