@@ -46,10 +46,10 @@ from gateway.server.ui.page import OperatorPage
 from gateway.settings import Settings
 from gateway.telemetry.events import AUDIT_FILE, EventList, event_log
 from gateway.upstream.answer import AnsweredCall
-from gateway.upstream.coalescer import Claims, Coalescer
 from gateway.upstream.pool.watch.probes import GREET
 from gateway.upstream.request import Upstream
-from gateway.upstream.shared_response import Holder
+from gateway.upstream.sharing.coalescer import Claims, Coalescer
+from gateway.upstream.sharing.shared_response import Holder
 from policies.decision import Scope
 
 POLICY_POLL_SECONDS = 0.5

@@ -129,7 +129,7 @@ BOUNDS = (
     "gateway.cache.pii_scan.SCAN_SECONDS",
     "gateway.cache.writer.SETTLE_SECONDS",
     "gateway.semantic.verifier.GUARD_SECONDS",
-    "gateway.upstream.shared_response.ANSWER_SECONDS",
+    "gateway.upstream.sharing.shared_response.ANSWER_SECONDS",
 )
 """Whatever takes longer becomes a miss or an estimate, which on a busy machine anything may."""
 POLLS = (

@@ -49,6 +49,8 @@ class CacheRequest:
     holder: str | None = None
     odd: OddShape | None = None
     team: str | None = None
+    needs_usage: bool = False
+    """Whether the tokens of the holder are limited, so that they must be known."""
 
     query: str = field(init=False, repr=False)
     """Query string, without its question mark."""

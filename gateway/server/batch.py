@@ -25,8 +25,10 @@ from gateway.protocol.endpoints.embeddings import (
 from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.protocol.http.headers import Fields
 from gateway.protocol.http.messages import Reply, body_of
-from gateway.upstream.coalescer import Coalescer
+from gateway.telemetry.observation import NO_CALL
 from gateway.upstream.request import Exchange
+from gateway.upstream.sharing.coalescer import Coalescer
+from gateway.upstream.sharing.follower import Answered
 
 AT_ONCE = 64
 """Items that wait for the store together: the rest of the gateway goes on between."""
@@ -74,7 +76,7 @@ def end_of(states: Sequence[Hit | Forward]) -> Hit | Forward:
 
 async def forward_missing(
     coalescer: Coalescer, exchange: Exchange, states: Sequence[Hit | Forward]
-) -> Reply:
+) -> Answered:
     """Request the missing items of a batch. Return the reply to the whole batch.
 
     Raises UpstreamError.
@@ -87,12 +89,13 @@ async def forward_missing(
         items = items_of(request.body)
         raw = batch_body(request.body, [items[place] for place in missing])
         to_send = replace(exchange, request=replace(request, raw=raw))
-    reply = await coalescer.forward(to_send)
+    answered = await coalescer.forward(to_send)
+    reply = answered.reply
     parsed = _parse(reply)
     vectors = vectors_of(parsed, len(missing))
     if vectors is None:
         if whole or _is_transient(reply.status):
-            return reply
+            return answered
         reply.close()
         status = replace(exchange.state.status, reason=None, items=None)
         return await coalescer.forward(replace(exchange, state=Forward(status, None)))
@@ -107,18 +110,18 @@ async def forward_missing(
         return await coalescer.caller.writer.store(state.store, result, plain, exchange.scanner)
 
     outcomes = await for_each(store, list(zip(missing.values(), made, strict=True)))
-    observation = exchange.observation
     declined = next((reason for reason in outcomes if reason is not None), None)
-    observation.declined, observation.stored = declined, declined is None
+    call = (answered.call or NO_CALL)._replace(declined=declined, stored=declined is None)
     reply = replace(reply, headers=_headers(reply, exchange, declined))
     if whole:
-        return reply
+        return answered._replace(reply=reply, call=call)
     new = dict(zip(missing, made, strict=True))
     results = [
         state.entry.result if isinstance(state, Hit) else orjson.dumps(new[place])
         for place, state in enumerate(states)
     ]
-    return replace(reply, body=body_of(combine_items(results, keys, parsed.get("usage"))))
+    body = body_of(combine_items(results, keys, parsed.get("usage")))
+    return answered._replace(reply=replace(reply, body=body), call=call)
 
 
 def _key(place: int, state: Hit | Forward) -> bytes:

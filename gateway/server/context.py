@@ -21,8 +21,8 @@ from gateway.protocol.request import CacheRequest
 from gateway.semantic.ports import Verification
 from gateway.server.open.policy_file import ActivePolicy
 from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.pool.retry_budget import Forwarding
+from gateway.upstream.sharing.coalescer import Coalescer
 from policies.decision import Decision
 from policies.policy import RequestFacts
 

@@ -21,6 +21,7 @@ from email.utils import formatdate
 from hashlib import sha256
 from typing import NamedTuple
 
+from gateway.cache.lookup import Hit
 from gateway.cache.ports import Entry, MemoryTier
 from gateway.protocol.http.cache_status import HitStatus, Reason, hit_fields
 from gateway.protocol.http.headers import Fields
@@ -322,16 +323,20 @@ class HotPath:
         return lines, known.body
 
     def remember(
-        self, plain: PlainRequest, seen: Observation, reply: Reply, gate: Gate | None = None
+        self,
+        plain: PlainRequest,
+        seen: Observation,
+        hit: Hit,
+        reply: Reply,
+        gate: Gate | None = None,
     ) -> None:
         """Keep the reply to a request that hit, if the same request gets it again.
 
-        Each repetition must pass ``gate``.
+        Each repetition must pass ``gate``, and counts as this one was seen.
         """
         head, body, until = plain.head, reply.body, reply.fresh_until
         if (
             self._memory is None
-            or seen.hit is None
             or until is None
             or not head.facts
             or not isinstance(body, bytes)
@@ -339,10 +344,10 @@ class HotPath:
         ):
             return
         request = _digest(head, plain.body)
-        entry = seen.hit.entry
+        entry = hit.entry
         saved = RepeatedHit()
         self._usage.remembered.append((saved, seen))
-        answer = Answer((entry.endpoint, seen.rule), entry, reply, body, until, saved=saved)
+        answer = Answer((entry.endpoint, seen.asked.rule), entry, reply, body, until, saved=saved)
         answer.gate = gate
         self._forget(request)
         while len(self._answers) >= MAX_ANSWERS or self._rendered_bytes > MAX_RENDERED_BYTES:

@@ -47,7 +47,7 @@ def fallback_for(
     if not (busy or overloaded(request.model, client)) or overloaded(fallback, client):
         return None
     body, raw = with_field(request.body, request.raw, "model", fallback)
-    context.observation.fallback_model = fallback
+    context.observation.note_fallback(fallback)
     return context._replace(
         request=replace(request, body=body, raw=raw),
         decision=replace(context.decision, fallback_model=None),

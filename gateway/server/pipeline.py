@@ -16,8 +16,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, assert_never
 
-import orjson
-
 from gateway.cache.key import identify
 from gateway.cache.lookup import (
     NEAREST,
@@ -45,18 +43,15 @@ from gateway.cache.plan import plan_request
 from gateway.cache.ports import Entry, Store, StoreError
 from gateway.cache.quality.comparison_journal import ComparisonJournal
 from gateway.cache.single_flight import SingleFlight
-from gateway.protocol import exact_json
 from gateway.protocol.endpoints.embeddings import item_body, items_of
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.errors import RequestError, UpstreamError
+from gateway.protocol.errors import UpstreamError
 from gateway.protocol.http.cache_status import (
     Forwarded,
     ForwardStatus,
     Reason,
-    hit_fields,
-    refused_header,
 )
-from gateway.protocol.http.messages import Reply, body_of
+from gateway.protocol.http.messages import Reply
 from gateway.protocol.request import LARGE_BYTES, CacheRequest
 from gateway.protocol.tokens import refuse_long_prompt
 from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
@@ -79,75 +74,18 @@ from gateway.server.model_fallback import (
 from gateway.server.open.local_encoder import LocalModel
 from gateway.server.open.policy_file import PolicySource
 from gateway.server.prepare import Outbox
-from gateway.telemetry import request_id
+from gateway.server.stored_reply import Answer, refuse, render_hit
 from gateway.telemetry.decision_log import Recorder
-from gateway.telemetry.observation import Observation, OnStep
-from gateway.upstream.coalescer import Coalescer
+from gateway.telemetry.observation import NO_CALL, Asked, Observation, OnStep, Outcome
 from gateway.upstream.pool.retry_budget import Forwarding
 from gateway.upstream.request import Exchange, without_salt
+from gateway.upstream.sharing.coalescer import Coalescer
+from gateway.upstream.sharing.follower import Answered
 from policies.decision import Decision, Endpoint, Priority
 from policies.freshness import NOTHING_ASKED, parse_directives
 
 MOST_BATCHES = 4
 """Long batches looked up at a time: each has its entries in memory until it is sent."""
-
-
-JSON_TYPE = "application/json"
-SSE_TYPE = "text/event-stream; charset=utf-8"
-
-
-def render_hit(
-    request: CacheRequest, hit: Hit, observation: Observation, context: RequestContext | None = None
-) -> Reply:
-    """Return the stored answer in the form that the request asks for.
-
-    With a ``context``, the hit may be sure for a while: see ``Reply.fresh_until``.
-    """
-    observation.note_hit(hit)
-    fresh_until = None if context is None else _fresh_until(context, hit)
-    spec, plain = SPECS[request.endpoint], hit.entry.result
-    if spec.render is not None and not hit.parts:
-        plain = spec.render(request.body, hit.entry.key, plain)
-    if spec.streaming is None or not request.streamed:
-        headers = hit_fields(JSON_TYPE, hit.status, hit.age, hit.entry.key)
-        body = body_of(hit.parts) if hit.parts else plain
-        return Reply(200, headers, body, fresh_until=fresh_until)
-    result = exact_json.loads(plain)
-    stream = spec.streaming.render(result, include_usage=request.wants_usage)
-    headers = hit_fields(SSE_TYPE, hit.status, hit.age, hit.entry.key)
-    return Reply(200, headers, stream, fresh_until=fresh_until)
-
-
-def refuse(observation: Observation) -> Reply:
-    """Return status 504 for a request that accepts only a stored answer, if there is none."""
-    observation.end("refused", Reason.ONLY_IF_CACHED, 504)
-    error = RequestError(
-        504,
-        "No stored answer fits, and the request asked for a stored answer only.",
-        kind="cache_error",
-        code=Reason.ONLY_IF_CACHED.value,
-    )
-    header = refused_header(Reason.ONLY_IF_CACHED)
-    body = error.body(observation.endpoint, request_id.current())
-    return Reply(504, (("Content-Type", JSON_TYPE), ("Cache-Status", header)), orjson.dumps(body))
-
-
-def _fresh_until(context: RequestContext, hit: Hit) -> float | None:
-    """Return until when the same request gets this hit again, None where that is not sure.
-
-    It is sure of a fresh entry that the exact lookup found first, if the request asked for nothing.
-    """
-    plan, status = hit.plan, hit.status
-    if (
-        plan is None
-        or plan.decision is not context.decision
-        or plan.directives is not NOTHING_ASKED
-        or status.reason is not Reason.EXACT
-        or status.stale is not None
-        or hit.to_compare is not None
-    ):
-        return None
-    return plan.fresh_until(hit.entry)
 
 
 class Near(NamedTuple):
@@ -198,8 +136,11 @@ class Pipeline:
     misses: SingleFlight[Hit | Forward | Refused] = field(default_factory=SingleFlight)
     batches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_BATCHES))
 
-    async def answer(self, request: CacheRequest, observation: Observation) -> Reply:
-        """Return the reply to a request. Raises RequestError for faults to report to the client."""
+    async def answer(self, request: CacheRequest, observation: Observation) -> Answer:
+        """Return the reply to a request, and its outcome, which is noted in the observation.
+
+        Raises RequestError for faults to report to the client.
+        """
         if len(request.raw) > LARGE_BYTES:
             context = await asyncio.to_thread(self._decide, request, observation)
         else:
@@ -211,18 +152,27 @@ class Pipeline:
         try:
             end, items = await self._look_up(context)
             if context.decision.fallback_model is None or not isinstance(end, Forward):
-                return await self._reply(context, end, items)
-            return await self._reply_or_fall_back(context, end, items)
+                reply, outcome = await self._reply(context, end, items)
+            else:
+                reply, outcome = await self._reply_or_fall_back(context, end, items)
         finally:
             if context.forwarding.is_looking:
                 table.looking -= 1
+        observation.outcome, observation.reason = outcome.outcome, outcome.reason
+        observation.status = reply.status
+        if outcome.hit is not None:
+            observation.lookup = outcome.hit
+        return reply, outcome
 
     async def _reply_or_fall_back(
         self, context: RequestContext, end: Forward, items: Sequence[Hit | Forward]
-    ) -> Reply:
+    ) -> Answer:
         """Forward, or let the rule's fallback model answer. Raises RequestError."""
-        result: Reply | UpstreamError | None = None
-        while (fallback := fallback_for(context, self.overloaded, result)) is None:
+        result: Answer | UpstreamError | None = None
+        while True:
+            came = result[0] if isinstance(result, tuple) else result
+            if (fallback := fallback_for(context, self.overloaded, came)) is not None:
+                break
             if isinstance(result, UpstreamError):
                 raise result
             if result is not None:
@@ -231,13 +181,14 @@ class Pipeline:
                 result = await self._reply(context, end, items)
             except UpstreamError as error:
                 result = error
-        if isinstance(result, Reply):
-            result.close()
+        if isinstance(came, Reply):
+            came.close()
         if not context.forwarding.is_looking:
             context.forwarding.is_looking = True
             context.coalescer.table.looking += 1
         other, items = await self._look_up(fallback)
-        return with_model_header(await self._reply(fallback, other, items), fallback)
+        reply, outcome = await self._reply(fallback, other, items)
+        return with_model_header(reply, fallback), outcome
 
     async def explain(self, request: CacheRequest, trace: Trace) -> End:
         """Return how a request would end, and note in ``trace`` why. Raises RequestError."""
@@ -263,7 +214,6 @@ class Pipeline:
         # Only rules read the facts.
         policy = active.policy
         decision = policy.decide(facts_of(request, tenant)) if policy.rules else policy.default
-        observation.note_request(request, decision.rule)
         coalescer, local = self.coalescer, False
         if self.local is not None and request.endpoint is Endpoint.EMBEDDINGS:
             local = self.local.serves(request.model)
@@ -274,9 +224,13 @@ class Pipeline:
         )
         if trace is not None:
             trace.context = context
-        odd = request.odd
+        odd, record = request.odd, None
         if odd is None and self.recorder is not None:
-            observation.record = self._record(context, self.recorder)
+            record = self._record(context, self.recorder)
+        holder, team = request.holder or "", request.team or ""
+        observation.asked = Asked(
+            request.model, decision.rule, holder, team, request.streamed, record=record
+        )
         if decision.max_prompt_tokens is not None:
             refuse_long_prompt(request, decision.max_prompt_tokens)
         if local and odd is not None:
@@ -309,19 +263,19 @@ class Pipeline:
 
     async def _reply(
         self, context: RequestContext, end: End, items: Sequence[Hit | Forward]
-    ) -> Reply:
+    ) -> Answer:
         """Answer from the store, or forward; ``items`` are the ends of a batch."""
-        observation = context.observation
+        request = context.request
         if isinstance(end, Refused):
-            return refuse(observation)
+            return refuse(request.endpoint.value)
         if isinstance(end, Hit):
             if end.to_compare is not None:
                 self._sample(context, end)
             if end.revalidate is None:
-                return render_hit(context.request, end, observation, context)
+                return render_hit(request, end, context)
             stale = Forward(ForwardStatus(Forwarded.STALE), end.revalidate)
             self._refresh(context, stale, "refresh")
-            return render_hit(context.request, end, observation)
+            return render_hit(request, end)
         exchange = await self._exchange(context, end)
         if items:
             send = forward_missing(context.coalescer, exchange, items)
@@ -345,25 +299,30 @@ class Pipeline:
         exchange = Exchange(request, state, scanner, context.observation)
         context.coalescer.refresh(exchange, partial(self._exchange, context, state))
 
-    async def _forward(self, exchange: Exchange, send: Awaitable[Reply]) -> Reply:
+    async def _forward(self, exchange: Exchange, send: Awaitable[Answered]) -> Answer:
         """Return the upstream's reply, or the stale answer that stands in for its failure."""
         state, observation = exchange.state, exchange.observation
-        observation.note_forward(state)
+        observation.lookup, observation.reason = state, state.status.reason
+        is_bypass = state.status.forwarded is Forwarded.BYPASS
+        observation.outcome = outcome = "bypass" if is_bypass else "miss"
         try:
-            reply = await send
+            reply, status, call = await send
         except UpstreamError:
             if (instead := state.instead(self.now())) is None:
                 raise
-        else:
-            if reply.status >= HTTPStatus.BAD_REQUEST:
-                observation.note_refusal(reply.status)
-            if reply.status not in _UPSTREAM_FAILED:
-                return reply
-            if (instead := state.instead(self.now())) is None:
-                return reply
+            return render_hit(exchange.request, instead)
+        if reply.status in _UPSTREAM_FAILED and (instead := state.instead(self.now())) is not None:
             reply.close()
-        observation.declined = None
-        return render_hit(exchange.request, instead, observation)
+            observation.note_call((call or NO_CALL)._replace(declined=None))
+            return render_hit(exchange.request, instead)
+        if call is not None:
+            observation.note_call(call)
+        if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return reply, Outcome("error", Reason.UPSTREAM_STATUS, call=call)
+        if reply.status == HTTPStatus.TOO_MANY_REQUESTS:
+            return reply, Outcome("error", Reason.UPSTREAM_LIMITED, call=call)
+        reason = Reason.COLLAPSED if status.collapsed else status.reason
+        return reply, Outcome(outcome, reason, call=call)
 
     async def _look_up_body(self, context: RequestContext, body: dict[str, Any]) -> End:
         """Drive the machine to its end, for a request or for one item of it.
@@ -435,7 +394,7 @@ class Pipeline:
                 learned, entry = self.learned, state.hit.entry
                 alias = learned is not None and learned.alias(state.plan, entry, self.now())
                 result = verification.result(threshold, alias=alias)
-                context.observation.verified.append((result, verification.known_score))
+                context.observation.note_verified(result, verification.known_score)
                 _note(context, state, Verdict(verification, threshold, alias))
                 return state.next(verification, threshold, alias=alias)
             case _:
@@ -456,7 +415,7 @@ class Pipeline:
         after: State = state.next(near)
         while isinstance(after, FetchCandidate | VerifyCandidate):
             if self.clock() >= until:
-                context.observation.semantic_fault = "timeout"
+                context.observation.note_semantic_fault("timeout")
                 _note(context, after, TimeoutError("no time was left"))
                 return forward(after.plan, after.otherwise)
             after = await self._next(after, context)
@@ -564,7 +523,7 @@ class Pipeline:
         try:
             found = await self.semantic.search(plan.fingerprint, plan.question, NEAREST)
         except SemanticUnavailableError as error:
-            context.observation.semantic_fault = error.reason
+            context.observation.note_semantic_fault(error.reason)
             _note(context, state, error)
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.

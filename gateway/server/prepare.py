@@ -250,7 +250,6 @@ class Outbox:
             salt=salt,
             scopes=partial(affinity_scopes, self.secret, context.decision.scope, context.tenant),
             forwarding=context.forwarding,
-            needs_usage=context.observation.limited,
         )
 
     def _salt(self, context: RequestContext) -> str:

@@ -49,12 +49,12 @@ class DecisionLog:
 
     def observe(self, seen: Observation) -> None:
         """Queue the line of a finished request, if it was planned."""
-        if seen.record is None:
+        if seen.asked.record is None:
             return
         if self._bytes_queued - self._bytes_written > MAX_WAITING_BYTES:
             self._dropped += 1
             return
-        record = {"time": self._clock(), **seen.record, **_outcome(seen)}
+        record = {"time": self._clock(), **seen.asked.record, **_outcome(seen)}
         try:
             line = orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS)
             self._lines.put_nowait(line)
@@ -104,14 +104,14 @@ class DecisionLog:
 
 
 def _outcome(seen: Observation) -> dict[str, object]:
-    hit, usage = seen.hit, seen.usage
+    hit, usage = seen.hit, seen.call.usage
     tokens = (usage.prompt or 0) + (usage.completion or 0)
     return {
-        "key": "" if seen.key is None else seen.key.hex(),
+        "key": seen.key.hex(),
         "outcome": seen.outcome,
         "reason": None if seen.reason is None else seen.reason.value,
-        "declined": None if seen.declined is None else seen.declined.value,
-        "ineligible": None if seen.ineligible is None else seen.ineligible.value,
+        "declined": seen.call.declined and seen.call.declined.value,
+        "ineligible": seen.ineligible and seen.ineligible.value,
         "source": None if hit is None else hit.entry.key.hex(),
         "similarity": None if hit is None else hit.status.similarity,
         "score": None if hit is None else hit.status.score,

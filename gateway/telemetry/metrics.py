@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from gateway.cache.lookup import Forward
 from gateway.cache.ports import StoreStats
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prefix_metrics import PrefixMetrics
@@ -115,38 +116,40 @@ class Metrics:
 
     def observe(self, seen: Observation) -> None:
         reason = seen.reason.value if seen.reason is not None else ""
-        self._waiting["requests", seen.endpoint, seen.rule, seen.outcome, reason] += 1
+        asked, call = seen.asked, seen.call
+        self._waiting["requests", seen.endpoint, asked.rule, seen.outcome, reason] += 1
         times = self._times_of(seen.outcome)
         if seen.ended is not None:
             times.e2e.add(seen.ended - seen.started)
         if seen.first_token is not None:
             times.ttft.add(seen.first_token - seen.started)
-        if seen.upstream_started is not None and seen.upstream_head is not None:
-            self._upstream.add(seen.upstream_head - seen.upstream_started)
-        if seen.fallback_model is not None:
-            self.count("model_fallbacks", seen.rule, seen.fallback_model)
-        if seen.declined is not None:
-            self.count("declined", seen.rule, seen.declined.value)
+        if call.started is not None and call.head is not None:
+            self._upstream.add(call.head - call.started)
+        if asked.fallback_model is not None:
+            self.count("model_fallbacks", asked.rule, asked.fallback_model)
+        if call.declined is not None:
+            self.count("declined", asked.rule, call.declined.value)
         self._observe_semantic(seen)
         self._observe_prompt(seen)
 
     def _observe_semantic(self, seen: Observation) -> None:
-        if seen.ineligible is not None:
-            self.count("ineligible", seen.rule, seen.ineligible.value)
-        if seen.semantic_fault is not None:
-            self.count("semantic_faults", seen.semantic_fault)
-        for result, score in seen.verified:
+        lookup = seen.lookup
+        if isinstance(lookup, Forward) and lookup.ineligible is not None:
+            self.count("ineligible", seen.asked.rule, lookup.ineligible.value)
+        if seen.semantic.fault is not None:
+            self.count("semantic_faults", seen.semantic.fault)
+        for result, score in seen.semantic.verified:
             self.count("semantic_candidates", result)
             if score is not None:
                 self._scores.observe(score)
 
     def _observe_prompt(self, seen: Observation) -> None:
-        rule, compression = seen.rule, seen.compression
-        if seen.usage.cached is not None:
+        rule, call, compression = seen.asked.rule, seen.call, seen.call.compression
+        if call.usage.cached is not None:
             self.prefixes.observe(seen)
-        for rewrite in seen.rewrites:
+        for rewrite in call.rewrites:
             self.count("rewrites", rule, rewrite.value)
-        for each in seen.not_rewritten:
+        for each in call.not_rewritten:
             self.count("rewrites_declined", rule, each.rewrite.value, each.why.value)
         if compression is None:
             return

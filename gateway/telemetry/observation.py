@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from gateway.cache.lookup import Forward, Hit
 from gateway.prompts.outcome import Compression, Declined, Rewrite
-from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
+from gateway.protocol.http.cache_status import ForwardStatus, Reason
 from gateway.protocol.http.headers import Fields
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
@@ -66,18 +66,124 @@ class AnswerFacts(NamedTuple):
 
 @dataclass(slots=True)
 class CallFacts:
-    """A call to the upstream. All requests that share it have the same value.
+    """A call to the upstream, as its driver notes it. All requests that share it have the same.
 
-    Times are readings of the requests' clock. ``ended`` is None until the whole answer has come.
+    Times are readings of the requests' clock.
     """
 
     started: float | None = None
+    head: float | None = None
+    """When the head of the reply came."""
     ended: float | None = None
+    """None until the whole answer has come."""
     usage: PromptUsage = NOTHING_SAID
+    upstream: str | None = None
+    """Which of several upstreams answered; ``tried`` are the upstreams that failed before."""
+    tried: tuple[tuple[str, Reason], ...] = ()
+    received: int = 0
+    """Bytes of a stream."""
+    stored: bool = False
+    declined: Reason | None = None
+    """Why the answer was not stored."""
     attempts: list[Attempt] = field(default_factory=list)
     """Its requests, if they are traced."""
     answer: AnswerFacts | None = None
     """Of an answer that came in whole, if it is traced."""
+
+
+class CallShare(NamedTuple):
+    """The part of a call that counts for one request.
+
+    The leader has times, upstream and rewrites. The request that ``pays`` has usage and what was
+    stored. The two differ if the leader has left.
+    """
+
+    started: float | None = None
+    head: float | None = None
+    upstream: str | None = None
+    tried: tuple[tuple[str, Reason], ...] = ()
+    pays: bool = False
+    """Whether the call counts for this request, also if its answer does not come in whole."""
+    usage: PromptUsage = NOTHING_SAID
+    """The upstream's token counts for the call."""
+    usage_so_far: PromptUsage = NOTHING_SAID
+    """What it had said when a call ended early; ``produced_bytes`` is what had come of the answer,
+    whether its client got it or not."""
+    produced_bytes: int = 0
+    stored: bool = False
+    declined: Reason | None = None
+    """Why the answer was not stored."""
+    whole: CallFacts | None = None
+    """The call, if it came in whole and its tokens count for this request."""
+    followed: CallFacts | None = None
+    """The call of another request that this one joined."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """The rewrites that were applied to the prompt, and the others with their reasons."""
+    not_rewritten: tuple[Declined, ...] = ()
+    compression: Compression | None = None
+    """The outcome for its declared context, if any."""
+    fault: Reason | None = None
+    """Why a stream failed whose failure was its last event."""
+
+
+NO_CALL = CallShare()
+
+
+class CallSource(Protocol):
+    """The call that a request shares, while it runs."""
+
+    @property
+    def status(self) -> ForwardStatus:
+        """Why the request was forwarded, and whether it joined the call of another."""
+
+    def share(self, then: Callable[[], None] | None = None) -> CallShare | None:
+        """Return what counts for the request, so far.
+
+        With ``then``: if the call goes on for its usage, return None, and call back at its end.
+        """
+
+
+class Asked(NamedTuple):
+    """What a request asks for, and the rule that decides."""
+
+    model: str = ""
+    rule: str = ""
+    holder: str = ""
+    """The name of the gateway key, if there are gateway keys."""
+    team: str = ""
+    """The team of its holder, if it has one."""
+    streamed: bool = False
+    fallback_model: str | None = None
+    """The smaller model that answers in place of ``model``, which had no room."""
+    record: dict[str, Any] | None = None
+    """The request's record in the decision log; None without a log."""
+
+    @property
+    def answering_model(self) -> str:
+        """The model that answers."""
+        return self.fallback_model or self.model
+
+
+class Semantic(NamedTuple):
+    """What came of the lookup by meaning."""
+
+    fault: str | None = None
+    verified: tuple[tuple[str, float | None], ...] = ()
+    """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
+
+
+_NOT_READ, _NOT_LOOKED_UP = Asked(), Semantic()
+
+
+class Outcome(NamedTuple):
+    """How a request was answered: see ``Observation``."""
+
+    outcome: str
+    reason: Reason | None
+    hit: Hit | None = None
+    """The stored answer that is served."""
+    call: CallShare | None = None
+    """The call that answered. It is final if the reply is whole."""
 
 
 class RequestTrace(Protocol):
@@ -111,113 +217,103 @@ class RequestTrace(Protocol):
 
 @dataclass(slots=True)
 class Observation:
-    """Filled in along the pipeline, handed to the sinks once by ``finish``.
+    """One request, for the sinks; it decides nothing. ``finish`` hands it over, once.
+
+    The pipeline sets what it found. All others call a method.
 
     Times are readings of one monotonic clock in seconds. ``outcome`` is ``hit``, ``miss``,
     ``bypass``, ``refused`` (only-if-cached), ``pass`` (a path that is not cached), ``invalid``
     (the client's fault), ``error`` (the upstream's own among them), or a call of ours: ``refresh``
-    for a stale entry, ``sample`` to compare answers. ``declined`` is the reason why an answer was
-    not stored.
+    for a stale entry, ``sample`` to compare answers.
     """
 
     endpoint: str
     started: float
     clock: Callable[[], float]
     sinks: tuple["Sink", ...]
-    model: str = ""
-    fallback_model: str | None = None
-    """The smaller model that answers in place of ``model``, which had no room."""
-    rule: str = ""
-    holder: str = ""
-    """The name of the gateway key, if there are gateway keys."""
-    team: str = ""
-    """The team of its holder, if it has one."""
-    streamed: bool = False
-    outcome: str = "error"
-    reason: Reason | None = None
-    semantic_fault: str | None = None
-    ineligible: Reason | None = None
-    """Why the request was not looked up by meaning."""
-    status: int = 0
-    forward: ForwardStatus | None = None
-    stored: bool = False
-    declined: Reason | None = None
-    upstream: str | None = None
-    """Which of several upstreams answered; ``tried`` are the upstreams that failed before."""
-    tried: tuple[tuple[str, Reason], ...] = ()
-    upstream_started: float | None = None
-    upstream_head: float | None = None
-    first_token: float | None = None
-    ended: float | None = None
-    request_bytes: int = 0
-    answer_bytes: int = 0
-    usage: PromptUsage = NOTHING_SAID
-    """The upstream's token counts for the call."""
-    usage_so_far: PromptUsage = NOTHING_SAID
-    """What it had said when a call ended early; ``produced_bytes`` is what had come of the answer,
-    whether its client got it or not."""
-    produced_bytes: int = 0
-    limited: bool = False
-    """Whether the tokens of its key's holder are limited, so that they must be known."""
-    pending: bool = False
-    """Whether its client has left, and its call is read on to the usage."""
-    on_settled: Callable[["Observation"], None] | None = None
-    """Called once that is over."""
-    call: CallFacts | None = None
-    """The whole call that was made for this request, and whose tokens count for it."""
-    billed: bool = False
-    """Whether the call counts for this request, also if its answer does not come in whole."""
-    followed: CallFacts | None = None
-    """The call of another request that this one joined."""
-    rewrites: tuple[Rewrite, ...] = ()
-    """The rewrites that were applied to the prompt, and the others with their reasons."""
-    not_rewritten: tuple[Declined, ...] = ()
-    compression: Compression | None = None
-    """The outcome for its declared context, if any."""
-    record: dict[str, Any] | None = None
-    """The request's record in the decision log; None without a log."""
-    key: bytes | None = None
-    hit: Hit | None = None
-    """The stored answer that was served."""
-    verified: list[tuple[str, float | None]] = field(default_factory=list)
-    """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
-    trace: RequestTrace | None = None
     method: str = "POST"
     """The method of the client's request, empty for a call of ours."""
-    handed_over: bool = False
-    """Whether the sinks have it."""
+    trace: RequestTrace | None = None
+    request_bytes: int = 0
+    asked: Asked = _NOT_READ
+    lookup: Hit | Forward | None = None
+    """The end of the lookup."""
+    semantic: Semantic = _NOT_LOOKED_UP
+    outcome: str = "error"
+    reason: Reason | None = None
+    status: int = 0
+    call: CallShare = NO_CALL
+    answer_bytes: int = 0
+    first_token: float | None = None
+    ended: float | None = None
+    _source: CallSource | None = None
+    """The call, until ``call`` is final."""
 
-    def note_request(self, request: CacheRequest, rule: str) -> None:
-        """Note the request's model and the rule that decides."""
-        self.model, self.streamed, self.rule = request.model, request.streamed, rule
-        self.holder, self.team = request.holder or "", request.team or ""
+    @property
+    def hit(self) -> Hit | None:
+        """The stored answer that was served."""
+        return self.lookup if isinstance(self.lookup, Hit) else None
 
-    def note_hit(self, hit: Hit) -> None:
-        """Note the entry that is served."""
-        status = hit.status
-        self.end("hit", status.reason if status.stale is None else status.stale, 200)
-        self.hit, self.key = hit, hit.entry.key
+    @property
+    def key(self) -> bytes:
+        """The key of the entry that was served or may be stored; empty if there is none."""
+        if isinstance(self.lookup, Hit):
+            return self.lookup.entry.key
+        plan = None if self.lookup is None else self.lookup.store
+        return b"" if plan is None else plan.key
 
-    def note_forward(self, state: Forward) -> None:
-        """Note why the request goes to the upstream."""
-        bypass = state.status.forwarded is Forwarded.BYPASS
-        self.outcome = "bypass" if bypass else "miss"
-        self.forward, self.reason = state.status, state.status.reason
-        self.ineligible = state.ineligible
-        self.key = None if state.store is None else state.store.key
+    @property
+    def ineligible(self) -> Reason | None:
+        """Why the request was not looked up by meaning."""
+        return self.lookup.ineligible if isinstance(self.lookup, Forward) else None
 
-    def note_refusal(self, status: int) -> None:
-        """Note an error of the upstream that passes through: it is ill, or at its limits."""
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.outcome, self.reason = "error", Reason.UPSTREAM_STATUS
-        elif status == HTTPStatus.TOO_MANY_REQUESTS:
-            self.outcome, self.reason = "error", Reason.UPSTREAM_LIMITED
+    @property
+    def forward(self) -> ForwardStatus | None:
+        """Why the request was forwarded, if it was."""
+        if self._source is not None:
+            return self._source.status
+        return self.lookup.status if isinstance(self.lookup, Forward) else None
+
+    def note_passed(self, model: str) -> None:
+        """Note the model of a request that passes through."""
+        self.asked = Asked(model)
+
+    def note_fallback(self, model: str) -> None:
+        """Note the model that answers in place of the requested one."""
+        self.asked = self.asked._replace(fallback_model=model)
+
+    def note_semantic_fault(self, fault: str) -> None:
+        """Note why a lookup by meaning ended early."""
+        self.semantic = self.semantic._replace(fault=fault)
+
+    def note_verified(self, result: str, score: float | None) -> None:
+        """Note what a verifier said of a candidate."""
+        verified = (*self.semantic.verified, (result, score))
+        self.semantic = self.semantic._replace(verified=verified)
+
+    def follow(self, source: CallSource) -> None:
+        """Note the call that is to answer; a later one takes its place."""
+        self._source = source
+
+    def note_call(self, call: CallShare) -> None:
+        """Note what is final of the call."""
+        self.call, self._source = call, None
 
     def end(self, outcome: str, reason: Reason | None, status: int | None = None) -> None:
         """Note how the request ends. ``status`` is the reply's, if there is one."""
         self.outcome, self.reason = outcome, reason
         if status is not None:
             self.status = status
+
+    def note_body(self, size: int) -> None:
+        """Note the bytes of the request's body."""
+        self.request_bytes = size
+
+    def note_sent(self, size: int, *, whole: bool = False) -> None:
+        """Note bytes that are sent, the ``whole`` body or a piece of it."""
+        self.answer_bytes = size if whole else self.answer_bytes + size
+        if self.first_token is None:
+            self.first_token = self.clock()
 
     def of_background(self, outcome: str) -> "Observation":
         """Return the observation of a call of ours that this request gives rise to."""
@@ -226,33 +322,31 @@ class Observation:
             self.clock(),
             self.clock,
             self.sinks,
-            model=self.model,
-            rule=self.rule,
-            holder=self.holder,
-            team=self.team,
-            streamed=self.streamed,
-            outcome=outcome,
-            trace=None if self.trace is None else self.trace.background(),
             method="",
+            trace=None if self.trace is None else self.trace.background(),
+            asked=self.asked._replace(fallback_model=None, record=None),
+            outcome=outcome,
         )
 
-    def settle(self) -> None:
-        """Note that its call is over, after its client."""
-        self.pending = False
-        self.finish()
-        if self.on_settled is not None:
-            self.on_settled(self)
+    def finish(self, *sinks: "Sink") -> None:
+        """Hand over to the sinks and to these, once the usage is known; later calls do nothing."""
+        if self.ended is not None:
+            return
+        self.ended = self.clock()
+        self._hand_over(sinks)
 
-    def finish(self) -> None:
-        """Hand over to the sinks, once and not before the usage is known."""
-        if self.ended is None:
-            self.ended = self.clock()
-        if not (self.pending or self.handed_over):
-            self.handed_over = True
-            for sink in self.sinks:
-                sink(self)
-            if self.trace is not None:
-                self.trace.end(self)
+    def _hand_over(self, sinks: tuple["Sink", ...]) -> None:
+        if self._source is not None:
+            call = self._source.share(partial(self._hand_over, sinks))
+            if call is None:
+                return
+            self.call, self._source = call, None
+            if call.fault is not None:
+                self.outcome, self.reason = "error", call.fault
+        for sink in (*self.sinks, *sinks):
+            sink(self)
+        if self.trace is not None:
+            self.trace.end(self)
 
 
 Sink = Callable[[Observation], None]

@@ -121,10 +121,11 @@ class PrefixMetrics(Collector):
         ]
 
     def observe(self, seen: Observation) -> None:
-        prompt, cached, written = seen.usage.prompt, seen.usage.cached, seen.usage.written or 0
+        usage = seen.call.usage
+        prompt, cached, written = usage.prompt, usage.cached, usage.written or 0
         if prompt is None or cached is None:
             return
-        route = self.shares.route(seen.rule, seen.fallback_model or seen.model)
+        route = self.shares.route(seen.asked.rule, seen.asked.answering_model)
         children = self._children.get(route)
         if children is None:
             # To look a child up by its labels costs more than to count.
@@ -132,7 +133,7 @@ class PrefixMetrics(Collector):
             self._children[route] = children
         for child, tokens in zip(children, (prompt, cached, written), strict=True):
             child.inc(tokens)
-        hinted = not HINTS.isdisjoint(seen.rewrites)
+        hinted = not HINTS.isdisjoint(seen.call.rewrites)
         if self.shares.add(route, prompt=prompt, cached=cached, written=written, hinted=hinted):
             log.warning(
                 "the hints of rule %s never hit: %d calls of %r found nothing in a prefix cache",

@@ -102,7 +102,7 @@ def account(
     ``hit`` is the usage of the entry that was served, ``price`` the price of the model, ``seconds``
     the usual time of a call for the model. ``upstream`` names the only upstream, if there is one.
     """
-    call, figures = seen.call, Figures()
+    call, figures = seen.call.whole, Figures()
     if seen.outcome in _CLIENTS:
         figures["requests"] = 1
         failed = seen.outcome == "error" or seen.status >= HTTPStatus.BAD_REQUEST
@@ -113,7 +113,7 @@ def account(
     price = price or _UNKNOWN
     if call is not None:
         _count_call(figures, seen, price)
-    followed = seen.followed
+    followed = seen.call.followed
     if seen.outcome == "hit" and seen.hit is not None:
         semantic = seen.hit.status.reason is Reason.SEMANTIC
         _save(figures, Way.SEMANTIC if semantic else Way.EXACT, hit, price, seconds)
@@ -121,11 +121,12 @@ def account(
         # The call had begun already. A new call would have ended so much later.
         began = seen.started if followed.started is None else followed.started
         _save(figures, Way.COALESCING, followed.usage, price, max(0.0, seen.started - began))
-    named = declared_name(seen.upstream or upstream) if call is not None else ""
+    named = declared_name(seen.call.upstream or upstream) if call is not None else ""
     if call is not None and seen.reason is Reason.LOCAL:
         named = Reason.LOCAL.value
-    model = seen.fallback_model or seen.model
-    labels = Labels(seen.holder, model[:MOST_LABEL], seen.rule, named, seen.team)
+    asked = seen.asked
+    model = asked.answering_model[:MOST_LABEL]
+    labels = Labels(asked.holder, model, asked.rule, named, asked.team)
     return Account(labels, figures)
 
 
@@ -134,7 +135,7 @@ def _is_answered(seen: Observation) -> bool:
 
 
 def _count_call(figures: Figures, seen: Observation, price: Price) -> None:
-    call = seen.call
+    call = seen.call.whole
     if call is None:
         return
     usage = call.usage
@@ -154,7 +155,8 @@ def _count_call(figures: Figures, seen: Observation, price: Price) -> None:
     if cached:
         figures["prefix_requests"], figures["prefix_tokens"] = 1, cached
         _pay(figures, "prefix_", cached, price.discount(cached))
-    saved = 0 if seen.compression is None else seen.compression.saved
+    compression = seen.call.compression
+    saved = 0 if compression is None else compression.saved
     if saved and _is_answered(seen):
         figures["compression_requests"], figures["compression_tokens"] = 1, saved
         _pay(figures, "compression_", saved, price.cost(saved, 0))

@@ -141,7 +141,7 @@ class UsageLedger:
 
     def account(self, seen: Observation) -> Account | None:
         hit = NOTHING_SAID if seen.hit is None else self._usage_of(seen.hit.entry)
-        model = seen.fallback_model or seen.model
+        model = seen.asked.answering_model
         seconds = self._typical.seconds(model) if seen.hit is not None else None
         return account(seen, hit, self.prices.find(model), seconds, self._upstream)
 

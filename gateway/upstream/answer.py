@@ -18,7 +18,6 @@ from gateway.cache.quality.comparisons import Comparisons
 from gateway.cache.writer import CacheWriter
 from gateway.protocol import exact_json
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.endpoints.spec import Streaming
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.http.headers import Fields, reply_fields, request_fields
@@ -41,7 +40,7 @@ from gateway.upstream.request import (
     UpstreamReply,
     with_upstream,
 )
-from gateway.upstream.shared_response import Head, SharedResponse
+from gateway.upstream.sharing.shared_response import CallResult, Head, SharedResponse
 from policies.decision import Endpoint, Priority
 
 log = logging.getLogger(__name__)
@@ -85,44 +84,42 @@ class AnsweredCall:
     on_answer: OnAnswer | None = None
     on_step: OnStep | None = None
 
-    async def call(self, exchange: Exchange, shared: SharedResponse) -> None:
-        """Make the call, and write its reply and its end into ``shared``.
-
-        There is one exception: after a cancellation, the canceller writes the end.
-        """
+    async def call(self, exchange: Exchange, shared: SharedResponse) -> CallResult:
+        """Make the call, and write its reply into ``shared``; return its end."""
+        facts, seen = shared.facts, exchange.observation
+        result = CallResult(exchange)
         try:
             make = partial(Variants, exchange, adds=self.retry_budget.earn())
             is_large = len(exchange.request.raw) > LARGE_BYTES
             variants = await asyncio.to_thread(make) if is_large else make()
-            shared.upstream_started = exchange.observation.clock()
-            async with self.upstream.send(self._outgoing(variants, shared.facts)) as reply:
+            facts.started = seen.clock()
+            async with self.upstream.send(self._outgoing(variants, facts)) as reply:
                 variant = reply.served.variant or variants.usual
-                body = await self._read(reply, variant, shared)
-            if body is not None:
-                await self._end_plain(reply, body, variant.exchange, shared)
+                result = await self._read(reply, variant, shared)
+            if result.head is not None:
+                await self._end_plain(result.head, result.sent, reply.served, shared)
         except UpstreamError as error:
-            shared.close(error)
+            facts.tried = error.tried
+            result = CallResult(exchange, fault=error)
         except Exception as error:
             log.exception("a call to the upstream failed")
-            shared.close(error)
-        else:
-            shared.close()
+            result = CallResult(exchange, fault=error)
         finally:
-            if (trace := exchange.observation.trace) is not None:
-                fault, served = shared.fault, shared.served
+            if seen.trace is not None:
+                fault = result.fault
                 reason = fault.reason if isinstance(fault, UpstreamError) else None
-                tried = served.tried if served is not None else getattr(fault, "tried", ())
-                trace.end_call(shared.facts, exchange.request, reason, dict(tried))
+                seen.trace.end_call(facts, exchange.request, reason, dict(facts.tried))
+        return result
 
     async def _read(
         self, reply: UpstreamReply, variant: Variant, shared: SharedResponse
-    ) -> bytes | None:
-        """Read a reply to its end. Return a whole plain body; all else is passed on."""
-        exchange, request = variant.exchange, variant.exchange.request
-        shared.upstream_head = exchange.observation.clock()
-        shared.served, status = reply.served, reply.status
-        if shared.leader is not exchange:
-            shared.set_leader(exchange)
+    ) -> CallResult:
+        """Read a reply to its end. A whole body is returned; all else is passed on."""
+        exchange, facts = variant.exchange, shared.facts
+        request, served, status = exchange.request, reply.served, reply.status
+        facts.head = exchange.observation.clock()
+        if served.several:
+            facts.upstream, facts.tried = served.upstream, served.tried
         # A request that may not be stored (no-store, personal data) is not recorded elsewhere.
         if (
             self.on_answer is not None
@@ -131,23 +128,32 @@ class AnsweredCall:
         ):
             scope = exchange.scopes()[0]
             self.on_answer(request.endpoint, request.body, request.headers, scope)
-        streaming = SPECS[request.endpoint].streaming
+        streaming, fields = SPECS[request.endpoint].streaming, _fields(reply)
         if streaming is not None and reply.content_type == "text/event-stream":
-            fields = _fields(reply)
-            shared.open(Head(status, fields, events=True, usage=variant.usage))
-            await self._relay(reply, exchange, shared, streaming)
-            return None
+            learner = _learner(served, exchange)
+            stream = streaming.follow(
+                assemble=exchange.observation.trace is not None or exchange.state.store is not None,
+                max_bytes=self.max_answer_bytes,
+                on_event=None if learner is None else learner.take,
+            )
+            head = Head(status, fields, events=True, usage=variant.usage)
+            shared.began(head, exchange, served, stream)
+            plain = await self._relay(reply, stream, learner, exchange, shared)
+            return CallResult(exchange, served, plain=plain)
         body = await read_up_to(reply.read, self.max_answer_bytes)
         if len(body) <= self.max_answer_bytes:
-            return body
+            return CallResult(exchange, served, Head(status, fields, body))
         if exchange.state.store is not None:
-            shared.decline(Reason.TOO_LARGE)
-        shared.open(Head(status, _fields(reply)))
-        shared.add_long(body)
+            _decline(Reason.TOO_LARGE, exchange, facts)
+        shared.began(Head(status, fields), exchange, served)
+        waits = shared.add((body, body))
         del body
-        while chunk := await reply.read():
-            await shared.add(chunk, chunk)
-        return None
+        while True:
+            if waits is not None:
+                await waits
+            if not (chunk := await reply.read()):
+                return CallResult(exchange, served)
+            waits = shared.add((chunk, chunk))
 
     def _outgoing(self, variants: Variants, call: CallFacts) -> Outgoing:
         usual = variants.usual
@@ -183,32 +189,31 @@ class AnsweredCall:
     async def _relay(
         self,
         upstream: UpstreamReply,
+        stream: StreamedAnswer,
+        learner: Learner | None,
         exchange: Exchange,
         shared: SharedResponse,
-        streaming: Streaming,
-    ) -> None:
-        """Pass events on as they end, until the upstream's stream does."""
-        traced = exchange.observation.trace is not None
-        learner = _learner(upstream.served, exchange)
-        stream = streaming.follow(
-            assemble=traced or exchange.state.store is not None,
-            max_bytes=self.max_answer_bytes,
-            on_event=None if learner is None else learner.take,
-        )
-        shared.stream = stream
+    ) -> bytes | None:
+        """Pass events on as they end, until the upstream's stream does.
+
+        Return the plain form of the answer, if it is understood.
+        """
+        facts, plain = shared.facts, None
         try:
             async with asyncio.timeout(None) as limit:
                 more = True
                 while more:
                     chunk = await upstream.read()
                     more = bool(chunk)
-                    shared.received += len(chunk)
+                    facts.received += len(chunk)
                     now, once_stored = stream.feed(chunk) if more else stream.end()
-                    if not shared.add_at_once(*now):
-                        await _wait_to_add(now, shared, stream)
+                    if (waits := shared.add(now)) is not None:
+                        await waits
                     if once_stored is not None:
-                        await self._end_streamed(
-                            *(once_stored, upstream, stream, exchange, shared), learner=learner
+                        if learner is not None:
+                            await learner.told()
+                        plain = await self._end_streamed(
+                            once_stored, upstream, stream, exchange, shared
                         )
                     if stream.over and limit.when() is None:
                         limit.reschedule(asyncio.get_running_loop().time() + DRAIN_SECONDS)
@@ -218,7 +223,8 @@ class AnsweredCall:
             if not stream.over:
                 raise error if isinstance(error, UpstreamError) else _broken(str(error)) from error
         if not stream.done or stream.error is not None:
-            _end_early(stream, upstream.served, shared)
+            _end_early(stream, upstream.served, shared, exchange.observation.clock())
+        return plain
 
     async def _end_streamed(
         self,
@@ -227,25 +233,26 @@ class AnsweredCall:
         stream: StreamedAnswer,
         exchange: Exchange,
         shared: SharedResponse,
-        *,
-        learner: Learner | None,
-    ) -> None:
-        """Store an answer that is whole, and then pass on the last of it."""
-        if learner is not None:
-            await learner.told()
-        usage = prompt_usage(stream.usage)
+    ) -> bytes | None:
+        """Store an answer that is whole, and then pass on the last of it.
+
+        Return its plain form, if it is understood.
+        """
+        usage, clock = prompt_usage(stream.usage), exchange.observation.clock
         _report(upstream.served, usage)
-        shared.finish(usage)
-        stored = await self._store_streamed(upstream.status, stream, exchange, shared)
-        if stream.error is None:
-            shared.land(upstream.status, exchange.observation.clock(), stored=stored)
-        if not shared.add_at_once(*last):
-            await shared.add(*last)
+        shared.completed(usage, clock())
+        plain = await self._store_streamed(upstream.status, stream, exchange, shared.facts)
+        if stream.error is None and upstream.status == HTTPStatus.OK:
+            shared.landed(clock())
+        if (waits := shared.add(last)) is not None:
+            await waits
+        return plain
 
     async def _end_plain(
-        self, upstream: UpstreamReply, body: bytes, exchange: Exchange, shared: SharedResponse
+        self, head: Head, exchange: Exchange, served: Served, shared: SharedResponse
     ) -> None:
-        """Store a plain reply that is whole, and pass it on."""
+        """Store a plain reply that is whole."""
+        status, body, clock = head.status, head.body or b"", exchange.observation.clock
         try:
             result = exact_json.loads(body)
         except orjson.JSONDecodeError:
@@ -253,41 +260,39 @@ class AnsweredCall:
         usage = NOTHING_SAID
         if isinstance(result, dict):
             usage = prompt_usage(SPECS[exchange.request.endpoint].usage(result))
-            _report(upstream.served, usage)
-            if upstream.status < HTTPStatus.BAD_REQUEST and (
-                learner := _learner(upstream.served, exchange)
-            ):
+            _report(served, usage)
+            if status < HTTPStatus.BAD_REQUEST and (learner := _learner(served, exchange)):
                 learner.take(result)
                 await learner.told()
-        shared.finish(usage)
-        status = upstream.status
-        stored = await self._store(status, result, body, exchange, shared)
-        shared.land(status, exchange.observation.clock(), size=len(body), stored=stored)
-        shared.open(Head(status, _fields(upstream), body))
+        shared.completed(usage, clock())
+        await self._store(status, result, body, exchange, shared.facts)
+        if status == HTTPStatus.OK:
+            shared.landed(clock(), size=len(body))
 
     async def _store_streamed(
-        self, status: int, stream: StreamedAnswer, exchange: Exchange, shared: SharedResponse
-    ) -> bool:
+        self, status: int, stream: StreamedAnswer, exchange: Exchange, facts: CallFacts
+    ) -> bytes | None:
         if exchange.state.store is None:
             seen = exchange.observation
             if self.on_step is not None and seen.trace is not None:
-                self.on_step(Admission(shared.facts, stream.result()), seen.clock(), seen, None)
-            return False
+                self.on_step(Admission(facts, stream.result()), seen.clock(), seen, None)
+            return None
         result = stream.result()
         if isinstance(result, Reason):
-            shared.decline(result)
-            return False
+            _decline(result, exchange, facts)
+            return None
         try:
-            shared.result = exact_json.dumps(result)
+            plain = exact_json.dumps(result)
         except TypeError:  # nested deeper than can be printed
-            shared.decline(Reason.UNKNOWN_SHAPE)
-            return False
-        return await self._store(status, result, shared.result, exchange, shared)
+            _decline(Reason.UNKNOWN_SHAPE, exchange, facts)
+            return None
+        await self._store(status, result, plain, exchange, facts)
+        return plain
 
     async def _store(
-        self, status: int, result: Any, plain: bytes, exchange: Exchange, shared: SharedResponse
-    ) -> bool:
-        """Store an answer if it may be; tell whether an entry is there."""
+        self, status: int, result: Any, plain: bytes, exchange: Exchange, facts: CallFacts
+    ) -> None:
+        """Store an answer if it may be."""
         plan, seen = exchange.state.store, exchange.observation
         began = seen.clock()
         declined: Reason | None = Reason.UPSTREAM_STATUS
@@ -297,15 +302,14 @@ class AnsweredCall:
             declined = Reason.UNCLEAN
         elif status == HTTPStatus.OK:
             declined = await self.writer.store(plan, result, plain, exchange.scanner)
-        stored = plan is not None and declined is None
+        facts.stored = plan is not None and declined is None
         if declined is not None:
-            shared.decline(declined)
+            _decline(declined, exchange, facts)
         elif plan and self.comparisons and (candidate := exchange.state.to_compare):
             self.comparisons.begin(candidate, plan, plain, exchange.request.fields)
         if self.on_step is not None:
-            outcome = None if plan is None else declined or stored
-            self.on_step(Admission(shared.facts, result), began, seen, outcome)
-        return stored
+            outcome = None if plan is None else declined or facts.stored
+            self.on_step(Admission(facts, result), began, seen, outcome)
 
 
 def _has_error(result: Any) -> bool:
@@ -329,21 +333,24 @@ def _fields(reply: UpstreamReply) -> Fields:
     return with_upstream(fields, reply.served) if reply.served.several else fields
 
 
-async def _wait_to_add(piece: Piece, shared: SharedResponse, stream: StreamedAnswer) -> None:
-    await shared.add(*piece)
-    if shared.outgrown:
-        stream.give_up()
+def _decline(reason: Reason, exchange: Exchange, facts: CallFacts) -> None:
+    """Note why an answer is not stored."""
+    facts.declined = reason
+    # The head of a stream is sent before this is known. A store that fails has its own line.
+    if exchange.request.streamed and reason is not Reason.STORE_FAULT:
+        rule = exchange.observation.asked.rule
+        text = "%s rule=%s: a streamed answer was not stored: %s"
+        log.info(text, exchange.request.endpoint.value, rule, reason)
 
 
-def _end_early(stream: StreamedAnswer, served: Served, shared: SharedResponse) -> None:
+def _end_early(stream: StreamedAnswer, served: Served, shared: SharedResponse, now: float) -> None:
     """Note the end of a stream without its last event. Raises UpstreamError unless it is whole."""
     if not stream.done:
         usage = prompt_usage(stream.usage)
         _report(served, usage)
         if stream.ended and stream.error is None:
-            shared.finish(usage)
+            shared.completed(usage, now)
     if stream.error is not None:
-        shared.error = stream.error
         raise _broken("The upstream broke its answer off with an error.")
     if not stream.ended:
         raise _broken("The upstream ended the stream before the answer's end.")

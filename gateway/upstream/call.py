@@ -263,7 +263,7 @@ class PoolCall:
             return outgoing, None
         if additions.differ:
             place = declared_name(call.name), outgoing.client, outgoing.model
-            refused = additions.of(*place, needs_usage=variants.exchange.needs_usage)
+            refused = additions.of(*place, needs_usage=variants.exchange.request.needs_usage)
         variant = variants.usual
         if plain or refused:
             make = partial(variants.without, None if plain else refused)

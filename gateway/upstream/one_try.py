@@ -65,10 +65,11 @@ class OneTry:
     """Whether the answer is that the request is at fault."""
     lacks_model: bool = False
     """Whether the answer is that the upstream does not have the model."""
+    may_be_of_additions: bool = False
+    """Whether it may be refused for what the gateway added: then its body is held."""
     _context: AbstractAsyncContextManager[UpstreamReply] | None = None
     _reply: UpstreamReply | None = None
     _held: list[bytes] = field(default_factory=list, repr=False)
-    _is_whole: bool = False
 
     async def send(self, outgoing: Outgoing) -> None:
         """Send the request, wait for the first token, and note how the upstream did."""
@@ -111,7 +112,9 @@ class OneTry:
             moved = self.status == HTTPStatus.INTERNAL_SERVER_ERROR and MOVED in self.additions
             if self.status in _EXPLAINED or moved:
                 self._held.append(body := await read_up_to(reply.read, HELD_BYTES))
-                self._is_whole = len(body) <= HELD_BYTES
+                is_added = self.status in _OF_ADDITIONS and bool(self.additions)
+                # llama.cpp answers with an error 500 if a chat template fails.
+                self.may_be_of_additions = len(body) <= HELD_BYTES and (moved or is_added)
                 if self.status in _MAY_LACK_MODEL:
                     self.lacks_model = lacks_model(self.status, error_of(parsed_or_none(body)))
             if self.failure is not None or self._held:
@@ -162,15 +165,6 @@ class OneTry:
         """What the gateway added, and may be refused."""
         variant = self.served.variant
         return self.served.added | (NONE if variant is None else variant.additions)
-
-    @property
-    def may_be_of_additions(self) -> bool:
-        """Tell whether it may be refused for what the gateway added: then its body is held."""
-        if not self._is_whole:
-            return False
-        if self.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            return MOVED in self.additions  # llama.cpp answers so if a chat template fails
-        return self.status in _OF_ADDITIONS and bool(self.additions)
 
     async def read(self) -> bytes:
         """Return the next piece of the body, none at its end. Raises UpstreamError."""

@@ -221,8 +221,6 @@ class Exchange:
     original: "Exchange | None" = None
     """The request as the client sent it, if this one differs."""
     forwarding: Forwarding = field(default_factory=Forwarding, repr=False)
-    needs_usage: bool = False
-    """Whether the tokens of its key's holder are limited, so that they must be known."""
 
 
 class UpstreamReply(Protocol):

@@ -45,7 +45,7 @@ REASONS = {
     "gateway.server.prepare.Summariser.apply": "one summary; a later request begins it anew",
     "gateway.telemetry.otel.export.close_in_time": "the end of the process does not wait for it",
     "gateway.telemetry.metrics.Metrics.page": _REQUEST,
-    "gateway.upstream.coalescer.Coalescer._run": "one call; its readers learn of its end",
+    "gateway.upstream.sharing.coalescer.Coalescer._run": "one call; its readers learn of its end",
     "gateway.cache.quality.comparisons.Comparisons.begin": "logs each fault and goes on",
     "gateway.upstream.wire.connection.HttpReply._ask": "the body of one request",
     "gateway.upstream.pool.affinity.Affinity.note": "logs each fault; this process knows the maker",

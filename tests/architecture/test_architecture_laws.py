@@ -137,6 +137,10 @@ BAD = {
         ("gateway/server/pipeline.py", "import random\ndraw = random.random"),
         ("gateway/server/pipeline.py", "def f():\n    from random import choice"),
     ],
+    "observations_have_two_writers": [
+        ("gateway/upstream/wire/http_client.py", "def f(seen):\n    seen.status = 200"),
+        ("gateway/server/http/handlers.py", "def f(observation):\n    observation.size += 1"),
+    ],
     "files_say_what_they_are_for": [],
 }
 

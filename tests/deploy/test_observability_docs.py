@@ -1,11 +1,12 @@
 """The page on observability against the code: each metric, span attribute, reason and log line."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
-from metric_pages import engine_page, exposed, gateway_page, seen
+from metric_pages import INELIGIBLE, engine_page, exposed, gateway_page, seen
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 from opentelemetry.semconv._incubating.metrics.process_metrics import PROCESS_UPTIME
@@ -63,14 +64,14 @@ def spans_where_everything_happens():
     """The spans of a request in which everything happened, by name."""
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter)
-    observation = seen(outcome="error", streamed=True, stored=True)
-    tracing.begin(observation, {"host": "127.0.0.1:8080"})
-    trace, place = observation.trace, Place("b", "127.0.0.1", 8000)
+    trace = tracing.begin(1.0, time.perf_counter, {"host": "127.0.0.1:8080"})
+    observation = seen(outcome="error", streamed=True, stored=True, trace=trace)
+    place = Place("b", "127.0.0.1", 8000)
     parameters = {"max_tokens": 1, "n": 2, "seed": 3, "dimensions": 4, "top_k": 5}
     parameters |= {"temperature": 1, "top_p": 1, "frequency_penalty": 1, "presence_penalty": 1}
     body = {"model": "m", "messages": [], "response_format": {"type": "text"}, **parameters}
     request = CacheRequest(Endpoint.CHAT, {**body, "stream": True}, b"", {}, (), "")
-    call = CallFacts(usage=observation.usage, answer=AnswerFacts("m", "id", ("stop",)))
+    call = CallFacts(usage=observation.call.usage, answer=AnswerFacts("m", "id", ("stop",)))
     for status in (503, 200):
         attempt = trace.attempt(call, place)
         attempt.status = status
@@ -78,8 +79,9 @@ def spans_where_everything_happens():
     trace.end_call(call, request, None, {})
     answer = completion("hi", model="m")
     entry = replace(observation.hit.entry, result=orjson.dumps(answer))
-    observation.hit = replace(observation.hit, entry=entry)
+    observation.lookup = replace(observation.hit, entry=entry)
     observation.finish()
+    seen(lookup=INELIGIBLE, trace=tracing.begin(1.0, time.perf_counter, {})).finish()
     tracing.close()
     return exporter.get_finished_spans()
 
@@ -93,7 +95,7 @@ def test_span_attributes_are_documented_and_documented_ones_exist():
     for span, kind in (("request", SpanKind.SERVER), ("upstream", SpanKind.CLIENT)):
         found = {name for each in spans if each.kind is kind for name in each.attributes}
         assert documented[span] == found, span
-    source = (ROOT / "gateway" / "server" / "traced.py").read_text()
+    source = (ROOT / "gateway" / "server" / "open" / "traced.py").read_text()
     of_steps = set(re.findall(r'"(refrain\.\w+)": ', source))
     assert (
         of_steps
@@ -107,7 +109,7 @@ def test_span_attributes_are_documented_and_documented_ones_exist():
 
 def test_spans_are_documented_and_documented_spans_exist():
     documented = [name for row in table("Span") for name in words(row[0])]
-    source = (ROOT / "gateway" / "server" / "traced.py").read_text()
+    source = (ROOT / "gateway" / "server" / "open" / "traced.py").read_text()
     steps = set(re.findall(r'^[A-Z]+ = "(refrain\.\w+)"', source, re.MULTILINE))
     source = (ROOT / "backend" / "server" / "tracing.py").read_text()
     steps |= set(re.findall(r'"(refrain\.\w+)"', source.partition("get_tracer")[2])) - {
@@ -137,7 +139,7 @@ def test_what_is_changed_before_it_is_sent_and_why_not_is_documented():
 
 
 def test_outcomes_are_documented():
-    said = set(words((Observation.__doc__ or "").replace("``", "`"))) - {"declined", "finish"}
+    said = set(words((Observation.__doc__ or "").replace("``", "`"))) - {"finish"}
     assert {words(row[0])[0] for row in table("Outcome")} == said - {"outcome"}
 
 

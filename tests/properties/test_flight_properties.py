@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from gateway.upstream.shared_response import Flight, FlightTable
+from gateway.upstream.sharing.flight_table import Flight, FlightTable
 
 LINGER = 10.0
 LINGER_BYTES = 100

@@ -28,7 +28,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import AnsweredCall
-from gateway.upstream.coalescer import Coalescer
+from gateway.upstream.sharing.coalescer import Coalescer
 from policies.decision import Endpoint
 
 MANY = settings(database=None, suppress_health_check=list(HealthCheck))
@@ -84,7 +84,7 @@ async def answered(pipeline: Pipeline, kind: str, asker: Asker, question: str) -
         Endpoint(path), orjson.dumps(body), headers=headers, fields=headers.items()
     )
     seen = Observation(path, time.perf_counter(), time.perf_counter, ())
-    reply = await pipeline.answer(request, seen)
+    reply, _ = await pipeline.answer(request, seen)
     assert isinstance(reply.body, bytes)
     return dict(reply.headers)["Cache-Status"], made_for(path, orjson.loads(reply.body))
 

@@ -24,8 +24,8 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import AnsweredCall
-from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served
+from gateway.upstream.sharing.coalescer import Coalescer
 from policies.decision import Endpoint
 from scripted_upstream import completion
 
@@ -168,7 +168,7 @@ async def _ask_all(asked: list[tuple[str | None, str, bool, int, bool]]) -> None
         headers = {"cache-control": "no-cache"} if no_cache else {}
         request = read_request(Endpoint.CHAT, orjson.dumps(body), headers=headers)
         seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, ())
-        reply = await pipeline.answer(request, seen)
+        reply, _ = await pipeline.answer(request, seen)
         assert isinstance(reply.body, bytes)
         text = orjson.loads(reply.body)["choices"][0]["message"]["content"]
         if SECRET_WORD in text or SECRET_WORD in prompt:

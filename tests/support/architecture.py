@@ -74,8 +74,9 @@ IO_MODULES = frozenset(
         "gateway.telemetry.usage",
         "gateway.upstream.answer",
         "gateway.upstream.call",
-        "gateway.upstream.coalescer",
-        "gateway.upstream.shared_response",
+        "gateway.upstream.sharing.coalescer",
+        "gateway.upstream.sharing.follower",
+        "gateway.upstream.sharing.shared_response",
         "gateway.upstream.wire.coding",
         "gateway.upstream.wire.failure_log",
         "gateway.upstream.wire.connection",
@@ -397,6 +398,20 @@ def files_say_what_they_are_for(root: Path) -> list[str]:
     return [module.name for module in modules(root) if not ast.get_docstring(module.tree)]
 
 
+def observations_have_two_writers(root: Path) -> list[str]:
+    """Telemetry is no way to hand a value on: only the pipeline and methods set what was seen."""
+    return [
+        f"{module.name}:{node.lineno}: sets {node.value.id}.{node.attr}"
+        for module in modules(root)
+        if within(module.name, "gateway") and module.name != "gateway.server.pipeline"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in {"seen", "observation"}
+    ]
+
+
 def every_draw_has_an_owner(root: Path) -> list[str]:
     """Nobody draws from the global generator: who seeds it would feel every thread."""
     owned = {"Random", "SystemRandom"}
@@ -430,5 +445,6 @@ LAWS: tuple[Law, ...] = (
     files_are_small,
     names_say_what_is_inside,
     every_draw_has_an_owner,
+    observations_have_two_writers,
     files_say_what_they_are_for,
 )

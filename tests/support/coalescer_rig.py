@@ -24,8 +24,8 @@ from gateway.protocol.request import read_request
 from gateway.server.open.policy_file import PolicyFile
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import AnsweredCall
-from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Exchange
+from gateway.upstream.sharing.coalescer import Coalescer
 from policies.decision import Endpoint
 from policies.freshness import parse_directives
 
@@ -93,7 +93,9 @@ class Rig:
     async def read(self, exchange: Exchange) -> Got:
         """Forward a request and read all of the reply."""
         try:
-            reply = await self.coalescer.forward(exchange)
+            reply, status, _ = await self.coalescer.forward(exchange)
+            reason = Reason.COLLAPSED if status.collapsed else status.reason
+            exchange.observation.end("miss", reason, reply.status)
             headers = dict(reply.headers)
             if isinstance(reply.body, bytes):
                 return Got(reply.status, headers, [reply.body], exchange.observation)
@@ -139,8 +141,6 @@ class Rig:
         request = read_request(Endpoint.CHAT, orjson.dumps(body), headers=named, fields=lines)
         sinks = (self._finished.put_nowait,)
         seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, sinks)
-        seen.streamed = body.get("stream") is True
-        seen.outcome = "miss"
         return Exchange(request, state, self.active.scanner, seen)
 
     def plan(

@@ -3,19 +3,21 @@
 import asyncio
 import time
 from dataclasses import replace
+from typing import Any
 
 from example_requests import chat, entry_of, plan_of, user
+from observations import observation_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend.scheduler.stats import EngineStats, Figures, MemoryUse, SequenceTimes
 from backend.server.metrics import Metrics as EngineMetrics
-from gateway.cache.lookup import Hit
+from gateway.cache.lookup import Forward, Hit
 from gateway.cache.ports import StoreStats
 from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite, Step
-from gateway.protocol.http.cache_status import HitStatus, Reason
+from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
 from gateway.protocol.tokens import PromptUsage
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import Observation, Semantic, Sink
 from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import LeastLoaded, Route
@@ -37,45 +39,43 @@ def exposed(page: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     return found
 
 
-def seen(**values: object) -> Observation:
+INELIGIBLE = Forward(ForwardStatus(Forwarded.MISS), None, ineligible=Reason.TIME)
+
+
+def seen(*sinks: Sink, **values: Any) -> Observation:
     """An observation in which everything happened."""
-    observation = Observation("/v1/chat/completions", 1.0, time.perf_counter, ())
-    everything: dict[str, object] = {
+    everything: dict[str, Any] = {
         "model": "m",
         "rule": "default",
         "outcome": "miss",
         "reason": Reason.NO_CACHE,
         "declined": Reason.EMPTY,
-        "semantic_fault": "timeout",
-        "verified": [("score", 0.5)],
-        "hit": Hit(
+        "semantic": Semantic("timeout", (("score", 0.5),)),
+        "lookup": Hit(
             entry_of(plan_of(chat(user("hi")))),
             HitStatus(Reason.SEMANTIC, 5, similarity=0.9, score=0.99, threshold=0.98),
             age=1,
         ),
-        "ineligible": Reason.TIME,
         "rewrites": (Rewrite.TOOLS, Rewrite.BREAKPOINTS),
         "not_rewritten": (Declined(Rewrite.SCHEMA_KEYS, NotRewritten.TOO_LARGE),),
         "compression": Compression((Step.MINIFIED,), 10, 5, NotRewritten.TIMEOUT),
         "status": 200,
-        "upstream_started": 1.0,
-        "upstream_head": 2.0,
+        "call_started": 1.0,
+        "head": 2.0,
         "first_token": 2.0,
         "usage": PromptUsage(3, 4, 2, 1),
         "upstream": "b",
         "fallback_model": "small",
         "tried": (("a", Reason.UPSTREAM_BROKE),),
     }
-    for name, value in {**everything, **values}.items():
-        setattr(observation, name, value)
-    return observation
+    facts = {**everything, **values}
+    return observation_of(*sinks, started=1.0, clock=time.perf_counter, **facts)
 
 
 def gateway_page() -> str:
     metrics = GatewayMetrics(lambda: StoreStats(1, 2, 3))
-    observation = seen()
-    observation.sinks = (metrics.observe, metrics.prefixes.observe)
-    observation.finish()
+    for lookup in ({}, {"lookup": INELIGIBLE}):
+        seen(metrics.observe, metrics.prefixes.observe, **lookup).finish()
     metrics.count_policy_reload(True)
     metrics.count("tokens_used", "m", "only", "prompt")
     for name in ("tokens_saved", "cost_saved_dollars", "seconds_saved"):

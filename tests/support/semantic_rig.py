@@ -23,7 +23,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import AnsweredCall
-from gateway.upstream.coalescer import Coalescer
+from gateway.upstream.sharing.coalescer import Coalescer
 from gateway.upstream.wire.http_client import HttpUpstream
 from policies.decision import Endpoint
 
@@ -133,7 +133,7 @@ class LearningRig:
             Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, (self.finished.append,)
         )
         self.latest = seen
-        reply = await self.pipeline.answer(request, seen)
+        reply, _ = await self.pipeline.answer(request, seen)
         cache = dict(reply.headers)["Cache-Status"]
         with contextlib.closing(reply):
             if isinstance(reply.body, bytes):

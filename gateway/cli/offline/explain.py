@@ -44,8 +44,8 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox, salted_endpoints
 from gateway.settings import SettingsError, load_settings
 from gateway.upstream.answer import AnsweredCall
-from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.settings import alias_identities
+from gateway.upstream.sharing.coalescer import Coalescer
 from policies.format.yaml_document import PolicyError
 
 _REPLY_SECONDS = 60.0

@@ -47,9 +47,9 @@ from gateway.server.admin.recorded_request import InvalidFieldError, read_endpoi
 from gateway.server.keys.key_line import Key
 from gateway.server.open.local_encoder import LocalReply
 from gateway.server.pipeline import Pipeline
-from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescer import Coalescer
+from gateway.telemetry.observation import NO_CALL, Observation
 from gateway.upstream.request import Outgoing, Served, Upstream
+from gateway.upstream.sharing.coalescer import Coalescer
 from policies.decision import Endpoint, PiiAction
 
 Fields = dict[str, Any]
@@ -405,7 +405,7 @@ class Operations:
                 holder=holder,
                 team=team,
             )
-            reply = await pipeline.answer(request, observation)
+            reply, outcome = await pipeline.answer(request, observation)
             reply.close()
             # A bulk load goes no faster than the index.
             await coalescer.caller.writer.settle()
@@ -413,8 +413,9 @@ class Operations:
             raise InvalidFieldError("request", f"a request that can be made ({error})") from None
         finally:
             await coalescer.close()
-        reason = None if observation.stored else observation.declined or observation.reason
-        return {"stored": observation.stored, "reason": reason}
+        call = outcome.call or NO_CALL
+        reason = None if call.stored else call.declined or outcome.reason
+        return {"stored": call.stored, "reason": reason}
 
     def team_of(self, holder: str) -> str | None:
         """Return the team of a holder of gateway keys, if there is one."""

@@ -84,11 +84,11 @@ class Cors:
         """Answer a preflight as the upstream does. Raises UpstreamError and ClientError."""
         if self._under_way >= MOST_ASKED:
             raise ClientError(503, "Too many preflights are under way. Please try again.")
-        seen.outcome = "pass"
+        seen.end("pass", None)
         asked = [(name, request.headers[name]) for name in _ASKED if name in request.headers]
         path = read_path(request.path_qs.partition("?")[0])
         status, fields = await self._send(path, tuple(asked))
-        seen.status = status
+        seen.end("pass", None, status)
         origin = origin_of(request)
         if origin is not None and self._known(origin) is None and status < HTTPStatus.BAD_REQUEST:
             self._note(origin, fields)

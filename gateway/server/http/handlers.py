@@ -53,9 +53,10 @@ from gateway.server.keys.auth import Access
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.limiter import LimitError, Permit
 from gateway.server.keys.usage_sync import UsageSync
+from gateway.server.open.telemetry import Trace
 from gateway.server.pipeline import Pipeline
 from gateway.telemetry import request_id
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import Observation, Outcome
 from gateway.telemetry.observation import Sink as Telemetry
 from gateway.upstream.request import UPSTREAM, format_upstream_header, with_model
 from policies.decision import Endpoint
@@ -97,7 +98,7 @@ class Handlers:
     readiness: Readiness
     metrics: Callable[[], Awaitable[tuple[bytes, str]]]
     sinks: tuple[Telemetry, ...]
-    trace: Callable[[Observation, Mapping[str, str]], None] | None
+    trace: Trace | None
     access: Access
     usage_sync: UsageSync
     stopping: Callable[[], bool]
@@ -152,8 +153,7 @@ class Handlers:
         """
 
         async def handler(request: web.Request) -> web.StreamResponse:
-            seen = self._begin(endpoint, request.headers)
-            seen.method = request.method
+            seen = self._begin(endpoint, request.headers, request.method)
             permit: Permit | None = None
             try:
                 if self.access.restricted and not is_open:
@@ -172,24 +172,22 @@ class Handlers:
                 request[OWN_ERROR] = True
                 return _response(_failure(error, seen, self.names, request[PATH].path))
             finally:
-                seen.finish()
-                if permit is not None:
-                    permit.end(seen)
+                _finish(seen, permit)
 
         return handler
 
-    def _begin(self, endpoint: str, headers: Mapping[str, str]) -> Observation:
-        seen = Observation(endpoint, perf_counter(), perf_counter, self.sinks)
-        if self.trace is not None:
-            self.trace(seen, headers)
-        return seen
+    def _begin(
+        self, endpoint: str, headers: Mapping[str, str], method: str, size: int = 0
+    ) -> Observation:
+        started = perf_counter()
+        trace = None if self.trace is None else self.trace(started, perf_counter, headers)
+        return Observation(endpoint, started, perf_counter, self.sinks, method, trace, size)
 
     async def serve(self, plain: PlainRequest, connection: HotConnection) -> None:
         """Answer a plain request on its connection."""
         headers = plain.headers
         request_id.begin(headers)
-        seen = self._begin(plain.endpoint.value, headers)
-        seen.request_bytes = len(plain.body)
+        seen = self._begin(plain.endpoint.value, headers, "POST", len(plain.body))
         permit: Permit | None = None
         try:
             try:
@@ -204,10 +202,10 @@ class Handlers:
                 )
                 is_large = len(plain.body) > LARGE_BYTES
                 request = await asyncio.to_thread(read) if is_large else read()
-                reply = await self._answer(request, key, permit, seen)
-                if seen.hit is not None and isinstance(reply.body, bytes):
+                reply, outcome = await self._answer(request, key, permit, seen)
+                if outcome is not None and outcome.hit and isinstance(reply.body, bytes):
                     gate = None if key is None else self.usage_sync.gate(key)
-                    connection.hot.remember(plain, seen, reply, gate)
+                    connection.hot.remember(plain, seen, outcome.hit, reply, gate)
             except Exception as error:  # noqa: BLE001 - each becomes a reply
                 reply = _failure(error, seen, self.names, plain.endpoint.value)
             if permit is not None:
@@ -236,13 +234,12 @@ class Handlers:
             seen.end("error", Reason.CLIENT_GONE)
             raise
         finally:
-            seen.finish()
-            if permit is not None:
-                permit.end(seen)
+            _finish(seen, permit)
 
     async def _answer(
         self, request: CacheRequest, key: Key | None, permit: Permit | None, seen: Observation
-    ) -> Reply:
+    ) -> tuple[Reply, Outcome | None]:
+        """Return the reply, and its outcome unless the reply has begun without it."""
         if key is not None:
             key.check_model(request.model)
             if key.is_restricted:
@@ -252,25 +249,24 @@ class Handlers:
                 )
                 request = replace(request, fields=as_json(request.fields))
         if permit is not None:
-            permit.note(request, seen)
+            request = permit.note(request)
         answer = self.pipeline.answer(request, seen)
+        outcome: Outcome | None
         if request.streamed and SPECS[request.endpoint].has_pings:
             path = request.endpoint.value
-            reply = await reply_in_time(
+            reply, outcome = await reply_in_time(
                 answer,
                 fault=lambda error: _failure(error, seen, self.names, path),
                 seen=seen,
                 seconds=self.patience.head,
             )
         else:
-            reply = await answer
+            reply, outcome = await answer
         if isinstance(reply.body, bytes):
-            seen.answer_bytes = len(reply.body)
-            if seen.first_token is None:
-                seen.first_token = seen.clock()
+            seen.note_sent(len(reply.body), whole=True)
             if permit is not None:
                 permit.charge(seen)
-        return reply
+        return reply, outcome
 
     def _pinged(self, request: CacheRequest, sink: Sink, reply: Reply) -> PingedSink:
         """Return a sink that keeps the stream alive."""
@@ -285,7 +281,7 @@ class Handlers:
             if request.method == METHOD:
                 check_query(request)
             raw = await self._read(request)
-            seen.request_bytes = len(raw)
+            seen.note_body(len(raw))
             headers, key = request.headers.items(), request.get(KEY)
             _, mark, query = request.path_qs.partition("?")
             target = endpoint.value + mark + query
@@ -294,7 +290,7 @@ class Handlers:
                 _read_request, (endpoint, raw, fold_fields(headers), headers, target), key, model
             )
             parsed = await asyncio.to_thread(read) if len(raw) > LARGE_BYTES else read()
-            reply = await self._answer(parsed, key, request.get(PERMIT), seen)
+            reply, _ = await self._answer(parsed, key, request.get(PERMIT), seen)
             if isinstance(reply.body, bytes):
                 response: web.StreamResponse = _response(reply)
                 if request_id.HEADER not in request.headers:
@@ -389,11 +385,11 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str], path
         defect = RequestError(500, message, kind="server_error", code=Reason.INTERNAL.value)
         body = defect.body(path, request_id.current())
         return _error(500, body, refused_header(Reason.INTERNAL))
-    seen.status, body = error.status, error.body(path, request_id.current())
+    body = error.body(path, request_id.current())
     if not isinstance(error, UpstreamError):
         reason = error.reason if isinstance(error, ClientError) else Reason.INVALID_REQUEST
         faulty = error.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        seen.end("invalid" if faulty else "error", reason)
+        seen.end("invalid" if faulty else "error", reason, error.status)
         shown: Fields = ()
         if isinstance(error, UnauthorizedError):
             shown = (("WWW-Authenticate", "Bearer"),)
@@ -401,17 +397,25 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str], path
             shown = error.fields
         return _error(error.status, body, refused_header(reason), *shown)
     forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
-    seen.end("error", error.reason)
+    seen.end("error", error.reason, error.status)
     fields = []
     if error.retry_after is not None:
         fields.append(("Retry-After", str(ceil(error.retry_after))))
-    seen.tried = error.tried
     if error.tried:
         tried = tuple(
             (names.get(declared_name(name), name), reason) for name, reason in error.tried
         )
         fields.append((UPSTREAM, format_upstream_header("", tried)))
     return _error(error.status, body, forward.header(declined=error.reason), *fields)
+
+
+def _finish(seen: Observation, permit: Permit | None) -> None:
+    """End a request. The use of its call counts once it is known."""
+    if permit is None:
+        seen.finish()
+    else:
+        seen.finish(permit.charge)
+        permit.end()
 
 
 def refusal_of(error: ClientError, path: str) -> Reply:

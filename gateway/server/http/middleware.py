@@ -189,9 +189,7 @@ async def send_stream(
     try:
         await sink.begin()
         async for chunk in body:
-            seen.answer_bytes += len(chunk)
-            if seen.first_token is None:
-                seen.first_token = seen.clock()
+            seen.note_sent(len(chunk))
             await sink.write(chunk)
         await sink.end()
     except ConnectionResetError:
@@ -213,7 +211,8 @@ async def send_stream(
 async def send_long(sink: Sink, body: bytes | Parts, seen: Observation, unread: Unread) -> None:
     """Send a long reply that is whole."""
     if isinstance(body, bytes):
-        seen.answer_bytes, body = 0, Parts(split(body))
+        seen.note_sent(0, whole=True)
+        body = Parts(split(body))
     unread.hold(sink, body.held)
     try:
         await send_stream(sink, body, seen)

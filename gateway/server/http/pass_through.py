@@ -37,11 +37,11 @@ from gateway.server.http.middleware import (
 )
 from gateway.server.http.passed_request import Passed, read_passed
 from gateway.server.keys.key_line import Key, needs_model
-from gateway.telemetry.observation import Observation
-from gateway.upstream import shared_response
+from gateway.telemetry.observation import CallShare, Observation
 from gateway.upstream.pool.affinity import Learner
 from gateway.upstream.pool.pass_through import PassedRequest, PoolRequests, names_objects
 from gateway.upstream.request import OF_A_TRACE, PRIORITY, with_upstream
+from gateway.upstream.sharing import shared_response
 from gateway.upstream.wire.connection import HttpReply
 
 LEARNT_BYTES = 4 * 2**20
@@ -66,21 +66,22 @@ class PassThrough:
     async def handle(self, request: web.Request, seen: Observation) -> web.StreamResponse:
         """Answer one request. Raises ClientError and UpstreamError before the head is out."""
         path, fields = request[PATH], _fields(request, seen)
-        seen.outcome = "pass"
+        seen.end("pass", None)
         if request.method == "GET":
             response = await self._listed(request, path, fields)
             if response is not None:
-                seen.status = response.status
+                seen.end("pass", None, response.status)
                 return response
         faults: list[ClientError] = []
         passed = await self._read(request, path, faults)
-        seen.model = passed.model
+        seen.note_passed(passed.model)
         if _is_restricted(request) and passed.body is not None and passed.body.is_json:
             fields = as_json(fields)
         learns = self.upstreams.several and names_objects(path.path)
         if _counts_tokens(request) or learns:  # the reply is read
             fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
-        seen.upstream_started = seen.clock()
+        call = CallShare(seen.clock())
+        seen.note_call(call)
         scopes = self.scopes_of(fold_fields(request.headers.items()), request.get(KEY))
         to_send = PassedRequest(
             request.method,
@@ -96,14 +97,16 @@ class PassThrough:
         )
         try:
             async with self.upstreams.request(to_send) as upstream:
-                seen.upstream_head = seen.clock()
-                seen.status = upstream.status
-                if upstream.served.several:
-                    seen.upstream, seen.tried = upstream.served.upstream, upstream.served.tried
+                seen.end("pass", None, upstream.status)
+                call, served = call._replace(head=seen.clock()), upstream.served
+                if served.several:
+                    call = call._replace(upstream=served.upstream, tried=served.tried)
+                seen.note_call(call)
                 return await self._copy(request, upstream, seen, scopes)
-        except UpstreamError:
+        except UpstreamError as error:
             if faults:
                 raise faults[0] from None
+            seen.note_call(call._replace(tried=error.tried))
             raise
 
     def ask_options(self, path: ApiPath, fields: Fields) -> AbstractAsyncContextManager[HttpReply]:
@@ -226,7 +229,7 @@ async def _send_counted(
                 async with asyncio.timeout(shared_response.ANSWER_SECONDS):
                     while piece := await upstream.read():
                         usage.feed(piece)
-        seen.usage = usage.end()
+        seen.note_call(seen.call._replace(usage=usage.end()))
 
 
 async def _fed_to(usage: ReplyUsage, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -22,8 +22,8 @@ from gateway.protocol.http.cache_status import Forwarded, ForwardStatus
 from gateway.protocol.http.messages import Reply
 from gateway.protocol.streaming.decode import encode_event
 from gateway.server.http.unread import Sink
-from gateway.telemetry.observation import Observation
-from gateway.upstream.coalescer import SSE_TYPE
+from gateway.telemetry.observation import Observation, Outcome
+from gateway.upstream.sharing.follower import SSE_TYPE
 
 
 class Patience(NamedTuple):
@@ -122,7 +122,9 @@ class PingedSink:
 class LateReply(AsyncIterator[bytes]):
     """The body of a stream that began before its reply was there."""
 
-    def __init__(self, answer: asyncio.Task[Reply], fault: Callable[[Exception], Reply]) -> None:
+    def __init__(
+        self, answer: asyncio.Task[tuple[Reply, Outcome]], fault: Callable[[Exception], Reply]
+    ) -> None:
         self._answer, self._fault = answer, fault
         self._body: AsyncIterator[bytes] | None = None
 
@@ -131,7 +133,7 @@ class LateReply(AsyncIterator[bytes]):
         if self._body is not None:
             return await anext(self._body)
         try:
-            reply = await self._answer
+            reply, _ = await self._answer
         except Exception as error:  # noqa: BLE001 - each becomes a reply
             reply = self._fault(error)
         if isinstance(reply.body, bytes):
@@ -145,7 +147,7 @@ class LateReply(AsyncIterator[bytes]):
         if not self._answer.done():
             self._answer.cancel()
         elif not self._answer.cancelled() and self._answer.exception() is None:
-            self._answer.result().close()
+            self._answer.result()[0].close()
 
 
 async def _once(events: bytes) -> AsyncIterator[bytes]:
@@ -167,12 +169,12 @@ def _as_events(reply: Reply, body: bytes) -> bytes:
 
 
 async def reply_in_time(
-    answer: Awaitable[Reply],
+    answer: Awaitable[tuple[Reply, Outcome]],
     fault: Callable[[Exception], Reply],
     *,
     seen: Observation,
     seconds: float,
-) -> Reply:
+) -> tuple[Reply, Outcome | None]:
     """Return the reply, or one that begins without it. Raises as ``answer`` does, if in time.
 
     ``fault`` makes a reply of an error.
@@ -192,4 +194,5 @@ async def reply_in_time(
         return task.result()
     body = LateReply(task, fault)
     status = seen.forward or ForwardStatus(Forwarded.MISS)
-    return Reply(200, (SSE_TYPE, ("Cache-Status", status.header())), body, body.close)
+    fields = (SSE_TYPE, ("Cache-Status", status.header()))
+    return Reply(200, fields, body, body.close), None

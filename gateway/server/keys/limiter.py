@@ -6,6 +6,7 @@ any other change of the counts (``Usage.second``) ends that.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from math import ceil
 from typing import Protocol
@@ -211,12 +212,15 @@ class Permit:
         self._passed = NOTHING_SAID
         """What a request that passes through is charged if the upstream reports no usage."""
 
-    def note(self, request: CacheRequest, seen: Observation) -> None:
-        """Note what the request is, once it is read. Raises ForbiddenError."""
+    def note(self, request: CacheRequest) -> CacheRequest:
+        """Note the request once it is read, and return what is to be sent.
+
+        Raises ForbiddenError.
+        """
         writes = SPECS[request.endpoint].streaming is not None
         self.limiter.check_price(request.model, writes=writes)
         self._request = request
-        seen.limited = self.limiter.counts_tokens
+        return replace(request, needs_usage=True) if self.limiter.counts_tokens else request
 
     def note_passed(self, model: str, tokens: int, *, needs_model: bool) -> None:
         """Note a request that passes through, and its estimated tokens. Raises ForbiddenError."""
@@ -235,25 +239,20 @@ class Permit:
             return
         self._charged = True
         if (used := self._use(seen)) != NOTHING_SAID:
-            self.limiter.charge(used, seen.fallback_model or seen.model, seen.model)
+            self.limiter.charge(used, seen.asked.answering_model, seen.asked.model)
 
-    def end(self, seen: Observation) -> None:
-        """Count the end of the request. If its call goes on without it, its use counts later."""
-        if seen.pending:
-            seen.on_settled = self.charge
-        else:
-            self.charge(seen)
+    def end(self) -> None:
+        """Count the end of the request."""
         self.limiter.end()
 
     def _use(self, seen: Observation) -> PromptUsage:
-        usage, request = seen.usage, self._request
+        call, request = seen.call, self._request
+        usage = call.usage
         if usage != NOTHING_SAID:
             return usage
-        if request is None:
-            was_sent = seen.upstream_started is not None  # its client may leave before any reply
-        else:
-            was_sent = seen.billed and seen.hit is None
-        if not was_sent:
+        # The client of a request that passes through may leave before any reply.
+        paid = call.pays and seen.hit is None
+        if not (paid if request is not None else call.started is not None):
             return NOTHING_SAID
         if (
             seen.reason not in LEFT_BY_CLIENT
@@ -264,8 +263,8 @@ class Permit:
             return self._passed
         # The call has no figure if its client leaves early, or if its upstream reports none. The
         # estimate keeps such a client within its budget.
-        prompt, size = asked_tokens(request), max(seen.answer_bytes, seen.produced_bytes)
-        known = seen.usage_so_far
+        prompt, size = asked_tokens(request), max(seen.answer_bytes, call.produced_bytes)
+        known = call.usage_so_far
         spec = SPECS[request.endpoint]
         if (streaming := spec.streaming) is not None:
             answer = size // streaming.bytes_a_token if request.streamed else tokens_in(size)

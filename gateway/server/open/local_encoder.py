@@ -18,8 +18,8 @@ from gateway.protocol.endpoints.embeddings import items_of
 from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.http.cache_status import Reason
 from gateway.semantic.ports import LocalEncoder, SemanticUnavailableError
-from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Outgoing, Served
+from gateway.upstream.sharing.coalescer import Coalescer
 
 _REFUSALS = {
     "text-too-long": "An input is longer than this model reads.",

@@ -32,8 +32,8 @@ from gateway.settings import Settings
 if TYPE_CHECKING:  # a command that opens a store alone loads none of these
     from gateway.server.keys.usage_sync import KeyCounts
     from gateway.telemetry.usage import UsageStore
-    from gateway.upstream.coalescer import Claims
     from gateway.upstream.pool.affinity import MakerStore
+    from gateway.upstream.sharing.coalescer import Claims
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from gateway.server.open.prices import priced
 from gateway.settings import Settings
 from gateway.telemetry.decision_log import DecisionLog, Recorder
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.observation import Observation, OnStep, Sink
+from gateway.telemetry.observation import Observation, OnStep, RequestTrace, Sink
 from gateway.telemetry.usage import UsageLedger, UsageStore
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ FLUSH_SECONDS = 1.0
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_{}_PROTOCOL")
 _SPOKEN = "http/protobuf"
 
-Trace = Callable[[Observation, Mapping[str, str]], None]
+Trace = Callable[[float, Callable[[], float], Mapping[str, str]], RequestTrace]
+"""Begins a trace: of a start, a clock, and the request's headers."""
 
 _MAX_MODEL = 128
 """Characters of a model's name in a line: it is the client's."""
@@ -47,9 +48,10 @@ class AccessLog:
     def observe(self, seen: Observation) -> None:
         if seen.ended is None:
             return
-        forwarded = seen.forward is not None or seen.upstream_started is not None
-        failed = seen.tried[-1][0] if seen.tried else ""
-        rewrites = (seen.rewrites, seen.not_rewritten)
+        asked, call = seen.asked, seen.call
+        forwarded = seen.forward is not None or call.started is not None
+        failed = call.tried[-1][0] if call.tried else ""
+        rewrites = (call.rewrites, call.not_rewritten)
         fields = {
             "method": seen.method,
             "path": seen.endpoint,
@@ -57,12 +59,12 @@ class AccessLog:
             "ms": round((seen.ended - seen.started) * 1000, 1),
             "outcome": seen.outcome,
             "reason": seen.reason,
-            "upstream": (seen.upstream or self.upstream or failed) if forwarded else "",
-            "model": seen.model[:_MAX_MODEL],
-            "rule": seen.rule,
-            "declined": seen.declined,
+            "upstream": (call.upstream or self.upstream or failed) if forwarded else "",
+            "model": asked.model[:_MAX_MODEL],
+            "rule": asked.rule,
+            "declined": call.declined,
             "rewrites": format_rewrites(*rewrites) if any(rewrites) else None,
-            "compress": None if seen.compression is None else str(seen.compression),
+            "compress": None if call.compression is None else str(call.compression),
         }
         known = {name: value for name, value in fields.items() if value not in (None, "")}
         _access.log(self.level, "request", extra={"fields": known})
@@ -92,7 +94,7 @@ class Telemetry:
         """What records the steps of a request, None where OpenTelemetry gets nothing."""
         if self.trace is None:
             return None
-        from gateway.server import traced  # noqa: PLC0415 - imports OpenTelemetry
+        from gateway.server.open import traced  # noqa: PLC0415 - imports OpenTelemetry
 
         return traced.on_step
 

@@ -234,8 +234,8 @@ def of_server(seen: Observation, host: str) -> Attributes:
     return {
         **http_attributes,
         gen_ai.GEN_AI_OPERATION_NAME: OPERATIONS.get(seen.endpoint),
-        gen_ai.GEN_AI_REQUEST_MODEL: _text(seen.model),
-        gen_ai.GEN_AI_REQUEST_STREAM: seen.streamed or None,
+        gen_ai.GEN_AI_REQUEST_MODEL: _text(seen.asked.model),
+        gen_ai.GEN_AI_REQUEST_STREAM: seen.asked.streamed or None,
         **of_error(server_error(seen)),
         **_of_gateway(seen),
     }
@@ -243,16 +243,16 @@ def of_server(seen: Observation, host: str) -> Attributes:
 
 def _of_gateway(seen: Observation) -> Attributes:
     semantic = None if seen.hit is None else seen.hit.status
-    compression = seen.compression
+    compression = seen.call.compression
     return {
         "refrain.outcome": seen.outcome,
         "refrain.reason": seen.reason and seen.reason.value,
-        "refrain.declined": seen.declined and seen.declined.value,
+        "refrain.declined": seen.call.declined and seen.call.declined.value,
         "refrain.ineligible": seen.ineligible and seen.ineligible.value,
-        "refrain.semantic_fault": seen.semantic_fault,
-        "refrain.rule": seen.rule,
-        "refrain.rewrites": [each.value for each in seen.rewrites] or None,
-        "refrain.rewrites_declined": list(map(str, seen.not_rewritten)) or None,
+        "refrain.semantic_fault": seen.semantic.fault,
+        "refrain.rule": seen.asked.rule,
+        "refrain.rewrites": [each.value for each in seen.call.rewrites] or None,
+        "refrain.rewrites_declined": list(map(str, seen.call.not_rewritten)) or None,
         "refrain.compress": compression and ([each.value for each in compression.steps] or None),
         "refrain.compress_declined": compression
         and compression.refused
@@ -261,13 +261,13 @@ def _of_gateway(seen: Observation) -> Attributes:
         "refrain.similarity": semantic and semantic.similarity,
         "refrain.semantic_score": semantic and semantic.score,
         "refrain.semantic_threshold": semantic and semantic.threshold,
-        "refrain.stored": seen.stored,
-        "refrain.fallback_model": seen.fallback_model,
-        "refrain.upstream": seen.upstream,
-        "refrain.upstream_tried": [f"{name}={why}" for name, why in seen.tried] or None,
+        "refrain.stored": seen.call.stored,
+        "refrain.fallback_model": seen.asked.fallback_model,
+        "refrain.upstream": seen.call.upstream,
+        "refrain.upstream_tried": [f"{name}={why}" for name, why in seen.call.tried] or None,
         "refrain.time_to_first_token": _between(seen.started, seen.first_token),
         "refrain.decode_time": _between(seen.first_token, seen.ended),
-        "refrain.upstream_time": _between(seen.upstream_started, seen.upstream_head),
+        "refrain.upstream_time": _between(seen.call.started, seen.call.head),
     }
 
 

@@ -99,7 +99,10 @@ class Tracing:
             self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
             self.tracer = self._provider.get_tracer("refrain.gateway")
 
-    def begin(self, seen: Observation, headers: Mapping[str, str]) -> None:
+    def begin(
+        self, started: float, clock: Callable[[], float], headers: Mapping[str, str]
+    ) -> "Trace":
+        """Return the trace of a request that began at a reading of the clock."""
         span, began = None, time.time_ns()
         if self._exporter is not None:
             carrier = {
@@ -112,7 +115,7 @@ class Tracing:
                 start_time=began,
             )
         host = headers.get("host", "")
-        seen.trace = Trace(self, span, seen.clock, (seen.started, began), host)
+        return Trace(self, span, clock, (started, began), host)
 
     def fields(self, span: SpanContext) -> Fields:
         carrier: dict[str, str] = {}
@@ -220,14 +223,14 @@ class Trace:
         if span is None:
             return
         if self._sampled:
-            shared = seen.call or seen.followed
+            shared = seen.call.whole or seen.call.followed
             answer = shared.answer if shared is not None else None
             if seen.hit is not None:
                 answer = _stored_answer(seen.hit)
             span.update_name(convention.server_span_name(seen))
             attributes = convention.of_server(seen, self._host) | convention.of_answer(answer)
             span.set_attributes(convention.present(attributes))
-            for attempt in () if seen.followed is None else seen.followed.attempts:
+            for attempt in () if seen.call.followed is None else seen.call.followed.attempts:
                 span.add_link(SpanContext(*attempt.span, False, TraceFlags(TraceFlags.SAMPLED)))
             if (error := convention.server_error(seen)) is not None:
                 span.set_status(Status(StatusCode.ERROR, error))

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from aiohttp import ClientResponse, ClientSession, TCPConnector, web
 
-from gateway.upstream.shared_response import FlightTable
+from gateway.upstream.sharing.flight_table import FlightTable
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import DONE, ScriptedUpstream, completion, stream_of
 

@@ -259,7 +259,7 @@ async def test_who_leaves_before_the_usage_is_charged_by_it(
 async def test_who_leaves_in_the_middle_is_charged_what_is_known_and_the_call_ends(
     start_gateway, upstream, keys, monkeypatch
 ):
-    monkeypatch.setattr("gateway.upstream.shared_response.ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr("gateway.upstream.sharing.shared_response.ANSWER_SECONDS", 0.05)
     start = {**START, "usage": {"input_tokens": 7_000, "output_tokens": 1}}
     delta = {"type": "text_delta", "text": "x" * 1_000}
 

@@ -175,7 +175,7 @@ async def test_an_error_of_the_upstream_costs_no_tokens(start_gateway, upstream,
 @pytest.fixture
 def hasty(patient, monkeypatch):
     """Let no call go on for a usage after its last client."""
-    monkeypatch.setattr("gateway.upstream.shared_response.ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.upstream.sharing.shared_response.ANSWER_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("hasty")

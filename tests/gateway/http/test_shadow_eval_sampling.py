@@ -38,7 +38,7 @@ async def test_a_sampled_hit_is_served_and_compared(upstream, tmp_path, streamed
         [line] = rig.lines()
         assert (line["kind"], line["outcome"]) == ("served", "equal")
         sample = [seen for seen in rig.finished if seen.outcome == "sample"]
-    assert [seen.stored for seen in sample] == [True]
+    assert [seen.call.stored for seen in sample] == [True]
     assert upstream.calls == 2
 
 

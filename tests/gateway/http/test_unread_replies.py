@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from gateway.server.http.unread import PIECE, QUIET_SECONDS, Unread
-from gateway.upstream.shared_response import AnswerLog
+from gateway.upstream.sharing.answer_log import AnswerLog
 from running_gateway import RunningGateway, StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 

@@ -20,7 +20,7 @@ from gateway.protocol.http.messages import Reply
 from gateway.server import hot_path
 from gateway.server.hot_path import NEUTRAL, HotPath, PlainRequest, Reader, read_head
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import Asked, Observation
 from gateway.telemetry.prices import Price, Prices
 from gateway.telemetry.usage import UsageLedger
 from policies.decision import Endpoint
@@ -107,10 +107,11 @@ class Rig:
         assert isinstance(plain, PlainRequest)
         fields = (("Content-Type", "application/json"),)
         reply = Reply(200, fields, body or stored.result, fresh_until=stored.expires_at)
-        seen = Observation(plain.endpoint.value, 0.0, lambda: 0.0, ())
-        seen.rule, seen.model, seen.holder = "default", "m", "ann"
-        seen.note_hit(Hit(stored, HitStatus(Reason.EXACT, 100), 0))
-        self.hot.remember(plain, seen, reply, gate)
+        asked = Asked("m", "default", "ann")
+        seen = Observation(plain.endpoint.value, 0.0, lambda: 0.0, (), asked=asked)
+        hit = Hit(stored, HitStatus(Reason.EXACT, 100), 0)
+        seen.lookup, seen.outcome = hit, "hit"
+        self.hot.remember(plain, seen, hit, reply, gate)
 
     def taught(self, data=None, stored=None):
         """Return a reader whose connection was answered once by the pipeline."""

@@ -1,6 +1,7 @@
 """Counts of several processes agree, outlive a restart, and do without their store."""
 
 import pytest
+from observations import observation_of
 
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.counts import KEPT_WINDOWS, Change, Count
@@ -13,7 +14,6 @@ from gateway.server.keys.key_line import Key
 from gateway.server.keys.limiter import LimitError
 from gateway.server.keys.limits import NANO, Budget, Limits
 from gateway.server.keys.usage_sync import REFUSED_SECONDS, UsageSync
-from gateway.telemetry.observation import Observation
 from gateway.telemetry.prices import Price, Prices
 from running_redis import RunningRedis, redis_folders
 
@@ -67,8 +67,9 @@ def usage_sync_of(counts, now=NOW):
 
 
 def spend(usage_sync, tokens=0, limits=LIMITS):
-    seen = Observation("", 0.0, lambda: 0.0, (), usage=PromptUsage(completion=tokens))
-    usage_sync.begin(KEY if limits is LIMITS else Key("shop", limits=limits)).end(seen)
+    permit = usage_sync.begin(KEY if limits is LIMITS else Key("shop", limits=limits))
+    permit.charge(observation_of(usage=PromptUsage(completion=tokens)))
+    permit.end()
 
 
 async def test_amounts_add_up_over_processes(open_counts):
@@ -343,7 +344,7 @@ async def test_holders_without_a_key_are_dropped_once_their_counts_are_handed_ov
         counts.broken = False
         await usage_sync.exchange()
         assert set(usage_sync._usages) == {"desk"}
-        under_way.end(Observation("", 0.0, lambda: 0.0, ()))
+        under_way.end()
         await usage_sync.exchange()
         assert not usage_sync._usages
         assert not usage_sync._limiters
@@ -369,8 +370,8 @@ def test_a_fallback_model_without_a_price_costs_what_the_model_asked_for_costs()
     key = Key("shop", limits=Limits(budget=(Budget(NANO, "day", "USD"),)))
     used = PromptUsage(prompt=1000, completion=500)
     for fallback in ("unknown", None):
-        seen = Observation("", 0.0, lambda: 0.0, (), usage=used, model="m", fallback_model=fallback)
-        usage_sync.begin(key).end(seen)
+        seen = observation_of(usage=used, model="m", fallback_model=fallback)
+        usage_sync.begin(key).charge(seen)
     assert usage_sync.limiter(key).usage.spent(key.limits.budget[0], NOW) == 2 * 2_000_000
 
 

@@ -26,7 +26,7 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import AnsweredCall
-from gateway.upstream.coalescer import Coalescer
+from gateway.upstream.sharing.coalescer import Coalescer
 from policies.decision import Endpoint
 
 
@@ -81,7 +81,7 @@ class Rig:
         body = {"model": self.encoder.name, "input": given, **fields}
         request = read_request(Endpoint.EMBEDDINGS, orjson.dumps(body), headers={})
         seen = Observation("/v1/embeddings", 0.0, time.perf_counter, ())
-        reply = await self.pipeline.answer(request, seen)
+        reply, _ = await self.pipeline.answer(request, seen)
         return dict(reply.headers)["Cache-Status"], reply.status, orjson.loads(reply.body)
 
 

@@ -25,8 +25,8 @@ from gateway.server.pipeline import Pipeline
 from gateway.server.prepare import Outbox
 from gateway.telemetry.observation import Observation
 from gateway.upstream.answer import AnsweredCall
-from gateway.upstream.coalescer import Coalescer
 from gateway.upstream.request import Served
+from gateway.upstream.sharing.coalescer import Coalescer
 from policies.decision import Endpoint, PiiAction
 from scripted_upstream import completion
 
@@ -130,7 +130,7 @@ class Rig:
         body = {"model": "m", "messages": [{"role": "user", "content": content}]}
         request = read_request(Endpoint.CHAT, orjson.dumps(body), headers={})
         seen = Observation(Endpoint.CHAT.value, time.perf_counter(), time.perf_counter, ())
-        reply = await self.pipeline.answer(request, seen)
+        reply, _ = await self.pipeline.answer(request, seen)
         assert reply.status == 200
         return dict(reply.headers)["Cache-Status"], seen
 
@@ -145,7 +145,7 @@ async def test_a_store_that_fails_is_a_miss_and_loses_nothing(rig: Rig):
     rig.store.failing = True
     status, seen = await rig.ask("one")
     assert status == "refrain; fwd=miss; detail=store-fault"
-    assert seen.declined is Reason.STORE_FAULT
+    assert seen.call.declined is Reason.STORE_FAULT
     status, _ = await rig.ask("some wording of one")
     assert "fwd=miss" in status
     rig.store.failing = False
@@ -217,7 +217,7 @@ async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):
     rig.index.failing = True
     status, seen = await rig.ask("one")
     assert status == "refrain; fwd=miss; stored"
-    assert seen.semantic_fault == "timeout"
+    assert seen.semantic.fault == "timeout"
 
 
 @pytest.mark.parametrize(

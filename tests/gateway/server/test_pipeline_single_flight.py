@@ -69,7 +69,7 @@ class Whole:
             body = {"model": "m", "messages": [{"role": "user", "content": content}]}
             request = read_request(Endpoint.CHAT, orjson.dumps(body), headers=headers)
             seen = self.rig.exchange(content).observation
-            reply = await self.pipeline.answer(request, seen)
+            reply, _ = await self.pipeline.answer(request, seen)
             return dict(reply.headers)["Cache-Status"]
 
         asked = asyncio.create_task(answered())

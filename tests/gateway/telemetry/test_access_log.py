@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from observations import observation_of
 
+from gateway.cache.lookup import Forward
 from gateway.cli.process.log_lines import JsonFormatter
 from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.server.open.telemetry import AccessLog
 from gateway.telemetry import request_id
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import CallShare
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 
@@ -124,13 +126,14 @@ async def test_the_line_has_the_id_of_the_reply(
 
 def test_a_call_of_ours_has_no_method(lines: Lines):
     log = AccessLog(logging.WARNING, "")
-    client = Observation(CHAT, 0.0, lambda: 0.0125, (log.observe,))
+    model = "m\n" + "x" * 300
+    client = observation_of(log.observe, clock=lambda: 0.0125, model=model)
     refresh = client.of_background("refresh")
-    refresh.upstream_started, refresh.upstream = 0.0, "gpu-1"
+    refresh.note_call(CallShare(0.0, upstream="gpu-1"))
     refresh.finish()
-    client.model = "m\n" + "x" * 300
-    client.forward = ForwardStatus(Forwarded.MISS)
-    client.tried = (("gpu-1", Reason.UPSTREAM_STATUS), ("gpu-2", Reason.UPSTREAM_STATUS))
+    client.lookup = Forward(ForwardStatus(Forwarded.MISS), None)
+    tried = (("gpu-1", Reason.UPSTREAM_STATUS), ("gpu-2", Reason.UPSTREAM_STATUS))
+    client.note_call(CallShare(tried=tried))
     client.end("error", Reason.CLIENT_GONE)
     client.finish()
     first, second = lines.lines
@@ -139,7 +142,7 @@ def test_a_call_of_ours_has_no_method(lines: Lines):
     assert (second["method"], second["ms"], second["reason"]) == ("POST", 12.5, "client-gone")
     assert "status" not in second
     assert second["upstream"] == "gpu-2"
-    assert second["model"] == client.model[:128]
+    assert second["model"] == model[:128]
 
 
 async def test_without_the_setting_there_is_no_line(start_gateway: StartGateway, lines: Lines):

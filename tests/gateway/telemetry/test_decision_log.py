@@ -8,6 +8,7 @@ import threading
 import orjson
 import pytest
 from lock_holder import lock_held
+from observations import observation_of
 
 from embeddings.verify.calibration import calibrated, written_calibration
 from gateway.cache import append_files as file_lock
@@ -16,7 +17,6 @@ from gateway.semantic.calibrations import OWN_FILE
 from gateway.server.admin.recorded_request import read_request
 from gateway.telemetry import decision_log
 from gateway.telemetry.decision_log import DecisionLog
-from gateway.telemetry.observation import Observation
 
 POLICY = """
 version: 1
@@ -163,9 +163,7 @@ def test_files_that_are_not_there_or_wrong(policy, tmp_path, capsys):
 
 
 def seen():
-    observation = Observation("/v1/chat/completions", 0.0, lambda: 0.0, ())
-    observation.record = {"filler": "x" * 1000}
-    return observation
+    return observation_of(record={"filler": "x" * 1000})
 
 
 def test_a_full_file_is_turned_over_once(tmp_path):

@@ -9,6 +9,7 @@ import threading
 from functools import partial
 
 import pytest
+from observations import observation_of
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, values
 from prometheus_client.registry import Collector
 
@@ -19,7 +20,6 @@ from gateway.cli.process.worker import name_figures
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.open.telemetry import Telemetry
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.observation import Observation
 
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -29,10 +29,14 @@ def new_metrics() -> Metrics:
 
 
 def observe(metrics: Metrics, seconds: float = 0.5) -> None:
-    seen = Observation("/v1/chat/completions", 0.0, lambda: seconds, (metrics.observe,))
-    seen.rule, seen.outcome, seen.first_token = "default", "miss", seconds
-    seen.usage = PromptUsage(8, 1, 4)
-    seen.finish()
+    observation_of(
+        metrics.observe,
+        clock=lambda: seconds,
+        rule="default",
+        outcome="miss",
+        first_token=seconds,
+        usage=PromptUsage(8, 1, 4),
+    ).finish()
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:

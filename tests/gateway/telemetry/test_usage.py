@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from observations import observation_of
 
 from gateway.cache.lookup import Hit
 from gateway.cache.ports import StoreError
@@ -13,7 +14,7 @@ from gateway.cache.stores.counts import USAGE_OTHER, USAGE_ROWS, UsageRow
 from gateway.prompts.outcome import Compression, Step
 from gateway.protocol.http.cache_status import HitStatus, Reason
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
-from gateway.telemetry.observation import CallFacts, Observation
+from gateway.telemetry.observation import CallFacts
 from gateway.telemetry.prices import Price, Prices
 from gateway.telemetry.savings import (
     OTHERS,
@@ -33,11 +34,12 @@ USAGE = PromptUsage(1_000, 100, 400)
 
 
 def seen_by(**values):
-    seen = Observation("/v1/chat/completions", 5.0, lambda: 9.0, ())
     defaults = {"model": "m", "rule": "default", "holder": "ann", "outcome": "miss", "status": 200}
-    for name, value in (defaults | values).items():
-        setattr(seen, name, value)
-    return seen
+    return observation_of(started=5.0, clock=lambda: 9.0, **(defaults | values))
+
+
+def call_of(started, ended, usage=NOTHING_SAID):
+    return CallFacts(started, ended=ended, usage=usage)
 
 
 def hit_by(reason=Reason.EXACT, usage=None):
@@ -53,7 +55,7 @@ def counted(price=PRICE, hit=NOTHING_SAID, seconds=None, **values):
 
 
 def test_a_call_uses_its_tokens_and_the_upstream_s_cache_makes_them_cheaper():
-    found = counted(call=CallFacts(1.0, 3.5, USAGE))
+    found = counted(whole=call_of(1.0, 3.5, USAGE))
     assert found.labels == Labels("ann", "m", "default", "only")
     assert found.figures == {
         "requests": 1,
@@ -72,7 +74,7 @@ def test_a_call_uses_its_tokens_and_the_upstream_s_cache_makes_them_cheaper():
 def test_a_hit_saves_the_call_that_made_it(reason):
     hit = hit_by(reason)
     seen = seen_by(outcome="hit")
-    seen.hit = hit
+    seen.lookup = hit
     found = account(seen, entry_usage(hit.entry), PRICE, 1.5, "only")
     assert found.labels.upstream == ""
     assert found.figures == {
@@ -85,7 +87,7 @@ def test_a_hit_saves_the_call_that_made_it(reason):
 
 
 def test_who_joins_a_call_saves_one_and_what_had_passed_of_it():
-    found = counted(followed=CallFacts(3.0, 8.0, USAGE._replace(cached=None))).figures
+    found = counted(followed=call_of(3.0, 8.0, USAGE._replace(cached=None))).figures
     assert found == {
         "requests": 1,
         "coalescing_requests": 1,
@@ -96,38 +98,38 @@ def test_who_joins_a_call_saves_one_and_what_had_passed_of_it():
 
 
 def test_a_follower_that_then_hit_or_pays_for_the_call_is_counted_once():
-    facts = CallFacts(3.0, 8.0, USAGE)
+    facts = call_of(3.0, 8.0, USAGE)
     seen = seen_by(outcome="hit", followed=facts)
-    seen.hit = hit_by()
+    seen.lookup = hit_by()
     found = account(seen, USAGE, PRICE, None, "").figures
     assert "coalescing_requests" not in found
     assert found["exact_requests"] == 1
-    paid = counted(followed=facts, call=facts).figures  # the leader has left
+    paid = counted(followed=facts, whole=facts).figures  # the leader has left
     assert "coalescing_requests" not in paid
     assert paid["calls"] == 1
 
 
 def test_compression_saves_on_calls_alone():
     shorter = Compression((Step.MINIFIED,), 500, 200)
-    called = counted(call=CallFacts(1.0, 2.0, USAGE), compression=shorter).figures
+    called = counted(whole=call_of(1.0, 2.0, USAGE), compression=shorter).figures
     assert called["compression_tokens"] == 200
     assert called["compression_dollars"] == pytest.approx(200e-6)
-    followed = counted(followed=CallFacts(1.0, 2.0, USAGE), compression=shorter).figures
+    followed = counted(followed=call_of(1.0, 2.0, USAGE), compression=shorter).figures
     assert "compression_tokens" not in followed
-    failed = counted(call=CallFacts(1.0, 2.0, USAGE), compression=shorter, status=500).figures
+    failed = counted(whole=call_of(1.0, 2.0, USAGE), compression=shorter, status=500).figures
     assert "compression_tokens" not in failed
 
 
 def test_without_a_price_tokens_are_counted_and_no_dollars():
-    found = counted(price=None, call=CallFacts(1.0, 2.0, USAGE)).figures
+    found = counted(price=None, whole=call_of(1.0, 2.0, USAGE)).figures
     assert (found["unpriced_tokens"], found["prefix_unpriced_tokens"]) == (1_100, 400)
     assert "dollars" not in found
-    half = counted(price=Price(1e-6), call=CallFacts(1.0, 2.0, USAGE)).figures
+    half = counted(price=Price(1e-6), whole=call_of(1.0, 2.0, USAGE)).figures
     assert half["unpriced_tokens"] == 1_100
 
 
 def test_an_answer_without_usage_is_named():
-    found = counted(call=CallFacts(1.0, 2.0)).figures
+    found = counted(whole=call_of(1.0, 2.0)).figures
     assert found == {"requests": 1, "calls": 1, "call_seconds": 1.0, "calls_without_usage": 1}
 
 
@@ -138,7 +140,7 @@ def test_an_answer_without_usage_is_named():
         ({"status": 404}, {"requests": 1, "errors": 1}),
         ({"outcome": "refused", "status": 504}, {"requests": 1}),
         ({"outcome": "bypass"}, {"requests": 1}),
-        ({"status": 500, "call": CallFacts(1.0, 2.0)}, {"requests": 1, "errors": 1}),
+        ({"status": 500, "whole": call_of(1.0, 2.0)}, {"requests": 1, "errors": 1}),
     ],
 )
 def test_a_request_without_a_whole_answer_uses_nothing(values, figures):
@@ -151,16 +153,16 @@ def test_what_is_no_request_to_a_model_counts_nowhere(outcome):
 
 
 def test_a_call_of_the_gateway_itself_is_no_request():
-    found = counted(outcome="refresh", call=CallFacts(1.0, 2.0, USAGE)).figures
+    found = counted(outcome="refresh", whole=call_of(1.0, 2.0, USAGE)).figures
     assert "requests" not in found
     assert found["calls"] == 1
 
 
 def test_the_model_that_answered_and_the_local_encoder_are_named():
-    call = CallFacts(1.0, 2.0, USAGE)
-    assert counted(call=call, fallback_model="small").labels.model == "small"
-    assert counted(call=call, upstream="b").labels.upstream == "b"
-    assert counted(call=call, reason=Reason.LOCAL).labels.upstream == "local"
+    call = call_of(1.0, 2.0, USAGE)
+    assert counted(whole=call, fallback_model="small").labels.model == "small"
+    assert counted(whole=call, upstream="b").labels.upstream == "b"
+    assert counted(whole=call, reason=Reason.LOCAL).labels.upstream == "local"
     assert len(counted(model="m" * 5_000).labels.model) == 128
 
 
@@ -215,9 +217,9 @@ class Rig:
 
 async def test_figures_are_summed_by_each_group():
     rig = Rig()
-    call = CallFacts(1.0, 2.0, USAGE)
+    call = call_of(1.0, 2.0, USAGE)
     for holder, model in (("ann", "m"), ("bob", "m"), ("bob", "n")):
-        rig.ledger.observe(seen_by(call=call, holder=holder, model=model))
+        rig.ledger.observe(seen_by(whole=call, holder=holder, model=model))
     rig.ledger.collect()
     rig.now += 86_400
     rig.ledger.observe(seen_by(outcome="error", status=500))
@@ -278,7 +280,7 @@ async def test_an_answer_that_is_lost_leads_to_the_same_batch_again():
 async def test_labels_that_clients_make_up_take_bounded_memory():
     rig = Rig()
     for number in range(USAGE_ROWS + 500):
-        rig.ledger.observe(seen_by(model=f"m{number}", call=CallFacts(1.0, 2.0, USAGE)))
+        rig.ledger.observe(seen_by(model=f"m{number}", whole=call_of(1.0, 2.0, USAGE)))
     await rig.ledger.flush()
     assert len(rig.store.rows) == USAGE_ROWS + 1
     assert rig.store.rows[-1].labels == USAGE_OTHER
@@ -292,10 +294,10 @@ async def test_labels_that_clients_make_up_take_bounded_memory():
 
 async def test_metrics_have_what_was_used_and_saved():
     rig = Rig()
-    rig.ledger.observe(seen_by(call=CallFacts(1.0, 3.0, USAGE)))
+    rig.ledger.observe(seen_by(whole=call_of(1.0, 3.0, USAGE)))
     for _ in range(2):
         seen = seen_by(outcome="hit")
-        seen.hit = hit_by()
+        seen.lookup = hit_by()
         rig.ledger.observe(seen)
     rig.ledger.collect()
     assert rig.metrics == {
@@ -312,10 +314,10 @@ async def test_metrics_have_what_was_used_and_saved():
 async def test_seconds_of_hits_are_the_median_of_calls_and_after_a_restart_the_mean():
     rig = Rig()
     for seconds in (1.0, 2.0, 60.0):
-        rig.ledger.observe(seen_by(call=CallFacts(0.0, seconds, USAGE)))
+        rig.ledger.observe(seen_by(whole=call_of(0.0, seconds, USAGE)))
     rig.ledger.collect()
     seen = seen_by(outcome="hit")
-    seen.hit = hit_by()
+    seen.lookup = hit_by()
     assert rig.ledger.account(seen).figures["exact_seconds"] == 2.0
     await rig.ledger.flush()
     again = Rig()
@@ -323,7 +325,7 @@ async def test_seconds_of_hits_are_the_median_of_calls_and_after_a_restart_the_m
     assert "exact_seconds" not in again.ledger.account(seen).figures
     await again.ledger.seed()
     assert again.ledger.account(seen).figures["exact_seconds"] == 21.0
-    again.ledger.observe(seen_by(call=CallFacts(0.0, 5.0, USAGE)))
+    again.ledger.observe(seen_by(whole=call_of(0.0, 5.0, USAGE)))
     again.ledger.collect()
     assert again.ledger.account(seen).figures["exact_seconds"] == 5.0
 
@@ -345,7 +347,7 @@ def test_a_row_of_a_later_version_is_summed_too():
 async def test_a_report_of_one_team_leaves_out_all_others():
     rig = Rig()
     for holder, team in (("ann", "search"), ("bob", "search"), ("cy", "ads"), ("dan", "")):
-        rig.ledger.observe(seen_by(call=CallFacts(1.0, 2.0, USAGE), holder=holder, team=team))
+        rig.ledger.observe(seen_by(whole=call_of(1.0, 2.0, USAGE), holder=holder, team=team))
     by_team = await rig.ledger.report(DAY, "team")
     teams = {row["team"]: row["requests"] for row in by_team["rows"]}
     assert teams == {"search": 2, "ads": 1, "": 1}
@@ -365,7 +367,7 @@ def test_the_hits_of_the_entries_hit_last_are_counted(monkeypatch):
     def hit(key):
         found = hit_by()
         found = replace(found, entry=replace(found.entry, key=key * 32))
-        rig.ledger.observe(seen_by(outcome="hit", reason=Reason.EXACT, hit=found))
+        rig.ledger.observe(seen_by(outcome="hit", reason=Reason.EXACT, lookup=found))
 
     for key in (b"a", b"a", b"b", b"a"):
         hit(key)
@@ -375,6 +377,6 @@ def test_the_hits_of_the_entries_hit_last_are_counted(monkeypatch):
     assert [rig.ledger.hits_of(key * 32) for key in (b"a", b"b", b"c")] == [4, 0, 1]
     repeated = RepeatedHit()
     first = replace(hit_by(), entry=replace(hit_by().entry, key=b"a" * 32))
-    rig.ledger.remembered.append((repeated, seen_by(outcome="hit", hit=first)))
+    rig.ledger.remembered.append((repeated, seen_by(outcome="hit", lookup=first)))
     rig.ledger.repeated[repeated] += 6
     assert rig.ledger.hits_of(b"a" * 32) == 10

@@ -594,9 +594,9 @@ async def test_tokens_are_counted_to_one_request(rig: Rig):
     call.say(*ANSWER[:-1], usage_event(), DONE)
     call.end()
     seen = [got.seen for got in await all_of(*asked)]
-    assert [one.usage.completion for one in seen] == [3, None, None]
-    assert [one.stored for one in seen] == [True, False, False]
-    assert [one.upstream_head is not None for one in seen] == [True, False, False]
+    assert [one.call.usage.completion for one in seen] == [3, None, None]
+    assert [one.call.stored for one in seen] == [True, False, False]
+    assert [one.call.head is not None for one in seen] == [True, False, False]
     assert {(one.outcome, one.status) for one in seen} == {("miss", 200)}
 
 
@@ -609,7 +609,7 @@ async def test_tokens_are_counted_to_a_follower_when_the_leader_has_left(rig: Ri
     call.say(*ANSWER[:-1], usage_event(), DONE)
     call.end()
     [got] = await all_of(follower)
-    assert (got.seen.usage.completion, got.seen.stored) == (3, True)
+    assert (got.seen.call.usage.completion, got.seen.call.stored) == (3, True)
 
 
 async def test_a_refresh_can_be_followed_and_outlives_its_followers(rig: Rig):
@@ -626,7 +626,7 @@ async def test_a_refresh_can_be_followed_and_outlives_its_followers(rig: Rig):
     [got] = await all_of(follower)
     assert got.raw == b"".join(ANSWER)
     assert got.cache == "refrain; fwd=miss; collapsed"
-    assert got.seen.usage.completion is None
+    assert got.seen.call.usage.completion is None
 
 
 async def test_closing_leaves_nobody_waiting(rig: Rig):

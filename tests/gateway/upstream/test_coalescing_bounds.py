@@ -28,7 +28,7 @@ def rig(tmp_path: Path) -> Rig:
 async def joined(rig: Rig, *, stream: bool = True) -> Reply:
     """Begin a request and return its reply, of which nothing was read."""
     async with asyncio.timeout(60):
-        return await rig.coalescer.forward(rig.exchange(stream=stream))
+        return (await rig.coalescer.forward(rig.exchange(stream=stream))).reply
 
 
 async def rest(reply: Reply) -> bytes:

@@ -30,7 +30,7 @@ async def test_a_refresh_stores_the_answer(rig: Rig, streamed: bool):
         call.plain(completion("Fine."))
     seen = await rig.next_finished()
     assert await rig.store.get(exchange.state.store.key) is not None
-    assert (seen.outcome, seen.stored, seen.declined) == ("refresh", True, None)
+    assert (seen.outcome, seen.call.stored, seen.call.declined) == ("refresh", True, None)
 
 
 async def test_one_refresh_at_a_time_for_a_key(rig: Rig):

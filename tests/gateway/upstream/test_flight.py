@@ -1,4 +1,4 @@
-from gateway.upstream.shared_response import Flight, FlightTable
+from gateway.upstream.sharing.flight_table import Flight, FlightTable
 
 TABLE = {"linger": 2.0, "linger_bytes": 100}
 

@@ -283,7 +283,7 @@ async def test_a_miss_of_the_smaller_model_that_ends_meanwhile_is_joined(
 
     async def look_up_slowly(pipeline: Pipeline, context: RequestContext) -> Any:
         found = await look_up(pipeline, context)
-        if context.observation.fallback_model is not None:
+        if context.observation.asked.fallback_model is not None:
             looked.set()
             await resumed.wait()
         return found

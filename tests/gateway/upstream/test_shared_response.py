@@ -4,7 +4,8 @@ from pathlib import Path
 
 from coalescer_rig import Rig
 
-from gateway.upstream.shared_response import PIECE_BYTES, AnswerLog, LogMemory, SharedResponse
+from gateway.upstream.sharing.answer_log import PIECE_BYTES, AnswerLog, LogMemory
+from gateway.upstream.sharing.shared_response import SharedResponse
 
 
 def log_of(*pieces, max_bytes=10_000):
@@ -39,9 +40,8 @@ async def test_an_empty_piece_is_not_logged_and_leaves_a_full_log_to_those_who_j
     table, max_bytes = rig.coalescer.table, 1000
     shared = SharedResponse(table, "slot", rig.exchange(), max_bytes)
     piece = b"x" * (max_bytes - PIECE_BYTES)
-    assert shared.add_at_once(piece, piece)
-    assert shared.add_at_once(b"", b"")
-    await shared.add(b"", b"")
+    assert shared.add((piece, piece)) is None
+    assert shared.add((b"", b"")) is None
     assert (shared.log.end, shared.log.size) == (1, max_bytes)
     assert not shared.outgrown
     assert table.follow("slot", most=1, since=0.0) is shared

@@ -1,0 +1,1 @@
+"""Identical requests that share one upstream call."""
