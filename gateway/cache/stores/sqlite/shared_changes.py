@@ -39,11 +39,17 @@ _BYTES = _HEAD_BYTES + RECORDS * _RECORD.size
 
 
 class SharedChanges:
-    """The ring in the file at ``path``, which one of the workers makes."""
+    """The ring in the file at ``path``, which one of the workers makes.
 
-    def __init__(self, path: Path) -> None:
+    Without a path, it is in the memory of this process, for stores in this process.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
         """Raise OSError where the file cannot be made."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if path is None:
+            self._file = os.memfd_create("changes")
+        else:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # A page without room on the disk would end the process at the first write.
             os.posix_fallocate(self._file, 0, _BYTES)
