@@ -86,10 +86,6 @@ class SharedChanges:
             if origin != self._origin:
                 changed(key[:length])
 
-    def skip(self) -> None:
-        """Pass over all changes so far: they were made here."""
-        self._seen = self._words[_COUNT]
-
     @contextmanager
     def commit(self, keys: Sequence[bytes]) -> Iterator[list[bytes]]:
         """Hold the lock around a commit that changes ``keys``, and announce them after it.
