@@ -84,6 +84,9 @@ class SqliteStore:
         ``upkeep_seconds``.
         """
         self._shared = shared or SharedChanges()
+        self._shared.listen(self._note_changed, self._note_lost)
+        self.current = self._shared.current
+        """Part of ``Invalidations``, whose listeners are the store's."""
         self._write_seconds = write_seconds
         self._uses: dict[bytes, int] = {}
         self._closed = False
@@ -123,7 +126,7 @@ class SqliteStore:
         """
         if self._closed:
             return False
-        self.current(key)
+        self.current()
         if self._file_replaced:
             self._file_replaced = False
             self._drop_filter()
@@ -177,12 +180,6 @@ class SqliteStore:
         It left if it was evicted. Call ``lost`` when changes may have been missed.
         """
         self._changed, self._lost = changed, lost
-
-    def current(self, _: bytes) -> bool:
-        """Learn of all changes so far, which is always possible."""
-        if not self._closed:
-            self._shared.take(self._note_changed, self._note_lost)
-        return True
 
     def stats(self) -> StoreStats:
         """Return the figures of the latest commit here, or of the latest upkeep.

@@ -254,7 +254,8 @@ class Writer:
         outcomes: Sequence[StoreError | None],
     ) -> None:
         """Give callers on the loop their answers."""
-        self._evicted(evicted)
+        if evicted:
+            self._evicted(evicted)
         for write, outcome in zip(writes, outcomes, strict=True):
             if write.reply is not None:
                 _set(write.reply, outcome)
