@@ -275,7 +275,7 @@ class StreamedMessage(StreamedAnswer):
     _stopped: bool = False
     """Whether the message has its stop reason."""
 
-    def _read(self, chunk: dict[str, Any], data: bytes, *, merges: bool) -> None:
+    def _read(self, chunk: dict[str, Any], raw: bytes, *, merges: bool) -> None:
         kind = chunk.get("type")
         if kind == "message_stop":
             self.over = self.done = self.ended = True
@@ -287,16 +287,17 @@ class StreamedMessage(StreamedAnswer):
                 self.usage = known | {name: n for name, n in given.items() if n is not None}
         if merges:
             self._merge(chunk)
-            self._pattern = self._find_pattern(chunk, data)
+        self._decoder.pattern = self._find_pattern(chunk, raw, merges=merges)
 
-    def _find_pattern(self, chunk: dict[str, Any], data: bytes) -> Pattern | None:
+    def _find_pattern(self, chunk: dict[str, Any], raw: bytes, *, merges: bool) -> Pattern | None:
         """Return what the next event may be like, if it may only add to the text of one block."""
         match chunk:
             case {"index": int(at), "delta": {"type": "text_delta", "text": str(text), **rest}} if (
                 text and not rest and len(chunk) == _OF_DELTA and chunk["type"] == _DELTA
             ):
-                if b"\\" not in data and data.count(b'"text":') == 1:
-                    return pattern_of(b"text", text, data, self._blocks[at]["text"])
+                if b"\\" not in raw and raw.count(b'"text":') == 1:
+                    texts = self._blocks[at]["text"] if merges else []
+                    return pattern_of(b"text", text, raw, texts)
         return None
 
     def _merge(self, chunk: dict[str, Any]) -> None:
