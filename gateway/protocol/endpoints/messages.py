@@ -9,6 +9,7 @@ Laws:
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, ClassVar
 
 import orjson
@@ -76,12 +77,14 @@ def _stored_files(content: Any) -> Reason | None:
         if isinstance(each, list):
             stack += each
         elif isinstance(each, dict):
-            source = each.get("source")
-            if each.get("type") == "container_upload" or (
-                isinstance(source, dict) and source.get("type") == "file"
-            ):
+            if each.get("type") == "container_upload":
                 return Reason.CONVERSATION
-            stack += (each.get("content"), source)
+            if isinstance(source := each.get("source"), dict) and source.get("type") == "file":
+                return Reason.CONVERSATION
+            if type(content := each.get("content")) is not str:
+                stack.append(content)
+            if source is not None:
+                stack.append(source)
     return None
 
 
@@ -125,13 +128,15 @@ def _check_prompt(body: Body) -> Iterator[ClientError]:
     if not body["messages"]:
         raise empty_array("messages")
     for at, message in enumerate(body["messages"]):
-        where = f"messages[{at}]"
-        OBJECT.check(where, message)
-        require(message, "role", where)
-        STRING.check(f"{where}.role", message["role"])
-        require(message, "content", where)
-        _CONTENT.check(f"{where}.content", message["content"])
-        yield from _check_blocks(f"{where}.content", message["content"])
+        content = message.get("content") if type(message) is dict else None
+        if type(content) not in _CONTENT.types or type(message.get("role")) is not str:
+            where = f"messages[{at}]"
+            OBJECT.check(where, message)
+            require(message, "role", where)
+            STRING.check(f"{where}.role", message["role"])
+            require(message, "content", where)
+            _CONTENT.check(f"{where}.content", content)
+        yield from _check_blocks(f"messages[{at}].content", content)
     yield from _check_blocks("system", body.get("system"))
     yield from _check_blocks("tools", body.get("tools"))
 
@@ -140,7 +145,7 @@ def _check_blocks(where: str, blocks: Any) -> Iterator[ClientError]:
     for at, block in enumerate(blocks if isinstance(blocks, list) else ()):
         if not isinstance(block, dict):
             yield OBJECT.error(f"{where}[{at}]", block)
-        elif not isinstance(block.get("type", ""), str | None):
+        elif not isinstance(block.get("type", ""), (str, NoneType)):
             yield STRING.error(f"{where}[{at}].type", block["type"])
 
 
