@@ -120,7 +120,6 @@ class HotConnection(Connection):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_release_timer()
         self.unread.release(self)
-        self._early.clear()
         if self._served is not None:
             self._served.cancel()
         super().connection_lost(exc)
@@ -230,11 +229,11 @@ class HotConnection(Connection):
             self._context.run(self._fail, error)
         if self.transport is None:
             return
-        if served.cancelled() or error is not None:
+        if served.cancelled() or error is not None or self._closes:
             self._early.clear()
+        if served.cancelled() or error is not None:
             self.force_close()
         elif self._closes:
-            self._early.clear()
             # The transport stays known: until all is written, the connection is busy.
             web.RequestHandler.close(self)
             self.transport.close()
