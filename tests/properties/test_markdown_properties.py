@@ -6,7 +6,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cache.quality.answers import Judgement, Outcome, compare
+from gateway.cache.quality.same_answer import Judgement, Outcome, compare
 from gateway.semantic.plain_text import strip_markdown
 from scripted_upstream import completion
 

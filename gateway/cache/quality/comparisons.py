@@ -19,14 +19,14 @@ import orjson
 
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Quarantine
-from gateway.cache.quality.answers import (
+from gateway.cache.quality.comparison_journal import ComparisonJournal
+from gateway.cache.quality.same_answer import (
     Judgement,
     NeedsVectors,
     Outcome,
     compare,
     read_answer,
 )
-from gateway.cache.quality.comparison_journal import ComparisonJournal
 from gateway.cache.quality.shadow_eval import ComparisonCandidate, Kind, make_comparison
 from gateway.protocol.http.headers import Fields
 from gateway.semantic.ports import LocalEncoder, SemanticIndex, SemanticUnavailableError

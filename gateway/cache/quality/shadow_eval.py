@@ -22,7 +22,7 @@ from pydantic import StrictBool, StringConstraints, TypeAdapter, ValidationError
 from embeddings.verify.binomial import at_most, lower_bound, upper_bound
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry
-from gateway.cache.quality.answers import Outcome
+from gateway.cache.quality.same_answer import Outcome
 from policies.decision import Decision
 
 _ID_BYTES = 16

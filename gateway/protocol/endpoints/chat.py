@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from gateway.protocol.admission import decline_choices, is_json
 from gateway.protocol.endpoints.key_fields import (
     BOOLEAN,
     INTEGER,
@@ -31,6 +30,7 @@ from gateway.protocol.endpoints.spec import (
 )
 from gateway.protocol.errors import ClientError
 from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.storable import decline_choices, is_json
 from gateway.protocol.streaming.assemble import StreamedChoices
 from gateway.protocol.streaming.render import ChoiceForm, last_chunk, piece, render_choices
 

@@ -5,7 +5,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from gateway.protocol.admission import decline_choices
 from gateway.protocol.endpoints.key_fields import (
     BOOLEAN,
     COUNT,
@@ -19,6 +18,7 @@ from gateway.protocol.endpoints.key_fields import (
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, Streaming, missing
 from gateway.protocol.errors import ClientError
 from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.storable import decline_choices
 from gateway.protocol.streaming.assemble import StreamedChoices
 from gateway.protocol.streaming.render import ChoiceForm, last_chunk, piece, render_choices
 

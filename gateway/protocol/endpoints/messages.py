@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import orjson
 
 from gateway.protocol import exact_json
-from gateway.protocol.admission import CUT_OFF, is_json, unprintable
 from gateway.protocol.endpoints.key_fields import (
     ARRAY,
     BOOLEAN,
@@ -43,6 +42,7 @@ from gateway.protocol.endpoints.spec import (
 )
 from gateway.protocol.errors import ClientError
 from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.storable import CUT_OFF, is_json, unprintable
 from gateway.protocol.streaming.decode import (
     Pattern,
     StreamedAnswer,

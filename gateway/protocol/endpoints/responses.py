@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.protocol import exact_json
-from gateway.protocol.admission import CUT_OFF, is_json, lacks_json, unprintable
 from gateway.protocol.endpoints.key_fields import (
     ARRAY,
     BOOLEAN,
@@ -36,6 +35,7 @@ from gateway.protocol.endpoints.key_fields import (
 from gateway.protocol.endpoints.spec import Body, EndpointSpec, Question, Result, Streaming
 from gateway.protocol.errors import ClientError
 from gateway.protocol.http.cache_status import Reason
+from gateway.protocol.storable import CUT_OFF, is_json, lacks_json, unprintable
 from gateway.protocol.streaming.decode import StreamedAnswer, UnknownShapeError, encode_event
 
 

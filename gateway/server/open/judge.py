@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import orjson
 
-from gateway.cache.quality.answers import Judgement, Outcome
+from gateway.cache.quality.same_answer import Judgement, Outcome
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.http.messages import read_whole
 from gateway.upstream.request import Outgoing, Upstream, own_fields

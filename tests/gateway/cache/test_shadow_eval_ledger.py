@@ -6,7 +6,7 @@ from dataclasses import asdict
 import orjson
 import pytest
 
-from gateway.cache.quality.answers import Outcome
+from gateway.cache.quality.same_answer import Outcome
 from gateway.cache.quality.shadow_eval import (
     MAX_ALIASES,
     WINDOW,

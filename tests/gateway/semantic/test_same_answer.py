@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cache.quality.answers import (
+from gateway.cache.quality.same_answer import (
     DIFFERENT_COSINE,
     EQUAL_COSINE,
     MAX_PIECES,
