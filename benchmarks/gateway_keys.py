@@ -40,7 +40,7 @@ from gateway.cache.stores.counts import Count
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.sums import RedisKeyCounts
 from gateway.cache.stores.sqlite.sums import SqliteKeyCounts
-from gateway.server.keys.limits import window_of
+from gateway.cache.stores.windows import PERIODS
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from running_redis import RunningRedis
@@ -212,7 +212,9 @@ async def _counted(url: str, file: Path, now: float) -> dict[Count, int]:
     link = None if url == "disk" else RedisLink(url, seconds=10)
     counts = SqliteKeyCounts(file) if link is None else RedisKeyCounts(link)
     whats = ("requests/minute", "tokens/day", "USD/month")
-    found = await counts.load([(what, window_of(what.partition("/")[2], now)) for what in whats])
+    found = await counts.load(
+        [(what, PERIODS[what.partition("/")[2]].window_of(now)) for what in whats]
+    )
     await counts.close()
     if link is not None:
         await link.close()

@@ -3,10 +3,6 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-KEPT_WINDOWS = {"minute": 3, "day": 8, "month": 3}
-"""Windows of time of each holder and amount, by their length. The one that was begun first goes
-first, whatever the clock says: one that was days ahead for a while makes no budget begin anew."""
-
 USAGE_ROWS = 2_048
 """Rows of a day; the figures of further labels are summed in one more row."""
 USAGE_DAYS = 400

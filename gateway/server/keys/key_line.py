@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
+from gateway.cache.stores.windows import PERIODS, RATE
 from gateway.protocol.errors import ClientError
 from gateway.protocol.http.cache_status import Reason
 from gateway.server.keys.limits import NANO, NO_LIMITS, Budget, Limits
@@ -44,7 +45,7 @@ _NAMES_NO_MODEL = re.compile(
 """Passed-through paths to which requests are sent that no model has to answer."""
 
 _AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([kMG]?)")
-_BUDGET = re.compile(r"([0-9.]+[kMG]?)(tokens|USD)/(day|month)")
+_BUDGET = re.compile(r"([0-9.]+[kMG]?)(tokens|USD)/([a-z]+)")
 _THOUSANDS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _MOST = 10**15
 
@@ -250,7 +251,7 @@ def _read_budgets(text: str) -> tuple[Budget, ...]:
 
 def _read_budget(text: str) -> Budget:
     found = _BUDGET.fullmatch(text)
-    if found is None:
+    if found is None or found[3] not in PERIODS or found[3] == RATE:
         raise KeyLineError(
             "expected a budget such as 5Mtokens/day or 20USD/month, several with commas between"
         )

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from math import ceil
 from typing import Protocol
 
+from gateway.cache.stores.windows import PERIODS
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.http.cache_status import LEFT_BY_CLIENT, Reason
@@ -28,7 +29,6 @@ from gateway.server.keys.limits import (
     limit_lines,
     over_soft_budgets,
     refusal,
-    window_of,
 )
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prices import Price, Prices
@@ -171,7 +171,7 @@ class KeyLimiter:
         usage.second = -1
         self._shared.touch(self.name)
         for soft in over_soft_budgets(limits, usage, now) if limits.soft_budget else ():
-            window = window_of(soft.period, now)
+            window = PERIODS[soft.period].window_of(now)
             if usage.told.get(soft) != window:
                 usage.told[soft] = window
                 _log.warning("keys: %s has used its soft budget of %s", self.name, soft)

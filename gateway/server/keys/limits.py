@@ -1,22 +1,20 @@
 """What the holder of a key may use, what it has used, and the decision about its next request.
 
-Amounts are counted in windows of time: UTC minutes, days and months, each by its number. A minute's
-rate slides: the window before counts with the share of it that is less than a minute old. A window
-stays while later ones are used, so a clock that jumps finds its counts again when it comes back.
+Amounts are counted in windows of time, as ``PERIODS`` says. A minute's rate slides: the window
+before counts with the share of it that is less than a minute old. A window stays while later ones
+are used, so a clock that jumps finds its counts again when it comes back.
 
 Law: several processes may count for one holder. A total is what all of them were known to have
 counted (``known``) and what this process has counted since (``pending``).
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
 from math import ceil
 from typing import NamedTuple
 
-from gateway.cache.stores.counts import KEPT_WINDOWS
+from gateway.cache.stores.windows import MINUTE, PERIODS, RATE
 
-MINUTE, DAY = 60, 86_400
 NANO = 10**9
 """Dollars are counted in thousand millionths: a token may cost less than a millionth."""
 _ALMOST = 1e-6
@@ -24,7 +22,7 @@ _ALMOST = 1e-6
 
 
 class Budget(NamedTuple):
-    """At most this ``amount`` in each ``period``: a ``day`` or a ``month``, in UTC.
+    """At most this ``amount`` in each ``period``, such as a ``day`` in UTC.
 
     The ``unit`` is ``tokens``, or ``USD`` of which the amount has thousand millionths.
     """
@@ -108,17 +106,16 @@ class Counter:
 
     def number(self, now: float) -> int:
         if not self._begin <= now < self._end:
-            self._number = number = window_of(self.period, now)
-            self._begin, self._end = (
-                window_end(self.period, each) for each in (number - 1, number)
-            )
+            row = PERIODS[self.period]
+            self._number = number = row.window_of(now)
+            self._begin, self._end = row.window_end(number - 1), row.window_end(number)
         return self._number
 
     def at(self, number: int) -> Window:
         window = self.windows.get(number)
         if window is None:
             window = self.windows[number] = Window()
-            if len(self.windows) > KEPT_WINDOWS[self.period]:
+            if len(self.windows) > PERIODS[self.period].windows:
                 del self.windows[next(iter(self.windows))]
         return window
 
@@ -134,13 +131,14 @@ class Usage:
     __slots__ = ("budgets", "counters", "requests", "running", "second", "tokens", "told")
 
     def __init__(self) -> None:
-        self.requests, self.tokens = Counter("minute"), Counter("minute")
+        self.requests, self.tokens = Counter(RATE), Counter(RATE)
         self.budgets = {
             (period, unit): Counter(period)
             for unit in ("tokens", "USD")
-            for period in ("day", "month")
+            for period in PERIODS
+            if period != RATE
         }
-        self.counters = {"requests/minute": self.requests, "tokens/minute": self.tokens} | {
+        self.counters = {f"requests/{RATE}": self.requests, f"tokens/{RATE}": self.tokens} | {
             f"{unit}/{period}": counter for (period, unit), counter in self.budgets.items()
         }
         """All of them, by the names under which they are shared."""
@@ -169,22 +167,6 @@ class Usage:
             counter.at(counter.number(now)).pending += amount
 
 
-def window_of(period: str, now: float) -> int:
-    """Return the number of the window of time that ``now`` is in."""
-    if period == "month":
-        when = datetime.fromtimestamp(now, UTC)
-        return when.year * 12 + when.month - 1
-    return int(now // (MINUTE if period == "minute" else DAY))
-
-
-def window_end(period: str, number: int) -> float:
-    """Return when a window ends, in seconds since the epoch."""
-    if period == "month":
-        year, month = divmod(number + 1, 12)
-        return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
-    return float((number + 1) * (MINUTE if period == "minute" else DAY))
-
-
 def refusal(limits: Limits, usage: Usage, now: float) -> Refusal | None:
     """Return why the holder's next request may not go on, or None."""
     if limits.concurrency is not None and usage.running >= limits.concurrency:
@@ -196,7 +178,7 @@ def refusal(limits: Limits, usage: Usage, now: float) -> Refusal | None:
     used_up = [each for each in limits.budget if usage.spent(each, now) >= each.amount]
     if not used_up:
         return None
-    ends = {each: window_end(each.period, window_of(each.period, now)) for each in used_up}
+    ends = {each: (row := PERIODS[each.period]).window_end(row.window_of(now)) for each in used_up}
     last = max(used_up, key=ends.__getitem__)
     return Refusal("budget", max(1.0, ends[last] - now), last)
 
@@ -245,11 +227,7 @@ def _wait(counter: Counter, most: int, now: float) -> float:
 
 
 _NAMES = {
-    what: (
-        f"x-ratelimit-limit-{what}",
-        f"x-ratelimit-remaining-{what}",
-        f"x-ratelimit-reset-{what}",
-    )
+    what: [f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset")]
     for what in ("requests", "tokens")
 }
 _SOFT = "exceeded; used=%s; limit=%s; period=%s; unit=%s"

@@ -20,9 +20,10 @@ from typing import Any, Protocol
 from gateway import background
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.counts import Change, Count
+from gateway.cache.stores.windows import PERIODS, RATE
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.limiter import RETRY_SECONDS, KeyLimiter, Permit
-from gateway.server.keys.limits import NO_LIMITS, Usage, Window, is_near, window_of
+from gateway.server.keys.limits import NO_LIMITS, Usage, Window, is_near
 from gateway.telemetry.prices import Prices
 
 EXCHANGE_SECONDS = 0.1
@@ -309,9 +310,9 @@ class UsageSync:
         now = self.now()
         # Of minutes the one before counts, too.
         windows = [
-            (what, window_of(counter.period, now) - back)
+            (what, PERIODS[counter.period].window_of(now) - back)
             for what, counter in Usage().counters.items()
-            for back in ((1, 0) if counter.period == "minute" else (0,))
+            for back in ((1, 0) if counter.period == RATE else (0,))
         ]
         for count, amount in (await counts.load(windows)).items():
             if self._holders is None or count.holder in self._holders:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gateway.cache.stores.windows import PERIODS
 from gateway.server.keys.limits import (
     NANO,
     Budget,
@@ -12,8 +13,6 @@ from gateway.server.keys.limits import (
     limit_fields,
     over_soft_budgets,
     refusal,
-    window_end,
-    window_of,
 )
 
 NOON = datetime(2026, 11, 24, 12, tzinfo=UTC).timestamp()
@@ -91,7 +90,7 @@ def test_a_budget_lasts_until_its_period_ends(period, end):
 
 def test_december_is_followed_by_january():
     now = datetime(2026, 12, 31, 23, tzinfo=UTC).timestamp()
-    end = window_end("month", window_of("month", now))
+    end = PERIODS["month"].window_end(PERIODS["month"].window_of(now))
     assert end == datetime(2027, 1, 1, tzinfo=UTC).timestamp()
 
 

@@ -4,10 +4,11 @@ import pytest
 from observations import observation_of
 
 from gateway.cache.ports import StoreError
-from gateway.cache.stores.counts import KEPT_WINDOWS, Change, Count
+from gateway.cache.stores.counts import Change, Count
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.sums import COUNTS_AT_ONCE, RedisKeyCounts
 from gateway.cache.stores.sqlite.sums import SqliteKeyCounts
+from gateway.cache.stores.windows import PERIODS
 from gateway.protocol.errors import ClientError
 from gateway.protocol.tokens import PromptUsage
 from gateway.server.keys.key_line import Key
@@ -428,7 +429,7 @@ async def test_the_file_keeps_few_windows_and_is_private(tmp_path):
     assert not (tmp_path / "counts.sqlite3").exists()
     for what, number in windows:
         await counts.add(f"{what} {number}", {Count("shop", what, number): Change(1)})
-    assert len(await counts.load(windows)) == KEPT_WINDOWS["minute"] + KEPT_WINDOWS["day"]
+    assert len(await counts.load(windows)) == PERIODS["minute"].windows + PERIODS["day"].windows
     assert (tmp_path / "counts.sqlite3").stat().st_mode & 0o777 == 0o600
     await counts.close()
 

@@ -16,11 +16,10 @@ from gateway.cache.ports import StoreError
 from gateway.cache.stores.counts import USAGE_DAYS, USAGE_OTHER, USAGE_ROWS, Change, Count, UsageRow
 from gateway.cache.stores.redis.link import RedisLink
 from gateway.cache.stores.redis.scripts import FORMAT, Script, Shard
+from gateway.cache.stores.windows import PERIODS
 
 _KEYS_STEM = b"refrain:%d:{keys}:" % FORMAT
 _KEYS_SLOT = key_slot(_KEYS_STEM)
-_KEPT_SECONDS = {"minute": 600, "day": 4 * 86_400, "month": 100 * 86_400}
-"""From the last change on; longer than a window, for clocks that differ."""
 
 COUNTS_AT_ONCE = 500
 ROWS_AT_ONCE = 256
@@ -124,7 +123,7 @@ class RedisKeyCounts:
                 count.holder.encode(),
                 amount,
                 known,
-                _KEPT_SECONDS[count.what.partition("/")[2]],
+                PERIODS[count.what.partition("/")[2]].seconds,
             )
         ]
         shard = Shard(0, _KEYS_SLOT, b"", names)

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from gateway.cache.stores.counts import (
-    KEPT_WINDOWS,
     USAGE_DAYS,
     USAGE_OTHER,
     USAGE_ROWS,
@@ -18,6 +17,7 @@ from gateway.cache.stores.counts import (
     UsageRow,
 )
 from gateway.cache.stores.sqlite.small_database import SmallDatabase
+from gateway.cache.stores.windows import PERIODS
 
 _COUNTS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS key_count (
@@ -117,7 +117,7 @@ def _add_counts(connection: sqlite3.Connection, rows: list[tuple[Any, ...]]) -> 
         row for row, total in zip(rows, totals, strict=True) if row[3] == total != 0 and not row[4]
     ]
     if begun:
-        bounds = orjson.dumps(KEPT_WINDOWS).decode()
+        bounds = orjson.dumps({name: row.windows for name, row in PERIODS.items()}).decode()
         connection.execute(_ROWS + _TRIM, (orjson.dumps(begun).decode(), bounds))
     return totals
 
