@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import re2
 from stdnum import iban
 
+from policies.pii.detector import Detector
+
 
 def flat(text: str) -> bytes:
     """Return a text with a question mark for each character that is not ASCII.
@@ -30,6 +32,10 @@ _NAME = re.compile(
     r"|[?&][\w.-]{1,16}=$"  # a parameter: app.js?v=4155552671
 )
 _NAME_REACH = 32
+DIGITS = r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9])"
+"""Digits with what may stand between the digits of one number; to be repeated."""
+NUMBER = DIGITS + "{6}"
+"""Seven digits make the shortest phone number; cards and social security numbers have more."""
 
 
 def is_named_otherwise(text: str, start: int) -> bool:
@@ -59,6 +65,8 @@ def find_emails(text: str) -> Iterator[tuple[int, int]]:
             if text[end - 1] != "@":
                 yield start, end
 
+
+EMAILS = Detector("email", lambda _: find_emails, ("@",), None)
 
 _V4 = re2.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}")
 _DIGIT = re.compile(b"[0-9]")
@@ -117,6 +125,16 @@ def _is_v6(text: str, start: int, end: int) -> bool:
     return not (address.is_loopback or address.is_unspecified)
 
 
+def _ip_form(text: str, _regions: object) -> tuple[str, ...]:
+    try:
+        return (ipaddress.ip_address(text).compressed,)
+    except ValueError:
+        return ()
+
+
+_IP_SIGNS = (_V4.pattern, r"[0-9A-Fa-f]::|::[0-9A-Fa-f]|(?:[0-9A-Fa-f]{0,4}:){6}")
+IPS = Detector("ip", lambda _: find_ips, _IP_SIGNS, _ip_form, (_V4.pattern, _V6_SIGN))
+
 # Short, so that a head never swallows the next; without repetition, so linear in any engine.
 _IBAN_HEAD = re.compile(r"\b[A-Za-z]{2}[ -]?[0-9]{2}[ -]?[A-Za-z0-9]", re.ASCII)
 # From the SWIFT registry. A head says how much to read; the check digits decide.
@@ -134,13 +152,10 @@ _IBAN_LENGTHS = {
     ).split()
 }
 
-
 _IBAN_OF_LENGTH = {
     length: re.compile(f"[A-Za-z](?:[ -]?[A-Za-z0-9]){{{length - 1}}}(?![A-Za-z0-9])")
     for length in set(_IBAN_LENGTHS.values())
 }
-
-
 _IBAN_SIGN = rf"\b(?i:{'|'.join(_IBAN_LENGTHS)})[ -]?[0-9]{{2}}[ -]?[A-Za-z0-9]"
 _IBAN_START = re2.compile(_IBAN_SIGN)
 
@@ -175,6 +190,8 @@ def _iban_end(text: str, start: int) -> int | None:
         return None
     return written.end()
 
+
+IBANS = Detector("iban", lambda _: find_ibans, (_IBAN_SIGN,), lambda text, _: (iban.compact(text),))
 
 _CARD_RUN = re2.compile(r"[0-9](?:[ .-]?[0-9]){11,}")
 _CARD_GROUP = re.compile(r"[0-9]+")
@@ -300,6 +317,11 @@ def _luhn(digits: str) -> bool:
     return (sum(reverse[::2].translate(_SINGLE)) + sum(reverse[1::2].translate(_DOUBLED))) % 10 == 0
 
 
+_SEPARATORS = str.maketrans("", "", " .-")
+CARDS = Detector(
+    "card", lambda _: find_cards, (NUMBER,), lambda text, _: (text.translate(_SEPARATORS),)
+)
+
 _SSN_SEPARATED = re2.compile(r"[0-9]{3}(?:-[0-9]{2}-|\.[0-9]{2}\.| [0-9]{2} )[0-9]{4}")
 _SSN_TOGETHER = re2.compile(
     r"(?i)(?:\b|_)(?:ssn(?:\b|_)|ss ?#|social(?:\b|_))[^0-9\n]{0,40}([0-9]{9})(?:[^0-9]|$)"
@@ -328,14 +350,5 @@ def find_ssns(text: str) -> Iterator[tuple[int, int]]:
             yield match.span(1)
 
 
-RARE_SIGNS = (_V4.pattern, _V6_SIGN, _SSN_SEPARATED.pattern, _SSN_TOGETHER.pattern)
-"""RE2 patterns: where none is found, there is neither an IP address nor an SSN."""
-SIGNS = (
-    "@",
-    _V4.pattern,
-    r"[0-9A-Fa-f]::|::[0-9A-Fa-f]|(?:[0-9A-Fa-f]{0,4}:){6}",  # of IPv6
-    _IBAN_SIGN,
-    # Seven digits make the shortest phone number; cards and social security numbers have more.
-    r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9]){6}",
-)
-"""RE2 patterns: where none is found, there is no identifier and no phone number either."""
+_SSN_SIGNS = (_SSN_SEPARATED.pattern, _SSN_TOGETHER.pattern)
+SSNS = Detector("ssn", lambda _: find_ssns, (NUMBER,), CARDS.form, _SSN_SIGNS)

@@ -7,7 +7,7 @@ slow, so it only sees the surroundings of runs of digits that are long enough.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import accumulate, chain
 
@@ -21,10 +21,9 @@ from phonenumbers import (
     PhoneNumberType,
 )
 
-from policies.pii.identifiers import flat, is_named_otherwise
+from policies.pii.detector import Detector, Find
+from policies.pii.identifiers import DIGITS, NUMBER, flat, is_named_otherwise
 
-_DIGITS = r"[0-9](?:[ ().\-/\[\]]{0,4}[0-9])"
-"""Digits with what may stand between the digits of one number; to be repeated."""
 # The standard library's engine is quicker to call, and these leave nothing to backtrack into.
 _NORTH_AMERICAN = re.compile(
     r"(?<![0-9])(?<![0-9][.-])(?:\(|(?<!\())[2-9][0-9]{2}\)?[ .-]{1,2}[0-9]{3}[ .-][0-9]{4}"
@@ -41,7 +40,7 @@ _LABEL = re.compile(_LABELS + "[^0-9]{0,16}$")
 _ANY_LABEL = re2.compile(_LABELS)
 _LABEL_BEGUN = _LABELS.replace(r"\b|", "|")
 """Any label, though its last letter be followed by a digit."""
-_ANNOUNCED = re2.compile(rf"(?:\+(?s:.){{0,3}}?|{_LABEL_BEGUN}[^0-9]{{0,16}})({_DIGITS}{{6,}})")
+_ANNOUNCED = re2.compile(rf"(?:\+(?s:.){{0,3}}?|{_LABEL_BEGUN}[^0-9]{{0,16}})({DIGITS}{{6,}})")
 """What a plus or a label may announce."""
 _ITEM = re.compile(r"[1-9][0-9]?[.)\]] +(?=[0-9(]+)")
 """The numbering of list items."""
@@ -68,9 +67,6 @@ _LEAD = 4
 MOST_DIGITS = 8192
 """Characters that the library looks through in one text. What is beyond is taken for a phone
 number: a text is not clean because it is long."""
-
-Find = Callable[[str], Iterator[tuple[int, int]]]
-"""Finds one kind in text: (start, end) of each finding; they may overlap."""
 
 NORTH_AMERICA = 1
 """Country code."""
@@ -180,7 +176,7 @@ class PhoneDetector:
             phonenumbers.country_code_for_region(region) == NORTH_AMERICA for region in regions
         )
         fewest = min((each.shortest for each in read), default=None)
-        self._alone = None if fewest is None else re2.compile(f"{_DIGITS}{{{fewest - 1},}}")
+        self._alone = None if fewest is None else re2.compile(f"{DIGITS}{{{fewest - 1},}}")
         """What may be a number though nothing announces it."""
 
     def _runs(self, text: str) -> Iterator[tuple[int, int, bool]]:
@@ -295,6 +291,19 @@ _POSSIBLE_ABROAD: Find = partial(_matches, None, Leniency.POSSIBLE)
 
 def _nowhere(_window: str) -> Iterator[tuple[int, int]]:
     return iter(())
+
+
+def _forms(text: str, regions: Sequence[str]) -> Iterator[str]:
+    """Yield the number in international form, an extension included, as each region reads it."""
+    for region in regions or (None,):
+        try:
+            number = phonenumbers.parse(text, region)
+        except phonenumbers.NumberParseException:
+            continue
+        yield phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.RFC3966)
+
+
+PHONES = Detector("phone", lambda regions: PhoneDetector(regions).find, (NUMBER,), _forms)
 
 
 def is_region(code: str) -> bool:

@@ -7,7 +7,6 @@ addresses need a model and are not found.
 """
 
 import hashlib
-import ipaddress
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,14 +15,11 @@ from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
-import phonenumbers
 import re2
-from phonenumbers import PhoneNumberFormat
-from stdnum import iban
 
 from policies.patterns import compile_pattern
-from policies.pii import identifiers, secret
-from policies.pii.phone import Find, PhoneDetector
+from policies.pii.identifiers import CARDS, EMAILS, IBANS, IPS, SSNS
+from policies.pii.phone import PHONES
 from policies.pii.readings import (
     Reading,
     may_be_disguised,
@@ -31,37 +27,41 @@ from policies.pii.readings import (
     normalise_with_offsets,
     other_readings,
 )
+from policies.pii.secret import SECRETS
 
 DETECTOR_VERSION = 6
-"""Part of every cache key: raise it whenever a detector finds more than it did."""
+"""Part of every cache key: raise it whenever a detector finds more than it did, or one is added."""
+
+# The more telling ones first: a URL with a password in it reads like an email address.
+DETECTORS = (SECRETS, EMAILS, IBANS, CARDS, SSNS, IPS, PHONES)
 
 _EMAIL = re.compile(r"[^@\s]+@(?:\*\.)?[^@\s*.]+(?:\.[^@\s*.]+)+")
 _GOES_ON = re.compile(r"[\w@%+-]|\.[^\W_]")
 """The continuation of an address of which only a part was found."""
 _SHORTEST = 6
-_SEPARATORS = str.maketrans("", "", " .-")
-_CANONICAL = ("secret", "iban", "card", "ssn", "ip", "phone")
+_FORMS = {each.kind: each.form for each in DETECTORS if each.form is not None}
 
 
-def _search_for(*signs: str) -> Callable[[bytes], object]:
+def _search_for(signs: Iterable[str | None]) -> Callable[[bytes], object]:
     options = re2.Options()
     options.never_capture = True
-    compiled: Any = re2.compile("|".join(f"(?:{sign})" for sign in signs), options)
+    given = "|".join(f"(?:{sign})" for sign in dict.fromkeys(signs) if sign is not None)
+    compiled: Any = re2.compile(given, options)
     search: Callable[[bytes], object] = compiled.search
     return search
 
 
 # Most texts hold none of these; one pattern of all would make RE2 slow.
-_label_or_prefix = _search_for(secret.LABELS_AND_PREFIXES)
-_number_or_token = _search_for(secret.LONG, *identifiers.SIGNS)
-_rare_sign = _search_for(*identifiers.RARE_SIGNS)
-_RARE = frozenset({"ssn", "ip"})
+_sign_apart = _search_for(each.sign_apart for each in DETECTORS)
+_sign = _search_for(sign for each in DETECTORS for sign in each.signs)
+_rare_sign = _search_for(sign for each in DETECTORS for sign in each.rare)
+_RARE = frozenset(each.kind for each in DETECTORS if each.rare)
 """Kinds that one search tells to be absent, in place of four."""
 
 
 def _holds_signs(plain: bytes) -> bool:
     """Tell whether a detector may find anything in a text in normal form."""
-    return _number_or_token(plain) is not None or _label_or_prefix(plain) is not None
+    return _sign(plain) is not None or _sign_apart(plain) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,16 @@ class AllowList:
                     " or *@*.acme.example"
                 )
             else:
-                for kind in _CANONICAL:
-                    self._values |= {(kind, form) for form in _forms(kind, plain, regions)}
+                for kind, forms in _FORMS.items():
+                    self._values |= {(kind, form) for form in forms(plain, regions)}
         self._emails = compile_pattern("|".join(emails)) if emails else None
 
     def holds(self, kind: str, text: str, start: int, end: int) -> bool:
         """Tell whether ``text[start:end]`` is an entry in any writing, and a whole address."""
         found = text[start:end]
         if kind != "email":
-            return any((kind, form) in self._values for form in _forms(kind, found, self._regions))
+            forms = _FORMS[kind](found, self._regions)
+            return any((kind, form) in self._values for form in forms)
         return (
             self._emails is not None
             and self._emails.fullmatch(found.casefold()) is not None
@@ -118,7 +119,7 @@ class AllowList:
 
 
 class PiiScanner:
-    """Finds the kinds email, secret, iban, card, ssn, ip and phone; immutable once made."""
+    """Finds the kinds of ``DETECTORS``; immutable once made."""
 
     __slots__ = ("_allowed", "_detectors", "identity")
 
@@ -128,16 +129,7 @@ class PiiScanner:
         Numbers with a country code count wherever they are from. Raises ValueError for a region
         that has no phone numbers, and for an entry of ``allowed`` that allows nothing.
         """
-        self._detectors: tuple[tuple[str, Find], ...] = (
-            # The more telling ones first: a URL with a password in it reads like an email address.
-            ("secret", secret.find_secrets),
-            ("email", identifiers.find_emails),
-            ("iban", identifiers.find_ibans),
-            ("card", identifiers.find_cards),
-            ("ssn", identifiers.find_ssns),
-            ("ip", identifiers.find_ips),
-            ("phone", PhoneDetector(regions).find),
-        )
+        self._detectors = [(each.kind, each.find(regions)) for each in DETECTORS]
         self._allowed = AllowList(allowed, regions) if allowed else None
         self.identity = _identity(regions, allowed)
         """The identity of the scan: a text clean for one scan may not be clean for another."""
@@ -234,31 +226,3 @@ def _identity(regions: Sequence[str], allowed: Sequence[str]) -> str:
         return identity
     listed = "\n".join(sorted(set(allowed)))
     return f"{identity}/{hashlib.sha256(listed.encode()).hexdigest()[:32]}"
-
-
-def _forms(kind: str, text: str, regions: Sequence[str]) -> Iterator[str]:
-    """Yield the canonical forms of the possible readings of ``text`` as this kind."""
-    match kind:
-        case "secret":
-            yield text
-        case "iban":
-            yield iban.compact(text)
-        case "card" | "ssn":
-            yield text.translate(_SEPARATORS)
-        case "ip":
-            try:
-                yield ipaddress.ip_address(text).compressed
-            except ValueError:
-                return
-        case "phone":
-            yield from _numbers(text, regions)
-
-
-def _numbers(text: str, regions: Sequence[str]) -> Iterator[str]:
-    """Yield the number in international form, an extension included, as each region reads it."""
-    for region in regions or (None,):
-        try:
-            number = phonenumbers.parse(text, region)
-        except phonenumbers.NumberParseException:
-            continue
-        yield phonenumbers.format_number(number, PhoneNumberFormat.RFC3966)

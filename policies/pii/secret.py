@@ -8,6 +8,7 @@ from itertools import pairwise, permutations
 
 import re2
 
+from policies.pii.detector import Detector
 from policies.pii.identifiers import flat
 
 _KNOWN = re2.compile(
@@ -75,15 +76,13 @@ _AWS_SECRET = 40
 _BLOB = 256
 """Characters from which a token is data (an image, a file) and no credential."""
 
-
 LONG = f"{_WRITTEN}{{{_SHORTEST},}}"
-LABELS_AND_PREFIXES = "|".join(
+_SIGN_APART = "|".join(
     # Where long repetitions end does not matter here, and to count them makes RE2 slow.
     re.sub(r"\{(?:[89]|[1-9][0-9]),?[0-9]*\}", "{8,}", f"(?:{each.pattern})")
     for each in (_KNOWN, _BASIC, _LABELLED, _SPOKEN, _CURL)
 )
-"""RE2 patterns: where none of these two is found, there is no credential."""
-_ANY_LABEL_OR_PREFIX = re2.compile(LABELS_AND_PREFIXES)
+_ANY_LABEL_OR_PREFIX = re2.compile(_SIGN_APART)
 _DIGIT = re.compile("[0-9]")
 
 
@@ -95,6 +94,11 @@ def find_secrets(text: str) -> Iterator[tuple[int, int]]:
         if _DIGIT.search(text) is not None:  # which all others hold
             searches += (_labelled(text), _find_spoken(text))
     return merge(*searches)
+
+
+SECRETS = Detector(
+    "secret", lambda _: find_secrets, (LONG,), lambda text, _: (text,), sign_apart=_SIGN_APART
+)
 
 
 def _known(text: str) -> Iterator[tuple[int, int]]:

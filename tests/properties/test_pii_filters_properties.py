@@ -32,7 +32,7 @@ class AllRuns(PhoneDetector):
     """Reads every run of seven digits, whatever stands before it."""
 
     __slots__ = ()
-    run = re.compile(phone._DIGITS + "{6,}")
+    run = re.compile(phone.DIGITS + "{6,}")
 
     def _runs(self, text: str) -> Iterator[tuple[int, int, bool]]:
         for run in self.run.finditer(text):

@@ -1,17 +1,18 @@
 """Laws of the scan that hold for any text."""
 
 import re
+from dataclasses import replace
 
 import pytest
+import re2
 from hypothesis import example, given
 from hypothesis import strategies as st
 from phonenumbers import Leniency, PhoneNumberMatcher
 from stdnum import luhn
 
-from policies.pii import identifiers, secret
-from policies.pii.phone import DialledNumbers, PhoneDetector
+from policies.pii.phone import DialledNumbers
 from policies.pii.readings import normalise, normalise_with_offsets
-from policies.pii.scan import PiiScanner
+from policies.pii.scan import DETECTORS, PiiScanner
 
 SCANNER = PiiScanner(["US", "GB"])
 ALONE = PiiScanner([])
@@ -92,22 +93,31 @@ personal = st.sampled_from(
 between = st.sampled_from([" ", ", ", "\n", "; ", " and ", " (", ") ", "\u200b \u200b", "\u3000"])
 
 
-FINDERS = (
-    *(secret.find_secrets, identifiers.find_emails, identifiers.find_ibans),
-    *(identifiers.find_cards, identifiers.find_ssns, identifiers.find_ips),
-    PhoneDetector(["US", "GB"]).find,
-)
+FINDERS = [(each, each.find(["US", "GB"])) for each in DETECTORS]
 token = st.text("aB3-_gh.=:", min_size=8, max_size=60)
 labelled = st.sampled_from(["sk-", "password: ", "basic ", "NO93", "::"]).flatmap(
     lambda label: (token | dense).map(label.__add__)
 )
 
 
+def holds_one(text: str, *patterns: str) -> bool:
+    return any(re2.search(pattern, text.encode()) is not None for pattern in patterns)
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda detector: detector.kind)
+def test_a_detector_without_a_sign_is_refused(detector):
+    with pytest.raises(ValueError, match=f"no text would reach the detector of {detector.kind}"):
+        replace(detector, signs=())
+
+
 @given(st.lists(public | personal | dense | labelled, max_size=4).map("".join))
 def test_the_first_look_lets_no_finding_pass(text):
     plain = normalise(text)
-    if any(any(find(plain)) for find in FINDERS):
-        assert SCANNER.scan(plain) is not None
+    for detector, find in FINDERS:
+        if any(find(plain)):
+            assert holds_one(plain, *detector.signs, detector.sign_apart or detector.signs[0])
+            assert not detector.rare or holds_one(plain, *detector.rare)
+            assert SCANNER.scan(plain) is not None
     if SCANNER.is_clean(text):
         assert SCANNER.scan(text) is None
 
