@@ -20,7 +20,7 @@ from gateway.protocol import exact_json
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.http.cache_status import Reason
-from gateway.protocol.http.headers import Fields, reply_fields, request_fields
+from gateway.protocol.http.headers import Fields, reply_fields
 from gateway.protocol.http.messages import read_up_to
 from gateway.protocol.request import LARGE_BYTES
 from gateway.protocol.streaming.decode import EventTooLargeError, Piece, StreamedAnswer
@@ -31,25 +31,22 @@ from gateway.upstream.pool.affinity import Learner
 from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.retry_budget import Budget
 from gateway.upstream.request import (
-    PRIORITY,
     SALT,
     Exchange,
     Outgoing,
     Served,
     Upstream,
     UpstreamReply,
+    call_fields,
     with_upstream,
 )
 from gateway.upstream.sharing.shared_response import CallResult, Head, SharedResponse
-from policies.decision import Endpoint, Priority
+from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 1.0
 """The time for which an upstream may keep a stream open after its last event."""
-
-_REPLACED_FIELDS = ("accept-encoding", "content-encoding", PRIORITY.lower())
-"""The answer is read here, so it must come unencoded; the priority is the policy's."""
 
 _BODY_FIELDS = ("content-length", "content-encoding")
 """Reply headers of a body as it was sent: here it is decoded."""
@@ -161,10 +158,6 @@ class AnsweredCall:
         usual = variants.usual
         exchange, raw = usual.exchange, usual.raw
         request, trace = exchange.request, exchange.observation.trace
-        fields = request_fields(request.fields, *_REPLACED_FIELDS)
-        fields = (*fields, ("Accept-Encoding", "identity"))
-        if exchange.priority is not Priority.NORMAL:
-            fields = (*fields, (PRIORITY, exchange.priority.value))
         prefix: tuple[int, ...] = ()
         if self.chains is not None:
             read = {**request.body, SALT: exchange.salt} if exchange.salt else request.body
@@ -173,7 +166,7 @@ class AnsweredCall:
             )
         return Outgoing(
             request.target,
-            fields,
+            call_fields(request.fields, exchange.priority),
             raw,
             request.model,
             prefix,

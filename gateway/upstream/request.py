@@ -28,17 +28,40 @@ if TYPE_CHECKING:
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
 
-OF_AN_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
-
-_REPLACED_FIELDS = ("accept-encoding", "content-encoding", "content-type", "cache-control")
+_ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
+OF_A_CLIENT = (*CREDENTIALS, *_ACCOUNT)
+"""Headers that have a client's credential, or choose its account."""
 OF_A_TRACE = ("traceparent", "tracestate")
+OF_A_METHOD = ("x-http-method-override", "x-http-method", "x-method-override")
+"""Headers by which some servers take a request for one of another method, whose body is read."""
+
+_PASSED_REPLACED = (PRIORITY.lower(), "content-encoding")
+"""The priority is the policy's. The body is decoded, and what is sent of it has its own length."""
+_CALL_REPLACED = (*_PASSED_REPLACED, "accept-encoding")
+_OWN_REPLACED = (*_CALL_REPLACED, "content-type", "cache-control", *OF_A_TRACE)
+_UNENCODED = ("Accept-Encoding", "identity")
 
 
 def own_fields(fields: Iterable[tuple[str, str]]) -> Fields:
     """Return the headers of a call that the gateway makes for a client, which sent these."""
-    client_fields = request_fields(fields, *_REPLACED_FIELDS, *OF_A_TRACE, PRIORITY.lower())
-    ours = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
-    return (*client_fields, *ours, (PRIORITY, Priority.LOW.value))
+    ours = (("Content-Type", "application/json"), _UNENCODED, (PRIORITY, Priority.LOW.value))
+    return (*request_fields(fields, *_OWN_REPLACED), *ours)
+
+
+def call_fields(fields: Iterable[tuple[str, str]], priority: Priority) -> Fields:
+    """Return the headers of a client's call, whose answer is read here."""
+    fields = (*request_fields(fields, *_CALL_REPLACED), _UNENCODED)
+    return fields if priority is Priority.NORMAL else (*fields, (PRIORITY, priority.value))
+
+
+def passed_fields(fields: Iterable[tuple[str, str]], *replaced: str) -> Fields:
+    """Return the headers of a request that passes through, without the ``replaced`` ones."""
+    return request_fields(fields, *_PASSED_REPLACED, *replaced)
+
+
+def unencoded_fields(fields: Fields) -> Fields:
+    """Return the headers of a request that passes through, and whose reply is read here."""
+    return (*without(fields, "accept-encoding"), _UNENCODED)
 
 
 def with_key(
@@ -49,7 +72,7 @@ def with_key(
     ``auth`` is ``bearer``, or the name of the header that has the key. Headers that choose one of
     the operator's accounts are dropped too.
     """
-    others = without(fields, *CREDENTIALS, *OF_AN_ACCOUNT)
+    others = without(fields, *OF_A_CLIENT)
     if api_key is None:
         return others
     own = ("Authorization", f"Bearer {api_key}") if auth == "bearer" else (auth, api_key)

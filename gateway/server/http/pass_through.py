@@ -18,9 +18,7 @@ from gateway.protocol.http.headers import (
     as_json,
     fold_fields,
     reply_fields,
-    request_fields,
     with_cache_status,
-    without,
 )
 from gateway.protocol.http.messages import Read
 from gateway.protocol.http.paths import ApiPath
@@ -40,15 +38,18 @@ from gateway.server.keys.key_line import Key, needs_model
 from gateway.telemetry.observation import CallShare, Observation
 from gateway.upstream.pool.affinity import Learner
 from gateway.upstream.pool.pass_through import PassedRequest, PoolRequests, names_objects
-from gateway.upstream.request import OF_A_TRACE, PRIORITY, with_upstream
+from gateway.upstream.request import (
+    OF_A_METHOD,
+    OF_A_TRACE,
+    passed_fields,
+    unencoded_fields,
+    with_upstream,
+)
 from gateway.upstream.sharing import shared_response
 from gateway.upstream.wire.connection import HttpReply
 
 LEARNT_BYTES = 4 * 2**20
 """Bytes of a reply that is read for what it brings."""
-
-_METHODS = ("x-http-method-override", "x-http-method", "x-method-override")
-"""Headers by which some servers take a request for one of another method, whose body is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class PassThrough:
             fields = as_json(fields)
         learns = self.upstreams.several and names_objects(path.path)
         if _counts_tokens(request) or learns:  # the reply is read
-            fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
+            fields = unencoded_fields(fields)
         call = CallShare(seen.clock())
         seen.note_call(call)
         scopes = self.scopes_of(fold_fields(request.headers.items()), request.get(KEY))
@@ -265,7 +266,5 @@ def _counts_tokens(request: web.Request) -> bool:
 
 def _fields(request: web.Request, seen: Observation) -> Fields:
     trace = () if seen.trace is None else seen.trace.fields
-    replaced = (*(OF_A_TRACE if trace else ()), *(_METHODS if _is_restricted(request) else ()))
-    fields = request_fields(request.headers.items(), PRIORITY.lower(), *replaced) + trace
-    # The body is decoded, and what is sent of it has its own length.
-    return without(fields, "content-encoding")
+    replaced = (*(OF_A_TRACE if trace else ()), *(OF_A_METHOD if _is_restricted(request) else ()))
+    return passed_fields(request.headers.items(), *replaced) + trace

@@ -27,7 +27,7 @@ from aiohttp import web
 
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
-from gateway.protocol.http.headers import Fields, without
+from gateway.protocol.http.headers import Fields
 from gateway.protocol.http.messages import declared_name, read_whole
 from gateway.protocol.http.paths import ApiPath
 from gateway.upstream.call import drive
@@ -36,7 +36,7 @@ from gateway.upstream.pool.health import Up
 from gateway.upstream.pool.retry_budget import Budget, Forwarding
 from gateway.upstream.pool.table import PoolTable
 from gateway.upstream.pool.upstream_state import Member
-from gateway.upstream.request import Served, anyone
+from gateway.upstream.request import Served, anyone, unencoded_fields
 from gateway.upstream.tries import NOT_KEPT, Facts, Failure, Kind, Send, Where, failure_of
 from gateway.upstream.wire.connection import HttpReply
 from gateway.upstream.wire.http_client import HttpUpstream
@@ -279,7 +279,7 @@ class PoolRequests:
 
         Only models that ``fields`` may see are listed. Raises UpstreamError.
         """
-        fields = (*without(fields, "accept-encoding"), ("Accept-Encoding", "identity"))
+        fields = unencoded_fields(fields)
         states = self.table.upstreams
         names = self.table.first_available(None, self.clock())
         names = [name for name in names if isinstance(states[name].health.breaker, Up)] or names

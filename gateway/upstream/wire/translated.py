@@ -27,6 +27,7 @@ from gateway.protocol.anthropic.request import (
     without_thoughts,
 )
 from gateway.protocol.anthropic.stream import MessageEvents
+from gateway.protocol.endpoints.messages import VERSION_HEADERS
 from gateway.protocol.errors import UpstreamError, anthropic_error
 from gateway.protocol.exact_json import BodyError
 from gateway.protocol.http.cache_status import Reason
@@ -42,7 +43,7 @@ MAX_REPLY_BYTES = 64 * 2**20
 
 MESSAGES = Endpoint.MESSAGES.value
 """Requests to this path, and to those below it, may have to be translated."""
-_ANTHROPICS = ("anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access")
+_ANTHROPICS = (*VERSION_HEADERS, "anthropic-dangerous-direct-browser-access")
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _TOKENIZE = "/tokenize"

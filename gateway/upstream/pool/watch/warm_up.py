@@ -22,12 +22,11 @@ from cachetools import FIFOCache
 
 from gateway.prompts.rewrite.text_rules import INSTRUCTING
 from gateway.protocol.errors import UpstreamError
-from gateway.protocol.http.headers import CREDENTIALS
 from gateway.upstream.pool.prefix_chain import PromptChains
 from gateway.upstream.pool.table import PoolTable
-from gateway.upstream.request import OF_AN_ACCOUNT, PRIORITY, SALT, Outgoing
+from gateway.upstream.request import OF_A_CLIENT, SALT, Outgoing, own_fields
 from gateway.upstream.wire.http_client import HttpUpstream
-from policies.decision import Endpoint, Priority
+from policies.decision import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -142,14 +141,6 @@ SECONDS = 10.0
 MOST = 32
 """Beginnings that one replica is sent."""
 
-_OF_A_CLIENT = (*CREDENTIALS, *OF_AN_ACCOUNT)
-
-_FIELDS = (
-    ("Content-Type", "application/json"),
-    ("Accept-Encoding", "identity"),
-    (PRIORITY, Priority.LOW.value),
-)
-
 
 @dataclass(eq=False)
 class WarmUp:
@@ -172,7 +163,7 @@ class WarmUp:
         self, endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str], scope: bytes
     ) -> None:
         """Record a request that was answered; ``headers`` are by lower-case name."""
-        if self.own_credentials or not any(headers.get(name) for name in _OF_A_CLIENT):
+        if self.own_credentials or not any(headers.get(name) for name in OF_A_CLIENT):
             self.prefixes.note(endpoint, body, scope, self.clock())
 
     async def warm(self, name: str) -> None:
@@ -206,7 +197,7 @@ class WarmUp:
         if not self.table.can_be_spared(name, prefix.model, self.clock()):
             return "it is needed, or has no room"
         self.table.count(name, self.clock())
-        outgoing = Outgoing(Endpoint.CHAT.value, _FIELDS, prefix.raw, prefix.model)
+        outgoing = Outgoing(Endpoint.CHAT.value, own_fields(()), prefix.raw, prefix.model)
         try:
             async with self.upstreams[name].send(outgoing) as reply:
                 while await reply.read():
