@@ -25,21 +25,13 @@ _DEPLOYMENT = re.compile("/(?:openai/deployments|v1/engines)/([^/]+)(/.+)")
 _MODEL = re.compile("(/v1/models/)(.+?)((?::[A-Za-z]+)?)")
 """A model of the list; Google's clients put what is to be done behind a colon."""
 
-_RESOURCES = frozenset(
-    {"assistants", "audio", "batches", "chat", "classify", "completions", "containers"}
-    | {
-        "conversations",
-        "embeddings",
-        "engines",
-        "extensions",
-        "files",
-        "fine_tuning",
-        "images",
-        "messages",
-    }
-    | {"models", "moderations", "pooling", "realtime", "rerank", "responses", "score", "threads"}
-    | {"uploads", "vector_stores", "videos"}
+_NOT_CACHED = (
+    *("assistants", "audio", "batches", "classify", "containers", "conversations", "engines"),
+    *("extensions", "files", "fine_tuning", "images", "models", "moderations", "pooling"),
+    *("realtime", "score", "threads", "uploads", "vector_stores", "videos"),
 )
+_RESOURCES = frozenset(each.split("/")[2] for each in Endpoint).union(_NOT_CACHED)
+"""First words of the API's paths."""
 _MOST_ROUNDS = 3
 _MOST_SHOWN = 200
 _ENDS = re.compile(r"^[\W_]+|[\W_]+$")

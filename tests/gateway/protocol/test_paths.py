@@ -4,6 +4,7 @@ import pytest
 
 from gateway.protocol.errors import ClientError
 from gateway.protocol.http.paths import read_path
+from policies.decision import Endpoint
 
 CHAT = "/v1/chat/completions"
 
@@ -89,6 +90,7 @@ def test_a_spelling_that_upstreams_may_fold_is_unknown(raw):
         ("/v1/v1/messages", "The base_url of Anthropic's clients has no /v1"),
         ("/v1/", "It is the base_url"),
         ("/v1/Chat/completions", "Is /v1/chat/completions meant?"),
+        *((each.removeprefix("/v1"), f"Is {each} meant?") for each in Endpoint),
     ],
 )
 def test_a_wrong_base_url_is_told(raw, hint):
