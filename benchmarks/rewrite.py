@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.exact_json import parse_body
 from policies.decision import DocumentSettings, Endpoint, PrefixSettings, SchemaKeys, VolatileKind

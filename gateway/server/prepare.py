@@ -35,7 +35,7 @@ from gateway.prompts.outcome import (
     combine,
     decline,
 )
-from gateway.prompts.rewrite.rewrite import rewrite, rules_for
+from gateway.prompts.rewrite.rules import rewrite, rules_for
 from gateway.prompts.rewrite.text_rules import NOTHING_KNOWN, Memory, SharedDocuments
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.registry import SPECS

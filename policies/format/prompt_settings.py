@@ -225,13 +225,7 @@ PREFIX = Table(
         sets="earlier_turns",
         hide="system",
     ),
-    short=only_off(
-        "{tools: sorted}",
-        {
-            **dict.fromkeys(("schema_keys", "whitespace", "volatile", "documents"), "off"),
-            "tools": "as_sent",
-        },
-    ),
+    short=only_off("{tools: sorted}"),
     neutral=PrefixSettings(),
     off=PrefixSettings(SchemaKeys.OFF),
 )
@@ -347,9 +341,7 @@ HINTS = Table(
         "`24h`: `prompt_cache_retention` is sent if the client says nothing about it, and OpenAI "
         "stores prefixes longer. Models that do not know the field refuse it.",
     ),
-    short=only_off(
-        "{cache_key: on}", dict.fromkeys(("breakpoints", "cache_key", "retention"), "off")
-    ),
+    short=only_off("{cache_key: on}"),
     neutral=NO_HINTS,
     off=NO_HINTS,
 )

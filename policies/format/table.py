@@ -143,13 +143,11 @@ def on_or_off(such_as: str) -> Short:
     return Short(lambda value: {"enabled": ON_OFF.read(value)}, (ON_OFF.schema,), what, words)
 
 
-def only_off(such_as: str, sets: dict[str, Any]) -> Short:
-    """Return the short way by which off sets these keys."""
+def only_off(such_as: str) -> Short:
+    """Return the short way of a table that is ``off`` or a mapping."""
 
-    def read(value: object) -> dict[str, Any]:
-        if not is_off(value):
-            raise UnexpectedValueError("off")
-        return sets
+    def read(_: object) -> dict[str, Any]:
+        raise UnexpectedValueError("off")
 
     return Short(read, (OFF,), f"off or a mapping such as {such_as}")
 
@@ -216,8 +214,8 @@ class Table:
         """Take the name in the JSON schema, a help text, and the rows.
 
         One that must be ``filled`` has at least one key. Help texts tell of the settings that are
-        ``neutral``, and call the settings ``off`` off. ``refuse`` returns what was expected where
-        keys that are right by themselves do not fit together.
+        ``neutral``, and the word off stands for the settings ``off``. ``refuse`` returns what was
+        expected where keys that are right by themselves do not fit together.
         """
         self.name = name
         self.about = about
@@ -272,6 +270,8 @@ class Table:
         return None
 
     def _mapping(self, value: object) -> dict[str, Any]:
+        if self._off is not None and is_off(value):
+            return {key.name: key.words(self._off) for key in self.keys}
         if self._short is not None and not isinstance(value, dict):
             try:
                 return self._short.read(value)

@@ -197,7 +197,7 @@ def test_a_key_of_hints_that_a_rule_leaves_out_is_as_in_the_default():
         Breakpoints.SYSTEM, cache_key=True, keys=2, retention=KeyRetention.DAY
     )
     rule, _ = decisions(in_default=in_default, in_rule="hints: off")
-    assert rule.hints == HintSettings(min_tokens=9)
+    assert rule.hints == HintSettings()
 
 
 def test_a_key_of_prefix_that_a_rule_leaves_out_is_as_in_the_default():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.prompts.outcome import Rewrite
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from gateway.prompts.rewrite.text_rules import BLOCK, Memory
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.exact_json import parse_body

@@ -26,7 +26,7 @@ import orjson
 from gateway.cli.offline.json_lines import Lines
 from gateway.cli.progress import noting, progress
 from gateway.cli.terminal import CommandError, printable, show_json
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from gateway.prompts.rewrite.tool_rules import KnownTools
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.server.admin.recorded_request import RecordedRequest, Route, read_request

@@ -32,7 +32,7 @@ from gateway.cache.ports import KEY_VERSION, Entry, Store, StoreError
 from gateway.prompts.hints import add_hints, hints_for
 from gateway.prompts.json_splice import Edit
 from gateway.prompts.outcome import PreparedRequest
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from gateway.protocol.conversation import as_names, names_text, prompt_text, query_readings
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError

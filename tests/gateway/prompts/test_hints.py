@@ -8,7 +8,7 @@ import pytest
 
 from gateway.prompts.hints import add_hints
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from policies.decision import (
     BreakpointField,
     BreakpointLifetime,

@@ -6,7 +6,7 @@ import random
 import orjson
 import pytest
 
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from gateway.prompts.rewrite.tool_rules import MAX_FORM_BYTES, Form, KnownTools
 from gateway.protocol.exact_json import parse_body
 from policies.decision import Endpoint, PrefixSettings, SchemaKeys, VolatileKind

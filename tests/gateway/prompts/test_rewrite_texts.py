@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from gateway.prompts.rewrite.text_rules import BLOCK, Memory, SharedDocuments, normal
 from gateway.prompts.rewrite.volatile import finder
 from gateway.protocol.exact_json import parse_body
@@ -246,7 +246,7 @@ def test_without_a_user_turn_nothing_is_stable(rule):
 
 
 def test_texts_of_over_a_mebibyte_are_left_as_they_came(monkeypatch):
-    monkeypatch.setattr("gateway.prompts.rewrite.rewrite.MAX_CHARACTERS", 1000)
+    monkeypatch.setattr("gateway.prompts.rewrite.rules.MAX_CHARACTERS", 1000)
     assert declined(asked("x \n" * 400), WHITESPACE) is NotRewritten.TOO_LARGE
 
 

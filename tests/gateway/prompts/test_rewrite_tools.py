@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from gateway.prompts.outcome import Declined, NotRewritten, Rewrite, format_rewrites
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from gateway.protocol.exact_json import parse_body
 from policies.decision import Endpoint, PrefixSettings, SchemaKeys
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.prompts.json_splice import Edit, splice
-from gateway.prompts.rewrite.rewrite import rewrite
+from gateway.prompts.rewrite.rules import rewrite
 from gateway.protocol.exact_json import parse_body
 from gateway.server.admin.explain import CONTEXT, hunks
 from policies.decision import Endpoint, PrefixSettings

@@ -6,9 +6,10 @@ last user turn never changes. A rewritten request is not changed again. Each tex
 the markers of its documents, and all other rules apply only to the text between them.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -58,24 +59,14 @@ def rules_for(
     if spec.turns is None:
         return ()
     on_tools = _tool_rules(settings) if any(body.get(field) for field in spec.tool_fields) else ()
-    return on_tools if spec.is_anthropic else on_tools + _text_rules(settings)
+    if spec.is_anthropic:
+        return on_tools
+    return on_tools + tuple(rule.rewrite for rule in TEXT_RULES if rule.is_on(settings))
 
 
 def _tool_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
     keys = () if settings.schema_keys is SchemaKeys.OFF else (Rewrite.SCHEMA_KEYS,)
     return (*keys, Rewrite.TOOLS) if settings.sorts_tools else keys
-
-
-def _text_rules(settings: PrefixSettings) -> tuple[Rewrite, ...]:
-    volatile = settings.volatile or settings.patterns
-    if not (settings.documents or settings.whitespace or volatile):  # the default
-        return ()
-    rules = (
-        (Rewrite.DOCUMENTS, settings.documents),
-        (Rewrite.WHITESPACE, settings.whitespace),
-        (Rewrite.VOLATILE, volatile),
-    )
-    return tuple(rule for rule, on in rules if on)
 
 
 def rewrite(
@@ -93,7 +84,7 @@ def rewrite(
     tools for ``settings.schema_keys``.
     """
     spec = SPECS[endpoint]
-    rules = () if spec.is_anthropic else _text_rules(settings)
+    rules = [] if spec.is_anthropic else [rule for rule in TEXT_RULES if rule.is_on(settings)]
     on_tools = _tool_rules(settings)
     if not rules and not on_tools:
         return RewrittenRequest(body, raw)
@@ -153,27 +144,27 @@ class _Draft:
             self.body = {**self.body, name: result.value}
             self.changes += result.changes
 
-    def rewrite_texts(self, rules: tuple[Rewrite, ...]) -> None:
+    def rewrite_texts(self, rules: Sequence["TextRule"]) -> None:
         """Apply the rules on texts; one that is not sure changes nothing."""
         earlier = self.settings.earlier_turns
         given = conversation(self.endpoint, self.places.body, earlier_turns=earlier)
         if given is None:
-            self.declined += decline(rules, NotRewritten.NO_USER_TURN)
+            self.declined += decline((rule.rewrite for rule in rules), NotRewritten.NO_USER_TURN)
             return
         if given.has_block or not given.texts:  # it has been rewritten before
             return
         if sum(len(text) for _, text in given.texts) > MAX_CHARACTERS:
-            self.declined += decline(rules, NotRewritten.TOO_LARGE)
+            self.declined += decline((rule.rewrite for rule in rules), NotRewritten.TOO_LARGE)
             return
         pieces: _Pieces = [[text] for _, text in given.texts]
         for rule in rules:
             before = pieces
             try:
-                before, pieces = self._apply(rule, given.texts, pieces)
+                before, pieces = rule.apply(self, given.texts, pieces)
             except NotRewrittenError as error:
-                self.declined += decline((rule,), error.why)
+                self.declined += decline((rule.rewrite,), error.why)
             if pieces != before:
-                self.changes.append(rule)
+                self.changes.append(rule.rewrite)
         texts = [
             Text(old.path, text)
             for old, text in zip(given.texts, map("".join, pieces), strict=True)
@@ -184,23 +175,23 @@ class _Draft:
         if self.block is not None:
             self._put_block(given.place, self.block)
 
-    def _apply(self, rule: Rewrite, texts: list[Text], pieces: _Pieces) -> tuple[_Pieces, _Pieces]:
-        settings = self.settings
-        if rule is Rewrite.WHITESPACE:
-            return pieces, normalise(pieces, [path[:2] for path, _ in texts])
-        if rule is Rewrite.VOLATILE or settings.documents is None:
-            return pieces, self._move_volatile(pieces)
+    def order_documents(self, texts: list[Text], pieces: _Pieces) -> tuple[_Pieces, _Pieces]:
+        if self.settings.documents is None:
+            return pieces, pieces
         whole = [text for _, text in texts]
-        cut, ordered, self.digests = order_documents(whole, settings.documents, self.memory)
+        cut, ordered, self.digests = order_documents(whole, self.settings.documents, self.memory)
         return cut, ordered
 
-    def _move_volatile(self, texts: _Pieces) -> _Pieces:
-        """Return the texts with placeholders for volatile values, which go into the block."""
+    def normalise(self, texts: list[Text], pieces: _Pieces) -> tuple[_Pieces, _Pieces]:
+        return pieces, normalise(pieces, [path[:2] for path, _ in texts])
+
+    def move_volatile(self, _: list[Text], texts: _Pieces) -> tuple[_Pieces, _Pieces]:
+        """Put placeholders for volatile values, which go into the block."""
         between = [piece for pieces in texts for piece in pieces[::2]]
         found = finder(self.settings.volatile, self.settings.patterns)
         stable, block = move_values(between, found)
         if block is None:
-            return texts
+            return texts, texts
         turns = self.places.body[SPECS[self.endpoint].question_field]
         # Text that is not the model's own may come from a page that a tool fetched.
         refuse_placeholders(
@@ -213,7 +204,7 @@ class _Draft:
         for pieces in result:
             pieces[::2] = islice(left, (len(pieces) + 1) // 2)
         self.block = block
-        return result
+        return texts, result
 
     def _put_block(self, place: int, text: str) -> None:
         """Put a turn with the moved values before the last user turn.
@@ -238,6 +229,22 @@ class _Draft:
             _, end = places.span((name, place - 1))
             self.edits.append(Edit(end, end, b"," + written))
         self.body = {**self.body, name: [*turns[:place], block, *turns[place:]]}
+
+
+class TextRule(NamedTuple):
+    """A rule on texts. ``apply`` returns a draft's pieces before, cut at documents, and after."""
+
+    rewrite: Rewrite
+    is_on: Callable[[PrefixSettings], object]
+    apply: Callable[[_Draft, list[Text], _Pieces], tuple[_Pieces, _Pieces]]
+
+
+TEXT_RULES = (
+    TextRule(Rewrite.DOCUMENTS, lambda it: it.documents, _Draft.order_documents),
+    TextRule(Rewrite.WHITESPACE, lambda it: it.whitespace, _Draft.normalise),
+    TextRule(Rewrite.VOLATILE, lambda it: it.volatile or it.patterns, _Draft.move_volatile),
+)
+"""All rules on texts, in the order in which they are applied."""
 
 
 def _has_marks(raw: bytes, tools: list[dict[str, Any]]) -> bool:
