@@ -2,7 +2,7 @@
 
 Law: all that decides whose answer it is, or which, is hashed. Fields are length prefixed, so no two
 lists of fields share a byte string. A credential leaves this file only as an HMAC under the
-server's secret.
+server's secret. A header becomes part of the key by ``keyed_headers`` of the endpoint's record.
 
 Two bodies share a canonical form only if no upstream can tell them apart. Number lexemes (1, 1.0,
 1e0) and the two forms of a message that is one text, or of one input to embed, fold. So does the

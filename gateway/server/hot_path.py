@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from gateway.cache.lookup import Hit
 from gateway.cache.ports import Entry, MemoryTier
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.http.cache_status import HitStatus, Reason, hit_fields
 from gateway.protocol.http.headers import Fields
 from gateway.protocol.http.messages import Reply
@@ -54,27 +55,11 @@ SWEEP_SECONDS = 1.0
 """Longest time until an answer is forgotten after its entry left the memory tier."""
 
 NEUTRAL = frozenset(
-    {
-        "b3",
-        "baggage",
-        "sentry-trace",
-        "traceparent",
-        "tracestate",
-        "uber-trace-id",
-        "x-amzn-trace-id",
-        "x-b3-parentspanid",
-        "x-b3-sampled",
-        "x-b3-spanid",
-        "x-b3-traceid",
-        "x-cloud-trace-context",
-        "x-correlation-id",
-        "x-datadog-parent-id",
-        "x-datadog-sampling-priority",
-        "x-datadog-trace-id",
-        "x-request-id",
-        "x-stainless-read-timeout",
-        "x-stainless-retry-count",
-    }
+    {"b3", "baggage", "sentry-trace", "traceparent", "tracestate", "uber-trace-id"}
+    | {"x-amzn-trace-id", "x-b3-parentspanid", "x-b3-sampled", "x-b3-spanid", "x-b3-traceid"}
+    | {"x-cloud-trace-context", "x-correlation-id", "x-datadog-parent-id"}
+    | {"x-datadog-sampling-priority", "x-datadog-trace-id", "x-request-id"}
+    | {"x-stainless-read-timeout", "x-stainless-retry-count"}
 )
 """Headers that differ between a request and its repetition. If a policy rule reads one of them, it
 counts nevertheless."""
@@ -378,7 +363,8 @@ class HotPath:
     def _begin_generation(self) -> None:
         """Forget all that an earlier policy or an earlier list of keys has decided."""
         self._active, self._rings = self._policies.active, self._access.rings
-        self._neutral = NEUTRAL - _headers_read(self._active.policy) | {"content-length"}
+        keyed = {name for spec in SPECS.values() for name in spec.keyed_headers}
+        self._neutral = NEUTRAL - keyed - _headers_read(self._active.policy) | {"content-length"}
         self._generation += 1
         self._heads.clear()
         self._answers.clear()

@@ -1,6 +1,7 @@
 """The hot path without a network: what it takes for a repetition, and what it never does."""
 
 import asyncio
+import dataclasses
 import random
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from multidict import CIMultiDict
 from gateway.cache.lookup import Hit
 from gateway.cache.ports import Entry, StoreStats
 from gateway.cache.stores.memory import MemoryStore
+from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.http.cache_status import HitStatus, Reason
 from gateway.protocol.http.messages import Reply
 from gateway.server import hot_path
@@ -258,6 +260,15 @@ def test_a_header_that_a_rule_reads_tells_requests_apart():
     assert is_repeated(reader.feed(with_b3, waiting=True))
     other = with_b3.replace(b"x1", b"y1")
     assert isinstance(reader.feed(other, waiting=True), PlainRequest)
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.MESSAGES])
+def test_a_header_that_any_endpoint_keys_tells_requests_apart(endpoint, monkeypatch):
+    keyed = dataclasses.replace(SPECS[endpoint], keyed_headers=("b3",))
+    monkeypatch.setitem(SPECS, endpoint, keyed)
+    reader = Rig().taught(with_b3 := request(*LINES[:-1], b"b3: x1", LINES[-1]))
+    assert is_repeated(reader.feed(with_b3, waiting=True))
+    assert isinstance(reader.feed(with_b3.replace(b"x1", b"y1"), waiting=True), PlainRequest)
 
 
 @pytest.mark.parametrize(
