@@ -2,7 +2,8 @@
 
 Law: a field is neutral only if it cannot change the answer. A field that is not listed is part of
 the key, in the order in which its objects were written. Every field that OpenAI publishes is
-listed, so a new one is examined before it is cached.
+listed, so a new one is examined before it is cached. A neutral field that becomes keyed raises
+``KEY_VERSION``.
 """
 
 import re
