@@ -45,7 +45,12 @@ Size = Annotated[
 ]
 """A size: bytes, or a text with a unit. JSON has the text."""
 
-_SCHEMES: Final = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
+REDIS: Final = ("redis", "redis")
+SERVERS: Final = {
+    "store": dict.fromkeys(("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"), REDIS),
+    "vectors": dict.fromkeys(("http", "https"), ("qdrant_client", "qdrant")),
+}
+"""Of settings that may name a server: the schemes of URLs, with their library and its extra."""
 
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _IS_ONE: Final[dict[str, tuple[str, Callable[[str], bool]]]] = {
@@ -67,8 +72,8 @@ def _check_store(url: str) -> str:
         well_formed = bool(place) and (parts.port is None or parts.port > 0)
     except ValueError:
         raise ValueError(expected) from None
-    if parts.scheme not in _SCHEMES or not well_formed:
-        raise ValueError(f"{expected}; schemes are {', '.join(_SCHEMES)}")
+    if parts.scheme not in SERVERS["store"] or not well_formed:
+        raise ValueError(f"{expected}; schemes are {', '.join(SERVERS['store'])}")
     database = parts.path.strip("/")
     if parts.scheme != "unix" and database and not database.isdecimal():
         raise ValueError(f"{expected}; behind the host stands the number of a database")
@@ -106,7 +111,7 @@ def _check_vectors(value: str) -> str:
             f"expected no user name or password in the URL of {parts.hostname}: "
             "the key goes into REFRAIN_QDRANT_API_KEY"
         )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in SERVERS["vectors"] or not parts.hostname:
         raise ValueError(f"expected faiss or a URL such as http://127.0.0.1:6333, got {value!r}")
     return value.rstrip("/")
 

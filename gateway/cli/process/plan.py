@@ -34,6 +34,7 @@ from gateway.server.keys.auth import KeyRingError, read_key_ring
 from gateway.server.open.prices import priced, read_price_file
 from gateway.server.open.secrets import log_proxies, secret_faults, warn_of_shared_credentials
 from gateway.settings import (
+    SERVERS,
     Settings,
     SettingsError,
     load_settings,
@@ -293,12 +294,10 @@ def _named_files(settings: Settings) -> Iterator[tuple[str, Path, Callable[[byte
 
 
 def _missing_extras(settings: Settings) -> Iterator[str]:
-    for key, value, library, extra in (
-        ("store", settings.store, "redis", "redis"),
-        ("vectors", settings.vectors, "qdrant_client", "qdrant"),
-    ):
-        scheme, is_server, _ = value.partition("://")
-        if is_server and importlib.util.find_spec(library) is None:
+    for key, servers in SERVERS.items():
+        scheme = urlsplit(getattr(settings, key)).scheme
+        library, extra = servers.get(scheme, ("", ""))
+        if library and importlib.util.find_spec(library) is None:
             install = f"pip install 'refrain-gateway[{extra}]'"
             yield f"{key}: {scheme}://… needs the extra {extra}: {install}"
 

@@ -1,4 +1,7 @@
-"""Lookup by meaning: the embeddings service, the verifier, and the records of wrong hits."""
+"""Lookup by meaning: the embeddings service, the verifier, and the records of wrong hits.
+
+The setting ``vectors`` chooses the vector index, in ``embeddings/index/vector_index.py``.
+"""
 
 import asyncio
 import logging

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gateway.cache.ports import ForgetKeys, MemoryTier, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
@@ -25,7 +26,7 @@ from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.sqlite.sums import SqliteKeyCounts, SqliteUsage
 from gateway.cache.stores.tiered import Invalidations, TieredStore
 from gateway.server.open.secrets import master_keys, secret_setting
-from gateway.settings import Settings
+from gateway.settings import REDIS, SERVERS, Settings
 
 if TYPE_CHECKING:  # a command that opens a store alone loads none of these
     from gateway.server.keys.usage_sync import KeyCounts
@@ -141,6 +142,8 @@ def open_store(
             key_counts=counts,
             makers=SqliteMakers(settings.data_dir / MAKERS, seconds=DISK_READ_SECONDS),
         )
+    if SERVERS["store"].get(urlsplit(settings.store).scheme) != REDIS:
+        raise ValueError("no store is known for the scheme of the setting store")
     return _open_redis(settings, environment)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.cli.process.plan import make_plan
 from gateway.cli.terminal import CommandError, FailedError
+from gateway.settings import SERVERS
 
 
 def plan(data_dir):
@@ -42,6 +43,16 @@ def test_settings_that_need_an_extra_name_it(tmp_path, monkeypatch, setting, url
     extra = library.removesuffix("_client")
     needs = f"needs the extra {extra}: pip install 'refrain-gateway[{extra}]'"
     assert str(refused.value) == f"{setting}: {url.partition('://')[0]}://… {needs}"
+
+
+@pytest.mark.parametrize("setting", ["store", "vectors"])
+def test_a_scheme_and_its_extra_are_one_row(tmp_path, monkeypatch, setting):
+    monkeypatch.setenv(f"REFRAIN_{setting.upper()}", "new://host")
+    with pytest.raises(CommandError, match=f"REFRAIN_{setting.upper()}: expected"):
+        plan(tmp_path)
+    monkeypatch.setitem(SERVERS[setting], "new", ("no_such_library", "new"))
+    with pytest.raises(CommandError, match=f"^{setting}: new://… needs the extra new: pip install"):
+        plan(tmp_path)
 
 
 def test_the_demo_needs_torch(tmp_path, monkeypatch):

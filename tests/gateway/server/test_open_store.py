@@ -11,7 +11,7 @@ from gateway.cache.ports import StoreUnavailableError
 from gateway.cache.stores.conformance import example_entry
 from gateway.server.open.secrets import SecretError, shared_secret
 from gateway.server.open.store import open_store
-from gateway.settings import Settings, SettingsError, load_settings
+from gateway.settings import SERVERS, Settings, SettingsError, load_settings
 from running_redis import RunningRedis
 
 
@@ -38,6 +38,14 @@ def server(redis_version, tmp_path_factory):
 )
 def test_a_store_is_a_word_or_a_url(store):
     assert Settings(store=store).store == store
+
+
+def test_a_store_that_is_not_known_is_not_opened_as_redis(monkeypatch):
+    other = Settings().model_copy(update={"store": "other://redis.example"})
+    for _ in ("no row", "a row of another library"):
+        with pytest.raises(ValueError, match="no store is known for the scheme"):
+            open_store(other, {})
+        monkeypatch.setitem(SERVERS["store"], "other", ("other_client", "other"))
 
 
 @pytest.mark.parametrize(
