@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.protocol.endpoints.registry import SPECS
-from gateway.protocol.streaming import assemble
+from gateway.protocol.streaming import assemble_choices
 from policies.decision import Endpoint
 
 TEXTS = st.one_of(
@@ -88,7 +88,7 @@ def test_events_that_are_alike_give_what_parsing_each_gives(events, usage, space
     chunks.append(b"data: [DONE]\n\n")
 
     def run(most):
-        with mock.patch.object(assemble, "MOST_PATTERNS", most):
+        with mock.patch.object(assemble_choices, "MOST_PATTERNS", most):
             answer = SPECS[Endpoint.CHAT].streaming.follow(assemble=True, max_bytes=max_bytes)
             pieces = [answer.feed(chunk) for chunk in chunks]
             result = answer.result()

@@ -31,7 +31,7 @@ from gateway.protocol.anthropic.reply import (
     usage_of,
 )
 from gateway.protocol.errors import anthropic_error
-from gateway.protocol.streaming.assemble import MOST_PATTERNS, content_pattern, is_content
+from gateway.protocol.streaming.assemble_choices import MOST_PATTERNS, content_pattern, is_content
 from gateway.protocol.streaming.decode import (
     DONE,
     Decoder,

@@ -19,8 +19,8 @@ from gateway.protocol.endpoints.spec import Body, EndpointSpec, Result, Streamin
 from gateway.protocol.errors import ClientError
 from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.storable import decline_choices
-from gateway.protocol.streaming.assemble import StreamedChoices
-from gateway.protocol.streaming.render import ChoiceForm, last_chunk, piece, render_choices
+from gateway.protocol.streaming.assemble_choices import StreamedChoices
+from gateway.protocol.streaming.render_choices import ChoiceForm, last_chunk, piece, render_choices
 
 _FIELDS: Fields = {
     **SAMPLING,

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.http.cache_status import Reason
-from gateway.protocol.streaming.assemble import MAX_CALLS
+from gateway.protocol.streaming.assemble_choices import MAX_CALLS
 from gateway.protocol.streaming.decode import encode
 from policies.decision import Endpoint
 

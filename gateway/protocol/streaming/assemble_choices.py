@@ -15,7 +15,7 @@ from gateway.protocol.streaming.decode import (
     UnknownShapeError,
     pattern_of,
 )
-from gateway.protocol.streaming.render import ChoiceForm
+from gateway.protocol.streaming.render_choices import ChoiceForm
 
 _CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})
 """Top-level fields that speak of one chunk; the last two pad it against guesses by its size."""
