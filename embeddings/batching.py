@@ -1,8 +1,9 @@
 """Natural batching: what arrives while a batch runs makes up the next one.
 
 An idle batcher starts a lone item at once, so batching adds no wait; under load the batches grow by
-themselves up to `max_batch`. The same rule serves the encoder (one forward pass for many texts) and
-the vector store (one transaction for many writes).
+themselves up to `max_batch`. What can wait goes in small batches, while nothing else is there. The
+same rule serves the encoder (one forward pass for many texts) and the vector store (one transaction
+for many writes).
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from cachetools import LRUCache
 
@@ -21,6 +22,9 @@ from embeddings.messages import Reason
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+MAX_LATER_BATCH: Final = 4
+"""Items that can wait: a batch of them holds up all that comes meanwhile."""
 
 
 class OverloadedError(Exception):
@@ -31,6 +35,7 @@ class OverloadedError(Exception):
 class _Waiting(Generic[Item, Result]):
     item: Item
     done: "asyncio.Future[Result]"
+    since: float
 
 
 class Batcher(Generic[Item, Result]):
@@ -54,18 +59,28 @@ class Batcher(Generic[Item, Result]):
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._later: deque[_Waiting[Item, Result]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.waited = 0.0
+        """For how many seconds the first item of the batch that ended last had waited."""
+        self._running_waited = 0.0
 
-    async def submit(self, item: Item) -> Result:
-        """Return the result for `item`. Raises OverloadedError, or what `run` raised."""
-        if len(self._waiting) >= self._max_waiting:
-            self._waiting = deque(entry for entry in self._waiting if not entry.done.done())
-        if len(self._waiting) >= self._max_waiting:
+    async def submit(self, item: Item, *, later: bool = False) -> Result:
+        """Return the result for `item`, if `later` once nothing else waits.
+
+        Raises OverloadedError, or what `run` raised.
+        """
+        waiting = self._later if later else self._waiting
+        if len(waiting) >= self._max_waiting:
+            left = [entry for entry in waiting if not entry.done.done()]
+            waiting.clear()
+            waiting.extend(left)
+        if len(waiting) >= self._max_waiting:
             raise OverloadedError(f"{self._max_waiting} items already wait")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
-        self._waiting.append(_Waiting(item, done))
+        waiting.append(_Waiting(item, done, loop.time()))
         if self._idle.is_set():
             self._idle.clear()
             # Not at once: what arrived together makes up one batch.
@@ -78,6 +93,7 @@ class Batcher(Generic[Item, Result]):
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         while batch := self._next_batch():
+            self._running_waited = loop.time() - batch[0].since
             try:
                 self._executor.submit(self._run_in_thread, loop, batch)
             except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
@@ -105,16 +121,23 @@ class Batcher(Generic[Item, Result]):
         batch: list[_Waiting[Item, Result]],
         results: Sequence[Result] | Exception,
     ) -> None:
+        self.waited = self._running_waited
         _hand_out(batch, results)
         self._begin(loop)
 
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
-        batch: list[_Waiting[Item, Result]] = []
-        while self._waiting and len(batch) < self._max_batch:
-            entry = self._waiting.popleft()
-            if not entry.done.done():
-                batch.append(entry)
-        return batch
+        later = min(MAX_LATER_BATCH, self._max_batch)
+        return _taken(self._waiting, self._max_batch) or _taken(self._later, later)
+
+
+def _taken(waiting: deque[_Waiting[Item, Result]], most: int) -> list[_Waiting[Item, Result]]:
+    """Take some entries that somebody still waits for."""
+    batch: list[_Waiting[Item, Result]] = []
+    while waiting and len(batch) < most:
+        entry = waiting.popleft()
+        if not entry.done.done():
+            batch.append(entry)
+    return batch
 
 
 def _hand_out(
@@ -156,16 +179,25 @@ class BatchedEncoder:
         )
         self._recent: LRUCache[tuple[Hashable, bytes], Vector] = LRUCache(remembered)
 
-    async def encode(self, text: str, owner: Hashable) -> Encoded:
-        """Return the text's vector, or the reason for having none. Raises OverloadedError."""
+    async def encode(self, text: str, owner: Hashable, *, later: bool = False) -> Encoded:
+        """Return the text's vector, or the reason for having none.
+
+        `later`: it can wait until the encoder has nothing else to do. Raises OverloadedError.
+        """
+        return (await self.encode_timed(text, owner, later=later))[0]
+
+    async def encode_timed(
+        self, text: str, owner: Hashable, *, later: bool = False
+    ) -> tuple[Encoded, float]:
+        """Return what `encode` does, and for how many seconds the text waited for others."""
         digest = owner, sha256(text.encode()).digest()
         recent = self._recent.get(digest)
         if recent is not None:
-            return recent
-        encoded = await self._batcher.submit((owner, text))
+            return recent, 0.0
+        encoded = await self._batcher.submit((owner, text), later=later)
         if not isinstance(encoded, Reason) and self._recent.maxsize:
             self._recent[digest] = encoded
-        return encoded
+        return encoded, self._batcher.waited
 
     def _encode_distinct(self, owned: Sequence[_Owned]) -> Sequence[Encoded]:
         distinct = list(dict.fromkeys(owned))

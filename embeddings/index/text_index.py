@@ -15,7 +15,7 @@ from typing import Final
 from embeddings.batching import BatchedEncoder
 from embeddings.encoder.encoder import Encoder, EncoderSettings, load_encoder
 from embeddings.index.vector_index import VectorIndex, open_index
-from embeddings.messages import IndexStatus, Match, Reason
+from embeddings.messages import IndexStatus, Matches, Reason
 from embeddings.settings import QdrantSettings
 
 MAX_BATCH: Final = 32
@@ -69,18 +69,22 @@ class TextIndex:
             remembered=0,
         )
 
-    async def search(self, partition: bytes, text: str, k: int) -> list[Match] | Reason:
+    async def search(self, partition: bytes, text: str, k: int) -> Matches | Reason:
         """Return the `k` nearest, or the reason for not searching."""
-        vector = await self._texts.encode(text, partition)
+        vector, waited = await self._texts.encode_timed(text, partition)
         if isinstance(vector, Reason):
             return vector
-        return await self._index.search(partition, vector, k, self._clock())
+        found = await self._index.search(partition, vector, k, self._clock())
+        return Matches(tuple(found), waited)
 
     async def add(
         self, partition: bytes, key: bytes, text: str, expires_at: float
     ) -> Reason | None:
-        """Index a text; return once any search finds it, or the reason for not indexing it."""
-        vector = await self._texts.encode(text, partition)
+        """Index a text; return once any search finds it, or the reason for not indexing it.
+
+        If its vector is not remembered from a search, it waits until no search does.
+        """
+        vector = await self._texts.encode(text, partition, later=True)
         if isinstance(vector, Reason):
             return vector
         await self._index.add(partition, key, vector, expires_at, self._clock())
