@@ -37,8 +37,8 @@ class CacheWriter:
     """Admits, stores and removes answers; an entry can be hit once ``store`` has returned.
 
     ``adding``: the vectors that wait for a place or are on their way to the index.
-    ``count_not_added`` is told why an entry has exact hits only, though its question could be
-    looked up by meaning.
+    ``count_not_added`` takes the reason why a question could not be indexed: its entry has exact
+    hits only.
     """
 
     entries: Store
