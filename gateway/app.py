@@ -84,17 +84,19 @@ def create_app(
     semantic_socket: Path | None,
     engine_required: bool = False,
     started: float | None = None,
+    changes: Path | None = None,
 ) -> web.Application:
     """Build the gateway. ``semantic_socket`` is None where semantic lookup is not installed.
 
     ``started`` is when the installation was started, in seconds since the epoch; None is now.
+    ``changes`` is the file through which workers tell one another what they store.
 
     Raises PolicyError, KeyRingError, PricesError, OSError and SecretError when it cannot start.
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     policies = PolicyFile(settings.policy or default_policy())
     access = Access(settings.gateway_keys, settings.denied_keys)
-    entries = open_store(settings, os.environ)
+    entries = open_store(settings, os.environ, changes)
     secret = shared_secret(os.environ) or load_or_create_secret(settings.data_dir)
     telemetry = open_telemetry(
         settings, secret=secret, store_stats=entries.store.stats, usage_store=entries.usage

@@ -78,15 +78,11 @@ class UnfinishedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Live entries and the bytes they take, keys and metadata included.
-
-    ``lost`` counts puts that returned and of which the entry could not be written after.
-    """
+    """Live entries and the bytes they take, keys and metadata included."""
 
     entries: int
     bytes: int
     evictions: int
-    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +103,10 @@ class Store(Protocol):
         """
 
     async def put(self, entry: Entry) -> None:
-        """Store or replace; once this returns, ``get`` of any worker finds it.
-
-        It may be written later. If that fails, ``get`` finds what the store had before: nothing, or
-        the older entry, which is served within its own freshness.
-        """
+        """Store or replace; once this returns, ``get`` of any worker finds it."""
 
     async def delete(self, key: bytes) -> None:
-        """Forget the entry; no error when it is not there. Puts before it are written by then."""
+        """Forget the entry; no error when it is not there."""
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
         """Return up to ``limit`` entries from ``after`` on; None begins.

@@ -342,7 +342,6 @@ class _StoreCollector(Collector):
             ("refrain_entries", "Entries in the store.", stats.entries),
             ("refrain_entry_bytes", "Bytes of entries, keys and metadata included.", stats.bytes),
             ("refrain_evicted_entries", "Entries evicted since start.", stats.evictions),
-            ("refrain_lost_entries", "Stored, but then not written, since start.", stats.lost),
         ):
             family = GaugeMetricFamily(name, text)
             family.add_metric([], value)

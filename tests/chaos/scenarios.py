@@ -17,8 +17,6 @@ from tests.chaos.load import BAD, Client, Load, Tally
 CALM_SECONDS = 0.5
 RECOVERY_SECONDS = 60.0
 """A gateway that is not well again by then will not be."""
-BEHIND_SECONDS = 0.5
-"""A worker that writes behind may lose what it answered last: a tenth of a second, and a commit."""
 REDIS_BEHIND_SECONDS = 2.0
 """With ``appendfsync everysec``, Redis may answer so long before it writes."""
 
@@ -223,7 +221,7 @@ def _of_stores() -> list[Scenario]:
             fault=faults.disk_full,
             small_disk=True,
             settings=logged,
-            may_lose=BEHIND_SECONDS,
+            may_lose=0.0,
         ),
         Scenario(
             name="disk full, two workers",
@@ -233,7 +231,7 @@ def _of_stores() -> list[Scenario]:
             may_lose=0.0,
             workers=2,
         ),
-        Scenario(name="no file may grow", fault=faults.no_file_may_grow, may_lose=BEHIND_SECONDS),
+        Scenario(name="no file may grow", fault=faults.no_file_may_grow, may_lose=0.0),
     ]
 
 
@@ -243,7 +241,7 @@ def _of_processes() -> list[Scenario]:
             name="worker killed",
             fault=faults.killed(faults.WORKER),
             instant=True,
-            may_lose=BEHIND_SECONDS,
+            may_lose=0.0,
             may_break=True,
         ),
         Scenario(
@@ -264,7 +262,7 @@ def _of_processes() -> list[Scenario]:
             name="supervisor killed",
             fault=faults.supervisor_killed,
             instant=True,
-            may_lose=BEHIND_SECONDS,
+            may_lose=0.0,
             may_break=True,
         ),
         # What is too old by the wrong clock may be deleted.

@@ -15,10 +15,13 @@ from scripted_upstream import ScriptedUpstream
 QUESTION = "How do I reset my password?"
 OTHER = "Where can I download my latest invoice?"
 
-MOST = {"repeated hit": (8, 8), "exact hit": (32, 25), "streamed miss": (137, 62)}
+MOST = {"repeated hit": (8, 8), "exact hit": (33, 25), "streamed miss": (146, 66)}
 """Functions and files, at most. A lower number may replace one of these, a higher one has a reason.
 
-A miss had 116 and 55 while a lone upstream had no health, no limits and no table of tries."""
+A miss had 116 and 55 while a lone upstream had no health, no limits and no table of tries. It had
+127 and 59 while the entry was written after the reply, and what requests share stood in two files.
+A hit had one less while a single worker did not look for the changes of others.
+"""
 
 
 @pytest.fixture(scope="module")

@@ -118,14 +118,10 @@ class MemoryMachine(StoreMachine):
 
 
 class SqliteMachine(StoreMachine):
-    alone = False
-
     def make(self):
         path = Path(self.folder.name) / "entries.sqlite3"
         # A clock that stands still: the order of uses must not depend on it.
-        return SqliteStore(
-            path, max_bytes=MAX_BYTES, alone=self.alone, clock=lambda: 1000.0, **PATIENT
-        )
+        return SqliteStore(path, max_bytes=MAX_BYTES, clock=lambda: 1000.0, **PATIENT)
 
     @rule()
     def restart(self):
@@ -136,21 +132,13 @@ class SqliteMachine(StoreMachine):
         self.runner.run(self.store.delete(b"absent"))
 
 
-class AloneMachine(SqliteMachine):
-    alone = True
-
+class FilterMachine(SqliteMachine):
     @rule(key=keys)
     def ask_the_filter(self, key):
         assert not (self.runner.run(self.lacks(key)) and key in self.model.entries)
 
     async def lacks(self, key):
         return self.store.lacks(key)
-
-    @invariant()
-    def figures_agree(self):
-        if hasattr(self, "store"):
-            self.runner.run(self.store.delete(b"absent"))
-            super().figures_agree()
 
 
 class TieredMachine(SqliteMachine):
@@ -191,7 +179,7 @@ TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=some(60), stateful_step_count=60, deadline=None)
 TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = settings(max_examples=some(25), stateful_step_count=60, deadline=None)
-TestAlone = AloneMachine.TestCase
-TestAlone.settings = settings(max_examples=some(25), stateful_step_count=60, deadline=None)
+TestFilter = FilterMachine.TestCase
+TestFilter.settings = settings(max_examples=some(25), stateful_step_count=60, deadline=None)
 TestTiered = TieredMachine.TestCase
 TestTiered.settings = settings(max_examples=some(15), stateful_step_count=60, deadline=None)

@@ -1,6 +1,6 @@
 """A process that puts entries without end, to be killed, and what must be found of them after.
 
-``python store_writer.py sqlite|alone|redis PLACE START`` prints ``lane n`` after each put.
+``python store_writer.py sqlite|redis PLACE START`` prints ``lane n`` after each put.
 """
 
 import asyncio
@@ -74,11 +74,10 @@ def check_kept(
 
 
 def _opened(kind: str, place: str) -> Store:
-    if kind in ("sqlite", "alone"):
+    if kind == "sqlite":
         from gateway.cache.stores.sqlite.store import SqliteStore
 
-        alone = kind == "alone"
-        return SqliteStore(Path(place), max_bytes=MAX_BYTES, alone=alone, upkeep_seconds=0.01)
+        return SqliteStore(Path(place), max_bytes=MAX_BYTES, upkeep_seconds=0.01)
     from gateway.cache.stores.redis.store import RedisStore
 
     return RedisStore(place, max_bytes=MAX_BYTES, seconds=10, upkeep_seconds=0.01)

@@ -144,13 +144,6 @@ class TieredStore:
         await self._hot.close()
         await self._cold.close()
 
-    def look_out(self, invalidations: Invalidations | None) -> None:
-        """Ask for changes by other processes before each hit from now on; for None, no longer.
-
-        ``forget`` and ``forget_all`` are to listen to them all the time.
-        """
-        self._invalidations = invalidations
-
     def forget(self, key: bytes) -> None:
         """Take a key out of memory, which has changed otherwise than through this store."""
         self._hot.forget(key)

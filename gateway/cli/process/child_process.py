@@ -2,8 +2,7 @@
 
 The line is the child's stdin: a socket of which the parent holds the other end. Its end tells that
 the parent is gone, so that not even a killed supervisor leaves a process behind. Gateway workers
-also get orders through it, and report. Orders are numbered: a report names the one that it answers,
-so that a late report is not taken for a later order's.
+also get orders through it, and report.
 """
 
 import asyncio
@@ -28,8 +27,6 @@ PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 """Set to 1 where stdin is the line to the parent: its end means that the parent is gone."""
 
 STOP_SECONDS = 8.0
-NO_ORDER = 0
-"""The number of a report that answers no order."""
 
 _STDIN = 0
 
@@ -39,10 +36,6 @@ class Order(StrEnum):
 
     ACCEPT = "accept"
     """Take connections."""
-    SHARE = "share"
-    """Another worker is about to start: share the store with it."""
-    ALONE = "alone"
-    """No other worker is there: the store is yours alone."""
     LEAVE = "leave"
     """Another worker has taken your place: end once your requests have."""
 
@@ -52,8 +45,6 @@ class Report(StrEnum):
 
     READY = "ready"
     """It may be told to accept."""
-    SHARED = "shared"
-    """It has done what SHARE says."""
     LEFT = "left"
     """It has been told to LEAVE, and takes no connections any more."""
 
@@ -68,7 +59,7 @@ class Child:
 
     ``vital`` children that exit with 1 or 2 before they have settled end everything; others are
     started again and again, since the rest can do without them. ``front`` ones are gateway workers:
-    they are stopped first, and can be replaced. ``alone`` ones are the only worker.
+    they are stopped first, and can be replaced.
     """
 
     name: str
@@ -77,7 +68,6 @@ class Child:
     pass_fds: Sequence[int] = ()
     vital: bool = True
     front: bool = False
-    alone: bool = False
     stop_seconds: float = STOP_SECONDS
     """The time for a child to stop before it is killed."""
     ended: Callable[[str], None] = lambda _: None
@@ -101,7 +91,6 @@ class ChildProcess:
         """Whether it is known to have started well."""
         self._process = process
         self._reports, self._orders = line
-        self._ordered = 0
         self.end.add_done_callback(lambda _: self._orders.close())
 
     @classmethod
@@ -123,23 +112,18 @@ class ChildProcess:
                 raise
         return cls(child, process, line)
 
-    def order(self, order: Order) -> int:
-        """Tell a worker what to do; return the number of the order."""
-        self._ordered += 1
+    def order(self, order: Order) -> None:
+        """Tell a worker what to do."""
         if not self._orders.is_closing():
-            self._orders.write(f"{order} {self._ordered}\n".encode())
-        return self._ordered
+            self._orders.write(f"{order}\n".encode())
 
-    async def report(self, expected: Report, seconds: float, number: int = NO_ORDER) -> None:
-        """Wait for a report on the order with this number.
-
-        Raises ChildError if it does not come in time.
-        """
+    async def report(self, expected: Report, seconds: float) -> None:
+        """Wait for a report. Raises ChildError if it does not come in time."""
         try:
             async with asyncio.timeout(seconds):
                 with contextlib.suppress(ConnectionError):
                     while line := await self._reports.readline():
-                        if line == f"{expected} {number}\n".encode():
+                        if line == f"{expected}\n".encode():
                             return
                 code = await self.end
         except TimeoutError:
@@ -197,8 +181,7 @@ class ParentLine:
     def __init__(self) -> None:
         self.stop = asyncio.Event()
         self.has_parent = os.environ.get(PARENT_PIPE) == "1"
-        self.orders: asyncio.Queue[tuple[Order, int]] = asyncio.Queue()
-        """What to do, and the number of the order."""
+        self.orders: asyncio.Queue[Order] = asyncio.Queue()
         self._begun = b""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -206,10 +189,10 @@ class ParentLine:
         if self.has_parent:
             loop.add_reader(_STDIN, self._read)
 
-    def report(self, report: Report, number: int = NO_ORDER) -> None:
-        """Tell the parent, in answer to an order. If it is gone, ``stop`` is about to be set."""
+    def report(self, report: Report) -> None:
+        """Tell the parent. If it is gone, ``stop`` is about to be set."""
         with contextlib.suppress(OSError):
-            os.write(_STDIN, f"{report} {number}\n".encode())
+            os.write(_STDIN, f"{report}\n".encode())
 
     def _read(self) -> None:
         try:
@@ -222,5 +205,4 @@ class ParentLine:
             return
         *lines, self._begun = (self._begun + data).split(b"\n")
         for line in lines:
-            order, _, number = line.decode().partition(" ")
-            self.orders.put_nowait((Order(order), int(number)))
+            self.orders.put_nowait(Order(line.decode()))

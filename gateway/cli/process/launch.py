@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway.cache.stores.sqlite import SHARED_CHANGES
 from gateway.cli.process.child_process import PYTHON, Child
 from gateway.cli.process.supervisor import INSTANCE, WORKER_SETTINGS, ReloadError, Supervisor
 from gateway.cli.terminal import FailedError, configure_logging
@@ -295,15 +294,14 @@ def _workers(
 ) -> list[Child]:
     """Return the workers of the installation with this name, which was started then."""
     argv = [*PYTHON, "-m", "gateway.cli.process.worker", "--socket-fd", str(sock.fileno())]
-    argv += ["--started", str(started)]
+    # A single worker shares the store, too, while another one takes its place.
+    argv += ["--started", str(started), "--changes", str(runtime / "changes")]
     if plan.embeddings is not None:
         argv += ["--semantic-socket", str(runtime / _SOCKET)]
     is_demo = plan.engine is not None
     if is_demo:
         argv += ["--engine-required"]
     environment = {WORKER_SETTINGS: plan.worker_settings, INSTANCE: name}
-    # One worker shares the store while another one takes its place.
-    environment[SHARED_CHANGES] = str(runtime / "changes")
     metrics = runtime / "metrics"
     if plan.workers > 1:
         metrics.mkdir(exist_ok=True)
@@ -314,7 +312,6 @@ def _workers(
         environment,
         (sock.fileno(),),
         front=True,
-        alone=plan.workers == 1,
         ended=partial(forget_gauges, metrics),
         stop_seconds=plan.worker_stop_seconds,
     )

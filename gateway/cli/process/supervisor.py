@@ -38,7 +38,6 @@ MOST_LEAVING = 2
 """So many replaced processes of one place may finish their answers at a time."""
 
 READY_SECONDS = 60.0
-SHARED_SECONDS = 30.0
 LEFT_SECONDS = 10.0
 
 
@@ -73,11 +72,6 @@ class Slot:
         process.end.add_done_callback(lambda _: child.ended(seat))
         running[number] = process
         return process
-
-    def tell_if_alone(self) -> None:
-        """Tell the process here if it is the only worker."""
-        if self.process is not None and self.child.alone and len(self._still_running()) == 1:
-            self.process.order(Order.ALONE)
 
     @property
     def is_crowded(self) -> bool:
@@ -145,7 +139,6 @@ class Supervisor:
                     slot.process = await slot.start(slot.child)
                     if has_ended:
                         log.info("%s was started again", slot.child.name, extra=_EVENT)
-                    slot.tell_if_alone()
                     slot.process.order(Order.ACCEPT)
                 process = slot.process
                 slot.moved.clear()
@@ -234,23 +227,14 @@ class Supervisor:
                 log.error(text, former.name, error, extra=_EVENT)  # noqa: TRY400
 
     async def _replace(self, slot: Slot, child: Child) -> None:
-        """Put a new process in the place of the old one. Raises ChildError, and the old one stays.
-
-        While both run, neither has the store alone.
-        """
+        """Put a new process in the place of the old one, which stays if this raises ChildError."""
         async with slot.lock:
             old = slot.process
+            new = await slot.start(child)
             try:
-                if old is not None and child.alone:
-                    await _share(old)
-                new = await slot.start(child)
-                try:
-                    await new.report(Report.READY, READY_SECONDS)
-                except BaseException:
-                    await new.stop(self._at_once)
-                    raise
+                await new.report(Report.READY, READY_SECONDS)
             except BaseException:
-                slot.tell_if_alone()
+                await new.stop(self._at_once)
                 raise
             # Nothing waits from here on: a stop finds the old process in its place, or the new one.
             new.was_ready = True
@@ -258,30 +242,14 @@ class Supervisor:
             new.order(Order.ACCEPT)
             slot.moved.set()
             if old is not None:
-                number = old.order(Order.LEAVE)
-                leaving = asyncio.create_task(self._see_off(slot, old))
+                old.order(Order.LEAVE)
+                leaving = asyncio.create_task(old.await_end(self._at_once))
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
-            slot.tell_if_alone()
         if old is not None:
             # From then on, each new connection finds the new settings.
             with contextlib.suppress(ChildError):
-                await old.report(Report.LEFT, LEFT_SECONDS, number)
-
-    async def _see_off(self, slot: Slot, old: ChildProcess) -> None:
-        await old.await_end(self._at_once)
-        async with slot.lock:
-            slot.tell_if_alone()
-
-
-async def _share(old: ChildProcess) -> None:
-    """Have the worker share its store. Raises ChildError, unless it has ended."""
-    number = old.order(Order.SHARE)
-    try:
-        await old.report(Report.SHARED, SHARED_SECONDS, number)
-    except ChildError:
-        if not old.end.done():
-            raise
+                await old.report(Report.LEFT, LEFT_SECONDS)
 
 
 async def _first(end: "asyncio.Task[int]", *events: asyncio.Event) -> None:

@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ from prometheus_client import values
 
 from gateway import background
 from gateway.app import END_CALLS, READINESS, STORE, create_app
-from gateway.cache.ports import StoreError
-from gateway.cli.process.child_process import NO_ORDER, Order, ParentLine, Report
+from gateway.cli.process.child_process import Order, ParentLine, Report
 from gateway.cli.process.supervisor import SEAT, WORKER_SETTINGS
 from gateway.cli.terminal import configure_logging, log_stray, say
 from gateway.server.http.handlers import refuse
@@ -55,12 +53,6 @@ It answers the next request on any other one, and closes it with the reply: a cl
 sent a request would lose it by a connection that closes.
 """
 
-SHARE_SECONDS = 20.0
-"""A report after that would come too late: the supervisor waits little longer."""
-
-ALONE_AGAIN_SECONDS = 1.0
-"""A worker that is alone tries so often to have the store alone, while the disk does not answer."""
-
 _LOOK_SECONDS = 0.1
 
 TRIM_SECONDS = 10.0
@@ -76,6 +68,7 @@ async def serve(
     engine_required: bool,
     greets: bool = False,
     started: float | None = None,
+    changes: Path | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or the parent's end; then finish the running requests.
 
@@ -83,12 +76,17 @@ async def serve(
     requests elsewhere. Then the port is closed, and answers get ``drain_timeout`` seconds. A worker
     that is replaced closes the port at once: another one serves it.
     ``greets`` says that this worker is the one that asks the upstreams how they are. ``started`` is
-    when the installation was started, in seconds since the epoch.
+    when the installation was started, in seconds since the epoch. Through the file ``changes`` the
+    workers tell one another what they store.
     """
     asyncio.get_running_loop().set_exception_handler(log_stray)
     line = ParentLine()
     app = create_app(
-        settings, semantic_socket=semantic, engine_required=engine_required, started=started
+        settings,
+        semantic_socket=semantic,
+        engine_required=engine_required,
+        started=started,
+        changes=changes,
     )
     # Handlers are cancelled when their client is gone, and with them the upstream call.
     runner = Runner(
@@ -143,8 +141,6 @@ class Orders:
             self._accept.set()
         self._lacks: set[str] = set()
         """Why this worker is not ready, while the serving workers are."""
-        self._told_to_leave = NO_ORDER
-        self._having_alone: asyncio.Task[None] | None = None
         self._following = self._begin(self._follow())
 
     async def may_accept(self) -> None:
@@ -160,12 +156,10 @@ class Orders:
 
     def report_left(self) -> None:
         """Tell that all connections go to others from now on."""
-        self._line.report(Report.LEFT, self._told_to_leave)
+        self._line.report(Report.LEFT)
 
     def ignore(self) -> None:
         self._following.cancel()
-        if self._having_alone is not None:
-            self._having_alone.cancel()
 
     async def _report_readiness(self) -> None:
         """Report once this worker is as ready as the serving workers.
@@ -187,41 +181,13 @@ class Orders:
         self._line.report(Report.READY)
 
     async def _follow(self) -> None:
-        store = self._app[STORE]
         while True:
-            order, number = await self._line.orders.get()
-            match order:
+            match await self._line.orders.get():
                 case Order.ACCEPT:
                     self._accept.set()
-                case Order.SHARE:
-                    if self._having_alone is not None:
-                        self._having_alone.cancel()
-                        await asyncio.wait([self._having_alone])
-                    with suppress(TimeoutError, StoreError):
-                        await asyncio.wait_for(store.share(), SHARE_SECONDS)
-                        self._line.report(Report.SHARED, number)
-                case Order.ALONE:
-                    self._having_alone = self._begin(self._have_alone())
                 case Order.LEAVE:
-                    await store.leave()
-                    self._told_to_leave = number
+                    await self._app[STORE].leave()
                     self.leave.set()
-
-    async def _have_alone(self) -> None:
-        """Have the store alone as soon as the disk answers."""
-        is_told = False
-        while True:
-            try:
-                await self._app[STORE].have_alone()
-            except StoreError as error:
-                if not is_told:
-                    log.warning("store: each write waits for the disk until it answers: %s", error)
-                is_told = True
-            else:
-                if is_told:
-                    log.info("store: the disk answers, and no write waits for it any more")
-                return
-            await asyncio.sleep(ALONE_AGAIN_SECONDS)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
@@ -323,6 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine-required", action="store_true")
     parser.add_argument("--greet-upstreams", action="store_true")
     parser.add_argument("--started", type=float)
+    parser.add_argument("--changes", type=Path)
     options = parser.parse_args(argv)
     settings = Settings.model_validate_json(os.environ[WORKER_SETTINGS])
     configure_logging(settings.log_level, settings.log_format)
@@ -340,6 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 engine_required=options.engine_required,
                 greets=options.greet_upstreams,
                 started=options.started,
+                changes=options.changes,
             )
         )
     except (PolicyError, KeyRingError, SecretSettingError, DiscoveryError) as error:

@@ -2,10 +2,9 @@
 
     memory tier -> circuit breaker and bounded waits -> encryption -> disk or Redis
 
-Law: a tier in memory must learn of every change of the store behind it. In front of the disk, one
-process makes all changes, or several tell them through memory that they share; in front of Redis,
-each process receives invalidations. A worker begins with the first or second, and the supervisor
-orders a change.
+Law: a tier in memory must learn of every change of the store behind it. In front of the disk, the
+workers tell their changes through memory that they share. In front of Redis, each process receives
+invalidations.
 """
 
 import logging
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING
 from gateway.cache.ports import ForgetKeys, MemoryTier, ScopeKeys, Store
 from gateway.cache.stores.guarded import GuardedStore
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.stores.sqlite import SHARED_CHANGES
 from gateway.cache.stores.sqlite.makers import SqliteMakers
 from gateway.cache.stores.sqlite.scope_keys import SqliteScopeKeys
 from gateway.cache.stores.sqlite.shared_changes import SharedChanges
@@ -71,8 +69,6 @@ class OpenedStore:
     """Where the use of gateway keys is counted with others; None: in this process alone."""
     makers: "MakerStore | None" = None
     """Where the makers of values are noted for other processes; None: in this one alone."""
-    file: SqliteStore | None = None
-    """The store on the disk, which one worker may have alone."""
 
     @property
     def memory(self) -> MemoryTier | None:
@@ -88,20 +84,6 @@ class OpenedStore:
     async def check(self) -> None:
         if self.guard is not None:
             await self.guard.check()
-
-    async def share(self) -> None:
-        """Let another worker use the store, too; return once it may begin to."""
-        if self.file is not None:
-            if isinstance(self.store, TieredStore):
-                self.store.look_out(self.file)
-            await self.file.share()
-
-    async def have_alone(self) -> None:
-        """Use the store as its only worker. Raises StoreError, and it stays shared."""
-        if self.file is not None:
-            await self.file.have_alone()
-            if isinstance(self.store, TieredStore):
-                self.store.look_out(None)
 
     async def leave(self) -> None:
         """Answer no more from what another worker does not see."""
@@ -121,8 +103,13 @@ class OpenedStore:
             await self.store.close()
 
 
-def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStore:
+def open_store(
+    settings: Settings, environment: Mapping[str, str], changes: Path | None = None
+) -> OpenedStore:
     """Open the store that the settings name; a fault of the store shows at its first use.
+
+    ``changes`` is the file through which workers tell one another of their changes. Without it,
+    this process is the only one.
 
     Raises SecretSettingError, and OSError if the workers' shared memory cannot be opened.
     """
@@ -130,14 +117,10 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
         memory = MemoryStore(max_bytes=settings.memory_bytes)
         return OpenedStore("memory", memory, SqliteUsage(settings.data_dir / USAGE))
     if settings.store == "disk":
-        shared = environment.get(SHARED_CHANGES)
-        # The supervisor tells a worker when it is alone.
-        alone = settings.workers == 1 and shared is None
         file = SqliteStore(
             settings.data_dir / "entries.sqlite3",
             max_bytes=settings.store_bytes,
-            alone=alone,
-            shared=None if shared is None else SharedChanges(Path(shared)),
+            shared=SharedChanges(changes),
         )
         keys = SqliteScopeKeys(settings.data_dir / SCOPE_KEYS, clock=time.time)
         cold, forget_keys = _encrypt(file, keys, settings, environment)
@@ -147,11 +130,7 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
             # While the disk is not used, each miss has to show its fault.
             return disk.is_used and file.lacks(key)
 
-        file.told = disk.note_upkeep
         store = _add_memory_tier(settings, disk, file.touch, file, lacks)
-        if alone and isinstance(store, TieredStore):
-            # All changes pass through the tier: it need not ask before each hit.
-            store.look_out(None)
         counts = SqliteKeyCounts(settings.data_dir / KEY_COUNTS)
         return OpenedStore(
             "disk",
@@ -161,7 +140,6 @@ def open_store(settings: Settings, environment: Mapping[str, str]) -> OpenedStor
             disk,
             key_counts=counts,
             makers=SqliteMakers(settings.data_dir / MAKERS, seconds=DISK_READ_SECONDS),
-            file=file,
         )
     return _open_redis(settings, environment)
 

@@ -26,23 +26,17 @@ async def test_memory():
     await check_store(make, charge=resident_size)
 
 
-@pytest.mark.parametrize("alone", [False, True])
-async def test_sqlite(fresh, alone):
+async def test_sqlite(fresh):
     async def make(max_bytes):
-        return SqliteStore(
-            fresh(), max_bytes=max_bytes, alone=alone, read_seconds=30, write_seconds=30
-        )
+        return SqliteStore(fresh(), max_bytes=max_bytes, read_seconds=30, write_seconds=30)
 
     await check_store(make)
 
 
-@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("hot_bytes", [1 << 12, 1 << 20, 64 << 20])
-async def test_tiered(fresh, hot_bytes, alone):
+async def test_tiered(fresh, hot_bytes):
     async def make(max_bytes):
-        cold = SqliteStore(
-            fresh(), max_bytes=max_bytes, alone=alone, read_seconds=30, write_seconds=30
-        )
+        cold = SqliteStore(fresh(), max_bytes=max_bytes, read_seconds=30, write_seconds=30)
         return TieredStore(MemoryStore(max_bytes=hot_bytes), cold, cold.touch, cold, cold.lacks)
 
     await check_store(make)

@@ -69,7 +69,8 @@ async def warm(store, entry):
 def taken(shared):
     """Return the keys that others changed, or None where some may be missing."""
     keys, lost = [], []
-    shared.take(keys.append, lambda: lost.append(True))
+    shared.listen(keys.append, lambda: lost.append(True))
+    shared.current()
     return None if lost else keys
 
 

@@ -125,6 +125,33 @@ async def test_reads_do_not_wait_for_a_writer_and_writes_wait_only_so_long(path)
         assert await store.get(b"2") == numbered(2)
 
 
+async def test_a_put_is_committed_when_it_returns(path):
+    async with opened(path) as store:
+        for n in range(20):
+            await asyncio.gather(store.put(numbered(n)), store.put(numbered(100 + n)))
+            assert {b"%d" % n, b"%d" % (100 + n)} <= set(uses_on_disk(path))
+            await store.delete(b"%d" % n)
+            assert b"%d" % n not in uses_on_disk(path)
+
+
+async def test_puts_of_a_busy_loop_share_a_commit(path, monkeypatch):
+    monkeypatch.setattr(writer, "GATHER_SECONDS", 60)
+    async with opened(path) as store:
+        await store.put(numbered(0))
+        before = commits_in_log(path)
+
+        async def put_later(n):
+            for _ in range(n):
+                # This look keeps the loop busy.
+                assert set(uses_on_disk(path)) == {b"0"}
+                await asyncio.sleep(0)
+            await store.put(numbered(n))
+
+        await asyncio.gather(*(put_later(n) for n in range(1, 20)))
+        assert commits_in_log(path) - before == 1
+        assert await present(store, range(20)) == list(range(20))
+
+
 async def test_puts_that_wait_together_share_a_commit(path):
     async with opened(path) as store:
         await store.put(numbered(0))

@@ -179,3 +179,19 @@ async def test_hot_hits_keep_the_entry_from_eviction_on_disk(tmp_path):
         assert await cold.get(b"1") is None
     finally:
         await store.close()
+
+
+async def test_what_is_evicted_leaves_memory_too_so_that_a_purge_leaves_nothing(tmp_path):
+    cold = SqliteStore(
+        tmp_path / "small.sqlite3", max_bytes=20_000, read_seconds=30, write_seconds=30
+    )
+    store = TieredStore(MemoryStore(max_bytes=1 << 20), cold, cold.touch, cold, cold.lacks)
+    try:
+        for n in range(60):
+            await store.put(example_entry(b"%d" % n, b"x" * 1000))
+        walked = {entry.key for entry in (await store.walk(None, 100)).entries}
+        assert 0 < len(walked) < 60
+        await asyncio.sleep(0)
+        assert {b"%d" % n for n in range(60) if store.find(b"%d" % n)} <= walked
+    finally:
+        await store.close()

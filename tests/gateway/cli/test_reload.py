@@ -3,14 +3,13 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from gateway.cli.process import supervisor as module
-from gateway.cli.process.child_process import Child, ChildProcess, Order, Report
+from gateway.cli.process.child_process import Child
 from gateway.cli.process.supervisor import ReloadError, Supervisor
 
 WORKER = """
@@ -25,14 +24,12 @@ def say(word):
 
 async def follow(line):
     while True:
-        order, number = await line.orders.get()
+        order = await line.orders.get()
         say(order)
-        if order is Order.SHARE:
-            line.report(Report.SHARED, number)
-        elif order is Order.LEAVE:
+        if order is Order.LEAVE:
             if "deaf" in name:
                 await hears.wait()
-            line.report(Report.LEFT, number)
+            line.report(Report.LEFT)
             if "stays" not in name:
                 return
 
@@ -83,7 +80,6 @@ class Rig:
                 [sys.executable, "-c", WORKER, name, str(self._fd)],
                 pass_fds=(self._fd,),
                 front=True,
-                alone=len(names) == 1,
                 stop_seconds=30.0,
             )
             for number, name in enumerate(names, 1)
@@ -136,14 +132,11 @@ async def rig(caplog: pytest.LogCaptureFixture) -> AsyncIterator[Rig]:
 
 async def test_the_new_one_is_there_before_the_old_one_leaves(rig: Rig):
     rig.start("old")
-    await rig.until("old alone", "old accept")
+    await rig.until("old accept")
     rig.next = [["new"]]
     rig.hang_up()
-    await rig.until("old ended", "new alone")
-    order = [word for word in rig.said if word.split()[1] not in ("ended", "leave")]
-    assert order[3:] == ["old share", "new began", "new accept", "new alone"]
+    await rig.until("old ended", "new accept")
     assert rig.said.index("new began") < rig.said.index("old leave")
-    assert rig.said.index("old ended") < rig.said.index("new alone")
     assert (rig.seats["old"], rig.seats["new"]) == ("gateway-1.0", "gateway-1.1")
 
 
@@ -153,9 +146,9 @@ async def test_wrong_settings_change_nothing(rig: Rig, caplog: pytest.LogCapture
     rig.next = ["refrain.yaml:3: prot: unknown key", ["new"]]
     rig.hang_up()
     await rig.until_logged("in force: refrain.yaml:3: prot: unknown key", caplog)
-    assert rig.said == ["old began", "old alone", "old accept"]
+    assert rig.said == ["old began", "old accept"]
     rig.hang_up()
-    await rig.until("new alone")
+    await rig.until("new accept")
 
 
 async def test_if_the_new_one_does_not_start_the_old_one_stays(
@@ -165,9 +158,9 @@ async def test_if_the_new_one_does_not_start_the_old_one_stays(
     await rig.until("old accept")
     rig.next = [["broken"]]
     rig.hang_up()
-    await rig.until("old share", "broken began", "old alone")
-    assert "old leave" not in rig.said
+    await rig.until("broken began")
     await rig.until_logged("in force: gateway-1 ended (exit code 1)", caplog)
+    assert "old leave" not in rig.said
     assert not rig.running.done()
 
 
@@ -179,18 +172,16 @@ async def test_if_the_new_one_is_never_ready_it_is_ended(
     await rig.until("old accept")
     rig.next = [["slow"]]
     rig.hang_up()
-    await rig.until("old alone")
     await rig.until_logged("in force: gateway-1 did not report ready in 1 s", caplog)
     assert "old leave" not in rig.said
 
 
-async def test_several_workers_are_replaced_and_never_told_that_they_are_alone(rig: Rig):
+async def test_several_workers_are_replaced_one_after_another(rig: Rig):
     rig.start("one", "two")
     await rig.until("one accept", "two accept")
     rig.next = [["three", "four"]]
     rig.hang_up()
     await rig.until("one ended", "two ended", "three accept", "four accept")
-    assert not any("alone" in word or "share" in word for word in rig.said)
     assert rig.said.index("three began") < rig.said.index("four began")
 
 
@@ -214,15 +205,15 @@ async def test_a_worker_that_is_killed_starts_again_with_the_newest_settings(
     await rig.until("old accept")
     rig.next = [["new"]]
     rig.hang_up()
-    await rig.until("new alone")
+    await rig.until("new accept")
     os.kill(rig.pids["new"], signal.SIGKILL)
-    await rig.until("new began", "new alone", "new accept")
+    await rig.until("new began", "new accept")
 
 
-async def test_while_the_old_one_leaves_its_successor_has_nothing_alone(
+async def test_while_the_old_one_leaves_its_successor_keeps_another_name(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
-    """Not even one that was started after a crash."""
+    """So does one that was started after a crash."""
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
     rig.start("old-stays")
     await rig.until("old-stays accept")
@@ -231,10 +222,8 @@ async def test_while_the_old_one_leaves_its_successor_has_nothing_alone(
     await rig.until("old-stays leave", "new accept")
     os.kill(rig.pids["new"], signal.SIGKILL)
     await rig.until("new began", "new accept")
-    assert "new alone" not in rig.said
     assert rig.seats["new"] == "gateway-1.1"  # the name of the one that was killed
     os.kill(rig.pids["old-stays"], signal.SIGKILL)
-    await rig.until("new alone")
 
 
 async def test_if_the_old_one_dies_meanwhile_the_new_one_takes_its_place(rig: Rig):
@@ -245,9 +234,8 @@ async def test_if_the_old_one_dies_meanwhile_the_new_one_takes_its_place(rig: Ri
     rig.hang_up()
     os.kill(rig.pids["old"], signal.SIGSTOP)
     rig.may_read.set()
-    # It cannot say that it shares.
     os.kill(rig.pids["old"], signal.SIGKILL)
-    await rig.until("new accept", "new alone")
+    await rig.until("new accept")
 
 
 async def test_signals_during_a_reload_are_one_more_reload(rig: Rig):
@@ -263,7 +251,7 @@ async def test_signals_during_a_reload_are_one_more_reload(rig: Rig):
         rig.hang_up()
         await asyncio.sleep(0)
     rig.may_read.set()
-    await rig.until("third alone")
+    await rig.until("third accept")
     assert rig.next == [["fourth"]]
 
 
@@ -303,12 +291,8 @@ async def test_a_reload_waits_for_no_stream_unless_too_many_old_workers_have_one
     await rig.until("third-stays leave", "fourth accept")
     assert rig.seats["fourth"] == "gateway-1.0"
     assert not rig.next
-    # Three of them had the store together.
-    assert "fourth alone" not in rig.said
-    assert not any(f"{name}-stays alone" in rig.said for name in ("second", "third"))
     for name in ("second-stays", "third-stays"):
         os.kill(rig.pids[name], signal.SIGKILL)
-    await rig.until("fourth alone")
 
 
 async def test_settings_are_in_force_once_the_old_worker_takes_no_connections(
@@ -335,26 +319,3 @@ async def test_an_old_worker_that_does_not_obey_holds_a_reload_up_for_a_while_on
     await rig.until_logged("are in force", caplog)
     os.kill(rig.pids["old-deaf"], signal.SIGUSR1)
     await rig.until("old-deaf ended")
-
-
-async def test_a_late_report_does_not_answer_a_later_order():
-    class Process:
-        async def wait(self) -> int:
-            return await asyncio.get_running_loop().create_future()
-
-    ours, theirs = socket.socketpair()
-    line = await asyncio.open_unix_connection(sock=ours)
-    process = ChildProcess(Child("gateway-1", []), Process(), line)  # type: ignore[arg-type]
-    with theirs:
-        first, second = process.order(Order.SHARE), process.order(Order.SHARE)
-        assert theirs.recv(64) == f"share {first}\nshare {second}\n".encode()
-        theirs.sendall(f"shared {first}\n".encode())
-        answered = asyncio.create_task(process.report(Report.SHARED, 60, second))
-        theirs.sendall(b"ready 0\n")
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not answered.done()
-        theirs.sendall(f"shared {second}\n".encode())
-        await answered
-    process.end.cancel()
-    await asyncio.wait([process.end])

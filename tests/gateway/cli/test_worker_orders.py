@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gateway.app import READINESS, STORE
-from gateway.cache.ports import StoreUnavailableError
 from gateway.cli.process import worker as module
 from gateway.cli.process.child_process import Order, Report
 from gateway.cli.process.worker import Orders
@@ -24,42 +23,32 @@ class Rig:
     def __init__(self, sock: socket.socket) -> None:
         self.has_parent = True
         self.stop = asyncio.Event()
-        self.orders: asyncio.Queue[tuple[Order, int]] = asyncio.Queue()
-        self.reports: asyncio.Queue[tuple[Report, int]] = asyncio.Queue()
+        self.orders: asyncio.Queue[Order] = asyncio.Queue()
+        self.reports: asyncio.Queue[Report] = asyncio.Queue()
         self.reasons: list[str] = []
         self.others: list[str] | None = []
         """Why those that serve are not ready; None if they cut the answer."""
         self.asked = asyncio.Semaphore(0)
-        self.disk: Callable[[], Any] = lambda: None
-        """What happens when the disk is asked for."""
-        self.looks = 0
+        self.on_leave: Callable[[], None] = lambda: None
         app: Any = {READINESS: self, STORE: self}
         self.under_test = Orders(self, app, sock)  # type: ignore[arg-type]
 
-    def tell(self, order: Order, number: int = 1) -> None:
-        self.orders.put_nowait((order, number))
+    def tell(self, order: Order) -> None:
+        self.orders.put_nowait(order)
 
     # The line to the parent.
-    def report(self, report: Report | None = None, number: int = 0) -> Any:
+    def report(self, report: Report | None = None) -> Any:
         if report is None:
             return self._readiness()
-        self.reports.put_nowait((report, number))
+        self.reports.put_nowait(report)
         return None
 
     async def _readiness(self) -> dict[str, Any]:
         return {"reasons": self.reasons}
 
     # The store.
-    async def have_alone(self) -> None:
-        self.looks += 1
-        if (waits := self.disk()) is not None:
-            await waits
-
-    async def share(self) -> None:
-        pass
-
     async def leave(self) -> None:
-        self.disk()
+        self.on_leave()
 
     # The workers that serve.
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -75,14 +64,13 @@ class Rig:
             for _ in range(times):
                 await self.asked.acquire()
 
-    async def until_reported(self) -> tuple[Report, int]:
+    async def until_reported(self) -> Report:
         return await asyncio.wait_for(self.reports.get(), 60)
 
 
 @pytest.fixture
 async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(module, "ALONE_AGAIN_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         rig = Rig(sock)
         yield rig
@@ -105,7 +93,7 @@ async def test_a_worker_is_ready_once_it_is_as_ready_as_those_that_serve(rig: Ri
         assert rig.reports.empty()
         # The service is down: no worker would become ready.
         rig.others = [UNKNOWN, LOADING]
-        assert await rig.until_reported() == (Report.READY, 0)
+        assert await rig.until_reported() is Report.READY
         rig.tell(Order.ACCEPT)
         await asyncio.wait_for(waiting, 60)
 
@@ -127,63 +115,25 @@ async def test_a_worker_is_better_than_none(rig: Rig, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "OTHERS_SECONDS", 0.01)
     rig.reasons = [LOADING]
     waiting = asyncio.create_task(rig.under_test.may_accept())
-    assert await rig.until_reported() == (Report.READY, 0)
+    assert await rig.until_reported() is Report.READY
     rig.tell(Order.ACCEPT)
     await asyncio.wait_for(waiting, 60)
 
 
-async def test_a_worker_accepts_while_the_disk_does_not_answer_and_has_it_alone_later(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-):
-    caplog.set_level("INFO")
-    answers = asyncio.Event()
-
-    async def wait() -> None:
-        await answers.wait()
-        if rig.looks < 5:
-            raise StoreUnavailableError("the disk does not answer")
-
-    rig.disk = wait
-    rig.tell(Order.ALONE)
-    rig.tell(Order.ACCEPT)
-    await asyncio.wait_for(rig.under_test.may_accept(), 60)
-    assert rig.looks == 1
-    answers.set()
-    async with asyncio.timeout(60):
-        while "no write waits for it" not in caplog.text:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
-    assert rig.looks == 5
-    assert caplog.text.count("each write waits for the disk") == 1
-    assert not rig.stop.is_set()
-
-
-async def test_a_worker_that_shares_no_longer_tries_to_have_the_disk_alone(rig: Rig):
-    rig.disk = asyncio.Event().wait
-    rig.tell(Order.ALONE)
-    rig.tell(Order.SHARE, 7)
-    assert await rig.until_reported() == (Report.SHARED, 7)
-    assert rig.under_test._having_alone is not None
-    assert rig.under_test._having_alone.cancelled()
-    assert not rig.stop.is_set()
-
-
 async def test_a_worker_that_has_left_answers_the_order_to_leave(rig: Rig):
-    rig.tell(Order.LEAVE, 9)
+    rig.tell(Order.LEAVE)
     await asyncio.wait_for(rig.under_test.leave.wait(), 60)
     assert rig.reports.empty()
     rig.under_test.report_left()
-    assert await rig.until_reported() == (Report.LEFT, 9)
+    assert await rig.until_reported() is Report.LEFT
 
 
-@pytest.mark.parametrize("order", [Order.ALONE, Order.LEAVE])
-async def test_a_worker_that_can_follow_no_orders_stops(
-    rig: Rig, caplog: pytest.LogCaptureFixture, order: Order
-):
+async def test_a_worker_that_can_follow_no_orders_stops(rig: Rig, caplog: pytest.LogCaptureFixture):
     def fail() -> None:
         raise RuntimeError("hush")
 
-    rig.disk = fail
-    rig.tell(order)
+    rig.on_leave = fail
+    rig.tell(Order.LEAVE)
     await asyncio.wait_for(rig.stop.wait(), 60)
     assert "a defect: this worker stops" in caplog.text
 

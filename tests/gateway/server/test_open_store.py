@@ -9,7 +9,6 @@ import pytest
 
 from gateway.cache.ports import StoreUnavailableError
 from gateway.cache.stores.conformance import example_entry
-from gateway.cache.stores.sqlite.store import BEHIND_BYTES
 from gateway.server.open.secrets import SecretError, shared_secret
 from gateway.server.open.store import open_store
 from gateway.settings import Settings, SettingsError, load_settings
@@ -143,12 +142,24 @@ async def test_a_disk_that_does_not_answer_is_not_taken_for_one_that_lacks_a_key
         other = sqlite3.connect(tmp_path / "entries.sqlite3", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailableError):
-            await store.put(example_entry(b"large", b"x" * (BEHIND_BYTES + 1)))
+            await store.put(example_entry(b"key"))
         with pytest.raises(StoreUnavailableError):
             await store.get(b"never stored")
         other.close()
     finally:
         await store.close()
+
+
+async def test_a_reply_that_says_stored_tells_of_a_committed_entry(
+    start_gateway, upstream, tmp_path
+):
+    gateway = await start_gateway()
+    for number in range(1, 11):
+        asked = await gateway.ask(f"What is {number}?")
+        assert "stored" in asked.cache
+        other = sqlite3.connect(tmp_path / "data" / "entries.sqlite3")
+        assert other.execute("SELECT count(*) FROM entry").fetchone() == (number,)
+        other.close()
 
 
 async def test_in_memory_nothing_is_written(start_gateway, upstream, tmp_path):

@@ -39,11 +39,17 @@ _BYTES = _HEAD_BYTES + RECORDS * _RECORD.size
 
 
 class SharedChanges:
-    """The ring in the file at ``path``, which one of the workers makes."""
+    """The ring in the file at ``path``, which one of the workers makes.
 
-    def __init__(self, path: Path) -> None:
+    Without a path, it is in the memory of this process, for stores in this process.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
         """Raise OSError where the file cannot be made."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if path is None:
+            self._file = os.memfd_create("changes")
+        else:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # A page without room on the disk would end the process at the first write.
             os.posix_fallocate(self._file, 0, _BYTES)
@@ -54,35 +60,38 @@ class SharedChanges:
         self._words = memoryview(self._memory)[:_HEAD_BYTES].cast("Q")
         self._origin = secrets.randbits(64)
         self._seen = self._words[_COUNT]
+        self._changed: Callable[[bytes], None] = lambda _: None
+        self._lost: Callable[[], None] = lambda: None
 
     @property
     def evicted(self) -> int:
         return self._words[_EVICTED]
 
-    def take(self, changed: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        """Call ``changed`` with each key that others changed since the last call.
+    def listen(self, changed: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+        """Call ``changed`` with each key that others changed, ``lost`` if some may be missing."""
+        self._changed, self._lost = changed, lost
 
-        Call ``lost`` instead if changes may be missing.
-        """
-        count = self._words[_COUNT]
-        if count == self._seen:
-            return
-        first, self._seen = self._seen, count
+    def current(self, _: bytes = b"") -> bool:
+        """Tell of all changes since the last call, which is always possible."""
+        # Each hit comes here.
+        if self._words[_COUNT] != self._seen:
+            self._tell()
+        return True
+
+    def _tell(self) -> None:
+        first, count = self._seen, self._words[_COUNT]
+        self._seen = count
         if count - first > RECORDS:
-            lost()
+            self._lost()
             return
         for number in range(first, count):
             told, origin, length, key = _RECORD.unpack_from(self._memory, _place(number))
             if told != number:
                 # Overwritten meanwhile.
-                lost()
+                self._lost()
                 return
             if origin != self._origin:
-                changed(key[:length])
-
-    def skip(self) -> None:
-        """Pass over all changes so far: they were made here."""
-        self._seen = self._words[_COUNT]
+                self._changed(key[:length])
 
     @contextmanager
     def commit(self, keys: Sequence[bytes]) -> Iterator[list[bytes]]:
@@ -117,6 +126,8 @@ class SharedChanges:
 
     def close(self) -> None:
         self._words.release()
+        # Lookups after this find no more changes.
+        self._words, self._seen = memoryview(bytes(_HEAD_BYTES)).cast("Q"), 0
         self._memory.close()
         os.close(self._file)
 

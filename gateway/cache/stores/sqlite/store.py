@@ -4,17 +4,10 @@ A power loss may cost the latest entries, never the file. Entries take at most `
 the file at most FILE_FACTOR times that; expired entries are evicted first, then entries that
 S3-FIFO chooses.
 
-Several processes may share the file. Then a put returns when its transaction is in the write-ahead
-log, from which every process reads it, and ``shared`` names its key to the others. If one process
-has the file ``alone``, a put returns at once: the entry waits in memory, where ``get`` finds it,
-for a commit soon after. A put waits for its commit as before if the entry is large, if much waits
-already, or since a write has failed. So what is not written stays bounded, and a fault of the disk
-reaches the callers. ``delete`` and ``walk`` come after all puts before them, so no purge misses an
-entry that waits. A filter in memory tells which keys were never stored, so that a miss reads
-nothing; it is filled in the background.
-
-A process that has the file alone may ``share`` it, before another one opens it, and have it alone
-again once that one is gone. So one process can take the place of another.
+Several processes may share the file. A put returns when its transaction is in the write-ahead log,
+from which every process reads it, and ``shared`` names its key to the others. Puts that wait at the
+same time share a transaction. A filter in memory tells which keys were never stored, so that a miss
+reads nothing; it is filled in the background.
 
 Threads read and write, so that the loop never waits for a disk. A point read from the page cache
 takes some 10 us and the hop to a thread ten times that; but a busy disk may take any time. For that
@@ -25,7 +18,7 @@ thread no work.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -53,15 +46,11 @@ FILE_FACTOR = 1.5
 """Pages are never quite full, and the indexes take room too; measured 1.2 to 1.4."""
 
 MOST_TOUCHED = 65_536
-MAX_BEHIND = 256
-BEHIND_BYTES = 64 << 10
-"""At most so many puts return before their commit, each of an entry of so many bytes."""
 
 KEYS_AT_ONCE = 500
 """Keys that the filter gets in one turn of the loop."""
 
 FILL_AGAIN_SECONDS = 5.0
-SHARE_AGAIN_SECONDS = 0.01
 
 _FILE_BYTES_AT_LEAST = 1 << 20
 _READERS = 2
@@ -79,7 +68,6 @@ class SqliteStore:
         path: Path,
         *,
         max_bytes: int,
-        alone: bool = False,
         shared: SharedChanges | None = None,
         clock: Callable[[], float] = time.time,
         read_seconds: float = 0.5,
@@ -88,21 +76,20 @@ class SqliteStore:
     ) -> None:
         """Start the threads, which open the file; calls raise its faults.
 
-        ``alone`` says that no other process changes the file, ``shared`` is where all processes
-        that do tell their changes. Without either, the file is all that this store knows. With
-        both, ``alone`` holds until ``share``.
+        ``shared`` is where all that change the file tell their changes; this store closes it.
+        Without it, this store is the only one.
 
         ``read_seconds`` bounds the wait for the file's lock when it is opened, ``write_seconds``
         that for other writers and for a page of a walk. Recent uses are written down every
         ``upkeep_seconds``.
         """
-        self._alone = alone
-        self._shared = shared
+        self._shared = shared or SharedChanges()
+        self._shared.listen(self._note_changed, self._note_lost)
+        self.current = self._shared.current
+        """Part of ``Invalidations``, whose listeners are the store's."""
         self._write_seconds = write_seconds
         self._uses: dict[bytes, int] = {}
         self._closed = False
-        self._waiting: dict[bytes, Write] = {}
-        """The puts that have returned and are not committed."""
         self._keys = KeyFilter(0)
         self._filling: asyncio.Task[None] | None = None
         self._inode: Inode = None
@@ -116,13 +103,11 @@ class SqliteStore:
             partial(open_file, busy_seconds=write_seconds / 2),
             Bounds(max_bytes, max_file_bytes),
             self._uses,
-            shared,
-            settled=self._settle,
+            self._shared,
+            evicted=self._note_evicted,
             clock=clock,
             upkeep_seconds=upkeep_seconds,
         )
-        self.told: Callable[[StoreError | None], None] = lambda _: None
-        """Learns why puts that had returned could not be written."""
         # None ends a thread.
         self._reads: SimpleQueue[tuple[Callable[[EntryFile], Any], Reply[Any]] | None]
         self._reads = SimpleQueue()
@@ -139,8 +124,9 @@ class SqliteStore:
 
         A file that took the place of another is noticed at the next read, commit or upkeep.
         """
-        if self._closed or not (self._alone or self.current(key)):
+        if self._closed:
             return False
+        self.current()
         if self._file_replaced:
             self._file_replaced = False
             self._drop_filter()
@@ -150,8 +136,7 @@ class SqliteStore:
 
     async def get(self, key: bytes, *, touch: bool = True) -> Entry | None:
         self._check_open()
-        write = self._waiting.get(key)
-        entry = await self._read(partial(self._get, key)) if write is None else write.entry
+        entry = await self._read(partial(self._get, key))
         if touch and entry is not None:
             self.touch(key)
         return entry
@@ -162,24 +147,11 @@ class SqliteStore:
         If the caller stops waiting, the entry may or may not have been stored.
         """
         self._check_open()
-        write = Write(entry.key, entry, size=len(entry.result))
-        if (
-            self._alone
-            and write.size <= BEHIND_BYTES
-            and len(self._waiting) < MAX_BEHIND
-            and not self._writer.failing
-        ):
-            self._writer.submit_behind(write)
-            self._keys.add(entry.key)
-            self._waiting[entry.key] = write
-            return
-        self._waiting.pop(entry.key, None)
         self._keys.add(entry.key)
-        await self._writer.submit(write)
+        await self._writer.submit(Write(entry.key, entry, size=len(entry.result)))
 
     async def delete(self, key: bytes) -> None:
         self._check_open()
-        self._waiting.pop(key, None)
         await self._writer.submit(Write(key, size=len(key)))
 
     async def walk(self, after: bytes | None, limit: int) -> Page:
@@ -188,8 +160,6 @@ class SqliteStore:
             raise PositionError("expected the number of an entry")
         try:
             async with asyncio.timeout(self._write_seconds):
-                if self._waiting:
-                    await self._writer.submit(Write(None))
                 return await self._read(partial(self._page, int(after or 0), limit))
         except TimeoutError:
             raise StoreUnavailableError("reading a page of entries took too long") from None
@@ -207,47 +177,9 @@ class SqliteStore:
     def listen(self, changed: Callable[[bytes], None], lost: Callable[[], None]) -> None:
         """Call ``changed`` for each key that another process changed, or that left the file.
 
-        It left if it was evicted or could not be written. Call ``lost`` when changes may have been
-        missed.
+        It left if it was evicted. Call ``lost`` when changes may have been missed.
         """
         self._changed, self._lost = changed, lost
-
-    def current(self, _: bytes) -> bool:
-        """Learn of all changes so far; tell whether that is possible."""
-        if self._shared is not None and not self._closed:
-            self._shared.take(self._note_changed, self._note_lost)
-        return self._alone or self._shared is not None
-
-    async def share(self) -> None:
-        """Have all puts so far in the file, and let each later one wait for its commit.
-
-        Puts that cannot be written are lost, as they always are. A disk that does not answer takes
-        any time.
-        """
-        self._check_open()
-        if self._alone and self._shared is not None:
-            self._shared.skip()
-        self._alone = False
-        while self._waiting:
-            try:
-                await self._writer.submit(Write(None))
-            except StoreError:
-                await asyncio.sleep(SHARE_AGAIN_SECONDS)
-
-    async def have_alone(self) -> None:
-        """Return puts before their commit from now on: no other process has the file any more.
-
-        Raises StoreError, and nothing has changed.
-        """
-        self._check_open()
-        try:
-            async with asyncio.timeout(self._write_seconds):
-                # First: this notices a process that died in a commit.
-                await self._writer.submit(Write(None))
-        except TimeoutError:
-            raise StoreUnavailableError("the disk does not answer") from None
-        self.current(b"")
-        self._alone = True
 
     def stats(self) -> StoreStats:
         """Return the figures of the latest commit here, or of the latest upkeep.
@@ -269,8 +201,7 @@ class SqliteStore:
         self._writer.stop()
         if not await asyncio.to_thread(self._join):
             raise StoreError(f"the store did not close within {_CLOSE_SECONDS:g} s")
-        if self._shared is not None:
-            self._shared.close()
+        self._shared.close()
 
     def _join(self) -> bool:
         deadline = time.monotonic() + _CLOSE_SECONDS
@@ -279,20 +210,9 @@ class SqliteStore:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _settle(
-        self, writes: Sequence[Write], evicted: Sequence[bytes], *, fault: StoreError | None
-    ) -> None:
-        """Look in the file from now on for what is written, lost by a ``fault`` or evicted."""
-        if fault is not None:
-            self.told(fault)
-        for write in writes:
-            key = write.key
-            if key is not None and self._waiting.get(key) is write:
-                del self._waiting[key]
-                if fault is not None:
-                    self._changed(key)
+    def _note_evicted(self, keys: Iterable[bytes]) -> None:
         # A purge, which walks over the file, must leave nothing behind in memory.
-        for key in evicted:
+        for key in keys:
             self._changed(key)
 
     def _note_changed(self, key: bytes) -> None:

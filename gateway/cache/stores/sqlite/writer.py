@@ -1,9 +1,10 @@
 """The thread that makes all changes of the file.
 
-Changes that wait together share a commit, and their callers get their answers as soon as it is
-made. Changes without a caller wait BEHIND_SECONDS for others, because a commit costs as much as
-several changes. Uses are written down after that. Another thread syncs the log to the disk, and the
-writer waits for it only if the log is too long.
+Changes that wait together share a commit, because a commit costs as much as ten puts. While the
+loop is busy, puts wait GATHER_SECONDS at most for company. Once it has nothing else to do, nobody
+would come. The callers get their answers as soon as the commit is made. Uses are written down after
+that. Another thread syncs the log to the disk, and the writer waits for it only if the log is too
+long.
 """
 
 import asyncio
@@ -11,14 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from gateway import background
-from gateway.cache.ports import Entry, EntryTooLargeError, StoreError, StoreRefusedError, StoreStats
+from gateway.cache.ports import Entry, EntryTooLargeError, StoreError, StoreStats
 from gateway.cache.stores.entry_codec import DamagedEntryError, encode_entry
 from gateway.cache.stores.memory import ENTRY_SHARE
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
@@ -30,7 +31,11 @@ MAX_WAITING = 1024
 """Reads, and as many writes."""
 
 MAX_WAITING_BYTES = 64 << 20
-BEHIND_SECONDS = 0.1
+GATHER_SECONDS = 0.005
+LOOK_SECONDS = 0.001
+IDLE_TURN_SECONDS = 20e-6
+"""In a turn of the loop that is shorter, nothing has happened."""
+
 GROUP_CHANGES = 128
 GROUP_BYTES = 16 << 20
 MAX_LOG_BYTES = 32 << 20
@@ -53,37 +58,26 @@ class Write:
 
     key: bytes | None
     entry: Entry | None = None
-    value: bytes | None = None
-    """The entry encoded, where it is already."""
     size: int = 0
     """Bytes, about."""
     reply: Reply[None] | None = None
 
 
-class Settle(Protocol):
-    """What is called, on the loop, after a commit.
-
-    It gets the writes without a caller, which were made or are ``lost``, and the evicted keys. They
-    come together: a lookup between them could find a write that its own commit evicted. ``fault``
-    is why they are lost.
-    """
-
-    def __call__(
-        self, writes: Sequence[Write], evicted: Sequence[bytes], *, fault: StoreError | None
-    ) -> None: ...
-
-
 class Writer:
-    """The only thread that changes the file; now and then it starts one that syncs the log."""
+    """The only thread that changes the file; now and then it starts one that syncs the log.
+
+    ``evicted`` is called on the loop with the keys that a commit evicted, before any caller of that
+    commit goes on.
+    """
 
     def __init__(
         self,
         open_file: Callable[[], EntryFile],
         bounds: Bounds,
         uses: dict[bytes, int],
-        shared: SharedChanges | None = None,
+        shared: SharedChanges,
         *,
-        settled: Settle,
+        evicted: Callable[[Sequence[bytes]], None],
         clock: Callable[[], float],
         upkeep_seconds: float,
     ) -> None:
@@ -93,23 +87,21 @@ class Writer:
         self._bounds = bounds
         self._max_entry_bytes = min(bounds.max_bytes // ENTRY_SHARE, MAX_ENTRY_BYTES)
         self._uses = uses
-        self._settled = settled
+        self._evicted = evicted
         self._shared = shared
         self._clock = clock
         self._upkeep_seconds = upkeep_seconds
         # None ends the thread.
         self._writes: SimpleQueue[Write | None] = SimpleQueue()
-        self._hurry = threading.Event()
+        self._due = threading.Event()
+        """Set when the thread is to look at the queue."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._gathers = False
         # One number for each thread, so that neither needs a lock.
         self._bytes_submitted = 0
         self._bytes_taken = 0
-        self._evictions = 0
-        self._lost = 0
         self._unsynced = 0
         self._complained = ""
-        self.failing = False
-        """Whether the latest commit failed; read from any thread, as the figures are."""
         self.stats = StoreStats(entries=0, bytes=0, evictions=0)
         """As of the latest commit or upkeep."""
         self.thread = background.start_thread("writer of the store", self._run)
@@ -122,18 +114,33 @@ class Writer:
             raise StoreError(f"{waiting} writes are waiting already")
         self._loop = asyncio.get_running_loop()
         reply = write.reply = self._loop.create_future()
-        self._queue(write)
-        self._hurry.set()
+        self._bytes_submitted += write.size
+        self._writes.put(write)
+        if write.entry is None:
+            # An operator's purge deletes one entry after another.
+            self._due.set()
+        elif not self._gathers:
+            self._gathers = True
+            until = time.monotonic() + GATHER_SECONDS
+            self._loop.call_soon(self._gather, self._loop, until)
         return reply
 
-    def submit_behind(self, write: Write) -> None:
-        """Queue a change that has no caller. Raises StoreError if the entry cannot be stored."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        write.value = self._encode(write)
-        self._queue(write)
-        if self._writes.qsize() >= GROUP_CHANGES:
-            self._hurry.set()
+    def _gather(
+        self, loop: asyncio.AbstractEventLoop, until: float, turn_began: float | None = None
+    ) -> None:
+        """Let puts wait for company until then, or until the loop has an idle turn."""
+        now = time.monotonic()
+        if turn_began is None:
+            loop.call_soon(self._gather, loop, until, now)
+        elif (
+            now - turn_began > IDLE_TURN_SECONDS
+            and now < until
+            and self._writes.qsize() < GROUP_CHANGES
+        ):
+            loop.call_later(LOOK_SECONDS, self._gather, loop, until)
+        else:
+            self._gathers = False
+            self._due.set()
 
     def discard(self, key: bytes, error: DamagedEntryError) -> None:
         """Forget a damaged entry soon; the readers call this."""
@@ -141,24 +148,11 @@ class Writer:
         _log.warning("a damaged entry is forgotten: %s", error)
         if self._writes.qsize() < MAX_WAITING:
             self._writes.put(Write(key))
+            self._due.set()
 
     def stop(self) -> None:
         self._writes.put(None)
-        self._hurry.set()
-
-    def _queue(self, write: Write) -> None:
-        self._bytes_submitted += write.size
-        self._writes.put(write)
-
-    def _encode(self, write: Write) -> bytes | None:
-        if write.entry is None:
-            return None
-        value = encode_entry(write.entry)
-        if len(value) > self._max_entry_bytes:
-            raise EntryTooLargeError(
-                f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
-            )
-        return value
+        self._due.set()
 
     # On the thread.
 
@@ -195,20 +189,18 @@ class Writer:
         """Wait for a change and take all queued ones; also tell whether to stop after them."""
         writes: list[Write] = []
         size = 0
+        self._due.wait(max(0.0, seconds))
+        # Before the queue is read: whatever is queued from now on sets it again.
+        self._due.clear()
         try:
-            item = self._writes.get(timeout=max(0.0, seconds))
-            if item is not None and item.reply is None:
-                self._hurry.wait(BEHIND_SECONDS)
-            # Before the queue is read: whatever is queued from now on sets it again.
-            self._hurry.clear()
+            item = self._writes.get_nowait()
             while item is not None:
                 self._bytes_taken += item.size
                 if item.reply is None or not item.reply.done():
                     writes.append(item)
                     size += item.size
                 if len(writes) >= GROUP_CHANGES or size >= GROUP_BYTES:
-                    if not self._writes.empty():
-                        self._hurry.set()
+                    self._due.set()
                     return writes, False
                 item = self._writes.get_nowait()
         except Empty:
@@ -222,27 +214,27 @@ class Writer:
         for at, write in enumerate(writes):
             try:
                 if write.key is not None:
-                    value = write.value or self._encode(write)
-                    until = 0.0 if write.entry is None else write.entry.kept_until
-                    changes.append(Change(write.key, value, until))
+                    changes.append(self._change(write.key, write.entry))
             except Exception as error:  # noqa: BLE001 - it is this caller's alone
                 outcomes[at] = failure(error)
         evicted: Sequence[bytes] = ()
         try:
             _, evicted = self._transact(changes)
-            self.failing = False
         except Exception as error:  # noqa: BLE001 - each caller needs an outcome
-            self.failing = True
             fault = failure(error)
             outcomes = [outcome or type(fault)(*fault.args) for outcome in outcomes]
-            lost = sum(write.reply is None and write.entry is not None for write in writes)
-            if lost:
-                self._lost += lost
-                self._note(StoreStats(self.stats.entries, self.stats.bytes, 0))
-                # If a store refuses writes, its guard logs it once.
-                level = logging.DEBUG if isinstance(fault, StoreRefusedError) else logging.WARNING
-                _log.log(level, "store: %d answers could not be stored: %s", lost, fault)
         self._tell(evicted, writes, outcomes)
+
+    def _change(self, key: bytes, entry: Entry | None) -> Change:
+        """Return the change for a commit. Raises EntryTooLargeError."""
+        if entry is None:
+            return Change(key)
+        value = encode_entry(entry)
+        if len(value) > self._max_entry_bytes:
+            raise EntryTooLargeError(
+                f"an entry of {len(value)} bytes, at most {self._max_entry_bytes} are stored"
+            )
+        return Change(key, value, entry.kept_until)
 
     def _tell(
         self,
@@ -262,15 +254,11 @@ class Writer:
         outcomes: Sequence[StoreError | None],
     ) -> None:
         """Give callers on the loop their answers."""
-        behind, fault = [], None
+        if evicted:
+            self._evicted(evicted)
         for write, outcome in zip(writes, outcomes, strict=True):
-            if write.reply is None:
-                behind.append(write)
-                fault = fault or outcome
-            else:
+            if write.reply is not None:
                 _set(write.reply, outcome)
-        if behind or evicted:
-            self._settled(behind, evicted, fault=fault)
 
     def _transact(
         self, changes: Sequence[Change] = (), written_uses: dict[bytes, int] | None = None
@@ -280,7 +268,7 @@ class Writer:
         Tell whether the file is within the bounds, and which keys were evicted.
         """
         now = self._clock()
-        with self._announced([change.key for change in changes]) as announced:
+        with self._shared.commit([change.key for change in changes]) as announced:
             stats, within, evicted = self._file.run(
                 lambda connection: commit(
                     connection, changes, written_uses, bounds=self._bounds, uses=self._uses, now=now
@@ -292,10 +280,6 @@ class Writer:
         self._unsynced += PAGE_BYTES * (pages + len(written_uses or ()))
         self._unsynced += sum(len(change.value or b"") for change in changes)
         return within, evicted
-
-    def _announced(self, keys: Sequence[bytes]) -> AbstractContextManager[list[bytes]]:
-        """Tell other workers of a commit, and of the keys that it evicts."""
-        return nullcontext([]) if self._shared is None else self._shared.commit(keys)
 
     def _trim(self) -> None:
         """Evict down to the bounds, which may be tighter than at the last use of the file."""
@@ -315,18 +299,14 @@ class Writer:
             self._tell(evicted)
         else:
             # This also notices a worker that died in a commit.
-            with self._announced(()):
+            with self._shared.commit(()):
                 [(entries, size)] = self._file.rows(TOTALS)
             self._note(StoreStats(entries, size, 0))
             self._file.run(partial(shrink_file, bounds=self._bounds))
         self._sync_when_due()
 
     def _note(self, stats: StoreStats) -> None:
-        if self._shared is None:
-            self._evictions += stats.evictions
-        else:
-            self._evictions = self._shared.evicted
-        self.stats = StoreStats(stats.entries, stats.bytes, self._evictions, self._lost)
+        self.stats = StoreStats(stats.entries, stats.bytes, self._shared.evicted)
 
     def _sync_when_due(self) -> None:
         if self._unsynced < WAL_BYTES:
