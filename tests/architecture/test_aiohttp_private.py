@@ -42,7 +42,10 @@ USED: dict[str, tuple[tuple[type, ...], frozenset[str]]] = {
             | {"_process_keepalive", "_request_count", "_waiter"}
         ),
     ),
-    CONNECTION: ((BaseProtocol,), frozenset({"_drain_helper", "_loop", "_parser"})),
+    CONNECTION: (
+        (BaseProtocol,),
+        frozenset({"_drain_helper", "_loop", "_parser", "_reading_paused"}),
+    ),
     CLIENT: (
         (TCPConnector,),
         frozenset(

@@ -203,14 +203,13 @@ def _user(where: str, content: Any) -> Iterator[Body]:
         return
     parts: list[Body] = []
     for at, block in _items("content", {"content": content}):
-        place = f"{where}[{at}]"
         if block.get("type") == "tool_result":
-            text, images = _tool_result(place, block)
+            text, images = _tool_result(f"{where}[{at}]", block)
             call, _ = split_id(block.get("tool_use_id"))
             yield {"role": "tool", "tool_call_id": call, "content": text}
             parts += images
         else:
-            parts += _parts(place, block)
+            parts += _parts(f"{where}[{at}]", block)
     match parts:
         case []:
             return
@@ -278,21 +277,15 @@ def _assistant(where: str, content: Any) -> Body:
     thoughts: list[str] = []
     calls: list[Body] = []
     for at, block in _items("content", {"content": content}):
-        match block:
-            case {"type": "text", "text": str(text)}:
-                texts.append(text)
-            case {"type": "thinking", "thinking": str(thought)}:
-                thoughts.append(thought)
-            case {"type": "redacted_thinking"}:
-                pass  # only its maker can read it
-            case {"type": "tool_use", "id": str(call), "name": str(name), "input": given}:
-                function = {"name": name, "arguments": exact_json.dumps(given).decode()}
-                call, extra = split_id(call)
-                calls.append({"id": call, "type": "function", "function": function})
-                if extra is not None:
-                    calls[-1] |= extra
-            case _:
-                raise _odd(f"{where}[{at}]", block)
+        kind = block.get("type")  # a pattern of four members takes as long as all the rest
+        if kind == "text" and isinstance(text := block.get("text"), str):
+            texts.append(text)
+        elif kind == "thinking" and isinstance(thought := block.get("thinking"), str):
+            thoughts.append(thought)
+        elif kind == "tool_use" and (call := _call(block)) is not None:
+            calls.append(call)
+        elif kind != "redacted_thinking":  # that only its maker can read
+            raise _odd(f"{where}[{at}]", block)
     message: Body = {"role": "assistant", "content": "".join(texts)}
     if any(thoughts):
         message |= dict.fromkeys(THOUGHTS, "\n".join(thoughts))
@@ -300,6 +293,15 @@ def _assistant(where: str, content: Any) -> Body:
         message["content"] = message["content"] or None
         message["tool_calls"] = calls
     return message
+
+
+def _call(block: Body) -> Body | None:
+    given, name = block.get("id"), block.get("name")
+    if not isinstance(given, str) or not isinstance(name, str) or "input" not in block:
+        return None
+    given, extra = split_id(given)
+    function = {"name": name, "arguments": exact_json.dumps(block["input"]).decode()}
+    return {"id": given, "type": "function", "function": function, **(extra or {})}
 
 
 def without_thoughts(messages: list[Body]) -> list[Body]:

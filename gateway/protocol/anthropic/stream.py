@@ -37,7 +37,7 @@ from gateway.protocol.streaming.decode import (
     Decoder,
     Event,
     EventTooLargeError,
-    Pattern,
+    Run,
     encode_event,
 )
 
@@ -70,8 +70,6 @@ class MessageEvents:
     _waiting: list[tuple[str, str]] = field(default_factory=list)
     """Text that came while a call was open, each with the type of its block."""
     _waiting_size: int = 0
-    _pattern: Pattern | None = None
-    """What the last event was like, if the next may bring more text of the same block."""
     _patterns_sought: int = 0
     _before: bytes = b""
     """How an event begins that brings text of the open block."""
@@ -83,33 +81,27 @@ class MessageEvents:
     """The bytes that the model wrote."""
 
     def feed(self, data: bytes) -> bytes:
-        return b"".join(
-            [piece for event in self._decoder.feed(data) for piece in self._pass(event)]
-        )
+        return b"".join([piece for event in self._decoder.cut(data) for piece in self._pass(event)])
 
     def end(self) -> bytes:
         last = self._decoder.end()
         pieces = [] if last is None else list(self._pass(last))
         return b"".join([*pieces, *self._close_message()])
 
-    def _pass(self, event: Event) -> Iterator[bytes]:
-        data, raw = event
+    def _pass(self, event: Event | Run) -> Iterator[bytes]:
         if self._over:
             return
+        if isinstance(event, Run):
+            yield self._pass_run(event)
+            return
+        data, raw = event
         if data is None:
             yield raw if raw.endswith(b"\n\n") else b""  # a comment keeps the connection alive
             return
         if data == DONE:
             yield from self._close_message(done=True)
             return
-        if self._pattern is not None:
-            text = self._pattern.text_of(event)
-            if text is not None:
-                self._size += size_of(text)
-                # What needs no escape in one JSON string needs none in the other.
-                yield self._before + text.encode() + _BEHIND if text else b""
-                return
-            self._pattern = None
+        self._decoder.pattern = None
         try:
             chunk = exact_json.loads(data)
         except orjson.JSONDecodeError:
@@ -126,14 +118,23 @@ class MessageEvents:
             yield self._fail(message_of(chunk) or "The model's server failed.", status, error)
         else:
             yield from self._translate(chunk)
-            self._seek_pattern(chunk, data)
+            self._seek_pattern(chunk, raw)
 
-    def _seek_pattern(self, chunk: dict[str, Any], data: bytes) -> None:
+    def _pass_run(self, run: Run) -> bytes:
+        self._size += sum(map(size_of, run.texts))
+        parts = run.parts  # what needs no escape in one JSON string needs none in the other
+        if not run.plain:
+            parts = [orjson.dumps(text)[1:-1] for text in run.texts]
+        if b"" in parts:
+            parts = [part for part in parts if part]
+        return self._before + (_BEHIND + self._before).join(parts) + _BEHIND if parts else b""
+
+    def _seek_pattern(self, chunk: dict[str, Any], raw: bytes) -> None:
         if self._open != ("text", None) or self._patterns_sought >= MOST_PATTERNS:
             return
         if is_content(chunk) and chunk["choices"][0]["index"] == 0:
             self._patterns_sought += 1
-            self._pattern = content_pattern(chunk, data, [])
+            self._decoder.pattern = content_pattern(chunk, raw, [])
             self._before = encode_delta(self._index, "text_delta", "text", "")[: -len(_BEHIND)]
 
     def _fail(self, message: str, status: int = 500, error: Any = None) -> bytes:

@@ -9,6 +9,7 @@ Laws:
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, ClassVar
 
 import orjson
@@ -76,12 +77,14 @@ def _stored_files(content: Any) -> Reason | None:
         if isinstance(each, list):
             stack += each
         elif isinstance(each, dict):
-            source = each.get("source")
-            if each.get("type") == "container_upload" or (
-                isinstance(source, dict) and source.get("type") == "file"
-            ):
+            if each.get("type") == "container_upload":
                 return Reason.CONVERSATION
-            stack += (each.get("content"), source)
+            if isinstance(source := each.get("source"), dict) and source.get("type") == "file":
+                return Reason.CONVERSATION
+            if type(content := each.get("content")) is not str:
+                stack.append(content)
+            if source is not None:
+                stack.append(source)
     return None
 
 
@@ -125,13 +128,15 @@ def _check_prompt(body: Body) -> Iterator[ClientError]:
     if not body["messages"]:
         raise empty_array("messages")
     for at, message in enumerate(body["messages"]):
-        where = f"messages[{at}]"
-        OBJECT.check(where, message)
-        require(message, "role", where)
-        STRING.check(f"{where}.role", message["role"])
-        require(message, "content", where)
-        _CONTENT.check(f"{where}.content", message["content"])
-        yield from _check_blocks(f"{where}.content", message["content"])
+        content = message.get("content") if type(message) is dict else None
+        if type(content) not in _CONTENT.types or type(message.get("role")) is not str:
+            where = f"messages[{at}]"
+            OBJECT.check(where, message)
+            require(message, "role", where)
+            STRING.check(f"{where}.role", message["role"])
+            require(message, "content", where)
+            _CONTENT.check(f"{where}.content", content)
+        yield from _check_blocks(f"messages[{at}].content", content)
     yield from _check_blocks("system", body.get("system"))
     yield from _check_blocks("tools", body.get("tools"))
 
@@ -140,7 +145,7 @@ def _check_blocks(where: str, blocks: Any) -> Iterator[ClientError]:
     for at, block in enumerate(blocks if isinstance(blocks, list) else ()):
         if not isinstance(block, dict):
             yield OBJECT.error(f"{where}[{at}]", block)
-        elif not isinstance(block.get("type", ""), str | None):
+        elif not isinstance(block.get("type", ""), (str, NoneType)):
             yield STRING.error(f"{where}[{at}].type", block["type"])
 
 
@@ -275,7 +280,7 @@ class StreamedMessage(StreamedAnswer):
     _stopped: bool = False
     """Whether the message has its stop reason."""
 
-    def _read(self, chunk: dict[str, Any], data: bytes, *, merges: bool) -> None:
+    def _read(self, chunk: dict[str, Any], raw: bytes, *, merges: bool) -> None:
         kind = chunk.get("type")
         if kind == "message_stop":
             self.over = self.done = self.ended = True
@@ -287,16 +292,17 @@ class StreamedMessage(StreamedAnswer):
                 self.usage = known | {name: n for name, n in given.items() if n is not None}
         if merges:
             self._merge(chunk)
-            self._pattern = self._find_pattern(chunk, data)
+        self._decoder.pattern = self._find_pattern(chunk, raw, merges=merges)
 
-    def _find_pattern(self, chunk: dict[str, Any], data: bytes) -> Pattern | None:
+    def _find_pattern(self, chunk: dict[str, Any], raw: bytes, *, merges: bool) -> Pattern | None:
         """Return what the next event may be like, if it may only add to the text of one block."""
         match chunk:
             case {"index": int(at), "delta": {"type": "text_delta", "text": str(text), **rest}} if (
                 text and not rest and len(chunk) == _OF_DELTA and chunk["type"] == _DELTA
             ):
-                if b"\\" not in data and data.count(b'"text":') == 1:
-                    return pattern_of(b"text", text, data, self._blocks[at]["text"])
+                if b"\\" not in raw and raw.count(b'"text":') == 1:
+                    texts = self._blocks[at]["text"] if merges else []
+                    return pattern_of(b"text", text, raw, texts)
         return None
 
     def _merge(self, chunk: dict[str, Any]) -> None:

@@ -226,7 +226,7 @@ class StreamedResponse(StreamedAnswer):
     _items: dict[int, Any] = field(default_factory=dict)
     _pieces: dict[tuple[Any, Any, str], list[str]] = field(default_factory=dict)
 
-    def _read(self, chunk: dict[str, Any], _data: bytes, *, merges: bool) -> None:
+    def _read(self, chunk: dict[str, Any], _raw: bytes, *, merges: bool) -> None:
         response, kind = chunk.get("response"), str(chunk.get("type"))
         if kind in _LAST:
             self.over = self.done = self.ended = True

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.protocol.http.cache_status import Reason
-from gateway.protocol.streaming.decode import Pattern, StreamedAnswer, UnknownShapeError, pattern_of
+from gateway.protocol.streaming.decode import (
+    Pattern,
+    StreamedAnswer,
+    UnknownShapeError,
+    pattern_of,
+)
 from gateway.protocol.streaming.render import ChoiceForm
 
 _CHUNK_ONLY = frozenset({"object", "choices", "usage", "obfuscation", "p"})
@@ -55,7 +60,7 @@ class StreamedChoices(StreamedAnswer):
     _unfinished: set[int] = field(default_factory=set)
     _patterns_sought: int = 0
 
-    def _read(self, chunk: dict[str, Any], data: bytes, *, merges: bool) -> None:
+    def _read(self, chunk: dict[str, Any], raw: bytes, *, merges: bool) -> None:
         usage, choices = chunk.get("usage"), chunk.get("choices")
         if usage is not None:
             self.usage = usage
@@ -69,7 +74,7 @@ class StreamedChoices(StreamedAnswer):
                 self.ended = not self._unfinished or self.error is not None
         if merges:
             self._merge(chunk, choices)
-            self._pattern = self._find_pattern(chunk, data)
+        self._decoder.pattern = self._find_pattern(chunk, raw, merges=merges)
 
     def _merge(self, chunk: dict[str, Any], choices: Any) -> None:
         top = self._top
@@ -104,7 +109,7 @@ class StreamedChoices(StreamedAnswer):
             elif name != "index":
                 _set_once(merged, name, value)
 
-    def _find_pattern(self, chunk: dict[str, Any], data: bytes) -> Pattern | None:
+    def _find_pattern(self, chunk: dict[str, Any], raw: bytes, *, merges: bool) -> Pattern | None:
         """Return what the next event may be like, if it may only add to one message's content.
 
         Merging a second event that differs in the content alone changes nothing else.
@@ -112,9 +117,11 @@ class StreamedChoices(StreamedAnswer):
         if self._patterns_sought >= MOST_PATTERNS or not is_content(chunk):
             return None
         self._patterns_sought += 1
+        if not merges:
+            return content_pattern(chunk, raw, [])
         message = self._choices.get(chunk["choices"][0]["index"], {}).get("message", {})
         texts = message.get("content") if isinstance(message, dict) else None
-        return content_pattern(chunk, data, texts) if isinstance(texts, _Pieces) else None
+        return content_pattern(chunk, raw, texts) if isinstance(texts, _Pieces) else None
 
     def _drop(self) -> None:
         self._choices.clear()
@@ -145,22 +152,22 @@ def is_content(chunk: dict[str, Any]) -> bool:
             return False
 
 
-def content_pattern(chunk: dict[str, Any], data: bytes, texts: list[str]) -> Pattern | None:
+def content_pattern(chunk: dict[str, Any], raw: bytes, texts: list[str]) -> Pattern | None:
     """Return the pattern of a chunk that ``is_content``, if it brings nothing else."""
     [choice] = chunk["choices"]
     delta = choice["delta"]
     rest = [value for name, value in choice.items() if name not in ("index", "delta")]
     others = [value for name, value in delta.items() if name not in ("role", "content")]
     if (
-        b"\\" in data
-        or data.count(b'"content"') != 1
+        b"\\" in raw
+        or raw.count(b'"content"') != 1
         or any(value is not None for value in rest)
         or any(value not in _NOTHING for value in others)
         or not isinstance(delta.get("role"), str | None)
         or any(isinstance(chunk[name], dict | list) for name in chunk if name != "choices")
     ):
         return None
-    return pattern_of(b"content", delta["content"], data, texts, null_usage="usage" in chunk)
+    return pattern_of(b"content", delta["content"], raw, texts, null_usage="usage" in chunk)
 
 
 def _complete(choice: dict[str, Any], defaults: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ nothing that an upstream sends stops the stream; an answer with unknown parts is
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -29,6 +29,8 @@ _BOM = b"\xef\xbb\xbf"
 _NO_USAGE = b',"usage":null}\n\n'
 _PLAIN_TEXT = re.compile(rb'[^"\\\x00-\x1f]*')
 """The inside of a JSON string without escapes."""
+_TEXTS = re.compile(rb'(?:[^"\\\x00-\x1f]+|\\.|\n)*+')
+"""The insides of JSON strings, with a line break between two of them."""
 
 
 class EventTooLargeError(ValueError):
@@ -46,6 +48,18 @@ class Event(NamedTuple):
     raw: bytes
 
 
+class Run(NamedTuple):
+    """Events that are alike: their bytes, the insides of their texts in JSON, and the texts.
+
+    ``plain`` says that no text has an escape. Then ``texts`` has all of them joined.
+    """
+
+    raw: bytes
+    parts: Sequence[bytes | bytearray]
+    texts: list[str]
+    plain: bool
+
+
 class Pattern(NamedTuple):
     """An event of which only one text changes: the bytes before and behind the text.
 
@@ -58,36 +72,48 @@ class Pattern(NamedTuple):
     texts: list[str]
     null_usage: bool
 
-    def text_of(self, event: Event) -> str | None:
-        """Return the text of an event that is alike, None for any other event."""
-        data, raw = event
+    def run(self, data: bytes | bytearray, start: int, searched: int, *, many: bool) -> Run | None:
+        """Return the events from ``start`` on that are alike, up to the last one or one alone.
+
+        Return None if others are among them. No event ends before ``searched``.
+        """
         before, behind = self.before, self.behind
-        if (
-            data is None
-            or len(data) < len(before) + len(behind)
-            or not data.startswith(before)
-            or not data.endswith(behind)
-            or (self.null_usage and not raw.endswith(_NO_USAGE))
-        ):
+        if not data.startswith(before, start):
             return None
-        text = data[len(before) : len(data) - len(behind)]
+        first = start + len(before)
+        begin = max(first, searched - len(behind))
+        end = data.rfind(behind, begin) if many else data.find(behind, begin)
+        if end < 0:
+            return None
+        parts = data[first:end].split(behind + before)
+        joined = b"".join(parts)
+        plain = _PLAIN_TEXT.fullmatch(joined) is not None
         try:
-            return text.decode() if _PLAIN_TEXT.fullmatch(text) else None
-        except UnicodeDecodeError:
+            if plain and joined.isascii():
+                texts = [joined.decode()]
+            elif plain:  # a character that is cut between two events is none
+                texts = [part.decode() for part in parts]
+            else:
+                if _TEXTS.fullmatch(b"\n".join(parts)) is None:
+                    return None
+                texts = orjson.loads(b'["' + b'","'.join(parts) + b'"]')
+        except ValueError:
             return None
+        return Run(bytes(data[start : end + len(behind)]), parts, texts, plain)
 
 
 def pattern_of(
-    name: bytes, text: str, data: bytes, texts: list[str], *, null_usage: bool = False
+    name: bytes, text: str, raw: bytes, texts: list[str], *, null_usage: bool = False
 ) -> Pattern | None:
-    """Return the pattern of an event whose field has this text; no other field may have the name.
+    """Return the pattern of an event whose field has this text; the name is there once.
 
-    ``data`` is the event's JSON, without escapes.
+    ``raw`` has no escapes.
     """
     encoded = text.encode("utf-8", "surrogatepass")
     for start in (b'"' + name + b'":"', b'"' + name + b'": "'):
-        before, found, behind = data.partition(start + encoded + b'"')
-        if found:
+        before, found, behind = raw.partition(start + encoded + b'"')
+        # Behind a CR, the LF of a CRLF may follow.
+        if found and behind.endswith(_NO_USAGE if null_usage else b"\n"):
             return Pattern(before + start, b'"' + behind, texts, null_usage)
     return None
 
@@ -101,12 +127,19 @@ class Decoder:
     """Cuts a byte stream into events, however the stream was split into reads."""
 
     max_event_bytes: int = 16 * 2**20
+    pattern: Pattern | None = None
+    """What the next events may be like."""
     _buffer: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that ``chunk`` completes.
+        """Return the events that ``chunk`` completes, if there is no pattern. Raises as ``cut``."""
+        return [event for event in self.cut(chunk) if isinstance(event, Event)]
 
-        Raises EventTooLargeError when an unfinished event outgrows the limit.
+    def cut(self, chunk: bytes) -> Iterator[Event | Run]:
+        """Yield the events that ``chunk`` completes; events like the pattern come together.
+
+        The pattern may change meanwhile. Raises EventTooLargeError, before it yields any, when an
+        unfinished event outgrows the limit.
         """
         buffer = self._buffer
         text: bytes | bytearray = chunk
@@ -116,40 +149,36 @@ class Decoder:
             search = max(0, len(buffer) - 3)
             buffer += chunk
             text = buffer
+        size = len(text)
+        if size > self.max_event_bytes:
+            self._check_rest(text, search)
         only_lf = text.find(b"\r", search) < 0  # then there is a search that is much faster
-        events = []
-        while True:
-            if only_lf:
-                end = text.find(_END_OF_EVENT, search) + 2
-                if end < 2:
-                    break
-            else:
-                found = _ANY_END_OF_EVENT.search(text, search)
-                if found is None or (found.end() == len(text) and text.endswith(b"\r")):
-                    break  # the LF of a CRLF may be in the next read
-                end = found.end()
-            raw = bytes(text[start:end])
-            # Nearly every event is one line of data.
-            if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
-                events.append(Event(raw[6:-2] or None, raw))
-            # Or it has a type before that line.
-            elif (
-                raw.startswith(b"event: ")
-                and raw.startswith(b"data: ", line := raw.find(b"\n") + 1)
-                and raw.find(b"\n", line) == len(raw) - 2
-                and b"\r" not in raw
-            ):
-                events.append(Event(raw[line + 6 : -2] or None, raw))
-            else:
-                events.append(_event(raw))
-            start = search = end
+        many = True
+        while start < size:
+            found: Event | Run | None = None
+            if self.pattern is not None:
+                found = self.pattern.run(text, start, search, many=many)
+                if found is None and many:
+                    many = False
+                    continue
+            found = found or _next_event(text, start, search, only_lf=only_lf)
+            if found is None:
+                break
+            yield found
+            start = search = start + len(found.raw)
         if text is buffer:
             del buffer[:start]
-        else:
+        elif start < size:
             buffer += text[start:]
-        if len(buffer) > self.max_event_bytes:
+
+    def _check_rest(self, text: bytes | bytearray, search: int) -> None:
+        """Raise EventTooLargeError if too much would be left behind the last whole event."""
+        last = 0
+        for found in _ANY_END_OF_EVENT.finditer(text, search):
+            if found.end() < len(text) or not text.endswith(b"\r"):
+                last = found.end()
+        if len(text) - last > self.max_event_bytes:
             raise EventTooLargeError(f"an event of over {self.max_event_bytes} bytes")
-        return events
 
     def end(self) -> Event | None:
         """Return what the stream ended with if that is no whole event, else None.
@@ -159,6 +188,32 @@ class Decoder:
         raw = bytes(self._buffer)
         self._buffer.clear()
         return _event(raw) if raw else None
+
+
+def _next_event(text: bytes | bytearray, start: int, search: int, *, only_lf: bool) -> Event | None:
+    """Return the event at ``start`` if it has ended, which is behind ``search``."""
+    if only_lf:
+        end = text.find(_END_OF_EVENT, search) + 2
+        if end < 2:
+            return None
+    else:
+        found = _ANY_END_OF_EVENT.search(text, search)
+        if found is None or (found.end() == len(text) and text.endswith(b"\r")):
+            return None  # the LF of a CRLF may be in the next read
+        end = found.end()
+    raw = bytes(text[start:end])
+    # Nearly every event is one line of data.
+    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
+        return Event(raw[6:-2] or None, raw)
+    # Or it has a type before that line.
+    if (
+        raw.startswith(b"event: ")
+        and raw.startswith(b"data: ", line := raw.find(b"\n") + 1)
+        and raw.find(b"\n", line) == len(raw) - 2
+        and b"\r" not in raw
+    ):
+        return Event(raw[line + 6 : -2] or None, raw)
+    return _event(raw)
 
 
 def _event(raw: bytes) -> Event:
@@ -218,8 +273,6 @@ class StreamedAnswer(ABC):
     """Why there is no result to store."""
     _spoke: bool = False
     """Whether anything but usage has come."""
-    _pattern: Pattern | None = None
-    """What the last event that was parsed was like, if the next may be alike."""
     _decoder: Decoder = field(default_factory=Decoder)
 
     def feed(self, data: bytes) -> tuple[Piece, Piece | None]:
@@ -227,7 +280,7 @@ class StreamedAnswer(ABC):
 
         The latter is None, unless these bytes bring the answer's end. Raises EventTooLargeError.
         """
-        return self._pass_all(self._decoder.feed(data))
+        return self._pass_all(self._decoder.cut(data))
 
     def end(self) -> tuple[Piece, Piece | None]:
         """Take the stream's end, and return as ``feed`` does."""
@@ -245,12 +298,12 @@ class StreamedAnswer(ABC):
             now = _join([now, blank_line])
         return now, once_stored
 
-    def _pass_all(self, events: Sequence[Event]) -> tuple[Piece, Piece | None]:
+    def _pass_all(self, events: Iterable[Event | Run]) -> tuple[Piece, Piece | None]:
         now: list[Piece] = []
         once_stored: list[Piece] | None = None
         for event in events:
             was_done = self.done
-            piece = self.pass_on(event)
+            piece = self.pass_on(event) if isinstance(event, Event) else self._pass_run(event)
             if self.done and not was_done:
                 once_stored = []
             (now if once_stored is None else once_stored).append(piece)
@@ -261,12 +314,7 @@ class StreamedAnswer(ABC):
         data, raw = event
         if data is None or self.done:  # nothing that follows the end is part of the answer
             return raw, raw
-        pattern = self._pattern
-        if pattern is not None and (text := pattern.text_of(event)) is not None:
-            if self._takes(raw):
-                pattern.texts.append(text)
-            return raw, _cut_null_usage(raw) if pattern.null_usage else raw
-        self._pattern = None
+        self._decoder.pattern = None
         if data == DONE:
             return self._pass_done(raw)
         try:
@@ -284,11 +332,19 @@ class StreamedAnswer(ABC):
             self._unfit, self.error, self.ended = Reason.UNCLEAN, data, True
             return raw, raw
         try:
-            self._read(chunk, data, merges=self._takes(raw))
+            self._read(chunk, raw, merges=self._takes(raw))
         except (UnknownShapeError, RecursionError):
             self._unfit = Reason.UNKNOWN_SHAPE
         strips = self.strips_usage and "usage" in chunk
         return raw, _without_usage(chunk, raw) if strips else raw
+
+    def _pass_run(self, run: Run) -> Piece:
+        raw, pattern = run.raw, self._decoder.pattern
+        if pattern is None:
+            raise AssertionError("alike to nothing")
+        if self._takes(raw):
+            pattern.texts.extend(run.texts)
+        return raw, raw.replace(_NO_USAGE, b"}\n\n") if pattern.null_usage else raw
 
     def _takes(self, raw: bytes) -> bool:
         """Tell whether an event is to be part of the result, and count its bytes."""
@@ -302,7 +358,7 @@ class StreamedAnswer(ABC):
 
     def give_up(self) -> None:
         """Assemble no result: it is too large. What was assembled is dropped."""
-        self._unfit, self._pattern = self._unfit or Reason.TOO_LARGE, None
+        self._unfit, self._decoder.pattern = self._unfit or Reason.TOO_LARGE, None
         self._drop()
 
     def _pass_done(self, raw: bytes) -> Piece:
@@ -314,10 +370,10 @@ class StreamedAnswer(ABC):
         return last, last
 
     @abstractmethod
-    def _read(self, chunk: dict[str, Any], data: bytes, *, merges: bool) -> None:
-        """Merge an event into the result; ``data`` is its JSON. Raises UnknownShapeError.
+    def _read(self, chunk: dict[str, Any], raw: bytes, *, merges: bool) -> None:
+        """Merge an event into the result; ``raw`` are its bytes. Raises UnknownShapeError.
 
-        May set ``_pattern`` to what the next event may be like.
+        May set the decoder's pattern to what the next event may be like.
         """
 
     @abstractmethod
@@ -343,17 +399,12 @@ def _without_usage(chunk: dict[str, Any], raw: bytes) -> bytes:
     if chunk["usage"] is not None:
         return raw if chunk.get("choices") else b""
     if raw.endswith(_NO_USAGE):  # the last member of the chunk itself, since the brace ends it
-        return _cut_null_usage(raw)
+        return raw[: -len(_NO_USAGE)] + b"}\n\n"
     rest = {name: value for name, value in chunk.items() if name != "usage"}
     try:
         return encode(dumps(rest))
     except TypeError:  # nested deeper than orjson prints
         return raw
-
-
-def _cut_null_usage(raw: bytes) -> bytes:
-    """Return an event that ends with ``_NO_USAGE`` without that member."""
-    return raw[: -len(_NO_USAGE)] + b"}\n\n"
 
 
 def failure_event(fault: Exception, path: str = "") -> bytes:

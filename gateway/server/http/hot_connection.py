@@ -78,12 +78,18 @@ class HotConnection(Connection):
         if not data:
             super().data_received(data)  # aiohttp itself calls so, to go on with what it has
             return
+        if not (self._served is not None or self._early):
+            if self._waiter is not None or self._is_serving:
+                self._take(data)
+                return
+            # aiohttp's own loop has just begun, or answered a request: in a moment it waits.
+            self._loop.call_soon(self._take_early)
+        self._early += data
+        if len(self._early) > MAX_EARLY_BYTES and self.transport is not None:
+            self.transport.pause_reading()
+
+    def _take(self, data: bytes) -> None:
         waiter, transport = self._waiter, self.transport
-        if self._served is not None:
-            self._early += data
-            if len(self._early) > MAX_EARLY_BYTES and transport is not None:
-                transport.pause_reading()
-            return
         waiting = (
             waiter is not None
             and not waiter.done()
@@ -144,7 +150,7 @@ class HotConnection(Connection):
 
     @property
     def busy(self) -> bool:
-        return self.reader.holds or super().busy
+        return self.reader.holds or bool(self._early) or super().busy
 
     @property
     def _is_serving(self) -> bool:
@@ -218,12 +224,13 @@ class HotConnection(Connection):
     def _end(self, served: asyncio.Task[None]) -> None:
         """Go on with what came meanwhile. From now on the connection is idle."""
         self._served = None
-        early, self._early = bytes(self._early), bytearray()
         error = None if served.cancelled() else served.exception()
         if error is not None:
             self._context.run(self._fail, error)
         if self.transport is None:
             return
+        if served.cancelled() or error is not None or self._closes:
+            self._early.clear()
         if served.cancelled() or error is not None:
             self.force_close()
         elif self._closes:
@@ -232,10 +239,16 @@ class HotConnection(Connection):
             self.transport.close()
         else:
             self._note_idle()
-            if len(early) > MAX_EARLY_BYTES:
-                self.transport.resume_reading()
-            if early:
-                self.data_received(early)
+            self._take_early()
+
+    def _take_early(self) -> None:
+        """Go on with what has come too early; what is served comes first."""
+        if not self._early or self._served is not None:
+            return
+        early, self._early = bytes(self._early), bytearray()
+        if len(early) > MAX_EARLY_BYTES and self.transport is not None:
+            self.transport.resume_reading()
+        self._take(early)
 
     def _fail(self, error: BaseException) -> None:
         """Log a defect, and tell the client of it where its reply has not begun."""
@@ -263,6 +276,7 @@ class HotConnection(Connection):
     def _release(self) -> None:
         """Hand on the bytes that were held back of a request with a late body."""
         self._stop_release_timer()
+        self._take_early()
         if self.reader.holds:
             self._parse(self.reader.release())
 

@@ -240,6 +240,11 @@ class OneReply(BaseProtocol):
             data = data[_HEAD_PIECE:]
         self._read(data)
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading; aiohttp calls so for each piece that is taken, paused or not."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def _read(self, data: bytes) -> None:
         if data:
             if not self._awaits_reply:

@@ -5,7 +5,7 @@ import itertools
 import logging
 import re
 import socket
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import orjson
@@ -16,7 +16,7 @@ from raw_upstream import EVENTS, JSON, RawUpstream, answer, raw_servers, sends, 
 import running_gateway
 from gateway.app import create_app
 from gateway.server.hot_path import HotPath
-from gateway.server.http.hot_connection import MAX_EARLY_BYTES
+from gateway.server.http.hot_connection import MAX_EARLY_BYTES, HotConnection
 from gateway.server.http.http_server import Connection
 from gateway.server.http.middleware import STOPPING
 from gateway.settings import Settings
@@ -180,6 +180,41 @@ async def test_many_early_bytes_wait_unread_and_are_answered_in_order(tmp_path, 
 
 def fails(*_given, **_options):
     raise RuntimeError("a defect")
+
+
+@pytest.fixture
+def early_bytes(monkeypatch):
+    """Have each connection read a request in the turn of the loop in which it is made."""
+    made = HotConnection.connection_made
+
+    def make(request, *, lost=False):
+        def made_and_read(connection, transport):
+            made(connection, transport)
+            if lost:
+                transport.abort()
+            connection.data_received(request)
+
+        monkeypatch.setattr(HotConnection, "connection_made", made_and_read)
+
+    return make
+
+
+async def test_a_request_that_comes_with_its_connection_is_plain(gateway, early_bytes, monkeypatch):
+    early_bytes(post())
+    monkeypatch.setattr(HotConnection, "_parse", fails)
+    reader, writer = await connect(gateway.url)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    assert head.startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
+async def test_a_client_that_leaves_with_its_first_bytes_is_no_fault(gateway, early_bytes, caplog):
+    early_bytes(post(), lost=True)
+    reader, writer = await connect(gateway.url)
+    with suppress(ConnectionResetError):
+        assert await rest(reader) == b""
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+    writer.close()
 
 
 @pytest.mark.parametrize("where", ["remember", "trace", "sink"])

@@ -331,3 +331,54 @@ def test_no_byte_but_null_usage_is_changed_where_it_comes_last():
     [(full, bare)] = [follow().pass_on(one) for one in Decoder().feed(raw)]
     assert full == raw
     assert bare == raw.replace(b',"usage":null', b"")
+
+
+def events_of(*texts, end=b"\n\n", **top):
+    """Events that differ in their texts alone, which are the insides of JSON strings."""
+    data = orjson.dumps(said("TEXT", **top))
+    return b"".join([b"data: " + data.replace(b"TEXT", text) + end for text in texts])
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+@pytest.mark.parametrize(
+    ("texts", "whole"),
+    [
+        ([b"a", b" b", b"", b"c"], "a bc"),
+        ([b"a", b'\\n\\"b\\"', rb"\ud83d\ude00", b"\\\\"], 'a\n"b"\U0001f600\\'),
+        ([b"a", "é漢".encode(), b"\\u00e9"], "aé漢é"),
+        ([b"a", b"\xe2\x82", b"\xac"], None),
+        ([b"a", rb"\ud83d", rb"\ude00"], None),
+        ([b"a", b'b","c', b"\\"], None),
+        ([b"a", b"b\\", b',"c'], None),
+        ([b"a", b"\x01"], None),
+        ([b"a", b"b\nc", b"d"], None),
+        ([b"a", b'b"}}', b"c"], None),
+    ],
+)
+def test_texts_of_events_that_are_alike_are_what_each_event_says(texts, whole, end):
+    raw = events_of(*texts, end=end)
+    finish = encode(orjson.dumps(said(None, "stop")))
+    for size in (1, 7, 100, len(raw)):
+        answer = follow()
+        reads = [raw[start : start + size] for start in range(0, len(raw), size)]
+        passed = [answer.feed(read) for read in [*reads, finish]]
+        assert b"".join(now[0] for now, _ in passed) == raw + finish
+        result = answer.result()
+        if whole is None:
+            assert result is Reason.UNCLEAN
+        else:
+            assert result["choices"][0]["message"]["content"] == whole
+
+
+def test_null_usage_is_taken_out_of_each_of_several_events_that_are_alike():
+    raw = events_of(b"a", b"b", b"c", b"d", usage=None)
+    answer = follow()
+    (full, bare), _ = answer.feed(raw)
+    assert (full, bare) == (raw, raw.replace(b',"usage":null', b""))
+
+
+def test_an_answer_that_is_not_assembled_passes_its_events_and_its_usage():
+    answer = follow(assemble=False)
+    raw = events_of(b"a", b"b", b'"', b"c") + encode(orjson.dumps(usage_chunk()))
+    assert answer.feed(raw)[0][0] == raw
+    assert answer.usage == USAGE

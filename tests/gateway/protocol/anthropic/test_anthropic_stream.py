@@ -214,3 +214,11 @@ def test_text_beside_anything_else_is_not_taken_for_text_alone():
     texts = [block.get("text", block.get("thinking")) for block in answer["content"]]
     assert texts == ["a", "Hm", "bcde"]
     assert answer["stop_reason"] == "max_tokens"
+
+
+def test_text_behind_the_end_is_no_part_of_the_message():
+    events = MessageEvents(PROMPT)
+    said = chunk({"content": "a"})
+    assert b"text_delta" in events.feed(said * 3)
+    assert b"message_stop" in events.feed(b"data: [DONE]\n\n")
+    assert events.feed(said) == b""
