@@ -76,7 +76,7 @@ from gateway.server.open.policy_file import PolicySource
 from gateway.server.prepare import Outbox
 from gateway.server.stored_reply import Answer, refuse, render_hit
 from gateway.telemetry.decision_log import Recorder
-from gateway.telemetry.observation import NO_CALL, Asked, Observation, OnStep, Outcome
+from gateway.telemetry.observation import Asked, Observation, OnStep, Outcome
 from gateway.upstream.pool.retry_budget import Forwarding
 from gateway.upstream.request import Exchange, without_salt
 from gateway.upstream.sharing.coalescer import Coalescer
@@ -160,8 +160,8 @@ class Pipeline:
                 table.looking -= 1
         observation.outcome, observation.reason = outcome.outcome, outcome.reason
         observation.status = reply.status
-        if outcome.hit is not None:
-            observation.lookup = outcome.hit
+        if (hit := outcome.hit) is not None:
+            observation.lookup = observation.lookup._replace(key=hit.entry.key, hit=hit)
         return reply, outcome
 
     async def _reply_or_fall_back(
@@ -295,6 +295,8 @@ class Pipeline:
         """Begin a call in the background. It is prepared there: no hit waits for that."""
         seen = context.observation.of_background(outcome)
         context = context._replace(observation=seen, forwarding=Forwarding())
+        # Nobody is charged for it.
+        context = context._replace(request=replace(context.request, needs_usage=False))
         request, scanner = context.request, context.active.scanner
         exchange = Exchange(request, state, scanner, context.observation)
         context.coalescer.refresh(exchange, partial(self._exchange, context, state))
@@ -302,7 +304,12 @@ class Pipeline:
     async def _forward(self, exchange: Exchange, send: Awaitable[Answered]) -> Answer:
         """Return the upstream's reply, or the stale answer that stands in for its failure."""
         state, observation = exchange.state, exchange.observation
-        observation.lookup, observation.reason = state, state.status.reason
+        observation.reason = state.status.reason
+        observation.lookup = observation.lookup._replace(
+            key=b"" if state.store is None else state.store.key,
+            forward=state.status,
+            ineligible=state.ineligible,
+        )
         is_bypass = state.status.forwarded is Forwarded.BYPASS
         observation.outcome = outcome = "bypass" if is_bypass else "miss"
         try:
@@ -313,7 +320,7 @@ class Pipeline:
             return render_hit(exchange.request, instead)
         if reply.status in _UPSTREAM_FAILED and (instead := state.instead(self.now())) is not None:
             reply.close()
-            observation.note_call((call or NO_CALL)._replace(declined=None))
+            observation.note_call((call or observation.call_so_far())._replace(declined=None))
             return render_hit(exchange.request, instead)
         if call is not None:
             observation.note_call(call)

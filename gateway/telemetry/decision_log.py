@@ -107,11 +107,11 @@ def _outcome(seen: Observation) -> dict[str, object]:
     hit, usage = seen.hit, seen.call.usage
     tokens = (usage.prompt or 0) + (usage.completion or 0)
     return {
-        "key": seen.key.hex(),
+        "key": seen.lookup.key.hex(),
         "outcome": seen.outcome,
         "reason": None if seen.reason is None else seen.reason.value,
         "declined": seen.call.declined and seen.call.declined.value,
-        "ineligible": seen.ineligible and seen.ineligible.value,
+        "ineligible": seen.lookup.ineligible and seen.lookup.ineligible.value,
         "source": None if hit is None else hit.entry.key.hex(),
         "similarity": None if hit is None else hit.status.similarity,
         "score": None if hit is None else hit.status.score,

@@ -24,7 +24,6 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from gateway.cache.lookup import Forward
 from gateway.cache.ports import StoreStats
 from gateway.telemetry.observation import Observation
 from gateway.telemetry.prefix_metrics import PrefixMetrics
@@ -135,11 +134,11 @@ class Metrics:
 
     def _observe_semantic(self, seen: Observation) -> None:
         lookup = seen.lookup
-        if isinstance(lookup, Forward) and lookup.ineligible is not None:
+        if lookup.ineligible is not None:
             self.count("ineligible", seen.asked.rule, lookup.ineligible.value)
-        if seen.semantic.fault is not None:
-            self.count("semantic_faults", seen.semantic.fault)
-        for result, score in seen.semantic.verified:
+        if lookup.semantic_fault is not None:
+            self.count("semantic_faults", lookup.semantic_fault)
+        for result, score in lookup.verified:
             self.count("semantic_candidates", result)
             if score is not None:
                 self._scores.observe(score)

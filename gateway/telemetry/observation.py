@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from gateway.cache.lookup import Forward, Hit
+from gateway.cache.lookup import Hit
 from gateway.prompts.outcome import Compression, Declined, Rewrite
-from gateway.protocol.http.cache_status import ForwardStatus, Reason
+from gateway.protocol.http.cache_status import LEFT_BY_CLIENT, ForwardStatus, Reason
 from gateway.protocol.http.headers import Fields
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
@@ -124,6 +124,8 @@ class CallShare(NamedTuple):
     """The outcome for its declared context, if any."""
     fault: Reason | None = None
     """Why a stream failed whose failure was its last event."""
+    earlier: tuple[CallFacts, ...] = ()
+    """Whole calls that the request paid for before this one: another was needed."""
 
 
 NO_CALL = CallShare()
@@ -164,15 +166,24 @@ class Asked(NamedTuple):
         return self.fallback_model or self.model
 
 
-class Semantic(NamedTuple):
-    """What came of the lookup by meaning."""
+class Lookup(NamedTuple):
+    """What came of the lookup. It holds no prompt: observations wait for the sinks."""
 
-    fault: str | None = None
+    key: bytes = b""
+    """Of the entry that was served or may be stored; empty if there is none."""
+    forward: ForwardStatus | None = None
+    """Why the request was forwarded, if it was."""
+    ineligible: Reason | None = None
+    """Why the request was not looked up by meaning."""
+    hit: Hit | None = None
+    """The stored answer that was served."""
+    semantic_fault: str | None = None
+    """Why the lookup by meaning ended early."""
     verified: tuple[tuple[str, float | None], ...] = ()
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
 
 
-_NOT_READ, _NOT_LOOKED_UP = Asked(), Semantic()
+_NOT_READ, _NOT_LOOKED_UP = Asked(), Lookup()
 
 
 class Outcome(NamedTuple):
@@ -236,9 +247,7 @@ class Observation:
     trace: RequestTrace | None = None
     request_bytes: int = 0
     asked: Asked = _NOT_READ
-    lookup: Hit | Forward | None = None
-    """The end of the lookup."""
-    semantic: Semantic = _NOT_LOOKED_UP
+    lookup: Lookup = _NOT_LOOKED_UP
     outcome: str = "error"
     reason: Reason | None = None
     status: int = 0
@@ -252,27 +261,12 @@ class Observation:
     @property
     def hit(self) -> Hit | None:
         """The stored answer that was served."""
-        return self.lookup if isinstance(self.lookup, Hit) else None
-
-    @property
-    def key(self) -> bytes:
-        """The key of the entry that was served or may be stored; empty if there is none."""
-        if isinstance(self.lookup, Hit):
-            return self.lookup.entry.key
-        plan = None if self.lookup is None else self.lookup.store
-        return b"" if plan is None else plan.key
-
-    @property
-    def ineligible(self) -> Reason | None:
-        """Why the request was not looked up by meaning."""
-        return self.lookup.ineligible if isinstance(self.lookup, Forward) else None
+        return self.lookup.hit
 
     @property
     def forward(self) -> ForwardStatus | None:
-        """Why the request was forwarded, if it was."""
-        if self._source is not None:
-            return self._source.status
-        return self.lookup.status if isinstance(self.lookup, Forward) else None
+        """Why the request was forwarded, and whether it joined the call of another."""
+        return self.lookup.forward if self._source is None else self._source.status
 
     def note_passed(self, model: str) -> None:
         """Note the model of a request that passes through."""
@@ -284,20 +278,34 @@ class Observation:
 
     def note_semantic_fault(self, fault: str) -> None:
         """Note why a lookup by meaning ended early."""
-        self.semantic = self.semantic._replace(fault=fault)
+        self.lookup = self.lookup._replace(semantic_fault=fault)
 
     def note_verified(self, result: str, score: float | None) -> None:
         """Note what a verifier said of a candidate."""
-        verified = (*self.semantic.verified, (result, score))
-        self.semantic = self.semantic._replace(verified=verified)
+        verified = (*self.lookup.verified, (result, score))
+        self.lookup = self.lookup._replace(verified=verified)
 
     def follow(self, source: CallSource) -> None:
-        """Note the call that is to answer; a later one takes its place."""
+        """Note the call that is to answer. A call before it counts as far as it was paid for."""
+        if self._source is not None or self.call is not NO_CALL:
+            before = self.call_so_far()
+            paid = () if before.whole is None or not before.pays else (before.whole,)
+            self.call = CallShare(earlier=before.earlier + paid)
         self._source = source
+
+    def call_so_far(self) -> CallShare:
+        """Return what counts of the call for the request."""
+        share = None if self._source is None else self._source.share()
+        return self.call if share is None else share._replace(earlier=self.call.earlier)
 
     def note_call(self, call: CallShare) -> None:
         """Note what is final of the call."""
-        self.call, self._source = call, None
+        earlier = self.call.earlier
+        self.call, self._source = call._replace(earlier=earlier) if earlier else call, None
+
+    def note_tried(self, tried: tuple[tuple[str, Reason], ...]) -> None:
+        """Note the upstreams that failed, where none answered."""
+        self.call = self.call._replace(tried=tried)
 
     def end(self, outcome: str, reason: Reason | None, status: int | None = None) -> None:
         """Note how the request ends. ``status`` is the reply's, if there is one."""
@@ -340,8 +348,11 @@ class Observation:
             call = self._source.share(partial(self._hand_over, sinks))
             if call is None:
                 return
+            tried, earlier = self.call.tried, self.call.earlier
+            if tried or earlier:
+                call = call._replace(tried=call.tried or tried, earlier=earlier)
             self.call, self._source = call, None
-            if call.fault is not None:
+            if call.fault is not None and self.reason not in LEFT_BY_CLIENT:
                 self.outcome, self.reason = "error", call.fault
         for sink in (*self.sinks, *sinks):
             sink(self)

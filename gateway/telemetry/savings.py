@@ -23,7 +23,7 @@ from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.http.cache_status import LEFT_BY_CLIENT, Reason
 from gateway.protocol.http.messages import declared_name
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
-from gateway.telemetry.observation import Observation
+from gateway.telemetry.observation import CallFacts, Observation
 from gateway.telemetry.prices import Price
 from policies.decision import Endpoint
 
@@ -112,7 +112,7 @@ def account(
         return None
     price = price or _UNKNOWN
     if call is not None:
-        _count_call(figures, seen, price)
+        _count_call(figures, seen, call, price)
     followed = seen.call.followed
     if seen.outcome == "hit" and seen.hit is not None:
         semantic = seen.hit.status.reason is Reason.SEMANTIC
@@ -130,14 +130,21 @@ def account(
     return Account(labels, figures)
 
 
+def account_of_earlier(seen: Observation, call: CallFacts, price: Price | None) -> Account:
+    """Return what a call used whose answer was not the last for its request."""
+    asked, figures = seen.asked, Figures()
+    _count_call(figures, seen, call, price or _UNKNOWN)
+    named = declared_name(call.upstream or "")
+    return Account(
+        Labels(asked.holder, asked.model[:MOST_LABEL], asked.rule, named, asked.team), figures
+    )
+
+
 def _is_answered(seen: Observation) -> bool:
     return seen.outcome in _ANSWERED and seen.status == HTTPStatus.OK
 
 
-def _count_call(figures: Figures, seen: Observation, price: Price) -> None:
-    call = seen.call.whole
-    if call is None:
-        return
+def _count_call(figures: Figures, seen: Observation, call: CallFacts, price: Price) -> None:
     usage = call.usage
     prompt, completion, cached = usage.prompt or 0, usage.completion or 0, usage.cached or 0
     cached = min(cached, prompt)

@@ -27,6 +27,7 @@ from gateway.telemetry.savings import (
     Labels,
     Way,
     account,
+    account_of_earlier,
     add,
     day_of,
     entry_usage,
@@ -132,6 +133,9 @@ class UsageLedger:
     def _observe(self, seen: Observation) -> None:
         if seen.hit is not None:
             self._count_hits(seen.hit.entry.key, 1)
+        for call in seen.call.earlier:
+            price = self.prices.find(seen.asked.model)
+            self._add(account_of_earlier(seen, call, price), 1)
         counted = self.account(seen)
         if counted is None:
             return

@@ -87,7 +87,7 @@ class AnsweredCall:
     async def call(self, exchange: Exchange, shared: SharedResponse) -> CallResult:
         """Make the call, and write its reply into ``shared``; return its end."""
         facts, seen = shared.facts, exchange.observation
-        result = CallResult(exchange)
+        result, sent = CallResult(exchange), exchange
         try:
             make = partial(Variants, exchange, adds=self.retry_budget.earn())
             is_large = len(exchange.request.raw) > LARGE_BYTES
@@ -95,15 +95,17 @@ class AnsweredCall:
             facts.started = seen.clock()
             async with self.upstream.send(self._outgoing(variants, facts)) as reply:
                 variant = reply.served.variant or variants.usual
+                sent = variant.exchange
                 result = await self._read(reply, variant, shared)
             if result.head is not None:
                 await self._end_plain(result.head, result.sent, reply.served, shared)
         except UpstreamError as error:
-            facts.tried = error.tried
-            result = CallResult(exchange, fault=error)
+            if facts.head is None:
+                facts.tried = error.tried
+            result = CallResult(sent, fault=error)
         except Exception as error:
             log.exception("a call to the upstream failed")
-            result = CallResult(exchange, fault=error)
+            result = CallResult(sent, fault=error)
         finally:
             if seen.trace is not None:
                 fault = result.fault

@@ -107,6 +107,18 @@ def streamed(session: ClientSession, url: str, question: str) -> Any:
     return session.post(f"{url}/v1/chat/completions", json=body(question, stream=True))
 
 
+async def until_all_are_ready(url: str) -> None:
+    """The line comes with the first worker that is ready. Many requests at once reach them all."""
+
+    async def is_ready() -> bool:
+        async with ClientSession() as session, session.get(f"{url}/readyz") as reply:
+            return reply.status == 200
+
+    async with asyncio.timeout(60):
+        while not all(await asyncio.gather(*(is_ready() for _ in range(64)))):
+            pass
+
+
 def one_connection() -> ClientSession:
     return ClientSession(connector=TCPConnector(limit=1))
 
@@ -185,6 +197,7 @@ async def test_under_load_no_request_fails_and_a_stream_ends_whole(
             async with ClientSession() as session, session.get(f"{url}/readyz") as reply:
                 assert reply.status == 200, await reply.text()
 
+    await until_all_are_ready(url)
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(ClientSession())
         stream = await stack.enter_async_context(streamed(session, url, "Hello?"))

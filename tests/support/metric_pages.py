@@ -11,13 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backend.scheduler.stats import EngineStats, Figures, MemoryUse, SequenceTimes
 from backend.server.metrics import Metrics as EngineMetrics
-from gateway.cache.lookup import Forward, Hit
+from gateway.cache.lookup import Hit
 from gateway.cache.ports import StoreStats
 from gateway.prompts.outcome import Compression, Declined, NotRewritten, Rewrite, Step
-from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
+from gateway.protocol.http.cache_status import HitStatus, Reason
 from gateway.protocol.tokens import PromptUsage
 from gateway.telemetry.metrics import Metrics as GatewayMetrics
-from gateway.telemetry.observation import Observation, Semantic, Sink
+from gateway.telemetry.observation import Observation, Sink
 from gateway.upstream.pool.metrics import UpstreamCollector, UpstreamMetrics
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.routing import LeastLoaded, Route
@@ -39,9 +39,6 @@ def exposed(page: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     return found
 
 
-INELIGIBLE = Forward(ForwardStatus(Forwarded.MISS), None, ineligible=Reason.TIME)
-
-
 def seen(*sinks: Sink, **values: Any) -> Observation:
     """An observation in which everything happened."""
     everything: dict[str, Any] = {
@@ -50,8 +47,10 @@ def seen(*sinks: Sink, **values: Any) -> Observation:
         "outcome": "miss",
         "reason": Reason.NO_CACHE,
         "declined": Reason.EMPTY,
-        "semantic": Semantic("timeout", (("score", 0.5),)),
-        "lookup": Hit(
+        "semantic_fault": "timeout",
+        "verified": (("score", 0.5),),
+        "ineligible": Reason.TIME,
+        "hit": Hit(
             entry_of(plan_of(chat(user("hi")))),
             HitStatus(Reason.SEMANTIC, 5, similarity=0.9, score=0.99, threshold=0.98),
             age=1,
@@ -74,8 +73,7 @@ def seen(*sinks: Sink, **values: Any) -> Observation:
 
 def gateway_page() -> str:
     metrics = GatewayMetrics(lambda: StoreStats(1, 2, 3))
-    for lookup in ({}, {"lookup": INELIGIBLE}):
-        seen(metrics.observe, metrics.prefixes.observe, **lookup).finish()
+    seen(metrics.observe, metrics.prefixes.observe).finish()
     metrics.count_policy_reload(True)
     metrics.count("semantic_not_added", "too-many")
     metrics.count("tokens_used", "m", "only", "prompt")

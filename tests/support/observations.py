@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gateway.telemetry.observation import Asked, CallShare, Observation, Sink
+from gateway.telemetry.observation import Asked, CallShare, Lookup, Observation, Sink
 
 _OF_CALL = frozenset(CallShare._fields) - {"started", "fault"}
 
@@ -16,8 +16,10 @@ def observation_of(
     call_started: float | None = None,
     **facts: Any,
 ) -> Observation:
-    """Return an observation; each fact is a field of it, of ``Asked`` or of ``CallShare``."""
+    """Return an observation; a fact is a field of it, of ``Asked``, ``Lookup`` or ``CallShare``."""
     asked = {name: facts.pop(name) for name in Asked._fields if name in facts}
     call = {name: facts.pop(name) for name in _OF_CALL if name in facts}
+    lookup = {name: facts.pop(name) for name in Lookup._fields if name in facts}
     values = {"asked": Asked(**asked), "call": CallShare(call_started, **call)}
+    values["lookup"] = Lookup(**lookup)
     return Observation(endpoint, started, clock, sinks, **values, **facts)

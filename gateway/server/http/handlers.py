@@ -398,6 +398,7 @@ def _failure(error: Exception, seen: Observation, names: Mapping[str, str], path
         return _error(error.status, body, refused_header(reason), *shown)
     forward = seen.forward or ForwardStatus(Forwarded.BYPASS)
     seen.end("error", error.reason, error.status)
+    seen.note_tried(error.tried)
     fields = []
     if error.retry_after is not None:
         fields.append(("Retry-After", str(ceil(error.retry_after))))

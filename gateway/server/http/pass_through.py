@@ -103,10 +103,9 @@ class PassThrough:
                     call = call._replace(upstream=served.upstream, tried=served.tried)
                 seen.note_call(call)
                 return await self._copy(request, upstream, seen, scopes)
-        except UpstreamError as error:
+        except UpstreamError:
             if faults:
                 raise faults[0] from None
-            seen.note_call(call._replace(tried=error.tried))
             raise
 
     def ask_options(self, path: ApiPath, fields: Fields) -> AbstractAsyncContextManager[HttpReply]:

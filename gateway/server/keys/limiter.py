@@ -237,9 +237,11 @@ class Permit:
         """Count the use of the upstream's call, once; a hit has none."""
         if self._charged or not self.limiter.counts_tokens:
             return
-        self._charged = True
+        self._charged, asked = True, seen.asked
+        for call in seen.call.earlier:
+            self.limiter.charge(call.usage, asked.model, asked.model)
         if (used := self._use(seen)) != NOTHING_SAID:
-            self.limiter.charge(used, seen.asked.answering_model, seen.asked.model)
+            self.limiter.charge(used, asked.answering_model, asked.model)
 
     def end(self) -> None:
         """Count the end of the request."""

@@ -38,11 +38,11 @@ def on_step(step: object, began: float, seen: Observation, outcome: object) -> N
             noted = {
                 "refrain.candidates": len(near),
                 "refrain.similarity": near[0][1] if near else None,
-                "refrain.semantic_fault": seen.semantic.fault,
+                "refrain.semantic_fault": seen.lookup.semantic_fault,
             }
             trace.note_step(EMBEDDING, began, noted)
-        case VerifyCandidate() if seen.semantic.verified:
-            result, score = seen.semantic.verified[-1]
+        case VerifyCandidate() if seen.lookup.verified:
+            result, score = seen.lookup.verified[-1]
             noted = {"refrain.verification": result, "refrain.semantic_score": score}
             trace.note_step(VERIFICATION, began, noted)
         case Exchange() if step.rewrites or step.not_rewritten or step.compression is not None:

@@ -231,6 +231,8 @@ class Coalescer:
         def on_end(_: object) -> None:
             self.calls.discard(task)
             shared.task = None  # a cycle: it has the frames in which it ended
+            if self._forgetting is None and self.table.landed:
+                self._forget()
             defect = None if task.cancelled() else task.exception()
             if isinstance(defect, Exception):
                 log.error("a call to the upstream failed", exc_info=defect)
@@ -242,8 +244,6 @@ class Coalescer:
                 shared.end(CallResult(shared.leader, fault=fault))
             elif (result := task.result()) is not None:
                 shared.end(result)
-            if self._forgetting is None and self.table.landed:
-                self._forget()
 
         task.add_done_callback(on_end)
         return task

@@ -8,7 +8,7 @@ Laws:
   stands for all of them if another process made the call. ``end`` may come at any time.
 - A task that waits here is woken by the next piece or by the end, and an end always comes.
 - One request pays for the call: its tokens and its stored entry count for that request alone. If
-  that request leaves early, the next follower pays.
+  that request leaves before all of the answer has come, the next follower pays.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from gateway.protocol.streaming.decode import Piece, StreamedAnswer, failure_eve
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage, prompt_usage
 from gateway.telemetry.observation import CallFacts, CallShare
 from gateway.upstream.request import Exchange, Served
-from gateway.upstream.sharing.answer_log import READ_BYTES, WINDOW_BYTES, AnswerLog, LogMemory
+from gateway.upstream.sharing.answer_log import WINDOW_BYTES, AnswerLog, LogMemory
 from gateway.upstream.sharing.flight_table import Flight, FlightTable
 
 ANSWER_SECONDS = 2.0
@@ -234,7 +234,7 @@ class SharedResponse(Flight):
         self._waits_for_readers = False
         if self.outgrown:
             self.log.forget(min(self.followers.values(), default=end))
-        if full is without_usage and len(full) > READ_BYTES:
+        if self.stream is None:
             self.log.extend(full)
         else:
             self.log.append(full, without_usage)

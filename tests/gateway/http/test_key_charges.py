@@ -361,3 +361,70 @@ async def test_a_passed_request_that_its_client_leaves_is_charged_what_it_asked_
     assert 10_000 <= await charged(gateway) < 11_000
     has_left.set()
     await runner.cleanup()
+
+
+def vectors(number: int, tokens: int) -> web.Response:
+    rows = [{"object": "embedding", "index": at, "embedding": [0.1, 0.2]} for at in range(number)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return web.json_response({"object": "list", "model": "e", "data": rows, "usage": usage})
+
+
+async def test_a_batch_pays_for_a_call_whose_answer_was_of_no_use(start_gateway, upstream, keys):
+    """The missing items get a vector too many. Then the whole batch is asked for, in vain."""
+    is_odd = False
+
+    async def answer(request, body):
+        number = len(body["input"])
+        if not is_odd:
+            return vectors(number, 5)
+        if number < 3:
+            return vectors(number + 1, 700)
+        request.transport.abort()
+        return web.Response()
+
+    upstream.answer = answer
+    gateway = await start_gateway(gateway_keys=keys)
+
+    async def ask(*texts):
+        body = orjson.dumps({"model": "e", "input": texts})
+        return await gateway.post("/v1/embeddings", body, headers=HEADERS)
+
+    assert (await ask("a")).status == 200
+    before = await used(gateway)
+    is_odd = True
+    assert (await ask("a", "b", "c")).status == 502
+    assert await charged(gateway, before) >= 700
+
+
+async def test_a_refresh_asks_for_no_usage_since_nobody_pays_for_it(
+    start_gateway, upstream, keys, tmp_path, monkeypatch
+):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "version: 1\ndefault: {exact: on, semantic: off, freshness: 100s,"
+        " grace: {while_revalidate: 50s}, scope: tenant, pii: allow}\n"
+    )
+    refreshed, now = asyncio.Event(), time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    asked: list[bool] = []
+
+    async def answer(request, body):
+        asked.append("stream_options" in body)
+        if "stream_options" in body:
+            return web.json_response({"error": {"message": "no such field"}}, status=400)
+        response = await stream(request)
+        await response.write(chunk(delta={"content": "Hi"}) + chunk(finish_reason="stop") + DONE)
+        if len(asked) > 2:
+            refreshed.set()
+        return response
+
+    upstream.answer = answer
+    gateway = await start_gateway(gateway_keys=keys, policy=policy)
+    messages = [{"role": "user", "content": "hi"}]
+    body = orjson.dumps({"model": "m", "messages": messages, "stream": True})
+    await gateway.post(CHAT, body, headers=HEADERS)
+    assert asked == [True, False], "a request with limits asks for usage"
+    now += 120
+    assert "stale" in (await gateway.post(CHAT, body, headers=HEADERS)).cache
+    await asyncio.wait_for(refreshed.wait(), 60)
+    assert asked == [True, False, False]

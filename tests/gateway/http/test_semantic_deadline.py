@@ -80,7 +80,7 @@ async def test_once_the_deadline_has_passed_nothing_more_is_looked_into(rig, sec
     cache, _ = await rig.ask(ASKED)
     assert cache == "refrain; fwd=miss; stored"
     assert rig.clock.calls == ["get", "search", *calls]
-    assert rig.latest.semantic.fault == "timeout"
+    assert rig.latest.lookup.semantic_fault == "timeout"
 
 
 async def test_within_the_deadline_every_candidate_is_looked_into(rig):
@@ -88,7 +88,7 @@ async def test_within_the_deadline_every_candidate_is_looked_into(rig):
     cache, _ = await rig.ask(ASKED)
     assert cache == "refrain; fwd=miss; stored"
     assert rig.clock.calls == ["get", "search", *CANDIDATE * 4]
-    assert rig.latest.semantic.fault is None
+    assert rig.latest.lookup.semantic_fault is None
 
 
 async def test_what_has_begun_in_time_may_be_a_hit(rig):
@@ -104,4 +104,4 @@ async def test_the_deadline_is_a_setting(rig):
     rig.pipeline = replace(rig.pipeline, semantic_seconds=0.25)
     await rig.ask(ASKED)
     assert rig.clock.calls == ["get", "search", *CANDIDATE * 2]
-    assert rig.latest.semantic.fault == "timeout"
+    assert rig.latest.lookup.semantic_fault == "timeout"

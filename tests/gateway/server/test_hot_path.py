@@ -20,7 +20,7 @@ from gateway.protocol.http.messages import Reply
 from gateway.server import hot_path
 from gateway.server.hot_path import NEUTRAL, HotPath, PlainRequest, Reader, read_head
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.observation import Asked, Observation
+from gateway.telemetry.observation import Asked, Lookup, Observation
 from gateway.telemetry.prices import Price, Prices
 from gateway.telemetry.usage import UsageLedger
 from policies.decision import Endpoint
@@ -110,7 +110,7 @@ class Rig:
         asked = Asked("m", "default", "ann")
         seen = Observation(plain.endpoint.value, 0.0, lambda: 0.0, (), asked=asked)
         hit = Hit(stored, HitStatus(Reason.EXACT, 100), 0)
-        seen.lookup, seen.outcome = hit, "hit"
+        seen.lookup, seen.outcome = Lookup(hit=hit), "hit"
         self.hot.remember(plain, seen, hit, reply, gate)
 
     def taught(self, data=None, stored=None):

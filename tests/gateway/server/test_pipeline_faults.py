@@ -238,7 +238,7 @@ async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):
     rig.index.failing = True
     status, seen = await rig.ask("one")
     assert status == "refrain; fwd=miss; stored"
-    assert seen.semantic.fault == "timeout"
+    assert seen.lookup.semantic_fault == "timeout"
 
 
 @pytest.mark.parametrize(

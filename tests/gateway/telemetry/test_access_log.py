@@ -10,12 +10,11 @@ import pytest
 from aiohttp import web
 from observations import observation_of
 
-from gateway.cache.lookup import Forward
 from gateway.cli.process.log_lines import JsonFormatter
 from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.server.open.telemetry import AccessLog
 from gateway.telemetry import request_id
-from gateway.telemetry.observation import CallShare
+from gateway.telemetry.observation import CallShare, Lookup
 from running_gateway import StartGateway
 from scripted_upstream import ScriptedUpstream, completion
 
@@ -131,7 +130,7 @@ def test_a_call_of_ours_has_no_method(lines: Lines):
     refresh = client.of_background("refresh")
     refresh.note_call(CallShare(0.0, upstream="gpu-1"))
     refresh.finish()
-    client.lookup = Forward(ForwardStatus(Forwarded.MISS), None)
+    client.lookup = Lookup(forward=ForwardStatus(Forwarded.MISS))
     tried = (("gpu-1", Reason.UPSTREAM_STATUS), ("gpu-2", Reason.UPSTREAM_STATUS))
     client.note_call(CallShare(tried=tried))
     client.end("error", Reason.CLIENT_GONE)

@@ -14,7 +14,7 @@ from gateway.cache.stores.counts import USAGE_OTHER, USAGE_ROWS, UsageRow
 from gateway.prompts.outcome import Compression, Step
 from gateway.protocol.http.cache_status import HitStatus, Reason
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
-from gateway.telemetry.observation import CallFacts
+from gateway.telemetry.observation import CallFacts, Lookup
 from gateway.telemetry.prices import Price, Prices
 from gateway.telemetry.savings import (
     OTHERS,
@@ -74,7 +74,7 @@ def test_a_call_uses_its_tokens_and_the_upstream_s_cache_makes_them_cheaper():
 def test_a_hit_saves_the_call_that_made_it(reason):
     hit = hit_by(reason)
     seen = seen_by(outcome="hit")
-    seen.lookup = hit
+    seen.lookup = Lookup(hit=hit)
     found = account(seen, entry_usage(hit.entry), PRICE, 1.5, "only")
     assert found.labels.upstream == ""
     assert found.figures == {
@@ -100,7 +100,7 @@ def test_who_joins_a_call_saves_one_and_what_had_passed_of_it():
 def test_a_follower_that_then_hit_or_pays_for_the_call_is_counted_once():
     facts = call_of(3.0, 8.0, USAGE)
     seen = seen_by(outcome="hit", followed=facts)
-    seen.lookup = hit_by()
+    seen.lookup = Lookup(hit=hit_by())
     found = account(seen, USAGE, PRICE, None, "").figures
     assert "coalescing_requests" not in found
     assert found["exact_requests"] == 1
@@ -297,7 +297,7 @@ async def test_metrics_have_what_was_used_and_saved():
     rig.ledger.observe(seen_by(whole=call_of(1.0, 3.0, USAGE)))
     for _ in range(2):
         seen = seen_by(outcome="hit")
-        seen.lookup = hit_by()
+        seen.lookup = Lookup(hit=hit_by())
         rig.ledger.observe(seen)
     rig.ledger.collect()
     assert rig.metrics == {
@@ -317,7 +317,7 @@ async def test_seconds_of_hits_are_the_median_of_calls_and_after_a_restart_the_m
         rig.ledger.observe(seen_by(whole=call_of(0.0, seconds, USAGE)))
     rig.ledger.collect()
     seen = seen_by(outcome="hit")
-    seen.lookup = hit_by()
+    seen.lookup = Lookup(hit=hit_by())
     assert rig.ledger.account(seen).figures["exact_seconds"] == 2.0
     await rig.ledger.flush()
     again = Rig()
@@ -367,7 +367,7 @@ def test_the_hits_of_the_entries_hit_last_are_counted(monkeypatch):
     def hit(key):
         found = hit_by()
         found = replace(found, entry=replace(found.entry, key=key * 32))
-        rig.ledger.observe(seen_by(outcome="hit", reason=Reason.EXACT, lookup=found))
+        rig.ledger.observe(seen_by(outcome="hit", reason=Reason.EXACT, hit=found))
 
     for key in (b"a", b"a", b"b", b"a"):
         hit(key)
@@ -377,6 +377,6 @@ def test_the_hits_of_the_entries_hit_last_are_counted(monkeypatch):
     assert [rig.ledger.hits_of(key * 32) for key in (b"a", b"b", b"c")] == [4, 0, 1]
     repeated = RepeatedHit()
     first = replace(hit_by(), entry=replace(hit_by().entry, key=b"a" * 32))
-    rig.ledger.remembered.append((repeated, seen_by(outcome="hit", lookup=first)))
+    rig.ledger.remembered.append((repeated, seen_by(outcome="hit", hit=first)))
     rig.ledger.repeated[repeated] += 6
     assert rig.ledger.hits_of(b"a" * 32) == 10
