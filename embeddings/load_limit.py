@@ -2,6 +2,7 @@
 
 The limit rises by one for each round of searches that waited little, and falls by a fifth after one
 that waited long: additive increase and multiplicative decrease, as in TCP (Chiu and Jain 1989).
+Before the first such fall it doubles with each round, as in TCP's slow start.
 As in CoDel (RFC 8289), the time in the queue counts, and not its length. So several gateway
 processes in front of one service share it fairly, and none has to know the others. Pure.
 """
@@ -21,6 +22,7 @@ class LoadLimit:
         self.under_way = 0
         self._most_seconds = most_seconds
         self._limit = FIRST
+        self._doubles_below = float("inf")
         self._same_round = 0
         """Searches still under way that began before the limit fell: they met the same queue."""
 
@@ -38,7 +40,8 @@ class LoadLimit:
         if self._same_round > 0:
             self._same_round -= 1
         elif waited is not None and waited > self._most_seconds:
-            self._limit = max(LEAST, self._limit * _DECREASE)
+            self._doubles_below = self._limit = max(LEAST, self._limit * _DECREASE)
             self._same_round = self.under_way
         if waited is not None and waited <= self._most_seconds and was_full:
-            self._limit = min(MOST, self._limit + 1.0 / self._limit)
+            more = 1.0 if self._limit < self._doubles_below else 1.0 / self._limit
+            self._limit = min(MOST, self._limit + more)

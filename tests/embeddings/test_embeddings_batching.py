@@ -161,6 +161,22 @@ async def test_what_can_wait_comes_last_and_a_few_at_a_time(executor):
     assert run.batches == [["first"], ["x", "y", "z"], ["a", "b", "c", "d"], ["e", "f"]]
 
 
+async def test_what_can_wait_begins_after_a_quiet_moment_alone(executor):
+    run = Gate()
+    batcher = Batcher(run, executor, max_batch=8, max_waiting=8, quiet_seconds=3600.0)
+    assert await batcher.submit("lone", later=True) == "LONE"
+    await batcher.submit("a")
+    waiting = asyncio.create_task(batcher.submit("b", later=True))
+    await batcher.submit("c")
+    await batcher.submit("d")
+    assert run.batches == [["lone"], ["a"], ["c"], ["d"]]
+    assert not waiting.done()
+    batcher._quiet_seconds = 0.0
+    await batcher.submit("e")
+    assert await waiting == "B"
+    await batcher.drain()
+
+
 async def test_what_can_wait_takes_no_place_of_what_cannot(executor):
     run = Gate()
     run.may_run.clear()
@@ -204,7 +220,6 @@ async def test_the_wait_for_others_is_known_and_a_remembered_vector_has_none(exe
     began = loop.time()
     _, waited = await encoder.encode_timed("abc", b"p")
     assert 0 <= waited <= loop.time() - began
-    encoder._batcher.waited = 5.0
     assert (await encoder.encode_timed("abc", b"p"))[1] == 0.0
 
 

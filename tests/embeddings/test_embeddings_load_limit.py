@@ -17,13 +17,25 @@ def begun(limit: LoadLimit) -> int:
     return number
 
 
-def test_more_may_be_under_way_after_a_full_round_that_waited_little():
+def test_twice_as_many_may_be_under_way_after_a_full_round_that_waited_little():
     limit = LoadLimit(WAIT)
     assert begun(limit) == FIRST
     for _ in range(int(FIRST)):
         limit.end(WAIT)
-        assert limit.begin()
-    assert begun(limit) == 1
+        begun(limit)
+    assert limit.under_way == 2 * FIRST
+
+
+def test_one_more_may_be_under_way_after_such_a_round_once_some_waited_long():
+    limit = LoadLimit(WAIT)
+    begun(limit)
+    for _ in range(int(FIRST)):
+        limit.end(2 * WAIT)
+    number = begun(limit)
+    for _ in range(number + 1):
+        limit.end(WAIT)
+        begun(limit)
+    assert limit.under_way == number + 1
 
 
 def test_without_load_the_limit_stays():
