@@ -464,8 +464,11 @@ def run_wrk(
     core: int | None = None,
     path: str = PATH,
     vary: str = "",
+    timeout: int = 2,
 ) -> WrkResult:
     """Load 127.0.0.1:port with wrk, bound to a core. ``vary`` is Lua that makes each request.
+
+    A reply that takes over ``timeout`` seconds is a failed request.
 
     Raises SystemExit if wrk is not installed, or if a request failed.
     """
@@ -473,7 +476,13 @@ def run_wrk(
         script, data = Path(folder) / "post.lua", Path(folder) / "body"
         data.write_bytes(body)
         script.write_text(_SCRIPT % {"body": data, "path": path, "request": vary})
-        options = ["-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", f"-s{script}"]
+        options = [
+            "-t1",
+            f"-c{connections}",
+            f"-d{max(1, round(seconds))}s",
+            f"-s{script}",
+            f"--timeout={timeout}",
+        ]
         argv = ["wrk", *options, f"http://127.0.0.1:{port}"]
         if core is not None:
             argv = ["taskset", "--cpu-list", str(core), *argv]

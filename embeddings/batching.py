@@ -1,8 +1,9 @@
 """Natural batching: what arrives while a batch runs makes up the next one.
 
 An idle batcher starts a lone item at once, so batching adds no wait; under load the batches grow by
-themselves up to `max_batch`. The same rule serves the encoder (one forward pass for many texts) and
-the vector store (one transaction for many writes).
+themselves up to `max_batch`. What can wait goes in small batches, while nothing else is there. The
+same rule serves the encoder (one forward pass for many texts) and the vector store (one transaction
+for many writes).
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from cachetools import LRUCache
 
@@ -21,6 +22,9 @@ from embeddings.messages import Reason
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+MAX_LATER_BATCH: Final = 4
+"""Items that can wait: a batch of them holds up all that comes meanwhile."""
 
 
 class OverloadedError(Exception):
@@ -48,25 +52,45 @@ class Batcher(Generic[Item, Result]):
         *,
         max_batch: int,
         max_waiting: int,
+        quiet_seconds: float = 0.0,
     ) -> None:
         self._run = run
         self._executor = executor
         self._max_batch = max_batch
         self._max_waiting = max_waiting
+        self._quiet_seconds = quiet_seconds
         self._waiting: deque[_Waiting[Item, Result]] = deque()
+        self._later: deque[_Waiting[Item, Result]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._latest = float("-inf")
+        """When the latest item came that cannot wait."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.item_seconds = 0.0
+        """For how long the batch that ended last ran, for each of its items."""
 
-    async def submit(self, item: Item) -> Result:
-        """Return the result for `item`. Raises OverloadedError, or what `run` raised."""
-        if len(self._waiting) >= self._max_waiting:
-            self._waiting = deque(entry for entry in self._waiting if not entry.done.done())
-        if len(self._waiting) >= self._max_waiting:
+    async def submit(self, item: Item, *, later: bool = False) -> Result:
+        """Return the result for `item`; if `later`, once nothing else came for a while.
+
+        Raises OverloadedError, or what `run` raised.
+        """
+        waiting = self._later if later else self._waiting
+        if len(waiting) >= self._max_waiting:
+            left = [entry for entry in waiting if not entry.done.done()]
+            waiting.clear()
+            waiting.extend(left)
+        if len(waiting) >= self._max_waiting:
             raise OverloadedError(f"{self._max_waiting} items already wait")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
-        self._waiting.append(_Waiting(item, done))
-        if self._idle.is_set():
+        waiting.append(_Waiting(item, done))
+        if not later:
+            self._latest = loop.time()
+        if self._timer is not None and not later:
+            self._timer.cancel()
+            self._timer = None
+            loop.call_soon(self._begin, loop)
+        elif self._idle.is_set():
             self._idle.clear()
             # Not at once: what arrived together makes up one batch.
             loop.call_soon(self._begin, loop)
@@ -77,19 +101,21 @@ class Batcher(Generic[Item, Result]):
         await self._idle.wait()
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        while batch := self._next_batch():
+        while batch := self._next_batch(loop):
             try:
                 self._executor.submit(self._run_in_thread, loop, batch)
             except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
                 _hand_out(batch, error)
             else:
                 return
-        self._idle.set()
+        if self._timer is None:
+            self._idle.set()
 
     def _run_in_thread(
         self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting[Item, Result]]
     ) -> None:
         results: Sequence[Result] | Exception
+        began = loop.time()
         try:
             results = self._run([entry.item for entry in batch])
             if len(results) != len(batch):
@@ -97,24 +123,42 @@ class Batcher(Generic[Item, Result]):
         except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
             results = error
         with suppress(RuntimeError):  # nobody waits any more: the loop is closed
-            loop.call_soon_threadsafe(self._settle, loop, batch, results)
+            seconds = (loop.time() - began) / len(batch)
+            loop.call_soon_threadsafe(self._settle, loop, batch, results, seconds)
 
     def _settle(
         self,
         loop: asyncio.AbstractEventLoop,
         batch: list[_Waiting[Item, Result]],
         results: Sequence[Result] | Exception,
+        item_seconds: float,
     ) -> None:
+        self.item_seconds = item_seconds
         _hand_out(batch, results)
         self._begin(loop)
 
-    def _next_batch(self) -> list[_Waiting[Item, Result]]:
-        batch: list[_Waiting[Item, Result]] = []
-        while self._waiting and len(batch) < self._max_batch:
-            entry = self._waiting.popleft()
-            if not entry.done.done():
-                batch.append(entry)
-        return batch
+    def _next_batch(self, loop: asyncio.AbstractEventLoop) -> list[_Waiting[Item, Result]]:
+        if batch := _taken(self._waiting, self._max_batch):
+            return batch
+        quiet_at = self._latest + self._quiet_seconds
+        if self._later and loop.time() < quiet_at:
+            self._timer = loop.call_at(quiet_at, self._begin_later, loop)
+            return []
+        return _taken(self._later, min(MAX_LATER_BATCH, self._max_batch))
+
+    def _begin_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        self._begin(loop)
+
+
+def _taken(waiting: deque[_Waiting[Item, Result]], most: int) -> list[_Waiting[Item, Result]]:
+    """Take some entries that somebody still waits for."""
+    batch: list[_Waiting[Item, Result]] = []
+    while waiting and len(batch) < most:
+        entry = waiting.popleft()
+        if not entry.done.done():
+            batch.append(entry)
+    return batch
 
 
 def _hand_out(
@@ -149,23 +193,38 @@ class BatchedEncoder:
         max_batch: int,
         max_waiting: int,
         remembered: int,
+        quiet_seconds: float = 0.0,
     ) -> None:
         self._encode = encode
         self._batcher: Batcher[_Owned, Encoded] = Batcher(
-            self._encode_distinct, executor, max_batch=max_batch, max_waiting=max_waiting
+            self._encode_distinct,
+            executor,
+            max_batch=max_batch,
+            max_waiting=max_waiting,
+            quiet_seconds=quiet_seconds,
         )
         self._recent: LRUCache[tuple[Hashable, bytes], Vector] = LRUCache(remembered)
 
-    async def encode(self, text: str, owner: Hashable) -> Encoded:
-        """Return the text's vector, or the reason for having none. Raises OverloadedError."""
-        digest = owner, sha256(text.encode()).digest()
+    async def encode(self, text: str, owner: Hashable, *, later: bool = False) -> Encoded:
+        """Return the text's vector, or the reason for having none.
+
+        `later`: it can wait until the encoder has nothing else to do. Raises OverloadedError.
+        """
+        return (await self.encode_timed(text, owner, later=later))[0]
+
+    async def encode_timed(
+        self, text: str, owner: Hashable, *, later: bool = False
+    ) -> tuple[Encoded, float]:
+        """Return what `encode` does, and for how many seconds the text waited for others."""
+        digest, clock = (owner, sha256(text.encode()).digest()), asyncio.get_running_loop().time
         recent = self._recent.get(digest)
         if recent is not None:
-            return recent
-        encoded = await self._batcher.submit((owner, text))
+            return recent, 0.0
+        began = clock()
+        encoded = await self._batcher.submit((owner, text), later=later)
         if not isinstance(encoded, Reason) and self._recent.maxsize:
             self._recent[digest] = encoded
-        return encoded
+        return encoded, max(0.0, clock() - began - self._batcher.item_seconds)
 
     def _encode_distinct(self, owned: Sequence[_Owned]) -> Sequence[Encoded]:
         distinct = list(dict.fromkeys(owned))

@@ -3,7 +3,8 @@
 Laws: every exchange ends within its timeout, with a result or SemanticUnavailableError; calls in
 flight and bytes waiting to be sent are bounded; a cancelled call leaves nothing behind, and its
 late reply is dropped. A service that is down or stalled costs a call nothing after the first that
-noticed: until the next attempt is due, calls fail at once.
+noticed: until the next attempt is due, calls fail at once. Where the encoder has too much to do, a
+search is given up at once, and additions wait.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
+from embeddings.load_limit import LoadLimit
 from embeddings.messages import (
     MAX_KEYS,
     MAX_TEXTS,
@@ -137,8 +139,9 @@ class Link(asyncio.Protocol):
 class EmbeddingsClient:
     """Calls the service over its unix socket; belongs to one event loop.
 
-    `timeout` bounds each call in seconds, connecting included; `embed_timeout` does so for each
-    frame of texts that only want their vectors; `max_in_flight` bounds the calls at a time.
+    `timeout` bounds each call in seconds, connecting included. `long_timeout` does so for texts
+    that only want their vectors, and for additions, which wait for a free encoder. `max_in_flight`
+    bounds the calls at a time; `max_wait` is how long a search may wait for others.
     Connects when first called and again after a failure, with a growing pause between attempts.
     """
 
@@ -147,14 +150,16 @@ class EmbeddingsClient:
         socket: Path | str,
         *,
         timeout: float = 1.0,
-        embed_timeout: float = 30.0,
+        long_timeout: float = 30.0,
         max_in_flight: int = 256,
+        max_wait: float = 0.05,
     ) -> None:
         self._socket = Path(socket)
         self._timeout = timeout
-        self._embed_timeout = embed_timeout
+        self._long_timeout = long_timeout
         self._max_in_flight = max_in_flight
         self._in_flight = 0
+        self._searches = LoadLimit(max_wait)
         self._link: Link | None = None
         self._connecting: asyncio.Task[Link | OSError] | None = None
         self._backoff = _FIRST_BACKOFF_S
@@ -181,7 +186,18 @@ class EmbeddingsClient:
 
     async def search(self, partition: bytes, text: str, k: int) -> list[Match]:
         """Return the up to `k` stored texts of `partition` nearest to `text`, nearest first."""
-        reply = await self._call(Search(partition, _checked(text), k), Matches)
+        search, searches = Search(partition, _checked(text), k), self._searches
+        if not searches.begin():
+            raise SemanticUnavailableError(Reason.BUSY, f"{searches.under_way} searches under way")
+        waited: float | None = None
+        try:
+            reply = await self._call(search, Matches)
+            waited = reply.waited
+        except SemanticUnavailableError as error:
+            waited = self._timeout if error.reason == Reason.TIMEOUT else None
+            raise
+        finally:
+            searches.end(waited)
         return list(reply.matches)
 
     async def add(self, partition: bytes, key: bytes, text: str, expires_at: float) -> None:
@@ -189,7 +205,8 @@ class EmbeddingsClient:
 
         Returns when the vector is on disk.
         """
-        await self._call(Add(partition, key, _checked(text), expires_at), Done)
+        add = Add(partition, key, _checked(text), expires_at)
+        await self._call(add, Done, self._long_timeout)
 
     async def embed(self, texts: Sequence[str]) -> list[Sequence[float]]:
         """Return the unit-length vector of each text, in order; nothing is stored.
@@ -199,7 +216,7 @@ class EmbeddingsClient:
         """
         vectors: list[Sequence[float]] = []
         for frame in _frames([_checked(text) for text in texts]):
-            reply = await self._call(Embed(frame), Vectors, self._embed_timeout)
+            reply = await self._call(Embed(frame), Vectors, self._long_timeout)
             if len(reply.rows) != len(frame):
                 raise SemanticUnavailableError(Reason.ERROR, "not one vector for each text")
             try:

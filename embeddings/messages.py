@@ -31,6 +31,8 @@ class Reason(StrEnum):
     UNAVAILABLE = "unavailable"
     TIMEOUT = "timeout"
     OVERLOADED = "overloaded"
+    BUSY = "semantic-busy"
+    """The encoder has so much to do that the request goes on without a search."""
     TEXT_TOO_LONG = "text-too-long"
     EMPTY_TEXT = "empty-text"
     UNREADABLE_TEXT = "unreadable-text"
@@ -141,9 +143,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Answer to Search, nearest first."""
+    """Answer to Search, nearest first. `waited`: seconds in the queue of the encoder."""
 
     matches: Annotated[tuple[Match, ...], Field(max_length=MAX_MATCHES), FailFast()]
+    waited: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from embeddings.messages import (
     Done,
     Embed,
     IndexStatus,
-    Matches,
     Message,
     Reason,
     Refused,
@@ -98,7 +97,7 @@ async def _carry_out(texts: TextIndex, pairs: PairScores, request: Request) -> R
     match request:
         case Search(partition, text, k):
             found = await texts.search(partition, text, k)
-            return _no_vector(found) if isinstance(found, Reason) else Matches(tuple(found))
+            return _no_vector(found) if isinstance(found, Reason) else found
         case Add(partition, key, text, expires_at):
             refusal = await texts.add(partition, key, text, expires_at)
             return Done() if refusal is None else _no_vector(refusal)

@@ -128,6 +128,7 @@ def create_app(
         scans=scans,
         now=time.time,
         quarantine=semantic.quarantine,
+        count_not_added=partial(metrics.count, "semantic_not_added"),
     )
     unread = Unread(settings.max_unread_bytes, settings.client_timeout, time.monotonic)
     metrics.add_sum("unread_bytes", "Bytes held for clients to read.", lambda: unread.bytes)

@@ -264,6 +264,9 @@ class Settings(BaseModel):
     semantic_timeout: Seconds = Field(default=1.0, gt=0)
     """Bound of a semantic lookup: a longer search is a miss, and no further candidate is checked.
     """
+    semantic_wait: Seconds = Field(default=0.05, gt=0)
+    """How long a question may wait for others at the encoder. If more wait, it is a miss at once,
+    `semantic-busy`."""
     compress_timeout: Seconds = Field(default=1.0, gt=0)
     """If the compression of a prompt takes longer, the prompt is sent unchanged."""
     verifier_timeout: Seconds = Field(default=0.5, gt=0)

@@ -165,6 +165,7 @@ async def start_gateway(
             "upstream": (f"{upstream.url}/v1",),
             "data_dir": tmp_path / "data",
             "semantic_timeout": 30.0,
+            "semantic_wait": 30.0,
             "verifier_timeout": 30.0,
             **changes,
         }

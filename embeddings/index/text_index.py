@@ -15,12 +15,14 @@ from typing import Final
 from embeddings.batching import BatchedEncoder
 from embeddings.encoder.encoder import Encoder, EncoderSettings, load_encoder
 from embeddings.index.vector_index import VectorIndex, open_index
-from embeddings.messages import IndexStatus, Match, Reason
+from embeddings.messages import IndexStatus, Matches, Reason
 from embeddings.settings import QdrantSettings
 
 MAX_BATCH: Final = 32
 MAX_WAITING: Final = 1024
 REMEMBERED_VECTORS: Final = 1024
+# After so long without a search, texts are encoded that nobody has searched.
+QUIET_SECONDS: Final = 0.1
 # A batch of texts that only want their vectors holds up the searches that come meanwhile. Longer
 # texts gain nothing from being many, and short ones little beyond this (see the README).
 MAX_BULK_BATCH: Final = 4
@@ -60,6 +62,7 @@ class TextIndex:
             max_batch=MAX_BATCH,
             max_waiting=MAX_WAITING,
             remembered=REMEMBERED_VECTORS,
+            quiet_seconds=QUIET_SECONDS,
         )
         self._bulk = BatchedEncoder(
             encoder.encode,
@@ -69,18 +72,22 @@ class TextIndex:
             remembered=0,
         )
 
-    async def search(self, partition: bytes, text: str, k: int) -> list[Match] | Reason:
+    async def search(self, partition: bytes, text: str, k: int) -> Matches | Reason:
         """Return the `k` nearest, or the reason for not searching."""
-        vector = await self._texts.encode(text, partition)
+        vector, waited = await self._texts.encode_timed(text, partition)
         if isinstance(vector, Reason):
             return vector
-        return await self._index.search(partition, vector, k, self._clock())
+        found = await self._index.search(partition, vector, k, self._clock())
+        return Matches(tuple(found), waited)
 
     async def add(
         self, partition: bytes, key: bytes, text: str, expires_at: float
     ) -> Reason | None:
-        """Index a text; return once any search finds it, or the reason for not indexing it."""
-        vector = await self._texts.encode(text, partition)
+        """Index a text; return once any search finds it, or the reason for not indexing it.
+
+        If its vector is not remembered from a search, it waits until no search does.
+        """
+        vector = await self._texts.encode(text, partition, later=True)
         if isinstance(vector, Reason):
             return vector
         await self._index.add(partition, key, vector, expires_at, self._clock())

@@ -21,9 +21,15 @@ from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 log = logging.getLogger(__name__)
 
 MAX_ADDING = 32
-"""Vectors sent to the index at a time: more would run into its timeout and keep searches out."""
+"""Vectors sent to the index at a time."""
+MAX_TO_ADD = 1024
+"""Vectors that are sent or wait for it. No client waits for them: the next is left out."""
 SETTLE_SECONDS = 3.0
 """The longest wait for vectors under way; a stopped worker is killed some seconds later."""
+
+
+def _count_nothing(_reason: str) -> None:
+    """Where nobody counts, an entry that was not added is in the log alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,8 @@ class CacheWriter:
     """Admits, stores and removes answers; an entry can be hit once ``store`` has returned.
 
     ``adding``: the vectors that wait for a place or are on their way to the index.
+    ``count_not_added`` takes the reason why a question could not be indexed: its entry has exact
+    hits only.
     """
 
     entries: Store
@@ -38,6 +46,7 @@ class CacheWriter:
     scans: Scans
     now: Callable[[], float]
     quarantine: Quarantine
+    count_not_added: Callable[[str], None] = _count_nothing
     adding: set[asyncio.Task[None]] = field(default_factory=set)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ADDING))
 
@@ -71,7 +80,7 @@ class CacheWriter:
             # A fault that lasts is logged once, by the store's guard.
             log.debug("store: an answer could not be stored: %s", error)
             return Reason.STORE_FAULT
-        await self._index(plan, entry.expires_at)
+        self._index(plan, entry.expires_at)
         return None
 
     async def remove(self, keys: Sequence[bytes]) -> None:
@@ -90,18 +99,17 @@ class CacheWriter:
         if self.adding:
             await asyncio.wait(self.adding, timeout=SETTLE_SECONDS)
 
-    async def _index(self, plan: Plan, expires_at: float) -> None:
+    def _index(self, plan: Plan, expires_at: float) -> None:
         if self.semantic is None or plan.question is None or self.quarantine.holds(plan.key):
             return
-        must_wait = len(self.adding) >= MAX_ADDING
+        if len(self.adding) >= MAX_TO_ADD:
+            self.count_not_added("too-many")
+            return
         key, question = plan.key, plan.question
         add = partial(self.semantic.add, plan.fingerprint, key, question, expires_at)
         adding = asyncio.create_task(self._add(add))
         self.adding.add(adding)
         adding.add_done_callback(self.adding.discard)
-        # Else no client waits: what is sent to the index later finds what was sent before.
-        if must_wait:
-            await asyncio.wait([adding])
 
     async def _add(self, add: Callable[[], Awaitable[None]]) -> None:
         async with self.places:
@@ -110,3 +118,4 @@ class CacheWriter:
             except SemanticUnavailableError as error:
                 # The entry can still be hit exactly; an outage is logged once, by the index.
                 log.debug("semantic index: an entry was not added: %s", error.reason)
+                self.count_not_added(error.reason)

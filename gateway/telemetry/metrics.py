@@ -46,6 +46,7 @@ _COUNTERS = (
     ("declined", "rule reason", "Answers that were not stored, by reason."),
     ("model_fallbacks", "rule model", "Requests that the rule's fallback_model answered."),
     ("semantic_faults", "reason", "Semantic lookups that failed and counted as misses."),
+    ("semantic_not_added", "reason", "Stored answers that only an exact lookup finds."),
     ("semantic_candidates", "result", "Similar stored questions that were examined, by result."),
     ("semantic_checks", "rule kind outcome", "Semantic hits that were compared with a new answer."),
     ("ineligible", "rule reason", "Misses that could only have hit exactly, by reason."),

@@ -147,6 +147,51 @@ async def test_drain_returns_when_nothing_is_left(executor):
     assert await asyncio.gather(*calls) == ["A", "B", "C"]
 
 
+async def test_what_can_wait_comes_last_and_a_few_at_a_time(executor):
+    run = Gate()
+    run.may_run.clear()
+    batcher = Batcher(run, executor, max_batch=8, max_waiting=8)
+    calls = [asyncio.create_task(batcher.submit("first"))]
+    await until(lambda: run.batches)
+    calls += [asyncio.create_task(batcher.submit(item, later=True)) for item in "abcdef"]
+    calls += [asyncio.create_task(batcher.submit(item)) for item in "xyz"]
+    await asyncio.sleep(0)
+    run.may_run.set()
+    assert await asyncio.gather(*calls) == ["FIRST", *"ABCDEFXYZ"]
+    assert run.batches == [["first"], ["x", "y", "z"], ["a", "b", "c", "d"], ["e", "f"]]
+
+
+async def test_what_can_wait_begins_after_a_quiet_moment_alone(executor):
+    run = Gate()
+    batcher = Batcher(run, executor, max_batch=8, max_waiting=8, quiet_seconds=3600.0)
+    assert await batcher.submit("lone", later=True) == "LONE"
+    await batcher.submit("a")
+    waiting = asyncio.create_task(batcher.submit("b", later=True))
+    await batcher.submit("c")
+    await batcher.submit("d")
+    assert run.batches == [["lone"], ["a"], ["c"], ["d"]]
+    assert not waiting.done()
+    batcher._quiet_seconds = 0.0
+    await batcher.submit("e")
+    assert await waiting == "B"
+    await batcher.drain()
+
+
+async def test_what_can_wait_takes_no_place_of_what_cannot(executor):
+    run = Gate()
+    run.may_run.clear()
+    batcher = Batcher(run, executor, max_batch=1, max_waiting=2)
+    calls = [asyncio.create_task(batcher.submit("first"))]
+    await until(lambda: run.batches)
+    calls += [asyncio.create_task(batcher.submit(item, later=True)) for item in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await batcher.submit("c", later=True)
+    calls.append(asyncio.create_task(batcher.submit("x")))
+    run.may_run.set()
+    assert await asyncio.gather(*calls) == ["FIRST", *"ABX"]
+
+
 class CountingEncoder:
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -166,6 +211,16 @@ async def test_a_recent_text_costs_no_second_pass(executor):
     again = await encoder.encode("abc", b"p")
     assert again is first
     assert encode.texts == ["abc"]
+
+
+async def test_the_wait_for_others_is_known_and_a_remembered_vector_has_none(executor):
+    encode = CountingEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    _, waited = await encoder.encode_timed("abc", b"p")
+    assert 0 <= waited <= loop.time() - began
+    assert (await encoder.encode_timed("abc", b"p"))[1] == 0.0
 
 
 async def test_the_least_recent_vector_is_forgotten(executor):

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from embeddings.client import EmbeddingsClient, Match, SemanticUnavailableError
+from embeddings.load_limit import FIRST, LEAST
 from embeddings.messages import (
     AskStatus,
     Cancel,
@@ -120,6 +121,33 @@ async def test_calls_go_on_after_a_slow_one_when_the_service_answers_others(shor
         assert service.connections == 1
 
 
+async def test_a_search_beyond_the_limit_is_given_up_at_once(short_path):
+    async with serving(short_path / "s", stall) as service, calling(short_path / "s") as client:
+        waiting = [asyncio.create_task(client.search(b"p", "text", 1)) for _ in range(int(FIRST))]
+        await service.until(lambda received: len(received) == FIRST)
+        assert await reason_of(client.search(b"p", "text", 1)) == "semantic-busy"
+        for search in waiting:
+            search.cancel()
+        await asyncio.wait(waiting)
+        again = asyncio.create_task(client.search(b"p", "text", 1))
+        await service.until(lambda received: isinstance(received[-1].message, Search))
+        again.cancel()
+
+
+async def test_searches_that_waited_long_leave_fewer_places(short_path):
+    def slow(message):
+        return Matches((), waited=5.0)
+
+    async with serving(short_path / "s", slow), calling(short_path / "s") as client:
+        for _ in range(100):
+            await client.search(b"p", "text", 1)
+        found = await asyncio.gather(
+            *(client.search(b"p", "text", 1) for _ in range(int(LEAST) + 3)),
+            return_exceptions=True,
+        )
+    assert [type(each) is list for each in found] == [True] * int(LEAST) + [False] * 3
+
+
 async def test_a_timed_out_call_is_cancelled_and_its_late_reply_dropped(short_path):
     def only_removes(message):
         return Done() if isinstance(message, Remove) else None
@@ -177,7 +205,7 @@ async def test_a_service_that_does_not_read_overloads_and_does_not_fill_memory(s
     server = await asyncio.start_unix_server(never_read, path=str(short_path / "s"), limit=1)
     async with calling(short_path / "s") as client:
         calls = [
-            asyncio.create_task(client.search(b"p", "x" * 199_000 + str(n), 1)) for n in range(40)
+            asyncio.create_task(client.add(b"p", b"k%d" % n, "x" * 199_000, 2e9)) for n in range(40)
         ]
         finished, waiting = await asyncio.wait(
             calls, timeout=LONG / 2, return_when=asyncio.FIRST_COMPLETED
@@ -198,14 +226,15 @@ async def test_many_calls_share_one_connection_and_get_their_own_replies(short_p
     held = []
 
     async with serving(short_path / "s", stall) as service, calling(short_path / "s") as client:
-        calls = [asyncio.create_task(client.search(b"p", f"t{n}", 1)) for n in range(50)]
-        await service.until(lambda received: len(received) == 50)
+        number = int(FIRST)
+        calls = [asyncio.create_task(client.search(b"p", f"t{n}", 1)) for n in range(number)]
+        await service.until(lambda received: len(received) == number)
         held = list(reversed(service.received))
         for envelope in held:
             match = Match(envelope.message.text.encode(), 0.5)
             service.writers[0].write(encode(envelope.request_id, Matches((match,))))
         found = await asyncio.gather(*calls)
-    assert [matches[0].key for matches in found] == [b"t%d" % n for n in range(50)]
+    assert [matches[0].key for matches in found] == [b"t%d" % n for n in range(number)]
     assert service.connections == 1
 
 
@@ -326,7 +355,7 @@ async def test_an_embedding_may_take_longer_than_a_search(short_path):
         assert await reason_of(call) == "unavailable"
     async with (
         serving(short_path / "s", stall),
-        calling(short_path / "s", embed_timeout=SOON) as client,
+        calling(short_path / "s", long_timeout=SOON) as client,
     ):
         assert await reason_of(client.embed(["1"])) == "timeout"
 

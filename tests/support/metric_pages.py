@@ -75,6 +75,7 @@ def gateway_page() -> str:
     metrics = GatewayMetrics(lambda: StoreStats(1, 2, 3))
     seen(metrics.observe, metrics.prefixes.observe).finish()
     metrics.count_policy_reload(True)
+    metrics.count("semantic_not_added", "too-many")
     metrics.count("tokens_used", "m", "only", "prompt")
     for name in ("tokens_saved", "cost_saved_dollars", "seconds_saved"):
         metrics.count(name, "exact", by=0.5)

@@ -134,7 +134,9 @@ def open_semantic(
     """Return the parts; ``socket`` is the embeddings service's, None where it is not installed."""
     service = None
     if socket is not None:
-        service = EmbeddingsClient(socket, timeout=settings.semantic_timeout)
+        service = EmbeddingsClient(
+            socket, timeout=settings.semantic_timeout, max_wait=settings.semantic_wait
+        )
     calibrations = Calibrations(settings.data_dir)
     verifier = CalibratedVerifier(service, calibrations, seconds=settings.verifier_timeout)
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")

@@ -112,7 +112,11 @@ class Rig:
         self.upstream = PlainUpstream()
         self.verifier = SaidVerifier()
         scans = Scans()
-        self.writer = CacheWriter(self.store, self.index, scans, time.time, self.quarantine)
+        self.not_added: list[str] = []
+        self.writer = CacheWriter(
+            *(self.store, self.index, scans, time.time, self.quarantine),
+            count_not_added=self.not_added.append,
+        )
         self.pipeline = Pipeline(
             store=self.store,
             semantic=self.index,
@@ -178,17 +182,34 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_burst_waits_for_the_index_and_loses_no_vector(rig: Rig):
+async def test_no_client_of_a_burst_waits_for_the_index_and_no_vector_is_lost(rig: Rig):
     rig.index.answers.clear()
-    asking = [asyncio.create_task(rig.ask(f"question {n}")) for n in range(MAX_ADDING + 8)]
-    await until(lambda: len(rig.writer.adding) == len(asking))
-    await until(lambda: sum(task.done() for task in asking) == MAX_ADDING)
+    questions = [f"question {n}" for n in range(MAX_ADDING + 8)]
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(rig.ask, questions))
+    assert len(rig.writer.adding) == len(questions)
     assert rig.index.adding == MAX_ADDING
     rig.index.answers.set()
     async with asyncio.timeout(60):
-        await asyncio.gather(*asking)
         await rig.writer.settle()
-    assert len(rig.index.keys) == len(asking)
+    assert len(rig.index.keys) == len(questions)
+
+
+async def test_vectors_that_wait_are_bounded_and_those_left_out_are_counted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.cache.writer.MAX_TO_ADD", 2)
+    rig.index.answers.clear()
+    for n in range(5):
+        assert "stored" in (await rig.ask(f"question {n}"))[0]
+    assert rig.not_added == ["too-many"] * 3
+    rig.index.answers.set()
+    await rig.writer.settle()
+    assert len(rig.index.keys) == 2
+    rig.index.failing = True
+    await rig.ask("question 6")
+    await rig.writer.settle()
+    assert rig.not_added[3:] == ["timeout"]
 
 
 async def test_a_removal_waits_for_the_vectors_under_way(rig: Rig):
