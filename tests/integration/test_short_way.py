@@ -15,7 +15,7 @@ from scripted_upstream import ScriptedUpstream
 QUESTION = "How do I reset my password?"
 OTHER = "Where can I download my latest invoice?"
 
-MOST = {"repeated hit": (8, 8), "exact hit": (33, 25), "streamed miss": (147, 67)}
+MOST = {"repeated hit": (8, 8), "exact hit": (33, 25), "streamed miss": (149, 67)}
 """Functions and files, at most. A lower number may replace one of these, a higher one has a reason.
 
 A miss had 116 and 55 while a lone upstream had no health, no limits and no table of tries. It had

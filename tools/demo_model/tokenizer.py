@@ -64,7 +64,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json (with the chat template)."""
-    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": TEXT_END,
