@@ -15,13 +15,14 @@ from scripted_upstream import ScriptedUpstream
 QUESTION = "How do I reset my password?"
 OTHER = "Where can I download my latest invoice?"
 
-MOST = {"repeated hit": (8, 8), "exact hit": (33, 25), "streamed miss": (149, 67)}
+MOST = {"repeated hit": (8, 8), "exact hit": (33, 25), "streamed miss": (149, 68)}
 """Functions and files, at most. A lower number may replace one of these, a higher one has a reason.
 
 A miss had 116 and 55 while a lone upstream had no health, no limits and no table of tries. It had
 127 and 59 while the entry was written after the reply, and what requests share stood in two files.
 A hit had one less while a single worker did not look for the changes of others.
-A miss had one function and one file less while two files listed the headers that change on the way.
+A miss had one function and one file less while two files listed the headers that change on the way,
+and two and one while searches had no limit.
 """
 
 
