@@ -1,9 +1,9 @@
 """Natural batching: what arrives while a batch runs makes up the next one.
 
 An idle batcher starts a lone item at once, so batching adds no wait; under load the batches grow by
-themselves up to `max_batch`. What can wait goes in small batches, while nothing else is there. The
-same rule serves the encoder (one forward pass for many texts) and the vector store (one transaction
-for many writes).
+themselves up to `max_batch`. What can wait goes in small batches, while nothing else is there, and
+takes a fifth of the time at most. The same rule serves the encoder (one forward pass for many
+texts) and the vector store (one transaction for many writes).
 """
 
 import asyncio
@@ -25,6 +25,8 @@ Result = TypeVar("Result")
 
 MAX_LATER_BATCH: Final = 4
 """Items that can wait: a batch of them holds up all that comes meanwhile."""
+LATER_PAUSE: Final = 4.0
+"""After such a batch, for how many times as long no other begins, if other items came meanwhile."""
 
 
 class OverloadedError(Exception):
@@ -35,6 +37,7 @@ class OverloadedError(Exception):
 class _Waiting(Generic[Item, Result]):
     item: Item
     done: "asyncio.Future[Result]"
+    later: bool
 
 
 class Batcher(Generic[Item, Result]):
@@ -52,25 +55,23 @@ class Batcher(Generic[Item, Result]):
         *,
         max_batch: int,
         max_waiting: int,
-        quiet_seconds: float = 0.0,
     ) -> None:
         self._run = run
         self._executor = executor
         self._max_batch = max_batch
         self._max_waiting = max_waiting
-        self._quiet_seconds = quiet_seconds
         self._waiting: deque[_Waiting[Item, Result]] = deque()
         self._later: deque[_Waiting[Item, Result]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._latest = float("-inf")
-        """When the latest item came that cannot wait."""
+        self._later_at = float("-inf")
+        """When the next batch of what can wait may begin."""
         self._timer: asyncio.TimerHandle | None = None
         self.item_seconds = 0.0
         """For how long the batch that ended last ran, for each of its items."""
 
     async def submit(self, item: Item, *, later: bool = False) -> Result:
-        """Return the result for `item`; if `later`, once nothing else came for a while.
+        """Return the result for `item`, if `later` once nothing else waits.
 
         Raises OverloadedError, or what `run` raised.
         """
@@ -83,9 +84,7 @@ class Batcher(Generic[Item, Result]):
             raise OverloadedError(f"{self._max_waiting} items already wait")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
-        waiting.append(_Waiting(item, done))
-        if not later:
-            self._latest = loop.time()
+        waiting.append(_Waiting(item, done, later))
         if self._timer is not None and not later:
             self._timer.cancel()
             self._timer = None
@@ -101,7 +100,7 @@ class Batcher(Generic[Item, Result]):
         await self._idle.wait()
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        while batch := self._next_batch(loop):
+        while batch := _taken(self._waiting, self._max_batch) or self._next_later(loop):
             try:
                 self._executor.submit(self._run_in_thread, loop, batch)
             except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
@@ -134,15 +133,14 @@ class Batcher(Generic[Item, Result]):
         item_seconds: float,
     ) -> None:
         self.item_seconds = item_seconds
+        if batch[0].later and self._waiting:
+            self._later_at = loop.time() + LATER_PAUSE * item_seconds * len(batch)
         _hand_out(batch, results)
         self._begin(loop)
 
-    def _next_batch(self, loop: asyncio.AbstractEventLoop) -> list[_Waiting[Item, Result]]:
-        if batch := _taken(self._waiting, self._max_batch):
-            return batch
-        quiet_at = self._latest + self._quiet_seconds
-        if self._later and loop.time() < quiet_at:
-            self._timer = loop.call_at(quiet_at, self._begin_later, loop)
+    def _next_later(self, loop: asyncio.AbstractEventLoop) -> list[_Waiting[Item, Result]]:
+        if self._later and loop.time() < self._later_at:
+            self._timer = loop.call_at(self._later_at, self._begin_later, loop)
             return []
         return _taken(self._later, min(MAX_LATER_BATCH, self._max_batch))
 
@@ -193,15 +191,10 @@ class BatchedEncoder:
         max_batch: int,
         max_waiting: int,
         remembered: int,
-        quiet_seconds: float = 0.0,
     ) -> None:
         self._encode = encode
         self._batcher: Batcher[_Owned, Encoded] = Batcher(
-            self._encode_distinct,
-            executor,
-            max_batch=max_batch,
-            max_waiting=max_waiting,
-            quiet_seconds=quiet_seconds,
+            self._encode_distinct, executor, max_batch=max_batch, max_waiting=max_waiting
         )
         self._recent: LRUCache[tuple[Hashable, bytes], Vector] = LRUCache(remembered)
 

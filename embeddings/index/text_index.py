@@ -21,8 +21,6 @@ from embeddings.settings import QdrantSettings
 MAX_BATCH: Final = 32
 MAX_WAITING: Final = 1024
 REMEMBERED_VECTORS: Final = 1024
-# After so long without a search, texts are encoded that nobody has searched.
-QUIET_SECONDS: Final = 0.1
 # A batch of texts that only want their vectors holds up the searches that come meanwhile. Longer
 # texts gain nothing from being many, and short ones little beyond this (see the README).
 MAX_BULK_BATCH: Final = 4
@@ -62,7 +60,6 @@ class TextIndex:
             max_batch=MAX_BATCH,
             max_waiting=MAX_WAITING,
             remembered=REMEMBERED_VECTORS,
-            quiet_seconds=QUIET_SECONDS,
         )
         self._bulk = BatchedEncoder(
             encoder.encode,

@@ -161,20 +161,27 @@ async def test_what_can_wait_comes_last_and_a_few_at_a_time(executor):
     assert run.batches == [["first"], ["x", "y", "z"], ["a", "b", "c", "d"], ["e", "f"]]
 
 
-async def test_what_can_wait_begins_after_a_quiet_moment_alone(executor):
+async def test_after_what_could_wait_comes_a_pause_if_others_had_to_wait_for_it(
+    executor, monkeypatch
+):
+    monkeypatch.setattr("embeddings.batching.LATER_PAUSE", 1e9)
     run = Gate()
-    batcher = Batcher(run, executor, max_batch=8, max_waiting=8, quiet_seconds=3600.0)
-    assert await batcher.submit("lone", later=True) == "LONE"
-    await batcher.submit("a")
+    batcher = Batcher(run, executor, max_batch=8, max_waiting=8)
+    assert await batcher.submit("alone", later=True) == "ALONE"
+    assert await batcher.submit("again", later=True) == "AGAIN"
+    run.may_run.clear()
+    calls = [asyncio.create_task(batcher.submit("later", later=True))]
+    await until(lambda: len(run.batches) == 3)
+    calls.append(asyncio.create_task(batcher.submit("a")))
+    await asyncio.sleep(0)
+    run.may_run.set()
+    assert await asyncio.gather(*calls) == ["LATER", "A"]
     waiting = asyncio.create_task(batcher.submit("b", later=True))
-    await batcher.submit("c")
-    await batcher.submit("d")
-    assert run.batches == [["lone"], ["a"], ["c"], ["d"]]
+    for item in "cd":
+        assert await batcher.submit(item) == item.upper()
+    assert run.batches[3:] == [["a"], ["c"], ["d"]]
     assert not waiting.done()
-    batcher._quiet_seconds = 0.0
-    await batcher.submit("e")
-    assert await waiting == "B"
-    await batcher.drain()
+    waiting.cancel()
 
 
 async def test_what_can_wait_takes_no_place_of_what_cannot(executor):
