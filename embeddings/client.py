@@ -53,6 +53,11 @@ _MOST_CHARACTERS: Final = 200_000
 # Two such texts fit a frame together, and no verifier takes ones as long.
 _MOST_CHARACTERS_OF_PAIR: Final = _MOST_CHARACTERS // 2
 _MOST_UNSENT_BYTES: Final = 1 << 22
+# Additions at a time. A text whose search was given up has no vector yet and waits for a free
+# encoder, so such texts have places of their own.
+_MOST_ADDITIONS: Final = 32
+_MOST_SLOW_ADDITIONS: Final = 8
+_MOST_SKIPPED: Final = 4096
 
 R = TypeVar("R")
 
@@ -160,6 +165,10 @@ class EmbeddingsClient:
         self._max_in_flight = max_in_flight
         self._in_flight = 0
         self._searches = LoadLimit(max_wait)
+        self._skipped: dict[int, None] = {}
+        """Hashes of the latest texts whose search was given up, with their partitions."""
+        self._additions = asyncio.Semaphore(_MOST_ADDITIONS)
+        self._slow_additions = asyncio.Semaphore(_MOST_SLOW_ADDITIONS)
         self._link: Link | None = None
         self._connecting: asyncio.Task[Link | OSError] | None = None
         self._backoff = _FIRST_BACKOFF_S
@@ -188,6 +197,9 @@ class EmbeddingsClient:
         """Return the up to `k` stored texts of `partition` nearest to `text`, nearest first."""
         search, searches = Search(partition, _checked(text), k), self._searches
         if not searches.begin():
+            self._skipped[hash((partition, text))] = None
+            if len(self._skipped) > _MOST_SKIPPED:
+                del self._skipped[next(iter(self._skipped))]
             raise SemanticUnavailableError(Reason.BUSY, f"{searches.under_way} searches under way")
         waited: float | None = None
         try:
@@ -205,8 +217,11 @@ class EmbeddingsClient:
 
         Returns when the vector is on disk.
         """
-        add = Add(partition, key, _checked(text), expires_at)
-        await self._call(add, Done, self._long_timeout)
+        add, skipped = Add(partition, key, _checked(text), expires_at), hash((partition, text))
+        is_slow = skipped in self._skipped
+        async with self._slow_additions if is_slow else self._additions:
+            await self._call(add, Done, self._long_timeout)
+        self._skipped.pop(skipped, None)
 
     async def embed(self, texts: Sequence[str]) -> list[Sequence[float]]:
         """Return the unit-length vector of each text, in order; nothing is stored.

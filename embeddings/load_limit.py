@@ -9,7 +9,7 @@ processes in front of one service share it fairly, and none has to know the othe
 
 from typing import Final
 
-MOST: Final = 256.0
+MOST: Final = 192.0
 LEAST: Final = 2.0
 FIRST: Final = 16.0
 _DECREASE: Final = 0.8

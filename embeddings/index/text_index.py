@@ -20,7 +20,7 @@ from embeddings.settings import QdrantSettings
 
 MAX_BATCH: Final = 32
 MAX_WAITING: Final = 1024
-REMEMBERED_VECTORS: Final = 1024
+REMEMBERED_VECTORS: Final = 4096
 # A batch of texts that only want their vectors holds up the searches that come meanwhile. Longer
 # texts gain nothing from being many, and short ones little beyond this (see the README).
 MAX_BULK_BATCH: Final = 4

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,10 +20,8 @@ from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError
 
 log = logging.getLogger(__name__)
 
-MAX_ADDING = 32
-"""Vectors sent to the index at a time."""
 MAX_TO_ADD = 1024
-"""Vectors that are sent or wait for it. No client waits for them: the next is left out."""
+"""Vectors on their way to the index. No client waits for them: the next is left out."""
 SETTLE_SECONDS = 3.0
 """The longest wait for vectors under way; a stopped worker is killed some seconds later."""
 
@@ -36,7 +34,7 @@ def _count_nothing(_reason: str) -> None:
 class CacheWriter:
     """Admits, stores and removes answers; an entry can be hit once ``store`` has returned.
 
-    ``adding``: the vectors that wait for a place or are on their way to the index.
+    ``adding``: the vectors on their way to the index, by the keys of their entries.
     ``count_not_added`` takes the reason why a question could not be indexed: its entry has exact
     hits only.
     """
@@ -47,8 +45,7 @@ class CacheWriter:
     now: Callable[[], float]
     quarantine: Quarantine
     count_not_added: Callable[[str], None] = _count_nothing
-    adding: set[asyncio.Task[None]] = field(default_factory=set)
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_ADDING))
+    adding: dict[bytes, asyncio.Task[None]] = field(default_factory=dict)
 
     async def store(self, plan: Plan, result: Any, plain: bytes, scanner: Scanner) -> Reason | None:
         """Store ``plain``, the JSON of ``result``. Return None, or why it was not stored."""
@@ -89,15 +86,19 @@ class CacheWriter:
             await self.entries.delete(key)
         if self.semantic is not None and keys:
             # Else a vector that is still under way would arrive after this removal.
-            await self.settle()
+            await self.settle(keys)
+            for key in keys:
+                if (adding := self.adding.get(key)) is not None:
+                    adding.cancel()
             # An index that is down keeps a vector whose entry is gone: never a hit.
             with suppress(SemanticUnavailableError):
                 await self.semantic.remove(keys)
 
-    async def settle(self) -> None:
-        """Wait up to ``SETTLE_SECONDS`` for the vectors that are under way now."""
-        if self.adding:
-            await asyncio.wait(self.adding, timeout=SETTLE_SECONDS)
+    async def settle(self, keys: Iterable[bytes] | None = None) -> None:
+        """Wait up to ``SETTLE_SECONDS`` for vectors under way: of these keys, or all."""
+        some = self.adding if keys is None else self.adding.keys() & set(keys)
+        if adding := [self.adding[key] for key in some]:
+            await asyncio.wait(adding, timeout=SETTLE_SECONDS)
 
     def _index(self, plan: Plan, expires_at: float) -> None:
         if self.semantic is None or plan.question is None or self.quarantine.holds(plan.key):
@@ -107,15 +108,20 @@ class CacheWriter:
             return
         key, question = plan.key, plan.question
         add = partial(self.semantic.add, plan.fingerprint, key, question, expires_at)
-        adding = asyncio.create_task(self._add(add))
-        self.adding.add(adding)
-        adding.add_done_callback(self.adding.discard)
+        if key in self.adding:
+            self.adding[key].cancel()
+        adding = self.adding[key] = asyncio.create_task(self._add(add))
+
+        def on_end(_: object) -> None:
+            if self.adding.get(key) is adding:
+                del self.adding[key]
+
+        adding.add_done_callback(on_end)
 
     async def _add(self, add: Callable[[], Awaitable[None]]) -> None:
-        async with self.places:
-            try:
-                await add()
-            except SemanticUnavailableError as error:
-                # The entry can still be hit exactly; an outage is logged once, by the index.
-                log.debug("semantic index: an entry was not added: %s", error.reason)
-                self.count_not_added(error.reason)
+        try:
+            await add()
+        except SemanticUnavailableError as error:
+            # The entry can still be hit exactly; an outage is logged once, by the index.
+            log.debug("semantic index: an entry was not added: %s", error.reason)
+            self.count_not_added(error.reason)

@@ -289,7 +289,8 @@ class Observation:
         """Note the call that is to answer. A call before it counts as far as it was paid for."""
         if self._source is not None or self.call is not NO_CALL:
             before = self.call_so_far()
-            paid = () if before.whole is None or not before.pays else (before.whole,)
+            whole = before.whole if before.pays else None
+            paid = () if whole is None or whole.usage == NOTHING_SAID else (whole,)
             self.call = CallShare(earlier=before.earlier + paid)
         self._source = source
 

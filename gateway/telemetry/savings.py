@@ -130,11 +130,13 @@ def account(
     return Account(labels, figures)
 
 
-def account_of_earlier(seen: Observation, call: CallFacts, price: Price | None) -> Account:
+def account_of_earlier(
+    seen: Observation, call: CallFacts, price: Price | None, upstream: str
+) -> Account:
     """Return what a call used whose answer was not the last for its request."""
     asked, figures = seen.asked, Figures()
     _count_call(figures, seen, call, price or _UNKNOWN)
-    named = declared_name(call.upstream or "")
+    named = declared_name(call.upstream or upstream)
     return Account(
         Labels(asked.holder, asked.model[:MOST_LABEL], asked.rule, named, asked.team), figures
     )

@@ -135,7 +135,7 @@ class UsageLedger:
             self._count_hits(seen.hit.entry.key, 1)
         for call in seen.call.earlier:
             price = self.prices.find(seen.asked.model)
-            self._add(account_of_earlier(seen, call, price), 1)
+            self._add(account_of_earlier(seen, call, price, self._upstream), 1)
         counted = self.account(seen)
         if counted is None:
             return

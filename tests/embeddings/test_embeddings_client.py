@@ -9,6 +9,7 @@ import pytest
 from embeddings.client import EmbeddingsClient, Match, SemanticUnavailableError
 from embeddings.load_limit import FIRST, LEAST
 from embeddings.messages import (
+    Add,
     AskStatus,
     Cancel,
     Done,
@@ -132,6 +133,29 @@ async def test_a_search_beyond_the_limit_is_given_up_at_once(short_path):
         again = asyncio.create_task(client.search(b"p", "text", 1))
         await service.until(lambda received: isinstance(received[-1].message, Search))
         again.cancel()
+
+
+async def test_texts_without_a_vector_leave_places_to_those_with_one(short_path):
+    def only_short(message):
+        return Done() if isinstance(message, Add) and message.text == "searched" else None
+
+    async with (
+        serving(short_path / "s", only_short) as service,
+        calling(short_path / "s") as client,
+    ):
+        waiting = [asyncio.create_task(client.search(b"p", "text", 1)) for _ in range(int(FIRST))]
+        await service.until(lambda received: len(received) == FIRST)
+        for number in range(40):
+            assert await reason_of(client.search(b"p", f"skipped {number}", 1)) == "semantic-busy"
+        waiting += [
+            asyncio.create_task(client.add(b"p", b"k%d" % n, f"skipped {n}", 2e9))
+            for n in range(40)
+        ]
+        for number in range(40):
+            await client.add(b"p", b"s%d" % number, "searched", 2e9)
+        for call in waiting:
+            call.cancel()
+        await asyncio.wait(waiting)
 
 
 async def test_searches_that_waited_long_leave_fewer_places(short_path):

@@ -52,9 +52,9 @@ async def index(tmp_path, monkeypatch):
     service = IndexService()
     settle = CacheWriter.settle
 
-    async def awaited(writer: CacheWriter) -> None:
+    async def awaited(writer: CacheWriter, *keys) -> None:
         service.awaited.set()
-        await settle(writer)
+        await settle(writer, *keys)
 
     monkeypatch.setattr(CacheWriter, "settle", awaited)
     server = await asyncio.start_unix_server(service.serve, tmp_path / "e.sock")

@@ -14,7 +14,7 @@ from gateway.cache.pii_scan import Scans
 from gateway.cache.ports import Entry, StoreError
 from gateway.cache.quality.quarantine import QuarantineFile
 from gateway.cache.stores.memory import MemoryStore
-from gateway.cache.writer import MAX_ADDING, CacheWriter
+from gateway.cache.writer import CacheWriter
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.request import read_request
@@ -184,11 +184,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_no_client_of_a_burst_waits_for_the_index_and_no_vector_is_lost(rig: Rig):
     rig.index.answers.clear()
-    questions = [f"question {n}" for n in range(MAX_ADDING + 8)]
+    questions = [f"question {n}" for n in range(40)]
     async with asyncio.timeout(60):
         await asyncio.gather(*map(rig.ask, questions))
     assert len(rig.writer.adding) == len(questions)
-    assert rig.index.adding == MAX_ADDING
+    assert rig.index.adding == len(questions)
     rig.index.answers.set()
     async with asyncio.timeout(60):
         await rig.writer.settle()
@@ -232,6 +232,20 @@ async def test_a_removal_does_not_wait_for_ever(rig: Rig, monkeypatch: pytest.Mo
     async with asyncio.timeout(60):
         await rig.writer.remove([(await rig.store.walk(None, 1)).entries[0].key])
     assert rig.store.stats().entries == 0
+
+
+async def test_a_removal_gives_up_the_vectors_of_its_own_entries_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.cache.writer.SETTLE_SECONDS", 0)
+    rig.index.answers.clear()
+    for n in range(2):
+        await rig.ask(f"question {n}")
+    first, second = rig.writer.adding
+    await rig.writer.remove([first])
+    rig.index.answers.set()
+    await until(lambda: not rig.writer.adding)
+    assert rig.index.keys == [second]
 
 
 async def test_an_index_that_fails_is_a_miss_and_told(rig: Rig):

@@ -62,6 +62,14 @@ def test_a_call_of_which_nothing_counts_leaves_nothing():
     assert seen.call == second
 
 
+def test_a_refused_call_is_no_call_that_was_paid_for():
+    seen = observation_of()
+    seen.follow(Source(CallShare(pays=True, whole=CallFacts(1.0, ended=2.0))))
+    seen.follow(Source(paid(5)))
+    seen.finish()
+    assert seen.call.earlier == ()
+
+
 def test_a_key_is_charged_for_each_call():
     sync, limits = UsageSync(None, lambda: NOW), Limits(budget=(Budget(10_000, "day", "tokens"),))
     key = Key("shop", limits=limits)
@@ -73,8 +81,8 @@ def test_a_key_is_charged_for_each_call():
 
 def test_an_earlier_call_is_a_call_in_the_report_and_no_request():
     seen = observation_of(model="m", holder="ann", rule="default", fallback_model="small")
-    found = account_of_earlier(seen, paid(700).whole, None)
-    assert (found.labels.model, found.labels.holder) == ("m", "ann")
+    found = account_of_earlier(seen, paid(700).whole, None, "only")
+    assert (found.labels.model, found.labels.holder, found.labels.upstream) == ("m", "ann", "only")
     assert (found.figures["calls"], found.figures["prompt_tokens"]) == (1, 700)
     assert "requests" not in found.figures
 

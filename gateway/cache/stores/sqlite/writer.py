@@ -112,7 +112,9 @@ class Writer:
         bytes_waiting = self._bytes_submitted - self._bytes_taken
         if waiting >= MAX_WAITING or bytes_waiting >= MAX_WAITING_BYTES:
             raise StoreError(f"{waiting} writes are waiting already")
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        self._gathers = self._gathers and loop is self._loop
+        self._loop = loop
         reply = write.reply = self._loop.create_future()
         self._bytes_submitted += write.size
         self._writes.put(write)
