@@ -44,7 +44,10 @@ from gateway.settings import Settings
 from running_gateway import start_app
 from scripted_upstream import DONE, chunk, completion
 
-PER_PROCESS = re.compile(rb"\r\nDate: [^\r]*|(?<=\r\nx-request-id: )req_[^\r]*|req_[0-9a-f]+-\d+")
+PER_PROCESS = re.compile(
+    rb"\r\n(?:Date|Retry-After): [^\r]*|(?<=\r\nx-request-id: )req_[^\r]*|req_[0-9a-f]+-\d+"
+)
+"""For how long an upstream pauses depends on the failures that each gateway has met."""
 TOKEN = "operator"
 LANES = 8
 PHASE = 150
