@@ -17,7 +17,7 @@ from pathlib import Path
 
 import orjson
 from load import question, run_wrk
-from semantic_misses import _ASK_NEXT
+from semantic_misses import ASK_NEXT
 from servers import EXACT_ONLY, start_gateway, start_upstream
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data" / "qqp_pairs.jsonl"
@@ -65,7 +65,7 @@ def measure(rounds: int, seconds: float, connections: int, texts: list[str]) -> 
                     question(),
                     connections=connections,
                     seconds=seconds,
-                    vary=_ASK_NEXT % new,
+                    vary=ASK_NEXT % new,
                     timeout=10,
                 )
                 skipped, failed = (

@@ -34,7 +34,7 @@ from embeddings.encoder.model_files import DEFAULT_MODEL
 TARGET_MS = 1.5
 TARGET_MIB = 190  # 200 MB
 _QUESTIONS_OF_A_ROUND = 3000
-_ASK_NEXT = """
+ASK_NEXT = """
 local texts, number, text = {%s}, 0, wrk.body
 function request()
   number = number + 1
@@ -85,7 +85,7 @@ def measure(rounds: int, alone: int, seconds: float, connections: int) -> Times:
                 connections=connections,
                 seconds=seconds,
                 core=CLIENT_CORE,
-                vary=_ASK_NEXT % texts,
+                vary=ASK_NEXT % texts,
             )
             found["rate"].append(loaded.rate)
         found["mib"].append(resident_mib(embeddings))

@@ -291,18 +291,20 @@ class Observation:
             before = self.call_so_far()
             whole = before.whole if before.pays else None
             paid = () if whole is None or whole.usage == NOTHING_SAID else (whole,)
-            self.call = CallShare(earlier=before.earlier + paid)
+            self.call = CallShare(earlier=self.call.earlier + paid)
         self._source = source
 
     def call_so_far(self) -> CallShare:
         """Return what counts of the call for the request."""
         share = None if self._source is None else self._source.share()
-        return self.call if share is None else share._replace(earlier=self.call.earlier)
+        return self.call if share is None else share
 
     def note_call(self, call: CallShare) -> None:
-        """Note what is final of the call."""
-        earlier = self.call.earlier
-        self.call, self._source = call._replace(earlier=earlier) if earlier else call, None
+        """Note what is final of the call. What was known before it stays known."""
+        tried, earlier = self.call.tried, self.call.earlier
+        if tried or earlier:
+            call = call._replace(tried=call.tried or tried, earlier=earlier)
+        self.call, self._source = call, None
 
     def note_tried(self, tried: tuple[tuple[str, Reason], ...]) -> None:
         """Note the upstreams that failed, where none answered."""
@@ -349,10 +351,7 @@ class Observation:
             call = self._source.share(partial(self._hand_over, sinks))
             if call is None:
                 return
-            tried, earlier = self.call.tried, self.call.earlier
-            if tried or earlier:
-                call = call._replace(tried=call.tried or tried, earlier=earlier)
-            self.call, self._source = call, None
+            self.note_call(call)
             if call.fault is not None and self.reason not in LEFT_BY_CLIENT:
                 self.outcome, self.reason = "error", call.fault
         for sink in (*self.sinks, *sinks):

@@ -17,6 +17,12 @@ def begun(limit: LoadLimit) -> int:
     return number
 
 
+def end_all(limit: LoadLimit, waited: float | None) -> None:
+    """End all searches that are under way."""
+    for _ in range(limit.under_way):
+        limit.end(waited)
+
+
 def test_twice_as_many_may_be_under_way_after_a_full_round_that_waited_little():
     limit = LoadLimit(WAIT)
     assert begun(limit) == FIRST
@@ -29,8 +35,7 @@ def test_twice_as_many_may_be_under_way_after_a_full_round_that_waited_little():
 def test_one_more_may_be_under_way_after_such_a_round_once_some_waited_long():
     limit = LoadLimit(WAIT)
     begun(limit)
-    for _ in range(int(FIRST)):
-        limit.end(2 * WAIT)
+    end_all(limit, 2 * WAIT)
     number = begun(limit)
     for _ in range(number + 1):
         limit.end(WAIT)
@@ -49,8 +54,7 @@ def test_without_load_the_limit_stays():
 def test_a_round_that_waited_long_lowers_the_limit_once():
     limit = LoadLimit(WAIT)
     begun(limit)
-    for _ in range(int(FIRST)):
-        limit.end(2 * WAIT)
+    end_all(limit, 2 * WAIT)
     assert begun(limit) == -(-FIRST * 4 // 5)
 
 
@@ -65,8 +69,7 @@ def test_some_may_always_begin():
 def test_a_search_of_which_no_wait_is_known_changes_nothing():
     limit = LoadLimit(WAIT)
     begun(limit)
-    for _ in range(int(FIRST)):
-        limit.end(None)
+    end_all(limit, None)
     assert limit.under_way == 0
     assert begun(limit) == FIRST
 

@@ -113,7 +113,7 @@ class Coalescer:
         background, and only if a call is made. Then its observation is finished here.
         """
         plan = exchange.state.store
-        kind = "refresh" if exchange.state.to_compare is None else "sample"
+        kind = _kind_of(exchange)
         if (
             plan is None
             or self._background[kind] >= MAX_BACKGROUND_CALLS[kind]
@@ -126,7 +126,7 @@ class Coalescer:
             unread=self.unread,
         )
         self._background[kind] += 1
-        self._run(self._refresh(exchange, prepare, shared, kind), shared)
+        self._run(self._refresh(exchange, prepare, shared, plan), shared)
         return True
 
     def has_missed(self, plan: Plan) -> bool:
@@ -253,11 +253,11 @@ class Coalescer:
         exchange: Exchange,
         prepare: Callable[[], Awaitable[Exchange]],
         shared: SharedResponse,
-        kind: str,
+        plan: Plan,
     ) -> CallResult | None:
-        plan, claims, result, claimed = exchange.state.store, self.claims, None, False
+        claims, result, claimed = self.claims, None, False
         try:
-            if claims is not None and plan is not None:
+            if claims is not None:
                 claimed = await self._claim_refresh(claims, plan)
                 # Who followed meanwhile needs an answer, whichever process refreshes.
                 if not (claimed or shared.followers):
@@ -271,11 +271,11 @@ class Coalescer:
             finally:
                 if result is not None:
                     shared.end(result)
-                _finish_background(exchange, shared, kind)
+                _finish_background(exchange, shared)
             return result
         finally:
-            self._background[kind] -= 1
-            if claims is not None and plan is not None and claimed:
+            self._background[_kind_of(exchange)] -= 1
+            if claims is not None and claimed:
                 claims.release(plan.coalescing_key)
 
     async def _claim_refresh(self, claims: Claims, plan: Plan) -> bool:
@@ -320,12 +320,17 @@ def _slot(key: bytes, exchange: Exchange, sharing: Sharing) -> Hashable:
     return same_wire, identify(exchange.request.headers)
 
 
-def _finish_background(exchange: Exchange, shared: SharedResponse, kind: str) -> None:
+def _kind_of(exchange: Exchange) -> str:
+    """Return what a call is for to which no client listens."""
+    return "refresh" if exchange.state.to_compare is None else "sample"
+
+
+def _finish_background(exchange: Exchange, shared: SharedResponse) -> None:
     """Hand over the observation of a call for which no client waits."""
     seen, fault = exchange.observation, shared.fault
     status = shared.head.status if shared.head is not None else 0
     if fault is None:
-        seen.end(kind, None, status)
+        seen.end(_kind_of(exchange), None, status)
     else:
         seen.end("error", reason_of(fault), status)
     seen.note_call(shared.share(exchange, leads=True))

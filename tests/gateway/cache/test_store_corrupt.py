@@ -3,31 +3,21 @@
 import asyncio
 import logging
 import sqlite3
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
+import sqlite_stores
 
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.entry_codec import encode_entry
-from gateway.cache.stores.sqlite.store import SqliteStore
 
 NOW = 1_800_000_000.5
 ASIDE = "entries.sqlite3.corrupt-" + datetime.fromtimestamp(NOW, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
-@asynccontextmanager
-async def opened(path, **options):
-    store = SqliteStore(
-        path,
-        max_bytes=16 << 20,
-        clock=lambda: NOW,
-        **({"read_seconds": 30, "write_seconds": 30} | options),
-    )
-    try:
-        yield store
-    finally:
-        await store.close()
+opened = partial(sqlite_stores.opened, clock=lambda: NOW)
 
 
 @pytest.fixture

@@ -1,26 +1,16 @@
 """A filter in memory tells which keys were never stored, so that a miss reads nothing."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
+from sqlite_stores import opened
 
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.conformance import example_entry
 from gateway.cache.stores.memory import MemoryStore
 from gateway.cache.stores.sqlite import store as sqlite_store
 from gateway.cache.stores.sqlite.key_filter import KeyFilter
-from gateway.cache.stores.sqlite.store import SqliteStore
 from gateway.cache.stores.tiered import TieredStore
-
-
-@asynccontextmanager
-async def opened(path):
-    store = SqliteStore(path, max_bytes=16 << 20, read_seconds=30, write_seconds=30)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 @pytest.fixture

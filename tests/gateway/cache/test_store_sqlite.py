@@ -7,11 +7,12 @@ import sqlite3
 import struct
 import tempfile
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlite_stores import PATIENT, ROOMY, opened
 
 from gateway.cache.ports import StoreError
 from gateway.cache.stores.conformance import example_entry
@@ -22,18 +23,6 @@ from gateway.cache.stores.sqlite import writer
 from gateway.cache.stores.sqlite.file import PAGE_BYTES, WAL_BYTES, EntryFile
 from gateway.cache.stores.sqlite.store import FILE_FACTOR, SqliteStore
 from gateway.cache.stores.sqlite.writer import MAX_LOG_BYTES
-
-ROOMY = 16 << 20
-PATIENT = {"read_seconds": 30, "write_seconds": 30}
-
-
-@asynccontextmanager
-async def opened(path, max_bytes=ROOMY, **options):
-    store = SqliteStore(path, max_bytes=max_bytes, **(PATIENT | options))
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 @pytest.fixture
