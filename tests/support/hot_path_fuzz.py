@@ -44,10 +44,11 @@ from gateway.settings import Settings
 from running_gateway import start_app
 from scripted_upstream import DONE, chunk, completion
 
+_PAUSE = rb"(?<=detail=upstream-broke\r\nContent-Type: application/json)\r\nRetry-After: [^\r]*"
+"""For how long a broken upstream pauses depends on the failures that each gateway has met."""
 PER_PROCESS = re.compile(
-    rb"\r\n(?:Date|Retry-After): [^\r]*|(?<=\r\nx-request-id: )req_[^\r]*|req_[0-9a-f]+-\d+"
+    rb"\r\nDate: [^\r]*|(?<=\r\nx-request-id: )req_[^\r]*|req_[0-9a-f]+-\d+|" + _PAUSE
 )
-"""For how long an upstream pauses depends on the failures that each gateway has met."""
 TOKEN = "operator"
 LANES = 8
 PHASE = 150
