@@ -1,6 +1,7 @@
 """BERT as an ONNX graph, made in memory from weights in the layout of Hugging Face.
 
-Two heads: a sentence encoder (mean of the tokens that count, unit length) and a cross-encoder (one
+With a table of distances among the weights, attention also sees how far apart two tokens are, as
+MPNet's does (Song et al. 2020); all else of the two networks is equal. Two heads: a sentence encoder (mean of the tokens that count, unit length) and a cross-encoder (one
 logit: what the tokens leave over that tell the two texts apart).
 
 Laws: float weights give the reference's figures up to rounding; quantised weights are multiplied in
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from embeddings.encoder.distances import DISTANCES, distance_bias
 from embeddings.encoder.plain_bert import BertShape
 
 INPUTS: Final = ("ids", "types", "mask")
@@ -30,6 +32,7 @@ _PADDING: Final = -1e4
 # make them overflow, so a score does not depend on the machine.
 _SEVEN_BITS: Final = 63
 _EIGHT_BITS: Final = 127
+_POSITIONS: Final = "embeddings.position_embeddings.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class _Graph:
         self._weights = weights
         self._nodes: list[Any] = []
         self._constants: dict[str, NDArray[Any]] = {}
+        self._distances: str | None = None
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         name = output or f"value.{len(self._nodes)}"
@@ -147,8 +151,10 @@ class _Graph:
     def tokens(self) -> str:
         """Add the model without a head: one row for each token."""
         length = self.add("Shape", "ids", start=1)
-        positions = self.floats("embeddings.position_embeddings.weight")
+        positions = self.floats(_POSITIONS)
         tokens = self.add("Slice", positions, self.whole(0), length)
+        if DISTANCES in self._weights:
+            self._distances = self._between_tokens(length)
         for kind, indices in (("word", "ids"), ("token_type", "types")):
             rows = self._looked_up(f"embeddings.{kind}_embeddings.weight", indices)
             tokens = self.add("Add", tokens, rows)
@@ -190,9 +196,19 @@ class _Graph:
         biases = [f"{module}.bias" for module in modules]
         widths = self.whole(*(len(_floats(self._weights[bias])) for bias in biases))
         self._nodes.append(helper.make_node("Split", [joined, widths], parts, axis=-1))
-        inputs = (*parts, self.floats(*biases), "mask")
+        inputs = [*parts, self.floats(*biases), "mask"]
+        if self._distances is not None:
+            inputs.append(self._distances)
         heads = self._shape.heads
         return self.add("MultiHeadAttention", *inputs, domain=_FUSED, num_heads=heads)
+
+    def _between_tokens(self, length: str) -> str:
+        """Add what attention adds for each distance: shape (1, heads, length, length)."""
+        most = len(_floats(self._weights[_POSITIONS]))
+        whole = distance_bias(_floats(self._weights[DISTANCES]), most)
+        ends = self.add("Concat", length, length, axis=0)
+        named = self.constant(DISTANCES, whole[None])
+        return self.add("Slice", named, self.whole(0, 0), ends, self.whole(2, 3))
 
     def _product(self, value: str, *modules: str, bias: bool = False) -> str:
         """Add one product with the weights of all `modules`, their outputs side by side."""

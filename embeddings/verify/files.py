@@ -1,20 +1,30 @@
-"""The cross-encoder on disk: config.json, model.safetensors, tokenizer.json in one directory.
+"""The verifier on disk: config.json, model.safetensors, tokenizer.json in one directory.
 
 Large matrices are stored in eight bits with a float scale for each output, and multiplied in seven;
 what is small is stored as it is. The digest covers all three files and how scores are made of them.
+
+A second network reads what the first one does not refuse. Its directory, `second` in the first
+one's, or the package refrain-verifier beside the shipped one, holds no tokenizer: it reads the
+first one's tokens. Its config.json has three members more:
+
+    first          digest of the first network's files; it goes with no other
+    gate           the least logit of the first at which it reads a pair
+    first_weighs   how much of the first's logit its own logit gets
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from safetensors.numpy import load_file
 
 from embeddings.encoder.bert_graph import Quantised, Weight
-from embeddings.encoder.model_files import ModelError
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
 from embeddings.verify.guards import VERSION
 from embeddings.verify.recipe import MIDDLE, WEIGHT
 
@@ -22,6 +32,8 @@ CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"
 FILES: Final = (CONFIG, TOKENIZER, WEIGHTS)
+SECOND: Final = "second"
+_PACKAGE: Final = "refrain_verifier"
 SCALE: Final = ".scale"
 POSITIONS: Final = "embeddings.position_embeddings.weight"
 # Part of the digest: what else a calibration of these files' scores depends on.
@@ -30,47 +42,101 @@ _RECIPE: Final = (
     f"token types; plus {WEIGHT:g} times the cosine over {MIDDLE:g}; guards {VERSION}"
 )
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
-class VerifierFiles:
-    """What a directory holds, read. `max_tokens` is the longest pair, special tokens included."""
+class NetworkFiles:
+    """One network's files, read. `max_tokens` is the longest pair, special tokens included."""
 
     name: str
     digest: str
     config: Mapping[str, Any]
     weights: Mapping[str, Weight]
-    tokenizer: str
     max_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class VerifierFiles:
+    """A verifier's files, read. `digest` is of all that shapes a score."""
+
+    first: NetworkFiles
+    second: NetworkFiles | None
+    tokenizer: str
+
+    @property
+    def name(self) -> str:
+        return self.first.name if self.second is None else self.second.name
+
+    @property
+    def digest(self) -> str:
+        if self.second is None:
+            return self.first.digest
+        return hashlib.sha256(f"{self.first.digest} {self.second.digest}".encode()).hexdigest()
+
+
 def read_verifier(directory: Path) -> VerifierFiles:
-    """Read a verifier's files. Raises ModelError."""
-    missing = [name for name in FILES if not (directory / name).is_file()]
+    """Read a verifier's files. Raises ModelError.
+
+    A second network that was made for another first one is passed over, with a warning.
+    """
+    first = _network(directory, FILES)
+    tokenizer = _text(directory / TOKENIZER)
+    where = second_directory(directory)
+    second = None if where is None else _network(where, (CONFIG, WEIGHTS))
+    if second is not None and second.config.get("first") != first.digest:
+        _log.warning("%s was made for another verifier than %s: not used", where, directory)
+        second = None
+    return VerifierFiles(first, second, tokenizer)
+
+
+def second_directory(directory: Path) -> Path | None:
+    """Return where the second network of the verifier in `directory` is, None if it has none."""
+    beside = directory / SECOND
+    if beside.is_dir():
+        return beside
+    return packaged_second() if directory == VERIFIER_DIRECTORY else None
+
+
+def packaged_second() -> Path | None:
+    """Return the directory of the package refrain-verifier, None if it is not installed."""
+    spec = find_spec(_PACKAGE)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
+
+
+def _network(directory: Path, names: Sequence[str]) -> NetworkFiles:
+    missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise ModelError(f"{directory} holds no {' and no '.join(missing)}")
     try:
         digest = hashlib.sha256(_RECIPE.encode())
-        for name in FILES:
+        for name in names:
             with (directory / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(json.dumps([name, found]).encode())
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(_text(directory / CONFIG))
         packed = load_file(directory / WEIGHTS)
         weights: dict[str, Weight] = {
             name: Quantised(values, packed[name + SCALE]) if name + SCALE in packed else values
             for name, values in packed.items()
             if not name.endswith(SCALE)
         }
-        return VerifierFiles(
+        return NetworkFiles(
             name=str(config["name"]),
             digest=digest.hexdigest(),
             config=config,
             weights=weights,
-            tokenizer=(directory / TOKENIZER).read_text(encoding="utf-8"),
             max_tokens=len(packed[POSITIONS]),
         )
     except Exception as error:  # damaged files raise whatever the library trips over first
         raise unreadable(directory, error) from error
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise unreadable(file.parent, error) from error
 
 
 def unreadable(directory: Path, error: Exception) -> ModelError:

@@ -1,7 +1,11 @@
 """The trained verifier: two texts in, the score that one answer fits both, or why there is none.
 
-Laws: the order of the texts and the pairs scored beside them make no difference; what the model
-cannot read whole, or reads as something else, has no score. A score is from 0 to 1 and finite.
+A small network reads every pair. Where a second, large one is installed, it reads the pairs that
+the first does not refuse, and its score counts.
+
+Laws: the order of the texts and the pairs scored beside them make no difference; what the networks
+cannot read whole, or read as something else, has no score. A score is from 0 to 1 and finite. What
+the first network refuses scores less than all that the second has read.
 """
 
 import logging
@@ -12,38 +16,43 @@ from typing import Final
 
 from embeddings.encoder.bert_graph import cross_encoder
 from embeddings.encoder.model_files import ModelError
-from embeddings.encoder.onnx import OnnxSession, read_tokenizer
+from embeddings.encoder.onnx import OnnxSession, Row, read_tokenizer
 from embeddings.encoder.plain_bert import bert_shape
 from embeddings.messages import Pair, Reason, Scored
-from embeddings.verify.files import VerifierFiles, read_verifier, unreadable
+from embeddings.verify.files import NetworkFiles, VerifierFiles, read_verifier, unreadable
 from embeddings.verify.recipe import SPECIAL_TOKENS, pair_features
 
 # No natural text has tokens this long on average.
 _MOST_CHARACTERS_A_TOKEN: Final = 64
 # A score of 1 would stay as it is, whatever the cosine says (recipe.weighed).
 _MOST: Final = 1.0 - 2.0**-20
+# The logit of a pair that the second network does not read, less this: no cosine makes up for it.
+_REFUSED: Final = 40.0
 _WARMING: Final = ("How do I reset my password?", "How can I reset my password?")
 
 _log = logging.getLogger(__name__)
 
 
 class Verifier:
-    """A loaded cross-encoder on the CPU. Not thread-safe: one thread owns it.
+    """Loaded cross-encoders on the CPU. Not thread-safe: one thread owns it.
 
-    `digest` identifies everything that shapes a score.
+    `digest` identifies everything that shapes a score. `second_reads` counts the pairs that the
+    second network has read.
     """
 
     def __init__(self, files: VerifierFiles, threads: int) -> None:
         self.name = files.name
         self.digest = files.digest
-        self.max_tokens = files.max_tokens
+        self.max_tokens = files.first.max_tokens
+        self.second_reads = 0
         self._tokenizer = read_tokenizer(files.tokenizer)
         self._cls, self._sep = self._special("[CLS]"), self._special("[SEP]")
         specials = self._tokenizer.get_added_tokens_decoder()
         # A text that spells `[SEP]` would begin another text, and words that the vocabulary lacks
         # would all be one.
         self._unreadable = frozenset(specials) | {self._special("[UNK]")}
-        self._session = OnnxSession(cross_encoder(bert_shape(files.config), files.weights), threads)
+        self._first = _session(files.first, threads)
+        self._second = None if files.second is None else _Second(files.second, threads)
 
     def score(self, pairs: Sequence[Pair]) -> list[Scored]:
         """Return for each pair its score, or the reason for having none."""
@@ -61,14 +70,22 @@ class Verifier:
                 return second
             if len(first) + len(second) + SPECIAL_TOKENS > self.max_tokens:
                 return Reason.TEXT_TOO_LONG
-            features = pair_features(first, second, self._cls, self._sep)
-            logit = float(self._session.run([features])[0])
+            logit = self._logit(pair_features(first, second, self._cls, self._sep))
         except Exception:  # noqa: BLE001 - this one pair has no score, the next may have
             _log.exception("a pair could not be scored")
             return Reason.ERROR
         if not math.isfinite(logit):
             return Reason.ERROR
         return min(_sigmoid(logit), _MOST)
+
+    def _logit(self, features: Row) -> float:
+        logit = float(self._first.run([features])[0])
+        if self._second is None:
+            return logit
+        if logit < self._second.gate:
+            return logit - _REFUSED
+        self.second_reads += 1
+        return self._second.logit(features, logit)
 
     def _tokens(self, text: str) -> list[int] | Reason:
         if len(text) > self.max_tokens * _MOST_CHARACTERS_A_TOKEN:
@@ -83,6 +100,22 @@ class Verifier:
         if number is None:
             raise ValueError(f"the tokenizer knows no {token}")
         return int(number)
+
+
+class _Second:
+    """The network that reads what the first does not refuse."""
+
+    def __init__(self, files: NetworkFiles, threads: int) -> None:
+        self.gate = float(files.config["gate"])
+        self._first_weighs = float(files.config["first_weighs"])
+        self._session = _session(files, threads)
+
+    def logit(self, features: Row, first: float) -> float:
+        return float(self._session.run([features])[0]) + self._first_weighs * first
+
+
+def _session(files: NetworkFiles, threads: int) -> OnnxSession:
+    return OnnxSession(cross_encoder(bert_shape(files.config), files.weights), threads)
 
 
 def load_verifier(directory: Path, threads: int) -> Verifier:

@@ -1,15 +1,15 @@
-"""``python -m tools.verifier``: make the verifier's weights and calibration again, in five stages.
+"""``python -m tools.verifier``: make the verifier's weights and calibrations again, in six stages.
 
     first      all-MiniLM-L6-v2 learns the pairs
-    teacher    all-mpnet-base-v2 learns the pairs
-    labels     the teacher scores pairs, of known and of unknown label
+    second     all-mpnet-base-v2 learns the pairs of which the first is not sure
+    labels     the second scores pairs, of known and of unknown label
     students   two copies of the first go on with the pairs and the labels; their mean is kept
-    files      weights in eight bits, and the calibration of their scores
+    files      the weights of both networks in eight bits
+    calibrate  the calibration of their scores, without and with the second
 
 Each stage leaves a file in --work and is left out if that is there. A stage that was stopped goes
-on from its last checkpoint. plan.json beside them says what the files were made from: a folder of
-another plan is refused. Everything comes from this repository and two packages of weights
-(README.md).
+on from its last checkpoint. plan.json beside them says from which step on which data was read.
+README.md says where the data and the two packages of weights come from.
 
 Exit codes: 0 written; 1 cannot train, one line on stderr says why; 2 bad usage.
 """

@@ -26,6 +26,36 @@ def _unused_words(tokenizer: Path) -> list[int]:
     return [row for word, row in vocabulary.items() if word.startswith("[unused")]
 
 
+_AS_BERT: Final = (
+    ("attention.attn.q.", "attention.self.query."),
+    ("attention.attn.k.", "attention.self.key."),
+    ("attention.attn.v.", "attention.self.value."),
+    ("attention.attn.o.", "attention.output.dense."),
+    ("attention.LayerNorm.", "attention.output.LayerNorm."),
+    ("types.weight", "embeddings.token_type_embeddings.weight"),
+)
+# MPNet has four special tokens in front of BERT's words, and two positions that no token has.
+_WORDS_BEFORE: Final = 4
+_POSITIONS_BEFORE: Final = 2
+_SPECIAL_TOKENS: Final = {"[CLS]": 0, "[PAD]": 1, "[SEP]": 2}
+
+
+def as_bert(state_dict: Mapping[str, Any], tokenizer: Path) -> dict[str, Any]:
+    """Return an MPNet's weights by BERT's names, its words in the order of BERT's `tokenizer`."""
+    renamed = {}
+    for name, value in state_dict.items():
+        name = name.removeprefix("bert.")
+        for before, after in _AS_BERT:
+            name = name.replace(before, after)
+        renamed[name] = np.asarray(value)
+    vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
+    words = renamed[_WORDS][_WORDS_BEFORE : _WORDS_BEFORE + len(vocabulary)].copy()
+    for token, row in _SPECIAL_TOKENS.items():
+        words[vocabulary[token]] = renamed[_WORDS][row]
+    renamed[_WORDS], renamed[POSITIONS] = words, renamed[POSITIONS][_POSITIONS_BEFORE:]
+    return renamed
+
+
 def save_verifier(
     state_dict: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Path, directory: Path
 ) -> None:

@@ -17,15 +17,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tools.verifier.mixture import Labelled
 from tools.verifier.network import Features, PairNetwork, PairReader
+from tools.verifier.pairs import Labelled
 
 _WARM_UP: Final = 0.03
 _SORTED: Final = 3000
 _REPORT_SECONDS: Final = 60.0
-_SAVE_SECONDS: Final = 300.0
+_SAVE_SECONDS: Final = 600.0
 _GRADIENT: Final = 1.0
+_FRESH: Final = 0.002
+"""Weight of one pair in the mean of its part."""
+_FALL: Final = 0.2
+"""Share of the steps, the last ones, over which the rate falls to nothing."""
+_AVERAGE: Final = get_ema_multi_avg_fn(0.995)
+"""The mean weights are the mean of about the last 200 steps."""
 _SCORED_AT_ONCE: Final = 64
 
 
@@ -44,15 +51,17 @@ class Plan:
 
 @dataclass(slots=True)
 class Losses:
-    """Running means, of hand-written pairs and of generated ones."""
+    """Running means for each part of the mixture."""
 
-    means: dict[bool, float] = field(default_factory=lambda: {False: 0.69, True: 0.69})
+    means: dict[str, float] = field(default_factory=dict)
 
-    def update(self, losses: Tensor, generated: Tensor) -> None:
-        for kind in self.means:
-            some = losses[generated == kind]
-            if len(some):
-                self.means[kind] += 0.01 * (float(some.mean()) - self.means[kind])
+    def update(self, losses: Sequence[float], pairs: Sequence[Labelled]) -> None:
+        for loss, pair in zip(losses, pairs, strict=True):
+            before = self.means.setdefault(pair.part, loss)
+            self.means[pair.part] = before + _FRESH * (loss - before)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {mean:.3f}" for part, mean in sorted(self.means.items()))
 
 
 def fit(
@@ -65,7 +74,11 @@ def fit(
     checkpoint: Path,
     report: Callable[[str], None],
 ) -> None:
-    """Train for `plan.steps` steps; go on from `checkpoint` if it exists."""
+    """Train for `plan.steps` steps; go on from `checkpoint` if it exists.
+
+    The rate falls over the last steps alone. So a stopped training goes on for as many steps as
+    a later plan says, and the mean weights in the checkpoint are of use before it ends.
+    """
     fresh = {id(parameter) for parameter in network.new_parameters()}
     trained = [each for each in network.parameters() if each.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -75,7 +88,8 @@ def fit(
     optimizer = torch.optim.AdamW(
         groups, lr=plan.rate, weight_decay=0.01, betas=(0.9, 0.98), fused=True
     )
-    first = _resume(network, optimizer, checkpoint)
+    run = _Run(network, AveragedModel(network, multi_avg_fn=_AVERAGE), optimizer)
+    first = run.resume(checkpoint)
     # After a stop other pairs are drawn: those of the first steps would come a second time.
     rng = Random(f"{seed} {first}")
     losses, seen, began = Losses(), 0, time.monotonic()
@@ -85,21 +99,49 @@ def fit(
     for step, batch in zip(steps, _batches(pairs(rng), reader, plan.tokens, rng), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = plan.rate * group["factor"] * _schedule(step / plan.steps)
-        losses.update(*_step(network, trained, optimizer, reader, batch))
+        losses.update(_step(network, trained, optimizer, reader, batch), [p for _, p in batch])
+        run.average.update_parameters(network)
         seen += len(batch)
         now = time.monotonic()
         if now - reported > _REPORT_SECONDS:
             reported = now
-            written, generated = (losses.means[kind] for kind in (False, True))
             rate = seen / (now - began)
-            report(
-                f"step {step + 1:,} of {plan.steps:,}, {rate:.0f} pairs/s, "
-                f"loss {written:.3f} written, {generated:.3f} generated"
-            )
+            report(f"step {step + 1:,} of {plan.steps:,}, {rate:.1f} pairs/s, loss: {losses}")
         if now - saved > _SAVE_SECONDS:
             saved = now
-            _save(network, optimizer, step + 1, checkpoint)
-    _save(network, optimizer, plan.steps, checkpoint)
+            run.save(step + 1, checkpoint)
+    run.save(plan.steps, checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """All that a checkpoint holds."""
+
+    network: PairNetwork
+    average: AveragedModel
+    optimizer: torch.optim.Optimizer
+
+    def resume(self, checkpoint: Path) -> int:
+        """Load a checkpoint if there is one; return the number of steps done."""
+        if not checkpoint.exists():
+            return 0
+        state = torch.load(checkpoint, weights_only=True)
+        self.network.load_state_dict(state["network"])
+        self.average.module.load_state_dict(state["mean"])
+        self.average.n_averaged.fill_(state["steps"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        return int(state["steps"])
+
+    def save(self, steps: int, checkpoint: Path) -> None:
+        state = {
+            "network": self.network.state_dict(),
+            "mean": self.average.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steps": steps,
+        }
+        fresh = checkpoint.with_suffix(".new")
+        torch.save(state, fresh)
+        fresh.replace(checkpoint)
 
 
 def scores(
@@ -126,8 +168,8 @@ def _autocast() -> torch.autocast:
 
 
 def _schedule(done: float) -> float:
-    """Return the share of the rate: up over the first steps, then down to nearly nothing."""
-    return min(1.0, done / _WARM_UP) * (1 - done) + 1e-3
+    """Return the share of the rate: up over the first steps, down to nearly nothing at the end."""
+    return min(1.0, done / _WARM_UP, (1 - done) / _FALL) + 1e-3
 
 
 def _step(
@@ -136,16 +178,19 @@ def _step(
     optimizer: torch.optim.Optimizer,
     reader: PairReader,
     batch: Sequence[tuple[Features, Labelled]],
-) -> tuple[Tensor, Tensor]:
+) -> list[float]:
+    """Learn one batch; return the loss of each pair."""
     wanted = torch.tensor([pair.target for _, pair in batch])
+    weights = torch.tensor([pair.weight for _, pair in batch])
     with _autocast():
         logits = network(*reader.collate([features for features, _ in batch]))
     losses = binary_cross_entropy_with_logits(logits, wanted, reduction="none")
     optimizer.zero_grad()
-    losses.mean().backward()  # type: ignore[no-untyped-call]
+    (losses @ weights / weights.sum()).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(trained, _GRADIENT)
     optimizer.step()
-    return losses.detach(), torch.tensor([pair.generated for _, pair in batch])
+    said: list[float] = losses.tolist()
+    return said
 
 
 def _batches(
@@ -162,24 +207,3 @@ def _batches(
             batches[-1].append(each)
         rng.shuffle(batches)
         yield from batches
-
-
-def _resume(network: PairNetwork, optimizer: torch.optim.Optimizer, checkpoint: Path) -> int:
-    """Load a checkpoint if there is one; return the number of steps done."""
-    if not checkpoint.exists():
-        return 0
-    state = torch.load(checkpoint, weights_only=True)
-    network.load_state_dict(state["network"])
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["steps"])
-
-
-def _save(
-    network: PairNetwork, optimizer: torch.optim.Optimizer, steps: int, checkpoint: Path
-) -> None:
-    fresh = checkpoint.with_suffix(".new")
-    torch.save(
-        {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "steps": steps},
-        fresh,
-    )
-    fresh.replace(checkpoint)

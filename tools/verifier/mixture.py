@@ -1,12 +1,12 @@
-"""The training mixture: pairs from groups, neighbours of other groups, and templates.
+"""The training mixture: groups, other people's pairs, rewordings, edits of questions, templates.
 
-Endless and seeded. Templates teach a phenomenon in quantity; the groups teach how people write.
+Endless and seeded. Templates teach a phenomenon in quantity; the others teach how people write.
 Same and different stand about even in each part.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations, product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, combinations, product
 from random import Random
 from typing import Final
 
@@ -14,10 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.verifier.groups import Group
+from tools.verifier.pairs import Labelled
+from tools.verifier.people import People, people_pairs, people_questions
+from tools.verifier.rewordings import Rewording, reworded_pairs
 from tools.verifier.templates import generate
 from tools.verifier.templates.transforms import altered, reworded
 
-TEMPLATES: Final = 0.4
+SHARES: Final[Mapping[str, float]] = {
+    "groups": 0.30,
+    "people": 0.25,
+    "rewordings": 0.15,
+    "edits": 0.12,
+    "templates": 0.18,
+}
 _MISSES_TO_SAME: Final = 1.3
 _NEIGHBOURS_TO_SAME: Final = 0.25
 _EDITS_TO_SAME: Final = 0.3
@@ -29,21 +38,14 @@ _ROWS: Final = 256
 _LEAST_COSINE, _MOST_COSINE = 0.45, 0.9
 """Nearer ones of two groups may well be the same question; farther ones teach nothing."""
 _CARELESS: Final = 0.3
+_HARMLESS: Final = 0.4
+"""Share of harmless edits; of the others a third is of an unsure kind and left out."""
+_WRITTEN: Final = frozenset({"groups", "people", "rewordings"})
 _SURE: Final = frozenset({"number", "numbers swapped", "unit", "negation", "name", "opposite"})
 """Kinds of alteration that always ask something else."""
 _MANY: Final = 10**12
 
 Encode = Callable[[Sequence[str]], NDArray[np.float32]]
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """Two questions, and how surely one answer fits both: 0 or 1, or what a teacher says."""
-
-    a: str
-    b: str
-    target: float
-    generated: bool = False
 
 
 def neighbours(
@@ -71,17 +73,48 @@ def neighbours(
     return found
 
 
-def mixture(
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What pairs are made of.
+
+    `near` are pairs of questions of two groups that are alike; `taught` are pairs whose target a
+    larger network gave.
+    """
+
+    groups: Sequence[Group]
+    near: Sequence[tuple[str, str]]
+    people: People
+    rewordings: Sequence[Rewording]
+    taught: Sequence[Labelled] = ()
+
+
+def mixture(material: Material, rng: Random) -> Iterator[Labelled]:
+    """Yield pairs without end, each part by its share."""
+    people = material.people
+    parts = {
+        "groups": group_pairs(material.groups, material.near, material.taught, rng),
+        "people": people_pairs(people.pairs, rng),
+        "rewordings": reworded_pairs(material.rewordings, rng),
+        "edits": edited_questions(people_questions(people, rng), rng),
+        "templates": template_pairs(rng),
+    }
+    names = list(parts)
+    shares = list(accumulate(SHARES[name] for name in names))
+    while True:
+        (name,) = rng.choices(names, cum_weights=shares)
+        pair = next(parts[name])
+        if name in _WRITTEN:
+            pair = replace(pair, a=careless(pair.a, rng), b=careless(pair.b, rng))
+        yield pair
+
+
+def group_pairs(
     groups: Sequence[Group],
     near: Sequence[tuple[str, str]],
     taught: Sequence[Labelled],
     rng: Random,
 ) -> Iterator[Labelled]:
-    """Yield pairs without end.
-
-    `near` are different, though alike; `taught` are pairs whose target a teacher gave.
-    """
-    generated = generate(rng, _MANY)
+    """Yield pairs of groups and of neighbours, and taught ones, without end."""
     share = len(taught) / sum(len(group.same) for group in groups)
     while True:
         shuffled = rng.sample(groups, len(groups))
@@ -91,11 +124,22 @@ def mixture(
             pairs = _pairs(part, near, rng)
             pairs += rng.sample(taught, min(len(taught), int(share * lines)))
             rng.shuffle(pairs)
-            for pair in pairs:
-                while rng.random() < TEMPLATES:
-                    made = next(generated)
-                    yield Labelled(made.a, made.b, float(made.same), generated=True)
-                yield Labelled(careless(pair.a, rng), careless(pair.b, rng), pair.target)
+            yield from pairs
+
+
+def template_pairs(rng: Random) -> Iterator[Labelled]:
+    """Yield pairs of the templates without end."""
+    for made in generate(rng, _MANY):
+        yield Labelled(made.a, made.b, float(made.same), "templates")
+
+
+def edited_questions(questions: Iterator[str], rng: Random) -> Iterator[Labelled]:
+    """Yield questions beside edits of them: a harmless one, or one that surely asks for more."""
+    for text in questions:
+        if rng.random() < _HARMLESS:
+            yield Labelled(text, reworded(text, rng), 1.0, "edits")
+        elif (other := altered(text, rng)) is not None and other.kind in _SURE:
+            yield Labelled(careless(text, rng), other.text, 0.0, "edits")
 
 
 def unsure(
