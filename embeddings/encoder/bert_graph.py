@@ -1,7 +1,9 @@
 """BERT as an ONNX graph, made in memory from weights in the layout of Hugging Face.
 
 With a table of distances among the weights, attention also sees how far apart two tokens are, as
-MPNet's does (Song et al. 2020); all else of the two networks is equal. Two heads: a sentence encoder (mean of the tokens that count, unit length) and a cross-encoder (one
+MPNet's does (Song et al. 2020); all else of the two networks is equal.
+
+Two heads: a sentence encoder (mean of the tokens that count, unit length) and a cross-encoder (one
 logit: what the tokens leave over that tell the two texts apart).
 
 Laws: float weights give the reference's figures up to rounding; quantised weights are multiplied in

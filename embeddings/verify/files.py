@@ -75,15 +75,15 @@ class VerifierFiles:
         return hashlib.sha256(f"{self.first.digest} {self.second.digest}".encode()).hexdigest()
 
 
-def read_verifier(directory: Path) -> VerifierFiles:
-    """Read a verifier's files. Raises ModelError.
+def read_verifier(directory: Path, *, alone: bool = False) -> VerifierFiles:
+    """Read a verifier's files, `alone` without a second network. Raises ModelError.
 
     A second network that was made for another first one is passed over, with a warning.
     """
-    first = _network(directory, FILES)
+    first = read_network(directory, FILES)
     tokenizer = _text(directory / TOKENIZER)
-    where = second_directory(directory)
-    second = None if where is None else _network(where, (CONFIG, WEIGHTS))
+    where = None if alone else second_directory(directory)
+    second = None if where is None else read_network(where, (CONFIG, WEIGHTS))
     if second is not None and second.config.get("first") != first.digest:
         _log.warning("%s was made for another verifier than %s: not used", where, directory)
         second = None
@@ -104,7 +104,8 @@ def packaged_second() -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
-def _network(directory: Path, names: Sequence[str]) -> NetworkFiles:
+def read_network(directory: Path, names: Sequence[str]) -> NetworkFiles:
+    """Read one network's files, of these names. Raises ModelError."""
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise ModelError(f"{directory} holds no {' and no '.join(missing)}")

@@ -118,9 +118,12 @@ def _session(files: NetworkFiles, threads: int) -> OnnxSession:
     return OnnxSession(cross_encoder(bert_shape(files.config), files.weights), threads)
 
 
-def load_verifier(directory: Path, threads: int) -> Verifier:
-    """Load a verifier and warm it with one pair. Takes half a second. Raises ModelError."""
-    files = read_verifier(directory)
+def load_verifier(directory: Path, threads: int, *, alone: bool = False) -> Verifier:
+    """Load a verifier and warm it with one pair, `alone` without a second network.
+
+    Takes half a second, and another one for the second network. Raises ModelError.
+    """
+    files = read_verifier(directory, alone=alone)
     try:
         verifier = Verifier(files, threads)
         (warmed,) = verifier.score([_WARMING])

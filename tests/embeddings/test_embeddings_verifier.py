@@ -217,20 +217,20 @@ class BrokenSession:
 @pytest.mark.parametrize("logit", [math.nan, math.inf, -math.inf, None])
 def test_what_is_no_number_is_no_score(directory, logit):
     verifier = load_verifier(directory, threads=1)
-    verifier._session = BrokenSession(logit)
+    verifier._first = BrokenSession(logit)
     assert verifier.score([(RESET, PHONE), (RESET, RESET)]) == [Reason.ERROR] * 2
 
 
 @pytest.mark.parametrize(("logit", "score"), [(1e30, 1.0), (-1e30, 0.0), (0.0, 0.5)])
 def test_extreme_logits_are_scores(directory, logit, score):
     verifier = load_verifier(directory, threads=1)
-    verifier._session = BrokenSession(logit)
+    verifier._first = BrokenSession(logit)
     assert verifier.score([(RESET, PHONE)]) == [pytest.approx(score, abs=1e-6)]
 
 
 def test_however_sure_it_is_the_cosine_still_counts(directory):
     verifier = load_verifier(directory, threads=1)
-    verifier._session = BrokenSession(1e30)
+    verifier._first = BrokenSession(1e30)
     (score,) = verifier.score([(RESET, PHONE)])
     assert score < 1.0
     assert weighed(score, 0.2) < score

@@ -1,3 +1,4 @@
+import gzip
 import json
 import shutil
 import zipfile
@@ -18,19 +19,38 @@ from embeddings.encoder.bert_graph import cross_encoder
 from embeddings.encoder.model_files import DEFAULT_MODEL, locate
 from embeddings.encoder.onnx import OnnxSession
 from embeddings.encoder.plain_bert import bert_shape
+from embeddings.verify.files import FILES, read_network
 from embeddings.verify.verifier import load_verifier
 from tools.verifier import __main__ as command
-from tools.verifier import teacher
+from tools.verifier import fitting, screening, stages, teacher
+from tools.verifier.export import as_bert
 from tools.verifier.fitting import Plan, fit, scores
 from tools.verifier.groups import Group, GroupError, read_groups
-from tools.verifier.mixture import Labelled, careless, mixture, neighbours, unsure
+from tools.verifier.material import Material
+from tools.verifier.mixture import SHARES, careless, mixture, unsure
+from tools.verifier.neighbours import neighbours
 from tools.verifier.network import PairNetwork, PairReader
+from tools.verifier.pairs import Labelled
+from tools.verifier.people import Pair, People, split
+from tools.verifier.rewordings import Rewording, digest, reworded_pairs
+from tools.verifier.screening import screened
 
 SHIPPED = Path(tools.verifier.__file__).parent
 GROUPS = [
     Group(("How do I open it?", "open it how", "ways to open"), ("How do I close it?", "Why?")),
     Group(("What is a fox?", "define fox"), ("What is a box?", "Who is Fox?", "fox or box?")),
 ]
+PEOPLE = People(
+    [
+        Pair("can i pay later", "is paying later possible", True, "shop"),
+        Pair("can i pay later", "can i pay now", False, "shop"),
+    ],
+    [],
+    [],
+    {"facts": ["Who wrote 3 books about the old fox in 1987?"]},
+)
+REWORDINGS = [Rewording("who won it", "name of the winner", "who lost it")]
+MATERIAL = Material(GROUPS, [], PEOPLE, REWORDINGS)
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +76,22 @@ def encoder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mpnet(tmp_path_factory):
-    """A tiny MPNet of random weights with MiniLM's words, its special tokens named as MPNet's."""
+    """A tiny MPNet of random weights; its words are numbered as the published one's are."""
     directory = tmp_path_factory.mktemp("mpnet")
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    config = MPNetConfig(vocab_size=30_522, num_attention_heads=4, **sizes)
+    config = MPNetConfig(vocab_size=30_527, num_attention_heads=4, **sizes)
     MPNetModel(config).save_pretrained(directory)
-    text = (locate(DEFAULT_MODEL).directory / "tokenizer.json").read_text()
-    for bert, other in (("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[PAD]", "<pad>")):
-        text = text.replace(f'"{bert}"', f'"{other}"')
-    (directory / "tokenizer.json").write_text(text)
+    tokenizer = json.loads((locate(DEFAULT_MODEL).directory / "tokenizer.json").read_text())
+    words = {word: number + 4 for word, number in tokenizer["model"]["vocab"].items()}
+    special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 30_526}
+    tokenizer["model"]["vocab"] = words | special
+    flags = {key: False for key in ("single_word", "lstrip", "rstrip", "normalized")}
+    tokenizer["added_tokens"] = [
+        {"id": number, "content": word, "special": True, **flags}
+        for word, number in special.items()
+    ]
+    tokenizer["post_processor"] = None
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     return directory
 
 
@@ -118,23 +145,24 @@ def test_what_ships_can_be_read_and_nothing_that_is_held_out_is_trained_on():
 
 
 def test_the_mixture_is_even_and_the_same_for_a_seed():
-    drawn = list(islice(mixture(GROUPS, [], [], Random(3)), 2000))
-    assert drawn == list(islice(mixture(GROUPS, [], [], Random(3)), 2000))
-    written = [pair for pair in drawn if not pair.generated]
-    assert 0.5 < len(written) / len(drawn) < 0.7
-    assert 0.35 < sum(pair.target for pair in written) / len(written) < 0.55
+    drawn = list(islice(mixture(MATERIAL, Random(3)), 3000))
+    assert drawn == list(islice(mixture(MATERIAL, Random(3)), 3000))
+    for part, share in SHARES.items():
+        of_it = [pair for pair in drawn if pair.part == part]
+        assert share * 0.8 < len(of_it) / len(drawn) < share * 1.2
+        assert 0.35 < sum(pair.target for pair in of_it) / len(of_it) < 0.65
 
 
 def test_a_group_never_says_of_its_miss_that_it_is_the_same():
     by_text = {careless(text, Random(0)).casefold() for text in GROUPS[0].misses}
-    for pair in islice(mixture(GROUPS, [], [], Random(5)), 500):
-        if not pair.generated and by_text & {pair.a.casefold(), pair.b.casefold()}:
+    for pair in islice(mixture(MATERIAL, Random(5)), 1000):
+        if pair.part == "groups" and by_text & {pair.a.casefold(), pair.b.casefold()}:
             assert pair.target == 0
 
 
-def test_what_a_teacher_labelled_keeps_its_target():
+def test_what_a_network_labelled_keeps_its_target():
     taught = [Labelled("What is left?", "What remains?", 0.75)]
-    drawn = islice(mixture(GROUPS[:1], [], taught * 3, Random(5)), 300)
+    drawn = islice(mixture(replace(MATERIAL, taught=taught * 3), Random(5)), 300)
     assert 0.75 in {pair.target for pair in drawn}
 
 
@@ -256,44 +284,150 @@ def test_the_parts_of_a_teacher_are_put_together(tmp_path, monkeypatch):
     assert (directory / "config.json").read_text() == "config.json"
 
 
+@pytest.fixture
+def folders(tmp_path):
+    """Groups, other people's pairs, a rewording and a calibration log, all small."""
+    for folder in ("groups", "people", "rewordings", "calibration/a"):
+        (tmp_path / folder).mkdir(parents=True)
+    group = "How do I open it?\n= open it how\n! How do I close it?\n! How do I lock it?\n"
+    for folder in ("groups", "calibration/a"):
+        (tmp_path / folder / "a.txt").write_text(group)
+    rows = [
+        {"a": pair.a, "b": pair.b, "label": int(pair.same), "source": "shop/one"}
+        for pair in PEOPLE.pairs
+    ]
+    for name, lines in (
+        ("pairs_shop", rows),
+        ("questions", [{"group": "q1", "text": "Who won 3 games in 1987?", "source": "facts"}]),
+    ):
+        with gzip.open(tmp_path / "people" / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    line = f"{digest('can i pay later')}\tlater payment, ok?\tcan i pay sooner\n"
+    (tmp_path / "rewordings" / "a.tsv").write_text(line)
+    return tmp_path
+
+
 def test_all_stages_make_a_verifier_with_its_calibration(
-    encoder, mpnet, tmp_path, monkeypatch, capsys
+    encoder, mpnet, folders, monkeypatch, capsys
 ):
     """With tiny networks; a second run finds each stage done and writes the same."""
-    located = locate(DEFAULT_MODEL)
-    tiny = replace(located, directory=encoder)
-    monkeypatch.setattr(command, "locate", lambda model: tiny)
-    monkeypatch.setattr(command, "unpack_teacher", lambda directory: mpnet)
-    monkeypatch.setattr(command, "HERE", tmp_path)
-    for folder in ("groups", "calibration/a"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "a.txt").write_text(
-            "How do I open it?\n= open it how\n! How do I close it?\n! How do I lock it?\n"
-        )
-    out, work = tmp_path / "out", tmp_path / "work"
-    argv = ["--work", str(work), "--groups", str(tmp_path / "groups"), "--out", str(out)]
-    argv += ["--steps", "2", "--labels", "16", "--threads", "1"]
-    assert command.main(argv) == 0
-    assert "1 groups" in (said := capsys.readouterr().out)
+    tiny = replace(locate(DEFAULT_MODEL), directory=encoder)
+    for module in (command, stages):
+        monkeypatch.setattr(module, "locate", lambda model: tiny)
+    monkeypatch.setattr(stages, "unpack_teacher", lambda directory: mpnet)
+    monkeypatch.setattr(command, "HERE", folders)
+    monkeypatch.setattr(fitting, "_SORTED", 40)
+    monkeypatch.setattr(screening, "_AT_ONCE", 20)
+    out, work = folders / "out", folders / "work"
+    argv = ["--work", str(work), "--out", str(out), "--steps", "2", "--labels", "16"]
+    for folder in ("groups", "people", "rewordings"):
+        argv += [f"--{folder}", str(folders / folder)]
+    assert command.main([*argv, "--threads", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "1 groups, 0 near pairs of two groups, 2 pairs of other people, 1 rewordings" in said
     assert "labels: 6 of 6" in said
     verifier = load_verifier(out, threads=1)
-    assert json.loads((out / "calibration.json").read_text())["verifier"] == verifier.digest
-    (work / "teacher.pt").unlink()
-    assert command.main(argv) == 0
+    assert verifier.name == "refrain-verifier-large"
+    assert json.loads((out / "second/calibration.json").read_text())["verifier"] == verifier.digest
+    first = read_network(out, FILES).digest
+    assert json.loads((out / "calibration.json").read_text())["verifier"] == first
+    assert command.main([*argv, "--threads", "1"]) == 0
     assert "labels:" not in capsys.readouterr().out
     assert load_verifier(out, threads=1).digest == verifier.digest
-    (tmp_path / "groups" / "b.txt").write_text("Who is it?\n= who is that\n! Who was it?\n")
-    made = (out / "config.json").stat().st_mtime_ns
-    for other, differing in ((argv, "groups"), ([*argv, "--labels", "5"], "labels, groups")):
-        assert command.main(other) == 1
-        assert f"differ: {differing}); give an empty folder" in capsys.readouterr().err
-    (work / "plan.json").unlink()
+    plan = json.loads((work / "plan.json").read_text())
+    assert [part["from"] for part in plan["second"]] == [0]
+    (folders / "groups" / "b.txt").write_text("Who is it?\n= who is that\n! Who was it?\n")
+    assert command.main([*argv, "--threads", "1", "--steps", "3"]) == 0
+    plan = json.loads((work / "plan.json").read_text())
+    assert [part["from"] for part in plan["second"]] == [0, 2]
+    assert len({part["material"]["groups"] for part in plan["second"]}) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        ("people/pairs_shop.jsonl.gz", b"not compressed", "pairs_shop.jsonl.gz: Not a gzipped"),
+        ("people/questions.jsonl.gz", gzip.compress(b"{"), "questions.jsonl.gz: Expecting"),
+        ("people/questions.jsonl.gz", gzip.compress(b"{}"), "questions.jsonl.gz:1: no 'text'"),
+        ("rewordings/a.tsv", b"digest\tone\n", "a.tsv:1: expected a digest, a rewording"),
+        ("rewordings/a.tsv", b"digest\tone\t \n", "a.tsv:1: expected a digest, a rewording"),
+    ],
+)
+def test_a_damaged_file_is_named(folders, capsys, file, content, complaint):
+    (folders / file).write_bytes(content)
+    argv = ["--work", str(folders / "work"), "--out", str(folders / "out")]
+    for folder in ("groups", "people", "rewordings"):
+        argv += [f"--{folder}", str(folders / folder)]
     assert command.main(argv) == 1
-    assert (out / "config.json").stat().st_mtime_ns == made
+    assert complaint in capsys.readouterr().err
+    assert not (folders / "out").exists()
+
+
+def test_no_text_stands_on_two_sides_of_the_split():
+    rng = Random(1)
+    names = [f"question {number}" for number in range(3000)]
+    pairs = [
+        Pair(*rng.sample(names[start : start + 3], 2), rng.random() < 0.5, source)
+        for source in ("nlupp", "hint3", "mqr")
+        for start in range(0, 3000, 3)
+    ]
+    sides = split([replace(pair, a=pair.source + pair.a, b=pair.source + pair.b) for pair in pairs])
+    assert sum(map(len, sides)) == len(pairs)
+    texts = [{text for pair in side for text in (pair.a, pair.b)} for side in sides]
+    assert not texts[0] & texts[1]
+    assert not texts[0] & texts[2]
+    train, development, held_out = sides
+    assert {pair.source for pair in development} == {"hint3"}
+    assert {pair.source for pair in train} == {"mqr"}
+    of_others = [pair for pair in held_out if pair.source == "mqr"]
+    assert 60 < len(of_others) < 140  # a tenth of a thousand
+    assert len(held_out) == 1000 + len(of_others)
+
+
+def test_a_rewording_that_is_held_out_is_not_drawn():
+    kept = [Rewording(f"question {number}", "same", f"miss {number}") for number in range(200)]
+    away = {each.question for each in kept if each.held_out}
+    assert 8 < len(away) < 40
+    drawn = {pair.a for pair in islice(reworded_pairs(kept, Random(2)), 2000)}
+    assert drawn - {"same"} == {each.question for each in kept} - away
+    assert not list(reworded_pairs([each for each in kept if each.held_out], Random(2)))
+
+
+def test_pairs_that_the_first_network_is_sure_of_are_fewer_and_weigh_more():
+    pairs = [Labelled(f"a{n}", "b", float(n % 2), "people") for n in range(4000)]
+
+    def guess(asked):
+        return [float(int(a[1:]) % 2) if int(a[1:]) < 2000 else 0.5 for a, _ in asked]
+
+    kept = list(screened(iter(pairs), guess, Random(1)))
+    unsure_of = [pair for pair in kept if int(pair.a[1:]) >= 2000]
+    assert unsure_of == pairs[2000:]
+    easy = [pair for pair in kept if int(pair.a[1:]) < 2000]
+    assert 420 < len(easy) < 580
+    assert {pair.weight for pair in easy} == {2.0}
+
+
+def test_an_mpnet_is_served_with_the_words_of_the_first_network(encoder, mpnet, tmp_path):
+    """The second network gives the figures that transformers gives, up to its eight bits."""
+    torch.manual_seed(2)
+    network = PairNetwork(mpnet).eval()
+    torch.nn.init.normal_(network.types.weight, std=0.5)
+    tokenizer = locate(DEFAULT_MODEL).directory / "tokenizer.json"
+    weights = as_bert(network.state_dict(), tokenizer)
+    shape = bert_shape({**network.config, "model_type": "bert"})
+    floats = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+    session = OnnxSession(cross_encoder(shape, floats), threads=1)
+    theirs, ours = PairReader(mpnet, "mpnet"), PairReader(encoder, "bert")
+    long = "why does the old clock strike eleven in the morning " * 9
+    for pair in (("open the door", "close the old door"), (long, "no"), (long, long + "again")):
+        with torch.inference_mode():
+            expected = network(*theirs.collate([theirs.features(*pair)])).numpy()
+        np.testing.assert_allclose(session.run([ours.features(*pair)]), expected, atol=1e-4)
 
 
 def test_a_folder_without_groups_is_said(tmp_path, capsys):
     argv = ["--work", str(tmp_path / "w"), "--groups", str(tmp_path), "--out", str(tmp_path / "o")]
+    argv += ["--people", str(tmp_path)]
     assert command.main(argv) == 1
     assert "no groups" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()

@@ -16,8 +16,9 @@ from typing import Final
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
 from embeddings.verify.calibration import calibrated, written_calibration
-from embeddings.verify.verifier import load_verifier
-from tools.verifier.groups import GroupError, read_groups
+from embeddings.verify.files import second_directory
+from embeddings.verify.verifier import Verifier, load_verifier
+from tools.verifier.groups import Group, GroupError, read_groups
 from tools.verifier.would_be_hits import candidates, hits
 
 LOG: Final = Path(__file__).parent / "calibration"
@@ -42,22 +43,29 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(directory: Path, log: Path) -> None:
-    """Write calibration.json beside the weights, and print what each budget keeps.
+    """Write a calibration.json beside the weights, and print what each budget keeps.
 
-    `log` has a folder for each writer. Raises ModelError, GroupError, OSError.
+    Once without the second network and, where there is one, once with it. `log` has a folder for
+    each writer. Raises ModelError, GroupError, OSError.
     """
     pools = [read_groups(folder) for folder in sorted(log.iterdir())]
+    second = second_directory(directory)
+    for alone, out in ((True, directory), *([] if second is None else [(False, second)])):
+        _calibrate(load_verifier(directory, os.cpu_count() or 1, alone=alone), pools, out)
+
+
+def _calibrate(verifier: Verifier, pools: Sequence[Sequence[Group]], out: Path) -> None:
     groups = [group for pool in pools for group in pool]
-    verifier = load_verifier(directory, threads=os.cpu_count() or 1)
     found = [some for pool in pools for some in candidates(pool, verifier)]
     points = list(hits(found))
     provenance = (
         f"{len(found):,} questions asked of {len(groups):,} stored, written for this and held out"
     )
     calibration = calibrated(points, verifier=verifier.digest, provenance=provenance)
-    (directory / "calibration.json").write_bytes(written_calibration(calibration))
+    (out / "calibration.json").write_bytes(written_calibration(calibration))
     right = sum(len(group.same) - 1 for group in groups)
-    print(f"{provenance}; {len(points)} would-be hits, {sum(wrong for _, wrong in points)} wrong")
+    print(f"{verifier.name}: {provenance}; {len(points)} would-be hits, ", end="")
+    print(f"{sum(wrong for _, wrong in points)} wrong")
     for budget in _BUDGETS:
         step = calibration.step(budget)
         kept = "none is known" if step is None else _kept(step.threshold, points, right)

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,12 +10,30 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from embeddings.encoder.bert_graph import compressible, quantised
+from embeddings.encoder.distances import DISTANCES
 from embeddings.encoder.model_files import ModelError
-from embeddings.verify.files import CONFIG, FILES, POSITIONS, SCALE, TOKENIZER, WEIGHTS
+from embeddings.verify.files import (
+    CONFIG,
+    FILES,
+    POSITIONS,
+    SCALE,
+    SECOND,
+    TOKENIZER,
+    WEIGHTS,
+    read_network,
+)
 
 MOST_BYTES: Final = 24_000_000
+MOST_BYTES_OF_SECOND: Final = 112_000_000
+GATE: Final = -2.0
+FIRST_WEIGHS: Final = 0.0
 # The head and the few token types are small, and the score hangs on them.
-_KEPT_WHOLE: Final = ("classifier.weight", "embeddings.token_type_embeddings.weight", POSITIONS)
+_KEPT_WHOLE: Final = (
+    "classifier.weight",
+    "embeddings.token_type_embeddings.weight",
+    POSITIONS,
+    DISTANCES,
+)
 _WORDS: Final = "embeddings.word_embeddings.weight"
 _UNUSED: Final = ("position_ids", "token_type_ids", "pooler.dense.weight", "pooler.dense.bias")
 
@@ -42,12 +60,7 @@ _SPECIAL_TOKENS: Final = {"[CLS]": 0, "[PAD]": 1, "[SEP]": 2}
 
 def as_bert(state_dict: Mapping[str, Any], tokenizer: Path) -> dict[str, Any]:
     """Return an MPNet's weights by BERT's names, its words in the order of BERT's `tokenizer`."""
-    renamed = {}
-    for name, value in state_dict.items():
-        name = name.removeprefix("bert.")
-        for before, after in _AS_BERT:
-            name = name.replace(before, after)
-        renamed[name] = np.asarray(value)
+    renamed = {_berts_name(name): np.asarray(value) for name, value in state_dict.items()}
     vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
     words = renamed[_WORDS][_WORDS_BEFORE : _WORDS_BEFORE + len(vocabulary)].copy()
     for token, row in _SPECIAL_TOKENS.items():
@@ -56,16 +69,56 @@ def as_bert(state_dict: Mapping[str, Any], tokenizer: Path) -> dict[str, Any]:
     return renamed
 
 
+def _berts_name(name: str) -> str:
+    name = name.removeprefix("bert.")
+    for before, after in _AS_BERT:
+        name = name.replace(before, after)
+    return name
+
+
 def save_verifier(
     state_dict: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Path, directory: Path
 ) -> None:
-    """Write a trained cross-encoder for `read_verifier`, its large matrices in eight bits.
+    """Write a trained first network for `read_verifier`, its large matrices in eight bits.
 
     `state_dict` is that of a BERT with `classifier.weight` (1, hidden) and `classifier.bias`, names
     with or without `bert.` in front; `config` is BERT's, with `name` for people and `max_tokens`,
     beyond which positions are not kept. Raises ModelError over MOST_BYTES.
     """
     weights = {name.removeprefix("bert."): np.asarray(value) for name, value in state_dict.items()}
+    _save(weights, config, tokenizer, directory)
+    if tokenizer != directory / TOKENIZER:
+        shutil.copyfile(tokenizer, directory / TOKENIZER)
+    _refuse_large(directory, FILES, MOST_BYTES)
+
+
+def save_second(
+    state_dict: Mapping[str, Any],
+    config: Mapping[str, Any],
+    first: Path,
+    *,
+    gate: float = GATE,
+    first_weighs: float = FIRST_WEIGHS,
+) -> Path:
+    """Write a trained second network, an MPNet, for the first one in `first`; return its folder.
+
+    See embeddings/verify/files.py. Raises ModelError over MOST_BYTES_OF_SECOND.
+    """
+    directory, tokenizer = first / SECOND, first / TOKENIZER
+    settings = {
+        "model_type": "bert",
+        "first": read_network(first, FILES).digest,
+        "gate": gate,
+        "first_weighs": first_weighs,
+    }
+    _save(as_bert(state_dict, tokenizer), {**config, **settings}, tokenizer, directory)
+    _refuse_large(directory, (CONFIG, WEIGHTS), MOST_BYTES_OF_SECOND)
+    return directory
+
+
+def _save(
+    weights: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Path, directory: Path
+) -> None:
     packed: dict[str, Any] = {}
     for name, value in weights.items():
         if name.endswith(_UNUSED):
@@ -87,8 +140,9 @@ def save_verifier(
     save_file(packed, directory / WEIGHTS)
     (directory / WEIGHTS).chmod(0o644)  # the library makes it unreadable for others
     (directory / CONFIG).write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
-    if tokenizer != directory / TOKENIZER:
-        shutil.copyfile(tokenizer, directory / TOKENIZER)
-    size = sum((directory / name).stat().st_size for name in FILES)
-    if size > MOST_BYTES:
-        raise ModelError(f"{directory} holds {size} bytes, at most {MOST_BYTES} are to be shipped")
+
+
+def _refuse_large(directory: Path, names: Sequence[str], most: int) -> None:
+    size = sum((directory / name).stat().st_size for name in names)
+    if size > most:
+        raise ModelError(f"{directory} holds {size} bytes, at most {most} are to be shipped")

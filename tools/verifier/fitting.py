@@ -15,7 +15,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -142,6 +141,13 @@ class _Run:
         fresh = checkpoint.with_suffix(".new")
         torch.save(state, fresh)
         fresh.replace(checkpoint)
+
+
+def steps_done(checkpoint: Path) -> int:
+    """Return the steps of a checkpoint, 0 if there is none."""
+    if not checkpoint.exists():
+        return 0
+    return int(torch.load(checkpoint, weights_only=True, mmap=True)["steps"])
 
 
 def scores(

@@ -4,19 +4,18 @@ Endless and seeded. Templates teach a phenomenon in quantity; the others teach h
 Same and different stand about even in each part.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, combinations, product
 from random import Random
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tools.verifier.groups import Group
+from tools.verifier.material import Material
+from tools.verifier.neighbours import Encode, neighbours
 from tools.verifier.pairs import Labelled
-from tools.verifier.people import People, people_pairs, people_questions
-from tools.verifier.rewordings import Rewording, reworded_pairs
+from tools.verifier.people import people_pairs, people_questions
+from tools.verifier.rewordings import reworded_pairs
 from tools.verifier.templates import generate
 from tools.verifier.templates.transforms import altered, reworded
 
@@ -33,10 +32,6 @@ _EDITS_TO_SAME: Final = 0.3
 """Of these half are harmless. Written rewordings are mostly free and written misses mostly copies:
 by themselves they would teach that alike wording asks something else."""
 _GROUPS_AT_ONCE: Final = 600
-_NEIGHBOURS: Final = 3
-_ROWS: Final = 256
-_LEAST_COSINE, _MOST_COSINE = 0.45, 0.9
-"""Nearer ones of two groups may well be the same question; farther ones teach nothing."""
 _CARELESS: Final = 0.3
 _HARMLESS: Final = 0.4
 """Share of harmless edits; of the others a third is of an unsure kind and left out."""
@@ -44,48 +39,6 @@ _WRITTEN: Final = frozenset({"groups", "people", "rewordings"})
 _SURE: Final = frozenset({"number", "numbers swapped", "unit", "negation", "name", "opposite"})
 """Kinds of alteration that always ask something else."""
 _MANY: Final = 10**12
-
-Encode = Callable[[Sequence[str]], NDArray[np.float32]]
-
-
-def neighbours(
-    groups: Sequence[Group], encode: Encode, most: float = _MOST_COSINE
-) -> list[tuple[str, str]]:
-    """Return pairs of a question and its nearest ones of other groups, up to a cosine of `most`.
-
-    ``encode`` gives unit vectors, shape (texts, dimensions).
-    """
-    texts = [text for group in groups for text in group.same]
-    owner = np.array([number for number, group in enumerate(groups) for _ in group.same])
-    vectors = encode(texts)
-    many = min(_NEIGHBOURS, len(texts) - 1)
-    found = []
-    for start in range(0, len(texts), _ROWS):
-        cosines = vectors[start : start + _ROWS] @ vectors.T
-        for place, cosine in enumerate(cosines, start):
-            cosine[owner == owner[place]] = -1
-            nearest = np.argpartition(-cosine, many)[:many]
-            found += [
-                (texts[place], texts[other])
-                for other in nearest
-                if _LEAST_COSINE < cosine[other] < most
-            ]
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What pairs are made of.
-
-    `near` are pairs of questions of two groups that are alike; `taught` are pairs whose target a
-    larger network gave.
-    """
-
-    groups: Sequence[Group]
-    near: Sequence[tuple[str, str]]
-    people: People
-    rewordings: Sequence[Rewording]
-    taught: Sequence[Labelled] = ()
 
 
 def mixture(material: Material, rng: Random) -> Iterator[Labelled]:

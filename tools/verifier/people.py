@@ -15,7 +15,7 @@ from itertools import accumulate
 from math import sqrt
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from tools.verifier.pairs import Labelled
 
@@ -25,7 +25,7 @@ _HELD_OUT_SHARE: Final = 10
 _LARGEST_HELD_OUT: Final = 100
 """Pairs of a group. Larger groups are whole domains, of which a tenth would be none or all."""
 _STATEMENTS: Final = frozenset(
-    "alex breaking-nli conjnli counterfactual-nli e2e negation-nli rnnlg".split()
+    ["alex", "breaking-nli", "conjnli", "counterfactual-nli", "e2e", "negation-nli", "rnnlg"]
 )
 _STATEMENTS_WEIGH: Final = 0.5
 _DOUBTFUL: Final[Mapping[tuple[str, int], float]] = {
@@ -77,12 +77,12 @@ def read_people(directory: Path) -> People:
     pairs = [
         Pair(row["a"], row["b"], row["label"] == 1, row["source"].partition("/")[0])
         for file in files
-        for row in _rows(file)
+        for row in _rows(file, "a", "b", "label", "source")
     ]
     train, development, held_out = split(pairs)
     kept_away = {text for pair in (*development, *held_out) for text in (pair.a, pair.b)}
     questions = defaultdict(list)
-    for row in _rows(directory / "questions.jsonl.gz"):
+    for row in _rows(directory / "questions.jsonl.gz", "text", "source"):
         if row["text"] not in kept_away:
             questions[row["source"]].append(row["text"])
     return People(train, development, held_out, dict(questions))
@@ -180,10 +180,15 @@ def _find(roots: dict[str, str], text: str) -> str:
     return text
 
 
-def _rows(file: Path) -> Iterator[dict[str, str | int]]:
+def _rows(file: Path, *wanted: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file, each an object with the members `wanted`."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
-    except (OSError, ValueError) as error:
+            for number, line in enumerate(lines, 1):
+                row = json.loads(line)
+                missing = [name for name in wanted if name not in row]
+                if missing:
+                    raise PeopleError(f"{file}:{number}: no {missing[0]!r}")
+                yield row
+    except (OSError, EOFError, ValueError) as error:
         raise PeopleError(f"{file}: {error}") from error
