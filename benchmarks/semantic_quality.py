@@ -11,8 +11,9 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from quality import picture, table
+from quality import curves, picture, table
 from quality.kept import Kept, default_directory
 from quality.kept_budget import DRAWS, promises, would_be_hits
 from quality.measuring import Measured, measure
@@ -90,6 +91,9 @@ def report(
     figures = counted({each.name: each.outcomes for each in results})
     name = judged.name if judged else ""
     print(*(table.markdown(figures) if options.markdown else table.table(figures, name)), sep="\n")
+    compared = {each.name: curves.curves(each) for each in results}
+    for trial, systems in compared.items():
+        print("", *curves.lines(trial, systems), sep="\n")
     for each in results:
         kinds = {"checklist": (": ", None), "gsm_plus": (None,), "verbs": (None,)}
         for most in kinds.get(each.name, ()):
@@ -103,8 +107,10 @@ def report(
             print(f"{name}: no ablation, no score keeps the budget (--threshold)")
         else:
             print("", *table.ablation(candidates, threshold), sep="\n")
-    written = {"benchmark": "semantic_quality", "seconds": round(seconds, 1)}
-    print(json.dumps(written | {"rows": table.as_json(figures)}))
+    written: dict[str, Any] = {"benchmark": "semantic_quality", "seconds": round(seconds, 1)}
+    written |= {"rows": table.as_json(figures)}
+    written |= {"curves": {name: curves.as_json(systems) for name, systems in compared.items()}}
+    print(json.dumps(written))
 
 
 def other_thresholds(results: Sequence[Measured], judged: System) -> list[str]:
