@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from quality.corrected import AS_READ
 from quality.outcomes import (
     Outcome,
     Share,
@@ -75,6 +76,7 @@ ROWS: tuple[Row, ...] = (
     Row("checklist", "CheckList, recall", _where(_same, hits), least=0.6),
     Row("checklist", "  of those in other words", _where(_reworded, hits)),
     Row("gsm_plus", "GSM-Plus, wrong among hits", wrong_among_hits, most=0.02),
+    Row(f"gsm_plus{AS_READ}", f"GSM-Plus, wrong among hits{AS_READ}", wrong_among_hits),
     Row(
         "gsm_plus",
         "GSM-Plus, rephrased problems hit",
@@ -101,6 +103,11 @@ ROWS: tuple[Row, ...] = (
     Row("clinc150", "CLINC150, hit rate", _where(_inside, hits), least=0.4),
     Row("clinc150", "CLINC150, out of scope", _where(_of("oos"), hits), most=0.0),
     Row("banking77", "BANKING77, wrong intent among hits", wrong_among_hits, most=0.02),
+    Row(
+        f"banking77{AS_READ}",
+        f"BANKING77, wrong intent among hits{AS_READ}",
+        wrong_among_hits,
+    ),
     Row("banking77", "BANKING77, hit rate", hits, least=0.45),
     Row("qqp", "QQP, precision", right_among_hits, least=0.88),
     Row("qqp", "QQP, recall", _where(_same, hits), least=0.36),
