@@ -11,8 +11,10 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from quality import picture, table
+from quality import curves, picture, table
+from quality.corrected import READ, Corrections, read_corrections, to_read, with_read
 from quality.kept import Kept, default_directory
 from quality.kept_budget import DRAWS, promises, would_be_hits
 from quality.measuring import Measured, measure
@@ -24,6 +26,9 @@ from quality.trial import Trial
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
 from embeddings.verify.calibration import CalibrationError
+
+READ_BUDGET = 0.02
+"""The budget whose wrong hits are written with --wrong-hits."""
 
 
 def main() -> None:
@@ -54,6 +59,8 @@ def main() -> None:
             if each.name in picture.DRAWN
         ]
         options.picture.write_text(picture.drawn(panels), encoding="utf-8")
+    if options.wrong_hits and last:
+        write_wrong_hits(options.wrong_hits, results, last)
     report(results, last, time.monotonic() - began, options)
 
 
@@ -87,15 +94,21 @@ def report(
     options: argparse.Namespace,
 ) -> None:
     """Print the tables; goals, thresholds and budgets are of the system judged, the last one."""
-    figures = counted({each.name: each.outcomes for each in results})
+    corrections, trials = read_corrections(), [each.trial for each in results]
+    outcomes = {each.name: each.outcomes for each in results}
+    figures = counted(with_read(trials, outcomes, corrections))
     name = judged.name if judged else ""
     print(*(table.markdown(figures) if options.markdown else table.table(figures, name)), sep="\n")
+    compared = {each.name: curves.curves(each) for each in results}
+    for trial, systems in compared.items():
+        print("", *curves.lines(trial, systems), sep="\n")
     for each in results:
-        kinds = {"checklist": (": ", None), "gsm_plus": (None,), "verbs": (None,)}
+        kinds: dict[str, tuple[str | None, ...]] = {"checklist": (": ", None)}
+        kinds |= dict.fromkeys(("gsm_plus", "people", "rewordings", "verbs"), (None,))
         for most in kinds.get(each.name, ()):
             print("", *table.breakdown(each.outcomes, most=most), sep="\n")
     if judged:
-        print(*other_thresholds(results, judged), sep="\n")
+        print(*other_thresholds(results, judged, corrections), sep="\n")
         print(*kept_budgets(results, judged), sep="\n")
     if judged and options.ablation:
         threshold, candidates = judged.threshold(), {e.name: e.judged[name] for e in results}
@@ -103,11 +116,15 @@ def report(
             print(f"{name}: no ablation, no score keeps the budget (--threshold)")
         else:
             print("", *table.ablation(candidates, threshold), sep="\n")
-    written = {"benchmark": "semantic_quality", "seconds": round(seconds, 1)}
-    print(json.dumps(written | {"rows": table.as_json(figures)}))
+    written: dict[str, Any] = {"benchmark": "semantic_quality", "seconds": round(seconds, 1)}
+    written |= {"rows": table.as_json(figures)}
+    written |= {"curves": {name: curves.as_json(systems) for name, systems in compared.items()}}
+    print(json.dumps(written))
 
 
-def other_thresholds(results: Sequence[Measured], judged: System) -> list[str]:
+def other_thresholds(
+    results: Sequence[Measured], judged: System, corrections: Corrections
+) -> list[str]:
     """Return a system's figures at other budgets, or at other scores."""
     thresholds = judged.thresholds()
     shown = {
@@ -117,8 +134,22 @@ def other_thresholds(results: Sequence[Measured], judged: System) -> list[str]:
         }
         for each in results
     }
+    figures = counted(with_read([each.trial for each in results], shown, corrections))
     values = ", ".join(f"{name} {at:.4f}" for name, at in thresholds.items())
-    return ["", f"{judged.name}, by threshold: {values}", *table.table(counted(shown), "")]
+    return ["", f"{judged.name}, by threshold: {values}", *table.table(figures, "")]
+
+
+def write_wrong_hits(file: Path, results: Sequence[Measured], judged: System) -> None:
+    """Write the wrong hits that are to be read, one a line."""
+    threshold = judged.threshold(READ_BUDGET)
+    rows = [
+        row
+        for each in results
+        if each.name in READ
+        for row in to_read(each.trial, each.judged[judged.name], threshold, each.nearest)
+    ]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    print(f"{file}: {len(rows)} wrong hits to read")
 
 
 def kept_budgets(results: Sequence[Measured], judged: System) -> list[str]:
@@ -160,6 +191,7 @@ def arguments() -> argparse.Namespace:
     add("--errors", nargs=2, metavar=("ROW", "N"), help="N wrong hits and N misses of a row")
     add("--markdown", action="store_true", help="the first table for a document")
     add("--picture", type=Path, metavar="FILE", help="write the curves to an SVG file")
+    add("--wrong-hits", type=Path, metavar="FILE", help=f"write those of {', '.join(READ)} to read")
     add("--system", metavar="NAME", help="whose errors; the last column's unless named")
     options = parser.parse_args()
     if options.errors:

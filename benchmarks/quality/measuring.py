@@ -19,10 +19,14 @@ COSINES = (0.85, 0.90, 0.95)
 class Measured:
     """`nearest` are plain cosine's candidates, `judged` each system's, none of them served."""
 
-    name: str
+    trial: Trial
     nearest: list[Outcome]
     judged: dict[str, list[Outcome]]
     outcomes: dict[str, list[Outcome]]
+
+    @property
+    def name(self) -> str:
+        return self.trial.name
 
     @property
     def all_judged(self) -> list[Outcome]:
@@ -59,7 +63,7 @@ async def measure(
         said = await each.judged(found, label=trial.name, refused_too=refused_too)
         judged[each.name] = said
         outcomes[each.name] = [outcome.at(threshold) for outcome in said]
-    return Measured(trial.name, near, judged, outcomes)
+    return Measured(trial, near, judged, outcomes)
 
 
 async def candidates(

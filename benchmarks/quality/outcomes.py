@@ -79,6 +79,13 @@ class Outcome:
         return self.hit and self.served == self.request.answer
 
     @property
+    def found(self) -> str | None:
+        """The stored question whose answer was served, None for a miss."""
+        if not self.hit:
+            return None
+        return self.request.text if self.reason == "exact" else self.tries[-1].stored
+
+    @property
     def identical(self) -> bool:
         """Tell whether the very same words are stored: an exact cache has those already."""
         first = self.tries[0].stored if self.tries else None

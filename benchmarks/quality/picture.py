@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from svg import FONT, GRID, INK, MUTED, line, text
 
+from quality.curves import Point, by_meaning, point, sweep, thinned
 from quality.measuring import COSINES, Measured
-from quality.outcomes import Outcome, Share, Try
 
 _WIDTH, _PANEL, _PLOT_WIDTH, _PLOT_HEIGHT = 960, 480, 372, 190
 _LEFT, _TOP, _STEP = 84, 164, 310
@@ -29,15 +29,6 @@ DRAWN = {
     "clinc150": ("CLINC150", "2,000 commands of 150 intents, 6,000 others stored"),
     "banking77": ("BANKING77", "2,000 support questions of 77 intents, 5,000 others stored"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What a threshold leads to: hits among requests, right ones among hits."""
-
-    threshold: float
-    hits: Share
-    right: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,46 +58,16 @@ class _Axes:
         return self.top + _PLOT_HEIGHT * (1 - height)
 
 
-def by_meaning(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Leave out what an exact cache has already, and what has no answer on purpose."""
-    return [each for each in outcomes if each.request.group != "oos" and not each.identical]
-
-
-def point(outcomes: Sequence[Outcome], threshold: float) -> Point:
-    served = [outcome.at(threshold) for outcome in outcomes]
-    hits = Share.of(outcome.hit for outcome in served)
-    return Point(threshold, hits, Share(sum(each.right for each in served), hits.part))
-
-
-def curve(outcomes: Sequence[Outcome]) -> list[Point]:
-    """Return the points from the strictest threshold with a hit on, at even steps of hits."""
-    best = sorted(
-        (
-            max(scores)
-            for outcome in outcomes
-            if (scores := [each.verification.score for each in _open(outcome)])
-        ),
-        reverse=True,
-    )
-    if not best:
-        return []
-    places = {round(step * (len(best) - 1) / (_POINTS - 1)) for step in range(_POINTS)}
-    return [point(outcomes, best[place]) for place in sorted(places)]
-
-
-def _open(outcome: Outcome) -> list[Try]:
-    return [each for each in outcome.tries if each.verification.refusal is None]
-
-
 def panel(measured: Measured, system: str, threshold: float | None) -> Panel:
     """Return the curves of plain cosine and of a system, with the latter's default marked."""
     title, asked = DRAWN[measured.name]
-    cosine, whole = by_meaning(measured.nearest), by_meaning(measured.judged[system])
+    looked_up = measured.judged[system]
+    cosine, whole = by_meaning(measured.nearest, looked_up), by_meaning(looked_up)
     return Panel(
         title,
         asked,
-        curve(cosine),
-        curve(whole),
+        thinned(sweep(cosine), _POINTS),
+        thinned(sweep(whole), _POINTS),
         {f"{at:.2f}": point(cosine, at) for at in COSINES},
         {} if threshold is None else {"budget 1 %": point(whole, threshold)},
     )

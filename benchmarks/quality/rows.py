@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from quality.corrected import AS_READ
 from quality.outcomes import (
     Outcome,
     Share,
@@ -72,14 +73,15 @@ ROWS: tuple[Row, ...] = (
         _where(lambda each: not _same(each), hits),
         most=0.005,
     ),
-    Row("checklist", "CheckList, recall", _where(_same, hits), least=0.65),
+    Row("checklist", "CheckList, recall", _where(_same, hits), least=0.6),
     Row("checklist", "  of those in other words", _where(_reworded, hits)),
     Row("gsm_plus", "GSM-Plus, wrong among hits", wrong_among_hits, most=0.02),
+    Row(f"gsm_plus{AS_READ}", f"GSM-Plus, wrong among hits{AS_READ}", wrong_among_hits),
     Row(
         "gsm_plus",
         "GSM-Plus, rephrased problems hit",
         _where(_of("problem understanding"), right_hits),
-        least=0.35,
+        least=0.4,
     ),
     Row(
         "canard",
@@ -98,19 +100,32 @@ ROWS: tuple[Row, ...] = (
         _where(_inside, wrong_among_hits),
         most=0.005,
     ),
-    Row("clinc150", "CLINC150, hit rate", _where(_inside, hits), least=0.3),
+    Row("clinc150", "CLINC150, hit rate", _where(_inside, hits), least=0.4),
     Row("clinc150", "CLINC150, out of scope", _where(_of("oos"), hits), most=0.0),
-    Row("banking77", "BANKING77, wrong intent among hits", wrong_among_hits, most=0.01),
-    Row("banking77", "BANKING77, hit rate", hits, least=0.3),
-    Row("qqp", "QQP, precision", right_among_hits, least=0.9),
-    Row("qqp", "QQP, recall", _where(_same, hits), least=0.4),
+    Row("banking77", "BANKING77, wrong intent among hits", wrong_among_hits, most=0.02),
+    Row(
+        f"banking77{AS_READ}",
+        f"BANKING77, wrong intent among hits{AS_READ}",
+        wrong_among_hits,
+    ),
+    Row("banking77", "BANKING77, hit rate", hits, least=0.45),
+    Row("qqp", "QQP, precision", right_among_hits, least=0.88),
+    Row("qqp", "QQP, recall", _where(_same, hits), least=0.36),
+    Row("people", "Other people's pairs, wrong among hits", wrong_among_hits),
+    Row("people", "  recall", _where(_same, right_hits)),
+    Row(
+        "rewordings",
+        "Reworded by hand, near misses served",
+        _where(_of("near miss"), wrong_hits),
+    ),
+    Row("rewordings", "  rewordings hit", _where(_of("rewording"), right_hits)),
     Row(
         "verbs",
         "Support verbs, near misses served",
         _where(_of("near miss"), wrong_hits),
-        most=0.01,
+        most=0.005,
     ),
-    Row("verbs", "Support verbs, rewordings hit", _where(_of("rewording"), right_hits)),
+    Row("verbs", "Support verbs, rewordings hit", _where(_of("rewording"), right_hits), least=0.8),
     Row("lookalikes", "Look-alike names served", _where(_of("another name"), hits), most=0.002),
     Row("lookalikes", "  the same name in other words hits", _where(_of("same name"), hits)),
     Row(

@@ -6,15 +6,21 @@ The groups in ``data`` were written for evaluation and set aside before training
 import json
 import os
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quality.lookalikes import lookalikes
 from quality.trial import SEED, Message, Request, Trial, pairs
+from tools.verifier.people import Pair, People, PeopleError, read_people
+from tools.verifier.rewordings import read_rewordings
 
 QQP_EVERY = 5
+PEOPLE_MOST = 300
+"""Pairs of a source and label."""
 HELD_OUT = Path(__file__).parent / "data"
+REWORDINGS = Path(__file__).parents[2] / "tools" / "verifier" / "rewordings"
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 
 
@@ -42,15 +48,19 @@ def checklist(data: Path) -> Trial:
 
 
 def gsm_plus(data: Path) -> Trial:
-    """All seed problems stored, variants asked; right is the own seed with an equal answer."""
+    """All seed problems stored, variants asked; right is the own seed with an equal answer.
+
+    A seed has the number of the first row that it stands in.
+    """
     seeds: dict[str, Request] = {}
     asked = []
-    for row in _rows(data, "gsm_plus.jsonl"):
+    for place, row in enumerate(_rows(data, "gsm_plus.jsonl")):
         seed = row["seed_question"]
         number = len(seeds) if seed not in seeds else int(seeds[seed].group)
-        seeds.setdefault(seed, Request(seed, f"{number}: {row['seed_answer']}", str(number)))
+        answer = f"{number}: {row['seed_answer']}"
+        seeds.setdefault(seed, Request(seed, answer, str(number), row=place))
         answer = f"{number}: {row['answer']}"
-        asked.append(Request(row["question"], answer, row["perturbation_type"]))
+        asked.append(Request(row["question"], answer, row["perturbation_type"], row=place))
     return Trial("gsm_plus", tuple(seeds.values()), tuple(asked))
 
 
@@ -63,7 +73,7 @@ def qqp(data: Path) -> Trial:
 def clinc150(data: Path) -> Trial:
     """6,000 train texts stored, 2,000 others asked, and all that is out of scope."""
     rows = _rows(data, "clinc150.jsonl")
-    train = [(row["text"], row["intent"]) for row in rows if row["split"] == "train"]
+    train = [(n, row) for n, row in enumerate(rows) if row["split"] == "train"]
     trial = _intents("clinc150", train, stored=6000, asked=2000)
     outside = tuple(Request(row["text"], None, "oos") for row in rows if row["intent"] == "oos")
     return Trial(trial.name, trial.stored, trial.asked + outside)
@@ -71,8 +81,8 @@ def clinc150(data: Path) -> Trial:
 
 def banking77(data: Path) -> Trial:
     """5,000 questions stored, 2,000 others asked."""
-    rows = [(row["text"], row["intent"]) for row in _rows(data, "banking77.jsonl")]
-    return _intents("banking77", rows, stored=5000, asked=2000)
+    rows = _rows(data, "banking77.jsonl")
+    return _intents("banking77", list(enumerate(rows)), stored=5000, asked=2000)
 
 
 def canard(data: Path) -> Trial:
@@ -116,6 +126,43 @@ def verbs(_: Path) -> Trial:
     return Trial("verbs", tuple(stored), tuple(asked))
 
 
+def people(data: Path) -> Trial:
+    """Pairs of many sources that were held out of training, each by itself; grouped by source.
+
+    Of each source and label at most 300 are drawn.
+    """
+    kinds: dict[tuple[str, bool], list[Pair]] = defaultdict(list)
+    for pair in _people(data).held_out:
+        kinds[pair.source, pair.same].append(pair)
+    draw = random.Random(SEED)
+    drawn = [
+        pair
+        for _, kind in sorted(kinds.items())
+        for pair in draw.sample(kind, min(len(kind), PEOPLE_MOST))
+    ]
+    return pairs("people", ((pair.a, pair.b, pair.same, pair.source) for pair in drawn))
+
+
+def rewordings(data: Path, directory: Path = REWORDINGS) -> Trial:
+    """Other people's questions stored, each by itself; asked are a rewording and a near miss.
+
+    They are the tenth that was held out of training.
+    """
+    people = _people(data)
+    every = [pair for some in (people.pairs, people.development, people.held_out) for pair in some]
+    questions = {text for pair in every for text in (pair.a, pair.b)}
+    questions.update(text for some in people.questions.values() for text in some)
+    kept = [each for each in read_rewordings(directory, questions) if each.held_out]
+    if not kept:
+        raise MissingDataError(f"{directory} has no held-out rewording of a question in {data}")
+    stored, asked = [], []
+    for realm, each in enumerate(kept):
+        stored.append(Request(each.question, "its", "seed", realm))
+        asked.append(Request(each.same, "its", "rewording", realm))
+        asked.append(Request(each.miss, None, "near miss", realm))
+    return Trial("rewordings", tuple(stored), tuple(asked))
+
+
 def groups(name: str) -> list[Group]:
     """Return the groups of a file that was set aside for evaluation."""
     blocks = (HELD_OUT / f"{name}.txt").read_text(encoding="utf-8").strip().split("\n\n")
@@ -136,6 +183,8 @@ TRIALS: Mapping[str, Callable[[Path], Trial]] = {
     "clinc150": clinc150,
     "banking77": banking77,
     "qqp": qqp,
+    "people": people,
+    "rewordings": rewordings,
     "verbs": verbs,
     "lookalikes": lambda _: lookalikes("lookalikes", HELD_OUT / "lookalikes.txt"),
     "lookalikes_held_out": lambda _: lookalikes(
@@ -144,11 +193,20 @@ TRIALS: Mapping[str, Callable[[Path], Trial]] = {
 }
 
 
-def _intents(name: str, rows: list[tuple[str, str]], *, stored: int, asked: int) -> Trial:
+def _intents(
+    name: str, rows: list[tuple[int, dict[str, Any]]], *, stored: int, asked: int
+) -> Trial:
     """Draw which are stored and which are asked."""
     drawn = random.Random(SEED).sample(rows, stored + asked)
-    requests = [Request(text, intent, intent) for text, intent in drawn]
+    requests = [Request(row["text"], row["intent"], row["intent"], row=n) for n, row in drawn]
     return Trial(name, tuple(requests[:stored]), tuple(requests[stored:]))
+
+
+def _people(data: Path) -> People:
+    try:
+        return read_people(data / "train")
+    except PeopleError as error:
+        raise MissingDataError(f"{error} (--data or REFRAIN_DATA)") from error
 
 
 def _turns(row: dict[str, Any]) -> tuple[Message, ...]:

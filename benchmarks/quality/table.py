@@ -30,8 +30,9 @@ def cell(share: Share) -> str:
 def table(figures: Mapping[Row, Mapping[str, Share]], judged: str) -> list[str]:
     """Return the lines of the table; `judged` is the system whose figures have a goal."""
     systems = list(dict.fromkeys(name for row in figures.values() for name in row))
+    label = max(_LABEL, *(1 + len(row.name) for row in figures), 0)
     lines = [
-        "".join((" " * _LABEL, *(f"{name:>{_CELL}}" for name in systems), f"{'goal':>{_GOAL}}"))
+        "".join((" " * label, *(f"{name:>{_CELL}}" for name in systems), f"{'goal':>{_GOAL}}"))
     ]
     for row, shares in figures.items():
         cells = "".join(
@@ -39,7 +40,7 @@ def table(figures: Mapping[Row, Mapping[str, Share]], judged: str) -> list[str]:
         )
         met = row.met(shares[judged]) if judged in shares else None
         mark = {None: "", True: " met", False: " MISSED"}[met]
-        lines.append(f"{row.name:{_LABEL}}{cells}{row.goal:>{_GOAL}}{mark}")
+        lines.append(f"{row.name:{label}}{cells}{row.goal:>{_GOAL}}{mark}")
     return lines
 
 

@@ -15,7 +15,8 @@ class Request:
     """A question in its conversation, and the label of its answer.
 
     `answer` is None where no stored answer is right. Only requests of one `realm` may share
-    answers: each realm is a tenant of its own. `group` is what figures are broken down by.
+    answers: each realm is a tenant of its own. `group` is what figures are broken down by. `row` is
+    its line in the data file, from 0, where labels are corrected by it.
     """
 
     text: str
@@ -23,6 +24,7 @@ class Request:
     group: str = ""
     realm: int = 0
     history: tuple[Message, ...] = ()
+    row: int | None = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -43,6 +45,11 @@ class Trial:
     @property
     def texts(self) -> set[str]:
         return {request.text for request in (*self.stored, *self.asked)}
+
+    @property
+    def answers(self) -> set[tuple[int, str | None]]:
+        """What is stored, by realm: a request has a right answer if its own is among them."""
+        return {(request.realm, request.answer) for request in self.stored}
 
     def sampled(self, most: int | None) -> "Trial":
         """Ask at most so many, the same ones each time; leave out the realms of nobody."""
