@@ -17,14 +17,13 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from safetensors.numpy import load_file
 
 from embeddings.encoder.bert_graph import Quantised, Weight
-from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError, packaged_second
 from embeddings.verify.guards import VERSION
 from embeddings.verify.recipe import MIDDLE, WEIGHT
 
@@ -33,7 +32,6 @@ WEIGHTS: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"
 FILES: Final = (CONFIG, TOKENIZER, WEIGHTS)
 SECOND: Final = "second"
-_PACKAGE: Final = "refrain_verifier"
 SCALE: Final = ".scale"
 POSITIONS: Final = "embeddings.position_embeddings.weight"
 # Part of the digest: what else a calibration of these files' scores depends on.
@@ -96,12 +94,6 @@ def second_directory(directory: Path) -> Path | None:
     if beside.is_dir():
         return beside
     return packaged_second() if directory == VERIFIER_DIRECTORY else None
-
-
-def packaged_second() -> Path | None:
-    """Return the directory of the package refrain-verifier, None if it is not installed."""
-    spec = find_spec(_PACKAGE)
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
 def read_network(directory: Path, names: Sequence[str]) -> NetworkFiles:

@@ -8,9 +8,9 @@ import errno
 import logging
 import stat
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 
+from embeddings.encoder.model_files import VERIFIER_DIRECTORY, packaged_second
 from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
 
 OWN_FILE = "semantic-calibration.json"
@@ -27,8 +27,7 @@ class Calibrations:
         self._read_at: tuple[int, int] | None = None
         self._own: Calibration | None = None
         self._problem = ""
-        self._shipped: Calibration | None = None
-        self._looked_for_shipped = False
+        self._shipped: list[Calibration] | None = None
         self._logged = ""
         self.is_known: Callable[[], bool] = self.look
         """The default looks at the files; what was found counts whatever it tells."""
@@ -62,8 +61,8 @@ class Calibrations:
 
     def look(self, deliver: Callable[..., object] | None = None) -> bool:  # noqa: ARG002
         """Read the files if they have changed; whatever they are like, that is known."""
-        if not self._looked_for_shipped:
-            self._shipped, self._looked_for_shipped = shipped_calibration(), True
+        if self._shipped is None:
+            self._shipped = shipped_calibrations()
         try:
             status = self._path.stat()
             state = (status.st_mtime_ns, status.st_size)
@@ -81,8 +80,7 @@ class Calibrations:
 
     def find_shipped(self, verifier: str) -> Calibration | None:
         self.is_known()
-        shipped = self._shipped
-        return shipped if shipped is not None and shipped.verifier == verifier else None
+        return next((each for each in self._shipped or () if each.verifier == verifier), None)
 
 
 def _read_own(path: Path, mode: int) -> tuple[Calibration | None, str]:
@@ -98,16 +96,19 @@ def _read_own(path: Path, mode: int) -> tuple[Calibration | None, str]:
 def known_calibrations(data_dir: Path | None) -> list[Calibration]:
     """Return the operator's calibration, if it is valid, and the shipped one."""
     own = None if data_dir is None else Calibrations(data_dir).own()
-    return [each for each in (own, shipped_calibration()) if each is not None]
+    return [*([] if own is None else [own]), *shipped_calibrations()]
 
 
-def shipped_calibration() -> Calibration | None:
-    """Return the calibration that is installed with the model, or None."""
-    file = files("embeddings.verify") / "model" / "calibration.json"
-    try:
-        return parse_calibration(file.read_bytes(), str(file))
-    except FileNotFoundError:
-        pass  # the model is not installed
-    except (OSError, CalibrationError) as error:
-        log.warning("calibration: %s", error)
-    return None
+def shipped_calibrations() -> list[Calibration]:
+    """Return the calibrations installed with the verifier, without and with its second network."""
+    found = []
+    for directory in (VERIFIER_DIRECTORY, packaged_second()):
+        file = None if directory is None else directory / "calibration.json"
+        try:
+            if file is not None:
+                found.append(parse_calibration(file.read_bytes(), str(file)))
+        except FileNotFoundError:
+            pass  # the network is not installed
+        except (OSError, CalibrationError) as error:
+            log.warning("calibration: %s", error)
+    return found

@@ -10,13 +10,13 @@ from guarding import guard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from tiny_verifier import CONFIG, random_weights, write_tiny_verifier
+from tiny_verifier import CONFIG, random_weights, write_tiny_second, write_tiny_verifier
 
 from embeddings.encoder.bert_graph import compressible, seven_bits
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
 from embeddings.messages import Reason
 from embeddings.verify.calibration import parse_calibration
-from embeddings.verify.files import read_verifier
+from embeddings.verify.files import SECOND, read_verifier
 from embeddings.verify.recipe import weighed
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.export import save_verifier
@@ -240,3 +240,64 @@ def test_more_bytes_than_are_to_be_shipped_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tools.verifier.export.MOST_BYTES", 1_000_000)
     with pytest.raises(ModelError, match="at most 1000000"):
         write_tiny_verifier(tmp_path)
+
+
+PAIRS = [(RESET, PHONE), (RESET, "Reset my password, please."), ("What is this?", "Who was it?")]
+
+
+def logits(scores):
+    return [math.log(score / (1 - score)) for score in scores]
+
+
+def test_a_second_network_reads_what_the_first_does_not_refuse(tmp_path):
+    write_tiny_verifier(tmp_path)
+    alone = logits(load_verifier(tmp_path, threads=1).score(PAIRS))
+    gate = sorted(alone)[1]
+    write_tiny_second(tmp_path, gate=gate)
+    verifier = load_verifier(tmp_path, threads=1)
+    verifier.second_reads = 0
+    both = logits(verifier.score(PAIRS))
+    assert verifier.name == "tiny second"
+    assert verifier.second_reads == 2
+    refused = alone.index(min(alone))
+    assert both[refused] == pytest.approx(alone[refused] - 40, rel=1e-3)
+    assert both[refused] < min(logit for place, logit in enumerate(both) if place != refused)
+
+
+def test_the_first_network_weighs_as_much_as_the_file_says(tmp_path):
+    write_tiny_verifier(tmp_path)
+    first = logits(load_verifier(tmp_path, threads=1).score(PAIRS))
+    write_tiny_second(tmp_path, gate=-1e9)
+    second = logits(load_verifier(tmp_path, threads=1).score(PAIRS))
+    write_tiny_second(tmp_path, gate=-1e9, first_weighs=0.5)
+    both = logits(load_verifier(tmp_path, threads=1).score(PAIRS))
+    expected = [b + a / 2 for a, b in zip(first, second, strict=True)]
+    assert both == pytest.approx(expected, abs=1e-3)
+
+
+def test_each_pair_of_networks_has_its_digest(tmp_path):
+    write_tiny_verifier(tmp_path)
+    digests = {read_verifier(tmp_path).digest}
+    for gate in (-1.0, -2.0):
+        write_tiny_second(tmp_path, gate=gate)
+        digests.add(read_verifier(tmp_path).digest)
+        assert read_verifier(tmp_path, alone=True).digest in digests
+    assert len(digests) == 3
+
+
+def test_a_second_network_of_another_verifier_is_not_used(tmp_path, caplog):
+    write_tiny_second(write_tiny_verifier(tmp_path / "a"), gate=-1.0)
+    write_tiny_verifier(tmp_path / "b", seed=4)
+    (tmp_path / "a" / SECOND).rename(tmp_path / "b" / SECOND)
+    alone = read_verifier(tmp_path / "b", alone=True).digest
+    assert read_verifier(tmp_path / "b").digest == alone
+    assert "was made for another verifier" in caplog.text
+
+
+def test_a_second_network_without_a_setting_is_not_loaded(tmp_path):
+    second = write_tiny_second(write_tiny_verifier(tmp_path), gate=-1.0)
+    config = json.loads((second / "config.json").read_text())
+    del config["gate"]
+    (second / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="gate"):
+        load_verifier(tmp_path, threads=1)

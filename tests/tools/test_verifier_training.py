@@ -85,7 +85,7 @@ def mpnet(tmp_path_factory):
     words = {word: number + 4 for word, number in tokenizer["model"]["vocab"].items()}
     special = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 30_526}
     tokenizer["model"]["vocab"] = words | special
-    flags = {key: False for key in ("single_word", "lstrip", "rstrip", "normalized")}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer["added_tokens"] = [
         {"id": number, "content": word, "special": True, **flags}
         for word, number in special.items()

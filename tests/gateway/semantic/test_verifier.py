@@ -51,9 +51,7 @@ class Scores:
 def shipped(monkeypatch):
     """The calibrations that are installed with the verifier, to be changed by the test."""
     installed = [calibrated(CLEAN, verifier="model")]
-    monkeypatch.setattr(
-        calibrations_module, "shipped_calibration", lambda: next(iter(installed), None)
-    )
+    monkeypatch.setattr(calibrations_module, "shipped_calibrations", lambda: installed)
     return installed
 
 
