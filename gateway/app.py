@@ -179,7 +179,9 @@ def create_app(
         holders=lambda: access.holders,
         hits_of=telemetry.usage.hits_of if settings.workers == 1 else None,
     )
-    comparisons = SemanticOperations(semantic.journal, time.time, semantic.budgets)
+    comparisons = SemanticOperations(
+        semantic.journal, time.time, semantic.budgets, semantic.verifier.traffic
+    )
 
     app = front.new_app(refuse, unread, client_max_size=settings.max_body_bytes)
     stopping = app[front.STOPPING].is_set
@@ -238,7 +240,7 @@ def create_app(
         ),
         readiness=readiness,
         metrics=metrics.page,
-        sinks=telemetry.sinks,
+        sinks=(*telemetry.sinks, semantic.observe),
         trace=telemetry.trace,
         access=access,
         usage_sync=usage_sync,

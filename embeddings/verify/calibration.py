@@ -17,6 +17,7 @@ one wrong label does not cost all hits.
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Annotated, Any, Final, NamedTuple, Self
@@ -24,6 +25,7 @@ from typing import Annotated, Any, Final, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from embeddings.verify.binomial import at_most
+from embeddings.verify.resemblance import Bins, FeatureName, Features, binned
 
 CONFIDENCE: Final = 0.95
 MOST_STEPS: Final = 100_000
@@ -52,7 +54,8 @@ class Calibration(BaseModel):
     """What is known of a verifier's would-be hits, from the surest down; as JSON, the file.
 
     ``verifier``: digest of the verifier whose scores they are. ``provenance``: what the hits were
-    made from, in words.
+    made from, in words. ``features``: what they are like, if that is known; other traffic is
+    compared with it.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -61,6 +64,7 @@ class Calibration(BaseModel):
     verifier: Annotated[str, Field(min_length=1)]
     confidence: Annotated[float, Field(gt=0, lt=1)]
     provenance: str
+    features: dict[FeatureName, Bins] | None = None
     steps: Annotated[tuple[Step, ...], Field(max_length=MOST_STEPS)]
 
     @model_validator(mode="after")
@@ -96,10 +100,43 @@ class Calibration(BaseModel):
             self._found[max_wrong] = self._last_within(max_wrong) if within else None
         return self._found[max_wrong]
 
-    def _last_within(self, max_wrong: float) -> Step | None:
-        least = least_hits(max_wrong, self.confidence)
+    def hits_needed(self, max_wrong: float) -> int | None:
+        """Return how many more hits are needed, if the surest ones go on as so far.
+
+        None where no number would do: too many of the surest quarter are wrong.
+        """
+
+        def is_enough(hits: int) -> bool:
+            first = _first_tried(hits, max_wrong, self.confidence)
+            # A smaller share than the quarter would say more than is known.
+            share = max(first / hits, 1 / _OPENING)
+            wrong = math.ceil(first * self._wrong_share(share) - 1e-9)
+            return _within(wrong, first, max_wrong, self.confidence)
+
+        # With more hits than that, the first number tried grows no more.
         roomy = least_hits(max_wrong, self.confidence, wrong=_ROOM)
-        first = max(least, min(roomy, self.hits // _OPENING))
+        least = least_hits(max_wrong, self.confidence)
+        numbers = range(max(self.hits + 1, least), _OPENING * roomy + 1)
+        found = bisect_left(numbers, True, key=is_enough)
+        return numbers[found] - self.hits if found < len(numbers) else None
+
+    def curve(self, points: int) -> list[Step]:
+        """Return about so many steps at even numbers of hits, the surest first."""
+        wanted = (self.hits * number / points for number in range(1, points + 1))
+        return list(dict.fromkeys(map(self._step_of, wanted))) if self.steps else []
+
+    def _step_of(self, hits: float) -> Step:
+        return self.steps[bisect_left(self.steps, hits, key=lambda step: step.hits)]
+
+    def _wrong_share(self, share: float) -> float:
+        """Return the wrong share of this share of the hits, the surest."""
+        if not self.steps:
+            return 0.0
+        step = self._step_of(self.hits * min(share, 1.0))
+        return step.wrong / step.hits
+
+    def _last_within(self, max_wrong: float) -> Step | None:
+        first = _first_tried(self.hits, max_wrong, self.confidence)
         found = None
         for number, step in enumerate(self.steps):
             if step.hits < first:
@@ -119,8 +156,9 @@ def calibrated(
     verifier: str,
     confidence: float = CONFIDENCE,
     provenance: str = "",
+    features: Iterable[Features] = (),
 ) -> Calibration:
-    """Calibrate from the (score, whether it is wrong) of would-be hits.
+    """Calibrate from the (score, whether it is wrong) of would-be hits, and their features.
 
     Raises CalibrationError for a score that is none.
     """
@@ -135,13 +173,14 @@ def calibrated(
         verifier=verifier,
         confidence=confidence,
         provenance=provenance,
+        features=binned(features),
         steps=tuple(_steps(checked)),
     )
 
 
 def written_calibration(calibration: Calibration) -> bytes:
     """Return the file's content, each step on a line of its own."""
-    head, key, steps = calibration.model_dump_json().rpartition(',"steps":')
+    head, key, steps = calibration.model_dump_json(exclude_none=True).rpartition(',"steps":')
     return (head + key + steps.replace("[", "\n[") + "\n").encode()
 
 
@@ -194,6 +233,13 @@ def _counts() -> Iterator[int]:
     while True:
         yield count
         count = max(count + 1, math.floor(count * _GROWTH))
+
+
+def _first_tried(hits: int, max_wrong: float, confidence: float) -> int:
+    """Return the number of hits at which the search for a threshold begins."""
+    least = least_hits(max_wrong, confidence)
+    roomy = least_hits(max_wrong, confidence, wrong=_ROOM)
+    return max(least, min(roomy, hits // _OPENING))
 
 
 def least_hits(max_wrong: float, confidence: float = CONFIDENCE, *, wrong: int = 0) -> int:

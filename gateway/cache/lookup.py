@@ -260,7 +260,8 @@ class VerifyCandidate:
     ) -> ComparisonCandidate:
         entry, similarity = self.hit.entry, self.hit.status.similarity or 0.0
         score, verifier = verification.score, verification.verifier
-        return ComparisonCandidate(kind, entry, similarity, score, verifier, alias)
+        features = verification.features
+        return ComparisonCandidate(kind, entry, similarity, score, verifier, alias, features)
 
 
 AfterSearch = FetchCandidate | VerifyCandidate | End

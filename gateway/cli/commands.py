@@ -361,10 +361,11 @@ def semantic() -> None:
 def calibrate() -> None:
     """Work out thresholds for error budgets from your own traffic.
 
-    A threshold says how sure a semantic hit must be so that an error budget is kept. What is unsure
-    counts as wrong. A LOG holds JSON lines: comparisons that the gateway has made in shadow mode or
-    by sampling (by default semantic-checks.jsonl in the data directory), or pairs labelled by hand,
-    which are scored here.
+    A threshold says how sure a semantic hit must be so that an error budget is kept. A table has
+    the wrong hits from the surest down, what each budget would serve, and how many judgements are
+    missing. What is unsure counts as wrong. A LOG holds JSON lines: comparisons that the gateway
+    has made in shadow mode or by sampling (by default semantic-checks.jsonl in the data directory),
+    or pairs labelled by hand, which are scored here.
 
     a pair:
       {"asked": "reset my password", "stored": "How do I reset my password?", "same": true}

@@ -1,7 +1,8 @@
 """Which calibration is in force: the operator's own for the verifier in use, else the shipped one.
 
-Law: a file that is damaged or belongs to another verifier is logged and passed over. Without any
-calibration no budget is known to be kept, and there are no semantic hits.
+Laws: a file that is damaged or belongs to another verifier is logged and passed over. Without any
+calibration no budget is known to be kept, and there are no semantic hits. Traffic that does not
+resemble the calibration is an event; it changes no answer.
 """
 
 import errno
@@ -12,11 +13,18 @@ from pathlib import Path
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY, packaged_second
 from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
+from embeddings.verify.resemblance import LIMIT, Features, Tally
 
 OWN_FILE = "semantic-calibration.json"
 """In the data directory."""
 
+LOOK_EVERY = 50
+"""Would-be hits between two comparisons of the traffic with the calibration."""
+QUIET_SECONDS = 3600.0
+"""After an event about the traffic there is no other for so long."""
+
 log = logging.getLogger(__name__)
+_EVENT = {"fields": {"event": "calibration"}}
 
 
 class Calibrations:
@@ -81,6 +89,60 @@ class Calibrations:
     def find_shipped(self, verifier: str) -> Calibration | None:
         self.is_known()
         return next((each for each in self._shipped or () if each.verifier == verifier), None)
+
+
+class Traffic:
+    """Compares a worker's would-be hits with the calibration in force."""
+
+    def __init__(
+        self, in_force: Callable[[], Calibration | None], clock: Callable[[], float]
+    ) -> None:
+        self._in_force = in_force
+        self._clock = clock
+        self._calibration: Calibration | None = None
+        self._tally: Tally | None = None
+        self._is_unlike = False
+        self._quiet_until = float("-inf")
+
+    def note(self, features: Features) -> None:
+        """Count the surest candidate of a lookup."""
+        if (tally := self._current()) is None:
+            return
+        tally.add(features)
+        if tally.seen % LOOK_EVERY == 0:
+            self._look()
+
+    def distances(self) -> dict[str, float]:
+        """Return how far each feature is from the calibration's; nothing before that is known."""
+        tally = self._current()
+        return {} if tally is None else tally.distances()
+
+    def problem(self) -> str:
+        """Return in words what does not resemble the calibration; empty if all does."""
+        far = {name: value for name, value in self.distances().items() if value > LIMIT}
+        if not far:
+            return ""
+        features = ", ".join(f"{name} {value:.2f}" for name, value in far.items())
+        text = "traffic does not resemble the calibration"
+        return f"{text}: {features} (limit {LIMIT}); calibrate on your own traffic"
+
+    def _current(self) -> Tally | None:
+        calibration = self._in_force()
+        if calibration is not self._calibration:
+            bins = None if calibration is None else calibration.features
+            self._calibration, self._is_unlike = calibration, False
+            self._tally = None if bins is None else Tally(bins)
+        return self._tally
+
+    def _look(self) -> None:
+        problem = self.problem()
+        if bool(problem) == self._is_unlike or self._clock() < self._quiet_until:
+            return
+        self._is_unlike, self._quiet_until = bool(problem), self._clock() + QUIET_SECONDS
+        if problem:
+            log.warning("%s", problem, extra=_EVENT)
+        else:
+            log.info("traffic resembles the calibration again", extra=_EVENT)
 
 
 def _read_own(path: Path, mode: int) -> tuple[Calibration | None, str]:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from embeddings.messages import Match, SemanticUnavailableError
+from embeddings.verify.resemblance import Features
 
 __all__ = [
+    "Features",
     "LocalEncoder",
     "Match",
     "SemanticIndex",
@@ -55,6 +57,8 @@ class Verification(NamedTuple):
     refusal: str | None = None
     verifier: str = ""
     """Digest of the verifier that gave the score."""
+    features: Features | None = None
+    """What is known of the pair that was scored; None of two equal texts."""
 
     def result(self, threshold: float | None, *, alias: bool = False) -> str:
         """Return ``hit``, ``alias`` (a low score but a known equal answer), or the refusal.

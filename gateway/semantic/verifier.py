@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from embeddings.verify.calibration import Calibration
 from embeddings.verify.recipe import weighed
-from gateway.semantic.calibrations import Calibrations
+from embeddings.verify.resemblance import features_of
+from gateway.semantic.calibrations import Calibrations, Traffic
 from gateway.semantic.ports import SemanticUnavailableError, Verification
 
 log = logging.getLogger(__name__)
@@ -57,13 +59,13 @@ class CalibratedVerifier:
         self._seconds = seconds
         self._clock = clock
         self._paused_until = float("-inf")
+        self.traffic = Traffic(self._calibration, clock)
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         """Return the lowest score that keeps the budget, None if none does."""
-        in_use = self._verifier()
-        if not in_use or verifier not in ("", in_use):
+        if verifier not in ("", self._verifier()):
             return None
-        calibration = self._calibrations.of(in_use)
+        calibration = self._calibration()
         return None if calibration is None else calibration.threshold(max_wrong_hits)
 
     async def verify(self, question: str, stored: str, similarity: float) -> Verification:
@@ -96,7 +98,8 @@ class CalibratedVerifier:
                 return Verification(0.0, "verifier-changed")
             if not 0 <= score <= 1:  # NaN neither
                 return Verification(0.0, "not-a-number")
-            return Verification(score, verifier=verifier)
+            features = features_of(*pair, similarity, score)
+            return Verification(score, verifier=verifier, features=features)
         if fault == "timeout":
             self._paused_until = self._clock() + PAUSE_SECONDS
         return Verification(0.0, fault if fault in OF_THE_TEXT else f"verifier-{fault}")
@@ -107,9 +110,15 @@ class CalibratedVerifier:
             return {"kind": "unknown"}
         if verifier:
             details = self._calibrations.details(verifier)
-            return {"kind": "model", "digest": verifier[:16], **details}
+            unlike = self.traffic.problem()
+            more = {"unlike": unlike} if unlike else {}
+            return {"kind": "model", "digest": verifier[:16], **details, **more}
         fault = "" if self._scorer is None else self._scorer.verifier_fault
         return {"kind": "none", **({"fault": fault} if fault else {})}
+
+    def _calibration(self) -> Calibration | None:
+        in_use = self._verifier()
+        return self._calibrations.of(in_use) if in_use else None
 
     def _verifier(self) -> str | None:
         return "" if self._scorer is None else self._scorer.verifier

@@ -203,7 +203,15 @@ class Metrics:
 
     def add_rules_off(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
         """Show for each rule whether its semantic hits are off."""
-        self.add(_RuleCollector(rules_off))
+        text = "1 where too many semantic hits of the rule were wrong."
+        self.add(_GaugeCollector("refrain_semantic_rule_off", text, "rule", rules_off))
+
+    def add_distances(self, distances: Callable[[], Mapping[str, float]]) -> None:
+        """Show for each feature how far the traffic is from the calibration."""
+        text = "How far would-be hits are from the calibration's (PSI); over 0.25 they differ."
+        self.add(
+            _GaugeCollector("refrain_semantic_calibration_distance", text, "feature", distances)
+        )
 
     def add(self, collector: Collector) -> None:
         self._at_scrape.register(collector)
@@ -314,18 +322,20 @@ class HitBatch:
             durations.seconds += seconds
 
 
-class _RuleCollector(Collector):
-    def __init__(self, rules_off: Callable[[], Mapping[str, bool]]) -> None:
-        self._rules_off = rules_off
+class _GaugeCollector(Collector):
+    """Reads a gauge with one label for each page."""
+
+    def __init__(
+        self, name: str, text: str, label: str, read: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._about = name, text
+        self._label = label
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "refrain_semantic_rule_off",
-            "1 where too many semantic hits of the rule were wrong.",
-            labels=["rule"],
-        )
-        for rule, off in self._rules_off().items():
-            family.add_metric([rule], float(off))
+        family = GaugeMetricFamily(*self._about, labels=[self._label])
+        for label, value in self._read().items():
+            family.add_metric([label], float(value))
         yield family
 
 

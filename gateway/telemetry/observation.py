@@ -11,6 +11,7 @@ from gateway.protocol.http.cache_status import LEFT_BY_CLIENT, ForwardStatus, Re
 from gateway.protocol.http.headers import Fields
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
+from gateway.semantic.ports import Features
 
 
 class Place(NamedTuple):
@@ -181,6 +182,8 @@ class Lookup(NamedTuple):
     """Why the lookup by meaning ended early."""
     verified: tuple[tuple[str, float | None], ...] = ()
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
+    surest: Features | None = None
+    """Of the candidate with the highest score."""
 
 
 _NOT_READ, _NOT_LOOKED_UP = Asked(), Lookup()
@@ -280,10 +283,14 @@ class Observation:
         """Note why a lookup by meaning ended early."""
         self.lookup = self.lookup._replace(semantic_fault=fault)
 
-    def note_verified(self, result: str, score: float | None) -> None:
+    def note_verified(
+        self, result: str, score: float | None, features: Features | None = None
+    ) -> None:
         """Note what a verifier said of a candidate."""
-        verified = (*self.lookup.verified, (result, score))
-        self.lookup = self.lookup._replace(verified=verified)
+        verified, surest = (*self.lookup.verified, (result, score)), self.lookup.surest
+        if features is not None and (surest is None or features.score > surest.score):
+            surest = features
+        self.lookup = self.lookup._replace(verified=verified, surest=surest)
 
     def follow(self, source: CallSource) -> None:
         """Note the call that is to answer. A call before it counts as far as it was paid for."""

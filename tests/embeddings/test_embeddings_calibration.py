@@ -16,6 +16,7 @@ from embeddings.verify.calibration import (
     parse_calibration,
     written_calibration,
 )
+from embeddings.verify.resemblance import Features
 
 
 def clean(count, wrong=()):
@@ -170,3 +171,82 @@ def test_a_file_that_is_wrong_is_refused_with_its_name_and_key(content, message)
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     with pytest.raises(CalibrationError, match=rf"^c\.json: {message}"):
         parse_calibration(data, "c.json")
+
+
+def test_the_curve_goes_from_the_surest_down_in_even_steps():
+    calibration = calibrated(clean(800, wrong={799}), verifier="v")
+    curve = calibration.curve(8)
+    assert len(curve) == 8
+    for number, step in enumerate(curve, 1):
+        assert 100 * number <= step.hits <= 103 * number
+    assert curve[-1] == Step(calibration.steps[-1].threshold, 800, 1)
+    assert [step.hits for step in calibrated(clean(3), verifier="v").curve(8)] == [1, 2, 3]
+    assert calibrated([], verifier="v").curve(8) == []
+
+
+@pytest.mark.parametrize(("hits", "needed"), [(0, 299), (100, 199), (298, 1)])
+def test_how_many_more_clean_hits_a_budget_needs(hits, needed):
+    calibration = calibrated(clean(hits), verifier="v")
+    assert calibration.hits_needed(0.01) == needed
+    more = calibrated(clean(hits + needed), verifier="v")
+    assert more.threshold(0.01) is not None
+
+
+def test_hits_that_go_on_as_so_far_keep_the_budget_at_the_number_needed():
+    # Each hit so far stands for as many of the larger set, right or wrong.
+    needed = calibrated(clean(500, wrong={300}), verifier="v").hits_needed(0.005)
+    grown = 500 + needed
+    first_wrong = 300 * grown // 500
+    assert first_wrong >= least_hits(0.005)
+    assert calibrated(clean(grown, wrong={first_wrong}), verifier="v").threshold(0.005) is not None
+    fewer = clean(grown - 100, wrong={300 * (grown - 100) // 500})
+    assert calibrated(fewer, verifier="v").threshold(0.005) is None
+
+
+def test_where_the_surest_are_wrong_no_number_would_do():
+    calibration = calibrated(clean(500, wrong=set(range(0, 100, 5))), verifier="v")
+    assert calibration.hits_needed(0.01) is None
+
+
+def features(count, **fixed):
+    names = {"cosine": 0.9, "score": 0.5, "characters": 30, "overlap": 0.25} | fixed
+    return [Features(**names)._replace(score=place / count) for place in range(count)]
+
+
+def test_the_features_of_the_hits_are_written_and_read():
+    calibration = calibrated(clean(300), verifier="v", features=features(300))
+    data = written_calibration(calibration)
+    assert parse_calibration(data, "c") == calibration
+    assert data.count(b"\n[") == 1 + len(calibration.steps)
+    assert calibration.features["score"].hits == (30,) * 10
+
+
+def test_few_features_are_left_out_of_the_file():
+    calibration = calibrated(clean(300), verifier="v", features=features(199))
+    assert calibration.features is None
+    assert b"features" not in written_calibration(calibration)
+
+
+@pytest.mark.parametrize(
+    ("bins", "told"),
+    [
+        ({"deciles": [2.0, 1.0], "hits": [1, 1, 1]}, "features.*cosine.*expected rising deciles"),
+        ({"deciles": [1.0, 2.0], "hits": [1, 1]}, "expected 3 numbers of hits"),
+        ({"deciles": [1.0], "hits": [-1, 1]}, "greater than or equal to 0"),
+        ({"deciles": [], "hits": [1]}, "at least 1 item"),
+        ({"deciles": [1.0], "hits": [1, 1], "x": 1}, "Extra inputs"),
+    ],
+)
+def test_damaged_features_are_told(bins, told):
+    calibration = calibrated(clean(300), verifier="v", features=features(300))
+    file = json.loads(written_calibration(calibration))
+    file["features"]["cosine"] = bins
+    with pytest.raises(CalibrationError, match=told):
+        parse_calibration(json.dumps(file).encode(), "c")
+
+
+def test_an_unknown_feature_is_told():
+    file = json.loads(written_calibration(calibrated(clean(300), verifier="v")))
+    file["features"] = {"colour": {"deciles": [1.0], "hits": [1, 1]}}
+    with pytest.raises(CalibrationError, match=r"features.*colour"):
+        parse_calibration(json.dumps(file).encode(), "c")

@@ -127,7 +127,7 @@ CROSSINGS = {
     "gateway.cli.offline.calibrate": ("embeddings.client", "embeddings.verify"),
     "gateway.cache.quality.shadow_eval": ("embeddings.verify.binomial",),
     "gateway.semantic.calibrations": ("embeddings.verify",),
-    "gateway.semantic.ports": ("embeddings.messages",),
+    "gateway.semantic.ports": ("embeddings.messages", "embeddings.verify.resemblance"),
     "gateway.semantic.verifier": ("embeddings.verify",),
     "gateway.server.open.semantic": ("embeddings.client",),
     "gateway.cli.commands": ("backend.__main__",),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from gateway.semantic.ports import Verification
+from gateway.semantic.ports import Features, Verification
 
 
 @dataclass(slots=True)
@@ -14,9 +14,10 @@ class SaidVerifier:
     name: str = ""
     needed: dict[str, float] = field(default_factory=dict)
     """The thresholds of some verifiers, by their names."""
+    features: Features | None = None
 
     async def verify(self, asked: str, stored: str, similarity: float) -> Verification:
-        return Verification(self.score, self.said, self.name)
+        return Verification(self.score, self.said, self.name, self.features)
 
     def threshold(self, max_wrong_hits: float, verifier: str = "") -> float | None:
         return self.needed.get(verifier, 0.5) if max_wrong_hits > 0 else None

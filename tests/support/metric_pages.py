@@ -81,6 +81,7 @@ def gateway_page() -> str:
         metrics.count(name, "exact", by=0.5)
     metrics.count_comparison("default", "served", "equal")
     metrics.add_rules_off(lambda: {"default": True})
+    metrics.add_distances(lambda: {"cosine": 0.1})
     counts = UpstreamMetrics(metrics.registry)
     counts.requests.labels("a", Route.PREFIX.value).inc()
     counts.warmed.labels("a").inc()

@@ -23,6 +23,7 @@ from embeddings.verify.binomial import at_most, lower_bound, upper_bound
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry
 from gateway.cache.quality.same_answer import Outcome
+from gateway.semantic.ports import Features
 from policies.decision import Decision
 
 _ID_BYTES = 16
@@ -55,6 +56,7 @@ class ComparisonCandidate:
     score: float
     verifier: str
     alias: bool = False
+    features: Features | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,9 @@ class Comparison:
     promoted: StrictBool
     """Whether the entry answers this question from now on, ``until`` when."""
     until: float
+    characters: int | None = None
+    overlap: float | None = None
+    """Features of the pair of questions; None in older lines, and of two equal texts."""
 
 
 @cache
@@ -101,7 +106,7 @@ def make_comparison(
 
     ``threshold`` is the rule's, whichever verifier gave the score.
     """
-    decision, entry = plan.decision, candidate.entry
+    decision, entry, features = plan.decision, candidate.entry, candidate.features
     promoted = candidate.kind is Kind.NEAR_MISS and outcome is Outcome.EQUAL and decision.promote
     return Comparison(
         time=now,
@@ -120,6 +125,8 @@ def make_comparison(
         asked=question_id(plan),
         promoted=promoted,
         until=entry.expires_at,
+        characters=None if features is None else features.characters,
+        overlap=None if features is None else features.overlap,
     )
 
 

@@ -22,9 +22,11 @@ from typing import Any
 
 from embeddings.client import EmbeddingsClient
 from embeddings.verify.binomial import upper_bound
-from embeddings.verify.calibration import Calibration, calibrated, least_hits, written_calibration
+from embeddings.verify.calibration import Calibration, Step, calibrated, written_calibration
+from embeddings.verify.resemblance import LEAST, Features
 from gateway.cache.append_files import previous_file, replace_file
 from gateway.cache.quality.comparison_journal import COMPARISONS_FILE
+from gateway.cache.quality.shadow_eval import Kind
 from gateway.cli.offline.json_lines import Lines
 from gateway.cli.process.child_process import PYTHON, Child, run_child
 from gateway.cli.progress import for_each, progress
@@ -41,6 +43,8 @@ _POLL_SECONDS = 0.1
 _AT_A_TIME = 8
 _NOTHING_COMPARED = "set shadow: on in the policy, or give a file of labelled pairs"
 _SCORE_SECONDS = 30.0
+_CURVE = 8
+"""Lines of the curve."""
 
 
 Identity = tuple[Any, Any, Any]
@@ -56,6 +60,9 @@ class WouldBeHit:
     verifier: str
     """Digest of the verifier that gave the score."""
     unsure: bool = False
+    sampled: bool = False
+    """Whether sampling compared it, which passes near misses over."""
+    features: Features | None = None
     of: Identity | None = field(default=None, compare=False)
 
 
@@ -108,9 +115,28 @@ def _comparison(line: dict[str, Any], outcome: str) -> WouldBeHit:
         raise InvalidFieldError("score", "a number from 0 to 1")
     if not isinstance(verifier, str) or not verifier:
         raise InvalidFieldError("verifier", "the digest of the verifier whose score it is")
-    of = line.get("entry"), line.get("key"), line.get("time")
-    is_unsure = outcome == "unsure"
-    return WouldBeHit(float(score), outcome != "equal", verifier, unsure=is_unsure, of=of)
+    return WouldBeHit(
+        float(score),
+        outcome != "equal",
+        verifier,
+        unsure=outcome == "unsure",
+        sampled=line["kind"] == Kind.SERVED,
+        features=_features(line, float(score)),
+        of=(line.get("entry"), line.get("key"), line.get("time")),
+    )
+
+
+def _features(line: dict[str, Any], score: float) -> Features | None:
+    """Return the features of a comparison; None where the line has none."""
+    if line.get("characters") is None and line.get("overlap") is None:
+        return None
+    known: dict[str, Any] = {}
+    for name, least, most in (("similarity", -2, 2), ("characters", 0, 10**9), ("overlap", 0, 1)):
+        value = known[name] = line.get(name)
+        # NaN is no such number either.
+        if not isinstance(value, int | float) or not least <= value <= most:
+            raise InvalidFieldError(name, "a number, as the gateway writes it")
+    return Features(known["similarity"], score, known["characters"], known["overlap"])
 
 
 @dataclass(slots=True)
@@ -120,6 +146,8 @@ class Points:
     verifier: str = ""
     scored: list[tuple[float, bool]] = field(default_factory=list)
     unsure: int = 0
+    sampled: int = 0
+    features: list[Features] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
 
@@ -150,9 +178,13 @@ def calibrate(
         verifier=points.verifier,
         confidence=confidence,
         provenance=f"refrain semantic calibrate {names}, {time.strftime('%Y-%m-%d')}",
+        # Sampling omits near misses, so its features are of served hits alone.
+        features=() if points.sampled else points.features,
     )
     print("\n".join(_table(calibration, points, sorted(budget))))
     _print_skipped(points)
+    if write and calibration.features is None:
+        say(_why_not_compared(points))
     reachable = [each for each in budget if calibration.step(each) is not None]
     if not reachable:
         raise FailedError("none of the budgets is kept" + "; nothing was written" * write)
@@ -189,6 +221,9 @@ async def _points(lines: Sequence[Parsed], data_dir: Path, socket: Path | None) 
         same = judged.get(each.of) if each.of is not None else None
         points.scored.append((each.score, each.wrong if same is None else not same))
         points.unsure += each.unsure and same is None
+        points.sampled += each.sampled
+        if each.features is not None:
+            points.features.append(each.features)
     return points
 
 
@@ -203,6 +238,8 @@ async def _score(
         refusal = result.refusal
         if refusal is None:
             points.scored.append((result.score, not pair.same))
+            if result.features is not None:
+                points.features.append(result.features)
         elif refusal.startswith("verifier-") or refusal in ("not-a-number", "fault"):
             raise FailedError(f"a pair could not be scored: {refusal}")
         else:
@@ -229,26 +266,44 @@ def _table(calibration: Calibration, points: Points, budgets: Sequence[float]) -
     yield f"{calibration.hits:,} would-be hits of verifier {verifier}, {wrong:,} wrong{unsure}"
     yield ""
     bound = f"at most ({calibration.confidence:.4g} sure)"
-    yield f"{'budget':<9}{'threshold':>10}{'hits kept':>18}{'wrong':>8}{bound:>22}"
+    yield f"{'surest hits':>19}{'score from':>18}{'wrong':>8}{'share':>9}{bound:>22}"
+    for each in calibration.curve(_CURVE):
+        yield (
+            f"{each.hits:>19,}{each.threshold:>18.6f}{each.wrong:>8,}{each.wrong / each.hits:>9.2%}"
+            f"{_most(calibration, each):>21.2%}"
+        )
+    yield ""
+    yield f"{'budget':<9}{'threshold':>10}{'hits served':>18}{'wrong':>8}{bound:>31}"
+    needed = False
     for budget in budgets:
         step = calibration.step(budget)
         if step is None:
-            yield f"{percent_text(budget):<9}{'none':>10}   {_why_none(calibration, budget)}"
+            more = calibration.hits_needed(budget)
+            needed = needed or more is not None
+            why = "too many of the surest hits are wrong"
+            if more is not None:
+                why = f"{more:,} more judgement{'s are' if more > 1 else ' is'} needed"
+            yield f"{percent_text(budget):<9}{'none':>10}   {why}"
             continue
-        share = step.hits / calibration.hits
-        most = upper_bound(step.wrong, step.hits, calibration.confidence)
-        hits = f"{step.hits:,} ({share:.0%})"
+        hits = f"{step.hits:,} ({step.hits / calibration.hits:.0%})"
         yield (
             f"{percent_text(budget):<9}{step.threshold:>10.6f}{hits:>18}{step.wrong:>8,}"
-            f"{most:>21.2%}"
+            f"{_most(calibration, step):>30.2%}"
         )
+    if needed:
+        yield ""
+        yield "So many more judgements are enough if the surest ones go on as so far."
 
 
-def _why_none(calibration: Calibration, budget: float) -> str:
-    least = least_hits(budget, calibration.confidence)
-    if calibration.hits < least:
-        return f"too few: at least {least:,} hits without a wrong one are needed"
-    return "too many of the surest hits are wrong"
+def _most(calibration: Calibration, step: Step) -> float:
+    return upper_bound(step.wrong, step.hits, calibration.confidence)
+
+
+def _why_not_compared(points: Points) -> str:
+    text = "later traffic is not compared with this calibration: "
+    if points.sampled:
+        return f"{text}{points.sampled:,} of the hits were sampled, and sampling has no near misses"
+    return f"{text}the features of {LEAST} hits are needed, and {len(points.features)} are known"
 
 
 def _print_skipped(points: Points) -> None:

@@ -257,6 +257,8 @@ def _report_of(data_dir: Path) -> dict[str, Any]:
 
 def report_text(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of a report for a terminal."""
+    if unlike := report.get("unlike"):
+        yield unlike
     rules = report["rules"]
     if not rules:
         yield "nothing has been compared: set shadow: on or sample: 1% under semantic in the policy"

@@ -157,6 +157,8 @@ def _semantic(ready: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     kind = {"model": "trained", "none": "none"}.get(verifier.get("kind", ""), "not known yet")
     text = f"on, vectors in {vectors.get('index') or 'an index not known yet'}, verifier {kind}"
     yield "semantic", _with_problem(text, "; ".join(faults))
+    if unlike := verifier.get("unlike"):
+        yield "", f"PROBLEM: {unlike}"
     for rule in ready["rules_off"]:
         yield "", _with_problem(f"off in rule {rule}", "too many hits were wrong")
     for rule in ready["budgets_not_kept"]:

@@ -136,6 +136,8 @@ def _problems(ready: Mapping[str, Any]) -> Iterator[str]:
     for problem in ready.get("keys", {}).get("problems", ()):
         yield f"keys: {problem}"
     yield from ready.get("background", ())
+    if unlike := ready.get("verifier", {}).get("unlike"):
+        yield unlike
 
 
 def _head(url: str, now: Look | None, problem: str | None) -> Text:

@@ -15,6 +15,7 @@ from gateway.cache.append_files import last_lines
 from gateway.cache.ports import UnfinishedError
 from gateway.cache.quality.comparison_journal import JUDGED, ComparisonJournal
 from gateway.cache.quality.shadow_eval import RuleComparisons
+from gateway.semantic.calibrations import Traffic
 from gateway.server.admin.operations import read_hash, refuse_other_fields
 from gateway.server.admin.recorded_request import InvalidFieldError
 from gateway.server.open.policy_file import PolicySource
@@ -74,11 +75,13 @@ class SemanticOperations:
     journal: ComparisonJournal
     now: Callable[[], float]
     budgets: Budgets
+    traffic: Traffic
 
     def report(self) -> dict[str, Any]:
         """Return the figures of each rule with comparisons or a missed budget.
 
-        ``budget_kept`` is None if unknown, or if the rule no longer exists.
+        ``budget_kept`` is None if unknown, or if the rule no longer exists. ``distances`` is how
+        far this worker's traffic is from the calibration, by feature, and ``unlike`` what is far.
         """
         report = self.journal.report()
         results, missed = self.budgets.budgets_met(), self.budgets.budgets_missed()
@@ -90,7 +93,8 @@ class SemanticOperations:
         for figures in rows.values():
             if figures["budget_kept"] is False and not figures["off"]:
                 figures["next"] = NEXT
-        return {**report, "rules": rows}
+        traffic = {"distances": self.traffic.distances(), "unlike": self.traffic.problem()}
+        return {**report, "rules": rows, **traffic}
 
     async def latest_report(self) -> dict[str, Any]:
         """Return the report with what all workers have written up to now."""

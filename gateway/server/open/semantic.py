@@ -26,6 +26,7 @@ from gateway.server.open.judge import ModelJudge
 from gateway.server.open.policy_file import PolicySource
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.observation import Observation
 from gateway.upstream.request import Upstream
 
 ENCODER_POLL_SECONDS = 0.1
@@ -107,6 +108,11 @@ class Semantic:
         decisions = self.budgets.policies.active.policy.decisions
         return any(each.semantic or each.compress.enabled for each in decisions)
 
+    def observe(self, seen: Observation) -> None:
+        """Compare the surest candidate of a lookup with the calibration's."""
+        if (surest := seen.lookup.surest) is not None:
+            self.verifier.traffic.note(surest)
+
     def details(self) -> dict[str, Any]:
         service, vectors = self.service, {}
         if service is not None:
@@ -142,6 +148,7 @@ def open_semantic(
     quarantine = QuarantineFile(settings.data_dir / "quarantine.jsonl")
     journal = ComparisonJournal(settings.data_dir / COMPARISONS_FILE, quarantine)
     metrics.add_rules_off(journal.rules_off)
+    metrics.add_distances(verifier.traffic.distances)
     judge_model = settings.semantic_judge_model
     comparisons = Comparisons(
         journal,

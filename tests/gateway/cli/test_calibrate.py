@@ -63,9 +63,21 @@ def test_a_journal_becomes_a_table(run, tmp_path):
     assert out.splitlines() == [
         "402 would-be hits of verifier abababababababab, 2 wrong, 1 of them unsure",
         "",
-        "budget    threshold         hits kept   wrong   at most (0.95 sure)",
-        "0.1%           none   too few: at least 2,995 hits without a wrong one are needed",
-        "1%         0.961000         391 (97%)       0                0.76%",
+        "        surest hits        score from   wrong    share   at most (0.95 sure)",
+        "                 51          0.995000       0    0.00%                5.70%",
+        "                101          0.990000       0    0.00%                2.92%",
+        "                154          0.984700       0    0.00%                1.93%",
+        "                206          0.979500       0    0.00%                1.44%",
+        "                257          0.974400       0    0.00%                1.16%",
+        "                303          0.969800       0    0.00%                0.98%",
+        "                359          0.964200       0    0.00%                0.83%",
+        "                402          0.100000       2    0.50%                1.56%",
+        "",
+        "budget    threshold       hits served   wrong            at most (0.95 sure)",
+        "0.1%           none   2,678 more judgements are needed",
+        "1%         0.961000         391 (97%)       0                         0.76%",
+        "",
+        "So many more judgements are enough if the surest ones go on as so far.",
     ]
     assert not (tmp_path / ".refrain").exists()
 
@@ -115,7 +127,8 @@ def test_a_set_that_keeps_no_budget_is_not_written(run, tmp_path):
     file = log_of(tmp_path / "few.jsonl", clean(298))
     code, out, err = run(file, "--budget", "1%", "--data-dir", tmp_path / "d", "--write")
     assert code == 1
-    assert "too few: at least 299 hits without a wrong one are needed" in out
+    assert "1%             none   1 more judgement is needed" in out
+    assert out.endswith("enough if the surest ones go on as so far.\n")
     assert "none of the budgets is kept; nothing was written" in err
     assert not (tmp_path / "d").exists()
     assert run(log_of(tmp_path / "enough.jsonl", clean(299)), "--budget", "1%")[0] == 0
@@ -126,6 +139,44 @@ def test_where_the_surest_are_wrong_that_is_said(run, tmp_path):
     code, out, _ = run(log_of(tmp_path / "log.jsonl", lines), "--budget", "1%")
     assert code == 1
     assert "too many of the surest hits are wrong" in out
+    assert "go on as so far" not in out
+
+
+def with_features(lines):
+    return [{**line, "characters": 20, "overlap": 0.5} for line in lines]
+
+
+def test_what_the_hits_are_like_is_written_with_them(run, tmp_path):
+    data = tmp_path / ".refrain"
+    log_of(data / "semantic-checks.jsonl", with_features(clean(300)))
+    code, _, err = run("--write", "--budget", "1%")
+    assert (code, err) == (0, "")
+    bins = Calibrations(data).of("ab" * 32).features
+    assert set(bins) == {"cosine", "score", "characters", "overlap"}
+    assert (bins["cosine"].deciles, bins["cosine"].hits) == ((0.93,), (300, 0))
+    assert bins["score"].hits == (30,) * 10
+
+
+def test_pairs_have_features_too(run, tmp_path, scored):
+    lines = pairs(300, asked="I want to reset it, how, at step {}?")
+    code, _, err = run(log_of(tmp_path / "pairs.jsonl", lines), "--budget", "1%", "--write")
+    assert (code, err) == (0, "")
+    bins = Calibrations(tmp_path / ".refrain").of("cd" * 32).features
+    assert bins["cosine"].deciles == (0.95,)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (clean(300), "the features of 200 hits are needed, and 0 are known"),
+        (with_features([*clean(300), check(0.9, kind="served")]), "1 of the hits were sampled"),
+    ],
+)
+def test_why_traffic_will_not_be_compared_is_said(run, tmp_path, lines, why):
+    code, _, err = run(log_of(tmp_path / "log.jsonl", lines), "--budget", "1%", "--write")
+    assert code == 0
+    assert f"later traffic is not compared with this calibration: {why}" in err
+    assert b"features" not in (tmp_path / ".refrain" / OWN_FILE).read_bytes()
 
 
 def test_the_latest_verifier_counts_and_others_are_told(run, tmp_path):

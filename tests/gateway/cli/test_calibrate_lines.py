@@ -2,6 +2,7 @@
 
 import pytest
 
+from embeddings.verify.resemblance import Features
 from gateway.cli.offline.calibrate import Judgement, LabelledPair, WouldBeHit, parse_line
 from gateway.server.admin.recorded_request import InvalidFieldError
 
@@ -24,6 +25,14 @@ PAIR = {"asked": "a", "stored": "b", "same": True}
         (CHECK | {"outcome": "different"}, WouldBeHit(0.75, wrong=True, verifier="ab")),
         (CHECK | {"outcome": "unsure"}, WouldBeHit(0.75, wrong=True, verifier="ab", unsure=True)),
         (CHECK | {"kind": "near-miss", "score": 1}, WouldBeHit(1.0, wrong=False, verifier="ab")),
+        (
+            CHECK | {"kind": "served", "characters": 9, "overlap": 0.5},
+            WouldBeHit(*(0.75, False, "ab"), sampled=True, features=Features(0.93, 0.75, 9, 0.5)),
+        ),
+        (
+            CHECK | {"characters": None, "overlap": None},
+            WouldBeHit(0.75, wrong=False, verifier="ab"),
+        ),
         (PAIR, LabelledPair("a", "b", same=True)),
         (PAIR | {"same": False, "note": "by Kim"}, LabelledPair("a", "b", same=False)),
         ({"kind": "reset", "rule": "default"}, None),
@@ -52,6 +61,10 @@ def test_what_a_line_means(line, meant):
         (CHECK | {"score": float("nan")}, "score: expected a number from 0 to 1"),
         (CHECK | {"score": 1.5}, "score: expected a number from 0 to 1"),
         (CHECK | {"verifier": ""}, "verifier: exp"),
+        (CHECK | {"characters": "9", "overlap": 0.5}, "characters: expected a number"),
+        (CHECK | {"characters": 9, "overlap": float("nan")}, "overlap: expected a number"),
+        (CHECK | {"characters": 9}, "overlap: expected a number"),
+        (CHECK | {"similarity": None, "characters": 9, "overlap": 0}, "similarity: expected"),
         (
             {name: value for name, value in CHECK.items() if name != "verifier"},
             "verifier: expected",

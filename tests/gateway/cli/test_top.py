@@ -251,11 +251,13 @@ def test_what_is_wrong_stands_at_the_top():
         "store": {"kind": "redis", "problem": "not answering"},
         "policy": READY["policy"] | {"problem": "policy.yaml:2: exact: no"},
         "keys": {"problems": ["keys:2: no key"]},
+        "verifier": {"unlike": "traffic does not resemble the calibration"},
     }
-    assert drawn({"ready": ready}).splitlines()[1:4] == [
+    assert drawn({"ready": ready}).splitlines()[1:5] == [
         "store: not answering",
         "policy: policy.yaml:2: exact: no",
         "keys: keys:2: no key",
+        "traffic does not resemble the calibration",
     ]
 
 

@@ -3,6 +3,9 @@
 import orjson
 import pytest
 
+from gateway.cli.operator.admin_api import report_text
+from gateway.semantic.calibrations import Traffic
+
 pytest_plugins = ["running_verifier"]
 
 STORED, ASKED = "How do I reset my password?", "I want to reset my password, how?"
@@ -58,6 +61,34 @@ async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, verify
     assert 0 <= found["score"] <= 1
     assert found["threshold"] == 0.0
     assert found["decision"]["max_wrong_hits"] == 0.2
+
+
+async def test_the_surest_candidate_of_a_lookup_is_counted_and_no_exact_hit(gateway, monkeypatch):
+    noted = []
+    monkeypatch.setattr(Traffic, "note", lambda _traffic, features: noted.append(features))
+    for _ in range(3):
+        await gateway.ask(STORED, model="m")
+    assert noted == []
+    assert "; hit; " in (await gateway.ask(ASKED, model="m")).cache
+    (features,) = noted
+    assert features.characters == len(ASKED)
+
+
+async def test_traffic_unlike_the_calibration_is_seen_everywhere(gateway, monkeypatch):
+    class Far:
+        def distances(self):
+            return {"cosine": 0.41, "score": 0.1}
+
+    monkeypatch.setattr(Traffic, "_current", lambda _traffic: Far())
+    text = "cosine 0.41 (limit 0.25); calibrate on your own traffic"
+    ready = (await gateway.get("/readyz")).json
+    assert ready["verifier"]["unlike"].endswith(text)
+    report = (await gateway.get("/admin/semantic")).json
+    assert report["unlike"] == ready["verifier"]["unlike"]
+    assert report["distances"] == {"cosine": 0.41, "score": 0.1}
+    assert next(report_text(report)) == report["unlike"]
+    page = (await gateway.get("/metrics")).raw.decode()
+    assert 'refrain_semantic_calibration_distance{feature="cosine"} 0.41' in page
 
 
 def warned(caplog):

@@ -2,11 +2,12 @@
 
 import asyncio
 
+import pytest
 from aiohttp import web
 from semantic_rig import learning
 
 from gateway.cache.quality import comparisons
-from gateway.semantic.ports import Verification
+from gateway.semantic.ports import Features, Verification
 from scripted_upstream import completion
 
 
@@ -122,6 +123,19 @@ async def test_a_guard_still_refuses_an_alias(upstream, tmp_path):
         assert rig.verifier.threshold(0.01) is not None
         assert Verification(0.3, "number").result(0.5, alias=True) == "number"
         assert "fwd=miss" in (await rig.ask("how many please"))[0]
+
+
+@pytest.mark.parametrize("features", [None, Features(0.9, 1.0, 15, 0.75)])
+async def test_a_comparison_names_what_is_known_of_the_questions(upstream, tmp_path, features):
+    async with learning(tmp_path, upstream.url, "shadow: on") as rig:
+        rig.verifier.features = features
+        await rig.ask("how many")
+        await rig.ask("how many please")
+        await rig.comparisons.idle()
+        [line] = rig.lines()
+        known = (line["characters"], line["overlap"])
+        assert known == ((None, None) if features is None else (15, 0.75))
+        assert rig.comparisons.journal.ledger.report()["default"]["comparisons"] == 1
 
 
 async def test_a_comparison_names_the_verifier_whose_score_it_is(upstream, tmp_path):

@@ -11,9 +11,15 @@ from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.calibration import calibrated, written_calibration
 from embeddings.verify.files import read_verifier
 from embeddings.verify.recipe import MIDDLE, WEIGHT, weighed
+from embeddings.verify.resemblance import Features
 from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
-from gateway.semantic.calibrations import OWN_FILE, Calibrations, known_calibrations
+from gateway.semantic.calibrations import (
+    OWN_FILE,
+    QUIET_SECONDS,
+    Calibrations,
+    known_calibrations,
+)
 from gateway.semantic.ports import SemanticUnavailableError, Verification
 from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier, guard
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS
@@ -86,7 +92,8 @@ async def test_a_similarity_that_is_no_number_is_no_hit(verifier_of, similarity)
 async def test_the_score_is_the_models(verifier_of):
     scores = Scores(0.75)
     said = await verifier_of(scores).verify(ASKED, STORED, MIDDLE)
-    assert said == (pytest.approx(0.75), None, "model")
+    features = (MIDDLE, 0.75, len(ASKED), 0.625)
+    assert said == (pytest.approx(0.75), None, "model", features)
     assert scores.asked == [(ASKED, STORED)]
 
 
@@ -100,7 +107,7 @@ async def test_what_a_guard_refuses_is_not_scored(verifier_of):
 async def test_the_same_words_are_not_scored(verifier_of):
     scores = Scores()
     said = await verifier_of(scores).verify(f" {ASKED}\n", ASKED, MIDDLE)
-    assert said == (1.0, None, "model")
+    assert said == (1.0, None, "model", None)
     assert scores.asked == []
 
 
@@ -280,6 +287,89 @@ def test_an_own_file_that_is_no_use_is_told_once_and_the_shipped_one_holds(
     details = verifier.details()
     assert details["calibration"] == "shipped"
     assert told in details["problem"]
+
+
+def like(count, cosine):
+    """Would-be hits that differ in their scores alone."""
+    # In no order, so that any stretch of them is alike.
+    return [Features(cosine, 37 * place % 101 / 101, 30, 0.5) for place in range(count)]
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Make traffic beside a calibration of cosines 0.9: the traffic, and the time."""
+    now = [0.0]
+    points = [(each.score, False) for each in like(300, 0.9)]
+    calibration = calibrated(points, verifier="model", features=like(300, 0.9))
+    (tmp_path / OWN_FILE).write_bytes(written_calibration(calibration))
+    verifier = CalibratedVerifier(
+        Scores(), Calibrations(tmp_path), seconds=5.0, clock=lambda: now[0]
+    )
+    return verifier, now
+
+
+def feed(verifier, count, cosine):
+    for each in like(count, cosine):
+        verifier.traffic.note(each)
+
+
+UNLIKE = "traffic does not resemble the calibration: cosine "
+
+
+def test_traffic_unlike_the_calibration_is_an_event_once_and_in_the_details(watched, caplog):
+    verifier, _ = watched
+    feed(verifier, 199, 0.99)
+    assert verifier.traffic.distances() == {}
+    assert "unlike" not in verifier.details()
+    with caplog.at_level(logging.INFO):
+        feed(verifier, 601, 0.99)
+    (record,) = caplog.records
+    assert record.fields == {"event": "calibration"}
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith(UNLIKE)
+    assert record.getMessage().endswith(" (limit 0.25); calibrate on your own traffic")
+    assert verifier.details()["unlike"].startswith(UNLIKE)
+    assert set(verifier.traffic.distances()) == {"cosine", "score", "characters", "overlap"}
+
+
+def test_traffic_that_resembles_again_is_an_event_an_hour_later(watched, caplog):
+    verifier, now = watched
+    feed(verifier, 400, 0.99)
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        feed(verifier, 12_000, 0.9)
+        assert "unlike" not in verifier.details()
+        assert not caplog.records
+        now[0] = QUIET_SECONDS
+        feed(verifier, 100, 0.9)
+    (record,) = caplog.records
+    assert (record.levelname, record.fields) == ("INFO", {"event": "calibration"})
+    assert record.getMessage() == "traffic resembles the calibration again"
+
+
+def test_traffic_like_the_calibration_is_no_news(watched, caplog):
+    verifier, _ = watched
+    with caplog.at_level(logging.INFO):
+        feed(verifier, 3000, 0.9)
+    assert not caplog.records
+    assert max(verifier.traffic.distances().values()) < 0.1
+
+
+def test_another_calibration_starts_the_comparison_anew(watched, tmp_path):
+    verifier, _ = watched
+    feed(verifier, 400, 0.99)
+    own_file(tmp_path)
+    assert verifier.traffic.distances() == {}
+    feed(verifier, 400, 0.99)
+    assert "unlike" not in verifier.details()
+
+
+def test_the_traffic_is_compared_once_in_fifty_hits(watched, monkeypatch):
+    verifier, _ = watched
+    looks = []
+    monkeypatch.setattr(verifier.traffic, "_look", lambda: looks.append(1))
+    feed(verifier, 500, 0.99)
+    assert len(looks) == 10
 
 
 def test_the_verifier_has_a_calibration_that_is_shipped_and_keeps_the_default_budget(tmp_path):

@@ -4,6 +4,7 @@ from observations import observation_of
 
 from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
+from gateway.semantic.ports import Features
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.limits import Budget, Limits
 from gateway.server.keys.usage_sync import UsageSync
@@ -107,3 +108,12 @@ def test_a_client_that_left_is_not_told_as_a_fault_of_the_upstream():
         seen.end("error", reason)
         seen.finish()
         assert (seen.outcome, seen.reason) == ("error", expected)
+
+
+def test_the_surest_candidate_is_noted():
+    seen = observation_of()
+    one, other = Features(0.9, 0.3, 20, 0.5), Features(0.8, 0.6, 20, 0.4)
+    for features in (None, one, other, one):
+        seen.note_verified("score", None if features is None else features.score, features)
+    assert seen.lookup.surest is other
+    assert len(seen.lookup.verified) == 4

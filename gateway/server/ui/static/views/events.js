@@ -6,7 +6,7 @@ import { count, fill, h, labelled, run, table, utc } from "../dom.js";
 const EVERY = 5000;
 const KINDS = {
   gateway: "Start and stop", process: "Process", store: "Store", upstream: "Upstream", policy: "Policy",
-  keys: "Keys", rule: "Rule switched off", log: "Log file", task: "Background work", operator: "Operator",
+  keys: "Keys", rule: "Rule switched off", calibration: "Calibration", log: "Log file", task: "Background work", operator: "Operator",
 };
 
 export function events(place) {

@@ -132,6 +132,7 @@ function problems(ready) {
   for (const text of ready.background ?? []) say("Background work", text);
   say("Verifier, no semantic hits", ready.verifier?.fault);
   say("Calibration", ready.verifier?.problem);
+  say("Error budgets", ready.verifier?.unlike);
   say("Vectors", ready.vectors?.fault);
   for (const rule of ready.rules_off ?? []) say("Semantic hits are off, too many were wrong", rule);
   for (const [rule, budget] of Object.entries(ready.budgets_not_kept ?? {})) say(`No threshold keeps the error budget of ${rule}`, share(budget));

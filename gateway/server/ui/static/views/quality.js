@@ -17,7 +17,7 @@ export function quality(place) {
   const load = () => run(h("button"), problem, async () => {
     const [report, latest] = await Promise.all([get("semantic"), get("comparisons")]);
     all = latest.comparisons;
-    fill(rules, byRule(report));
+    fill(rules, report.unlike ? h("p", { class: "problem" }, report.unlike) : null, byRule(report));
     show();
   });
 
