@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
-from embeddings.verify.recipe import weighed
+from embeddings.verify.recipe import overlap, weighed
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification, Verifier
 from gateway.semantic.verifier import OF_THE_TEXT, CalibratedVerifier, Scorer
@@ -92,7 +92,8 @@ class System:
         if not refused_too or said.refusal is None or not is_guard(said.refusal):
             return said
         try:
-            score = weighed(await self.scorer.score(asked, stored), similarity)
+            raw = await self.scorer.score(asked, stored)
+            score = weighed(raw, similarity, overlap(asked, stored))
         except SemanticUnavailableError:
             return said
         return said._replace(score=score)

@@ -6,6 +6,7 @@ whether the other text has it too. Pure.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,12 +14,17 @@ from typing import Final
 _UNMATCHED: Final = 2
 TOKEN_TYPES: Final = 4
 SPECIAL_TOKENS: Final = 3
-# The network reads words; how near two questions are as a whole the encoder knows better. How the
-# weight was found: benchmarks/LOG.md.
+# The network reads words; how near two questions are as a whole the encoder knows better. Of two
+# questions in the same words the cosine says little, of two in other words it says much. How the
+# weights were found: benchmarks/LOG.md.
 WEIGHT: Final = 8.0
 """In units of the logit, for a whole unit of cosine."""
+WORDING: Final = 0.0
+"""What is added to the weight where the questions have no word in common."""
 MIDDLE: Final = 0.85
 """The cosine at which a score stays as it is."""
+
+_WORD: Final = re.compile(r"\w+")
 
 
 def pair_features(
@@ -42,13 +48,24 @@ def pair_features(
     return ids, types
 
 
-def weighed(score: float, cosine: float, weight: float = WEIGHT) -> float:
-    """Return a score of 0 to 1 from both; whatever is no number makes none."""
+def overlap(a: str, b: str) -> float:
+    """Return the share of the words of both texts that stand in both, 0 to 1 (Jaccard 1901)."""
+    one, other = (frozenset(_WORD.findall(text.lower())) for text in (a, b))
+    return len(one & other) / max(1, len(one | other))
+
+
+def weighed(
+    score: float, cosine: float, shared: float, weight: float = WEIGHT, wording: float = WORDING
+) -> float:
+    """Return a score of 0 to 1 from all three; whatever is no number makes none.
+
+    `shared` is the texts' overlap. A higher score or cosine never makes the result lower.
+    """
     if not 0 < score < 1:
         return score
     if math.isnan(cosine):
         return cosine
-    near = max(-1.0, min(1.0, cosine))
+    near = max(-1.0, min(1.0, cosine)) - MIDDLE
     # By odds and not by logits, so that no score is too small for an exponential.
-    odds = score / (1.0 - score) * math.exp(weight * (near - MIDDLE))
+    odds = score / (1.0 - score) * math.exp((weight + wording * (1.0 - shared)) * near)
     return odds / (1.0 + odds)

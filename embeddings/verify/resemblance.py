@@ -13,12 +13,13 @@ old fades, so the counts follow the traffic.
 """
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from embeddings.verify.recipe import overlap
 
 LIMIT: Final = 0.25
 """A distance over it says that the traffic is another."""
@@ -30,7 +31,6 @@ MOST: Final = 2000
 _BINS: Final = 10
 _HALF: Final = 0.5
 """Added to each count: the logarithm of an empty bin is no number."""
-_WORD: Final = re.compile(r"\w+")
 
 
 class Features(NamedTuple):
@@ -49,9 +49,8 @@ FeatureName = Literal["cosine", "score", "characters", "overlap"]
 
 def features_of(question: str, stored: str, cosine: float, score: float) -> Features:
     """Return the features of a pair that has a score, rounded as files have them."""
-    one, other = (frozenset(_WORD.findall(text.lower())) for text in (question, stored))
-    overlap = len(one & other) / max(1, len(one | other))
-    return Features(round(cosine, 6), round(score, 6), len(question), round(overlap, 6))
+    shared = round(overlap(question, stored), 6)
+    return Features(round(cosine, 6), round(score, 6), len(question), shared)
 
 
 class Bins(BaseModel):

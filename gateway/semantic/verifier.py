@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from embeddings.verify.calibration import Calibration
-from embeddings.verify.recipe import weighed
+from embeddings.verify.recipe import overlap, weighed
 from embeddings.verify.resemblance import features_of
 from gateway.semantic.calibrations import Calibrations, Traffic
 from gateway.semantic.ports import SemanticUnavailableError, Verification
@@ -88,7 +88,7 @@ class CalibratedVerifier:
             return Verification(0.0, "verifier-timeout")
         try:
             async with asyncio.timeout(self._seconds):
-                score = weighed(await scorer.score(*pair), similarity)
+                score = weighed(await scorer.score(*pair), similarity, overlap(*pair))
         except TimeoutError:
             fault = "timeout"
         except SemanticUnavailableError as error:

@@ -1,17 +1,23 @@
 """What the cross-encoder reads of a pair, and how its score is weighed with the cosine."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embeddings.verify.recipe import MIDDLE, SPECIAL_TOKENS, TOKEN_TYPES, pair_features, weighed
+from embeddings.verify.recipe import (
+    MIDDLE,
+    SPECIAL_TOKENS,
+    TOKEN_TYPES,
+    overlap,
+    pair_features,
+    weighed,
+)
 
 CLS, SEP = 101, 102
 
 scores = st.floats(0, 1)
 cosines = st.floats(-1.01, 1.01)
+shares = st.floats(0, 1)
 
 
 def test_types_tell_the_text_and_whether_the_other_has_the_token():
@@ -37,29 +43,42 @@ def test_equal_texts_have_no_unmatched_token():
     assert types == [0] * 5 + [1] * 4
 
 
-@given(scores, cosines)
-def test_a_weighed_score_is_a_score(score, cosine):
-    assert 0 <= weighed(score, cosine) <= 1
+@given(scores, cosines, shares)
+def test_a_weighed_score_is_a_score(score, cosine, shared):
+    assert 0 <= weighed(score, cosine, shared, 8.0, 24.0) <= 1
 
 
-@given(scores, scores, cosines, cosines)
-def test_neither_a_better_score_nor_a_nearer_question_makes_it_worse(score, other, cosine, near):
+@given(scores, scores, cosines, cosines, shares)
+def test_neither_a_better_score_nor_a_nearer_question_makes_it_worse(
+    score, other, cosine, near, shared
+):
     low, high = sorted((score, other))
     far, close = sorted((cosine, near))
     # One rounding of either logarithm.
-    assert weighed(low, far) <= weighed(high, close) * (1 + 1e-9)
+    worse, better = (weighed(*pair, shared, 8.0, 24.0) for pair in ((low, far), (high, close)))
+    assert worse <= better * (1 + 1e-9)
 
 
-@given(scores)
-def test_in_the_middle_a_score_stays_what_it_is(score):
-    assert weighed(score, MIDDLE) == pytest.approx(score)
+@given(scores, shares)
+def test_in_the_middle_a_score_stays_what_it_is(score, shared):
+    assert weighed(score, MIDDLE, shared, 8.0, 24.0) == pytest.approx(score)
 
 
-@given(scores, cosines)
-def test_without_weight_the_cosine_says_nothing(score, cosine):
-    assert weighed(score, cosine, 0.0) == pytest.approx(score)
+@given(scores, cosines, shares)
+def test_without_weight_the_cosine_says_nothing(score, cosine, shared):
+    assert weighed(score, cosine, shared, 0.0, 0.0) == pytest.approx(score)
 
 
-def test_what_is_no_number_makes_none():
-    assert math.isnan(weighed(0.9, math.nan))
-    assert math.isnan(weighed(math.nan, 0.9))
+@given(st.floats(0.01, 0.99), st.floats(0.86, 1.0))
+def test_the_cosine_says_more_of_texts_in_other_words(score, cosine):
+    same, other = (weighed(score, cosine, shared, 0.0, 24.0) for shared in (1.0, 0.0))
+    assert same == pytest.approx(score)
+    assert other > same
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shared"),
+    [("Open it!", "open IT", 1.0), ("a b", "b c", 1 / 3), ("", "", 0.0), ("?", "a", 0.0)],
+)
+def test_the_overlap_is_that_of_words(a, b, shared):
+    assert overlap(a, b) == overlap(b, a) == pytest.approx(shared)

@@ -17,7 +17,7 @@ from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, Mo
 from embeddings.messages import Reason
 from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.files import SECOND, read_verifier
-from embeddings.verify.recipe import weighed
+from embeddings.verify.recipe import overlap, weighed
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.export import save_verifier
 
@@ -65,7 +65,7 @@ def test_the_shipped_network_refuses_what_no_guard_tells_apart(asked, stored):
     (score,) = shipped.score([(asked, stored)])
     assert guard(asked, stored) is None
     assert threshold is not None
-    assert weighed(score, cosine=1.0) < threshold
+    assert weighed(score, 1.0, overlap(asked, stored)) < threshold
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
@@ -233,7 +233,7 @@ def test_however_sure_it_is_the_cosine_still_counts(directory):
     verifier._first = BrokenSession(1e30)
     (score,) = verifier.score([(RESET, PHONE)])
     assert score < 1.0
-    assert weighed(score, 0.2) < score
+    assert weighed(score, 0.2, 1.0) < score
 
 
 def test_more_bytes_than_are_to_be_shipped_are_refused(tmp_path, monkeypatch):

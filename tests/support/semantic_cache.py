@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
-from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.guards import guard
-from embeddings.verify.recipe import weighed
+from embeddings.verify.recipe import overlap, weighed
 from embeddings.verify.verifier import Verifier, load_verifier
 from embeddings.verify.vocabulary import common_words
 from gateway.cache.lookup import NEAREST
+from gateway.semantic.calibrations import shipped_calibrations
 from gateway.semantic.eligibility import ineligible
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
 
@@ -18,8 +18,9 @@ class MeaningCache:
 
     def __init__(self, encoder, texts: Iterable[str]) -> None:
         verifier: Verifier = load_verifier(VERIFIER_DIRECTORY, threads=1)
-        file = VERIFIER_DIRECTORY / "calibration.json"
-        calibration = parse_calibration(file.read_bytes(), str(file), verifier=verifier.digest)
+        (calibration,) = (
+            each for each in shipped_calibrations() if each.verifier == verifier.digest
+        )
         step = calibration.step(DEFAULT_MAX_WRONG_HITS)
         assert step is not None
         self._threshold = step.threshold
@@ -50,7 +51,7 @@ class MeaningCache:
         if cosine < DEFAULT_MIN_SIMILARITY or guard(asked, stored, common_words()) is not None:
             return False
         (score,) = self._verifier.score([(asked, stored)])
-        return weighed(score, cosine) >= self._threshold
+        return weighed(score, cosine, overlap(asked, stored)) >= self._threshold
 
     def _cosine(self, one: str, other: str) -> float:
         return float(self._vectors[one] @ self._vectors[other])

@@ -57,11 +57,17 @@ def run(directory: Path, log: Path) -> None:
 def _calibrate(verifier: Verifier, pools: Sequence[Sequence[Group]], out: Path) -> None:
     groups = [group for pool in pools for group in pool]
     found = [some for pool in pools for some in candidates(pool, verifier)]
-    points = list(hits(found))
+    surest = list(hits(found))
+    points = [(each.score, each.wrong) for each in surest]
     provenance = (
         f"{len(found):,} questions asked of {len(groups):,} stored, written for this and held out"
     )
-    calibration = calibrated(points, verifier=verifier.digest, provenance=provenance)
+    calibration = calibrated(
+        points,
+        verifier=verifier.digest,
+        provenance=provenance,
+        features=[each.features for each in surest],
+    )
     (out / "calibration.json").write_bytes(written_calibration(calibration))
     right = sum(len(group.same) - 1 for group in groups)
     print(f"{verifier.name}: {provenance}; {len(points)} would-be hits, ", end="")

@@ -7,16 +7,18 @@ knowing of it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from embeddings.messages import Reason
 from embeddings.verify.guards import guard
-from embeddings.verify.recipe import WEIGHT, weighed
+from embeddings.verify.recipe import WEIGHT, WORDING, overlap, weighed
+from embeddings.verify.resemblance import Features, features_of
 from embeddings.verify.verifier import Verifier
 from embeddings.verify.vocabulary import common_words
 from tools.verifier.groups import Group
+from tools.verifier.people import Pair
 from tools.verifier.vectors import sentence_vectors
 
 NEAREST: Final = 4
@@ -28,13 +30,28 @@ LEAST_COSINE: Final = 0.75
 class Candidate:
     """A stored question that the guards let pass; ``score`` is the network's own."""
 
+    asked: str
+    stored: str
     score: float
     cosine: float
     wrong: bool
 
+    def weighed(self, weight: float = WEIGHT, wording: float = WORDING) -> float:
+        """Return the score with the cosine in it."""
+        shared = overlap(self.asked, self.stored)
+        return weighed(self.score, self.cosine, shared, weight, wording)
+
+
+class WouldBeHit(NamedTuple):
+    """A question's surest candidate, and its score with the cosine in it."""
+
+    score: float
+    wrong: bool
+    features: Features
+
 
 def candidates(groups: Sequence[Group], verifier: Verifier) -> Iterator[list[Candidate]]:
-    """Yield those of each question asked."""
+    """Yield the candidates of each question asked."""
     stored = [group.same[0] for group in groups]
     # A group's near miss may be another group's question: such a line stands in both, and is asked
     # once.
@@ -42,29 +59,47 @@ def candidates(groups: Sequence[Group], verifier: Verifier) -> Iterator[list[Can
     lines += [text for group in groups for text in group.misses]
     asked = list(dict.fromkeys(lines))
     index, wanted = sentence_vectors(stored), sentence_vectors(asked)
-    common = common_words()
     for place, text in enumerate(asked):
         cosine = index @ wanted[place]
-        found = []
-        for other in np.argsort(-cosine)[:NEAREST]:
-            if cosine[other] < LEAST_COSINE or guard(text, stored[other], common) is not None:
-                continue
-            score = _score(verifier, text, stored[other])
-            if score is not None:
-                wrong = text not in groups[other].same
-                found.append(Candidate(score, float(cosine[other]), wrong))
-        yield found
+        found = (
+            _candidate(
+                verifier, text, stored[other], float(cosine[other]), text in groups[other].same
+            )
+            for other in np.argsort(-cosine)[:NEAREST]
+        )
+        yield [each for each in found if each is not None]
+
+
+def intents(pairs: Sequence[Pair], verifier: Verifier) -> Iterator[list[Candidate]]:
+    """Yield the candidate of each pair of other people, one text asked and the other stored."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.a, pair.b)))
+    vectors = dict(zip(texts, sentence_vectors(texts), strict=True))
+    for pair in pairs:
+        cosine = float(vectors[pair.a] @ vectors[pair.b])
+        found = _candidate(verifier, pair.a, pair.b, cosine, pair.same)
+        yield [] if found is None else [found]
 
 
 def hits(
-    found: Sequence[Sequence[Candidate]], weight: float = WEIGHT
-) -> Iterator[tuple[float, bool]]:
-    """Yield score, the cosine in it, and whether it is wrong, of each one's surest candidate."""
+    found: Sequence[Sequence[Candidate]], weight: float = WEIGHT, wording: float = WORDING
+) -> Iterator[WouldBeHit]:
+    """Yield each question's surest candidate."""
     for some in found:
         if some:
-            yield max((weighed(each.score, each.cosine, weight), each.wrong) for each in some)
+            surest = max(some, key=lambda each: (each.weighed(weight, wording), each.wrong))
+            score = surest.weighed(weight, wording)
+            yield WouldBeHit(
+                score,
+                surest.wrong,
+                features_of(surest.asked, surest.stored, surest.cosine, score),
+            )
 
 
-def _score(verifier: Verifier, asked: str, stored: str) -> float | None:
+def _candidate(
+    verifier: Verifier, asked: str, stored: str, cosine: float, same: bool
+) -> Candidate | None:
+    """Return a candidate that is near enough and passes the guards and the verifier's limits."""
+    if cosine < LEAST_COSINE or guard(asked, stored, common_words()) is not None:
+        return None
     (score,) = verifier.score([(asked, stored)])
-    return None if isinstance(score, Reason) else score
+    return None if isinstance(score, Reason) else Candidate(asked, stored, score, cosine, not same)

@@ -12,7 +12,7 @@ import pytest
 from tiny_verifier import write_tiny_verifier
 
 from embeddings.verify.calibration import parse_calibration
-from embeddings.verify.recipe import weighed
+from embeddings.verify.recipe import overlap, weighed
 from gateway.cli.main import main
 from gateway.cli.offline import calibrate as calibrating
 from gateway.semantic.calibrations import OWN_FILE, Calibrations
@@ -309,12 +309,13 @@ def test_a_text_without_a_vector_is_far_from_all(run, tmp_path, scored):
     scored.without_vectors = "text-too-long"
     lines = pairs(300, asked="I want to reset it, how, at step {}?")
     log = log_of(tmp_path / "pairs.jsonl", lines)
+    shared = overlap(lines[0]["asked"], lines[0]["stored"])
     code, out, _ = run(log, "--budget", "1%")
     assert code == 0
-    assert f"{weighed(0.9, 0.0):.6f}" in out
+    assert f"{weighed(0.9, 0.0, shared):.6f}" in out
     scored.without_vectors = ""
     _, near, _ = run(log, "--budget", "1%")
-    assert f"{weighed(0.9, 0.95):.6f}" in near
+    assert f"{weighed(0.9, 0.95, shared):.6f}" in near
 
 
 def test_a_socket_where_nobody_answers_is_told(run, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.calibration import calibrated, written_calibration
 from embeddings.verify.files import read_verifier
-from embeddings.verify.recipe import MIDDLE, WEIGHT, weighed
+from embeddings.verify.recipe import MIDDLE, WEIGHT, WORDING, overlap, weighed
 from embeddings.verify.resemblance import Features
 from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
@@ -79,8 +79,9 @@ async def test_the_score_grows_with_the_similarity_of_the_questions(verifier_of)
         (await verifier.verify(ASKED, STORED, similarity)).score for similarity in (0.95, 0.75)
     ]
     odds = near / (1 - near) / (far / (1 - far))
-    assert math.log(odds) == pytest.approx(0.2 * WEIGHT)
-    assert near == weighed(0.75, 0.95)
+    shared = overlap(ASKED, STORED)
+    assert math.log(odds) == pytest.approx(0.2 * (WEIGHT + WORDING * (1 - shared)))
+    assert near == weighed(0.75, 0.95, shared)
 
 
 @pytest.mark.parametrize("similarity", [math.nan, -math.inf])
