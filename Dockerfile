@@ -52,8 +52,9 @@ COPY policies ./policies
 COPY gateway ./gateway
 COPY embeddings ./embeddings
 COPY backend ./backend
+COPY deploy/verifier ./deploy/verifier
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip wheel --no-deps --wheel-dir /wheels .
+    pip wheel --no-deps --wheel-dir /wheels . ./deploy/verifier
 
 FROM base AS runtime
 ARG EXTRAS

@@ -32,7 +32,11 @@ WEIGHTS: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"
 FILES: Final = (CONFIG, TOKENIZER, WEIGHTS)
 SECOND: Final = "second"
+WORDS: Final = "words.safetensors"
+FILES_OF_SECOND: Final = (CONFIG, WEIGHTS, WORDS)
+"""The word embeddings are a file of theirs: no file is larger than what code hosts take."""
 SCALE: Final = ".scale"
+_WEIGHTS: Final = ".safetensors"
 POSITIONS: Final = "embeddings.position_embeddings.weight"
 # Part of the digest: what else a calibration of these files' scores depends on.
 _RECIPE: Final = (
@@ -81,7 +85,7 @@ def read_verifier(directory: Path, *, alone: bool = False) -> VerifierFiles:
     first = read_network(directory, FILES)
     tokenizer = _text(directory / TOKENIZER)
     where = None if alone else second_directory(directory)
-    second = None if where is None else read_network(where, (CONFIG, WEIGHTS))
+    second = None if where is None else read_network(where, FILES_OF_SECOND)
     if second is not None and second.config.get("first") != first.digest:
         _log.warning("%s was made for another verifier than %s: not used", where, directory)
         second = None
@@ -108,7 +112,10 @@ def read_network(directory: Path, names: Sequence[str]) -> NetworkFiles:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(json.dumps([name, found]).encode())
         config = json.loads(_text(directory / CONFIG))
-        packed = load_file(directory / WEIGHTS)
+        packed: dict[str, Any] = {}
+        for name in names:
+            if name.endswith(_WEIGHTS):
+                packed |= load_file(directory / name)
         weights: dict[str, Weight] = {
             name: Quantised(values, packed[name + SCALE]) if name + SCALE in packed else values
             for name, values in packed.items()

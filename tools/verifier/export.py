@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from embeddings.encoder.bert_graph import compressible, quantised
 from embeddings.encoder.distances import DISTANCES
@@ -20,11 +20,12 @@ from embeddings.verify.files import (
     SECOND,
     TOKENIZER,
     WEIGHTS,
+    WORDS,
     read_network,
 )
 
 MOST_BYTES: Final = 24_000_000
-MOST_BYTES_OF_SECOND: Final = 112_000_000
+MOST_BYTES_OF_A_FILE: Final = 100_000_000
 GATE: Final = -2.0
 FIRST_WEIGHS: Final = 0.0
 # The head and the few token types are small, and the score hangs on them.
@@ -102,7 +103,7 @@ def save_second(
 ) -> Path:
     """Write a trained second network, an MPNet, for the first one in `first`; return its folder.
 
-    See embeddings/verify/files.py. Raises ModelError over MOST_BYTES_OF_SECOND.
+    See embeddings/verify/files.py. Raises ModelError over MOST_BYTES_OF_A_FILE.
     """
     directory, tokenizer = first / SECOND, first / TOKENIZER
     settings = {
@@ -112,7 +113,11 @@ def save_second(
         "first_weighs": first_weighs,
     }
     _save(as_bert(state_dict, tokenizer), {**config, **settings}, tokenizer, directory)
-    _refuse_large(directory, (CONFIG, WEIGHTS), MOST_BYTES_OF_SECOND)
+    whole = load_file(directory / WEIGHTS)
+    words = {name: whole.pop(name) for name in list(whole) if name.startswith(_WORDS)}
+    for name, part in ((WEIGHTS, whole), (WORDS, words)):
+        _write(directory / name, part)
+        _refuse_large(directory, (name,), MOST_BYTES_OF_A_FILE)
     return directory
 
 
@@ -137,9 +142,13 @@ def _save(
             packed[name] = floats
     written = {**config, "max_position_embeddings": len(packed[POSITIONS])}
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(packed, directory / WEIGHTS)
-    (directory / WEIGHTS).chmod(0o644)  # the library makes it unreadable for others
+    _write(directory / WEIGHTS, packed)
     (directory / CONFIG).write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+
+
+def _write(file: Path, tensors: Mapping[str, Any]) -> None:
+    save_file(dict(tensors), file)
+    file.chmod(0o644)  # the library makes it unreadable for others
 
 
 def _refuse_large(directory: Path, names: Sequence[str], most: int) -> None:
