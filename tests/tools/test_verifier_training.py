@@ -31,8 +31,8 @@ from tools.verifier.mixture import SHARES, careless, mixture, unsure
 from tools.verifier.neighbours import neighbours
 from tools.verifier.network import PairNetwork, PairReader
 from tools.verifier.pairs import Labelled
-from tools.verifier.people import Pair, People, split
-from tools.verifier.rewordings import Rewording, digest, reworded_pairs
+from tools.verifier.people import Pair, People, read_people, split
+from tools.verifier.rewordings import Rewording, digest, is_held_out, reworded_pairs
 from tools.verifier.screening import screened
 
 SHIPPED = Path(tools.verifier.__file__).parent
@@ -254,7 +254,7 @@ def test_training_goes_on_from_its_checkpoint(encoder, reader, tmp_path):
     trained(encoder, reader, tmp_path / "a.pt", 3)
     assert torch.load(tmp_path / "a.pt", weights_only=True)["steps"] == 3
     network = trained(encoder, reader, tmp_path / "a.pt", 3)
-    saved = torch.load(tmp_path / "a.pt", weights_only=True)["network"]
+    saved = torch.load(tmp_path / "a.pt", weights_only=True)["mean"]
     assert all(torch.equal(value, saved[name]) for name, value in network.state_dict().items())
 
 
@@ -298,7 +298,13 @@ def folders(tmp_path):
     ]
     for name, lines in (
         ("pairs_shop", rows),
-        ("questions", [{"group": "q1", "text": "Who won 3 games in 1987?", "source": "facts"}]),
+        (
+            "questions",
+            [
+                {"text": f"Who won 3 games in {year}?", "source": "facts"}
+                for year in range(1980, 1990)
+            ],
+        ),
     ):
         with gzip.open(tmp_path / "people" / f"{name}.jsonl.gz", "wt") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -363,25 +369,44 @@ def test_a_damaged_file_is_named(folders, capsys, file, content, complaint):
     assert not (folders / "out").exists()
 
 
-def test_no_text_stands_on_two_sides_of_the_split():
+def test_no_text_that_is_trained_on_stands_on_another_side():
     rng = Random(1)
-    names = [f"question {number}" for number in range(3000)]
     pairs = [
-        Pair(*rng.sample(names[start : start + 3], 2), rng.random() < 0.5, source)
+        Pair(*rng.sample([f"{source} {n}" for n in range(start, start + 3)], 2), True, source)
         for source in ("nlupp", "hint3", "mqr")
         for start in range(0, 3000, 3)
     ]
-    sides = split([replace(pair, a=pair.source + pair.a, b=pair.source + pair.b) for pair in pairs])
-    assert sum(map(len, sides)) == len(pairs)
-    texts = [{text for pair in side for text in (pair.a, pair.b)} for side in sides]
-    assert not texts[0] & texts[1]
-    assert not texts[0] & texts[2]
-    train, development, held_out = sides
+    pairs.append(Pair("hint3 0", "nlupp 0", False, "hint3"))
+    train, development, held_out = split(pairs)
+    assert len(train) + len(development) + len(held_out) == len(pairs)
+    trained, others = (
+        {text for pair in some for text in (pair.a, pair.b)}
+        for some in (train, (*development, *held_out))
+    )
+    assert not trained & others
     assert {pair.source for pair in development} == {"hint3"}
     assert {pair.source for pair in train} == {"mqr"}
     of_others = [pair for pair in held_out if pair.source == "mqr"]
     assert 60 < len(of_others) < 140  # a tenth of a thousand
     assert len(held_out) == 1000 + len(of_others)
+
+
+def test_a_text_that_differs_in_case_and_marks_alone_is_not_held_out():
+    one = Pair("Where is it", "where's that", True, "nlupp")
+    other = Pair("where is IT?!", "what is it", False, "hwu64")
+    pairs = [one, *(replace(other, b=f"what is it {n}") for n in range(101))]
+    train, development, held_out = split(pairs)
+    assert (len(train), development, held_out) == (101, [], [])
+
+
+def test_a_question_of_a_held_out_rewording_is_not_edited(folders):
+    texts = [f"who won {n} games" for n in range(100)]
+    with gzip.open(folders / "people" / "questions.jsonl.gz", "wt") as file:
+        for text in (*texts, "Can I pay later?"):
+            file.write(json.dumps({"text": text, "source": "facts"}) + "\n")
+    found = read_people(folders / "people").questions["facts"]
+    assert found == [text for text in (*texts, "Can I pay later?") if not is_held_out(text)]
+    assert 1 < sum(map(is_held_out, texts)) < 30
 
 
 def test_a_rewording_that_is_held_out_is_not_drawn():
@@ -394,7 +419,8 @@ def test_a_rewording_that_is_held_out_is_not_drawn():
 
 
 def test_pairs_that_the_first_network_is_sure_of_are_fewer_and_weigh_more():
-    pairs = [Labelled(f"a{n}", "b", float(n % 2), "people") for n in range(4000)]
+    targets = (0.03, 0.95, 0.0, 1.0)
+    pairs = [Labelled(f"a{n}", "b", targets[n % 4], "people") for n in range(4000)]
 
     def guess(asked):
         return [float(int(a[1:]) % 2) if int(a[1:]) < 2000 else 0.5 for a, _ in asked]

@@ -75,8 +75,9 @@ def fit(
 ) -> None:
     """Train for `plan.steps` steps; go on from `checkpoint` if it exists.
 
-    The rate falls over the last steps alone. So a stopped training goes on for as many steps as
-    a later plan says, and the mean weights in the checkpoint are of use before it ends.
+    The network ends with the mean of the last weights. The rate falls over the last steps alone. So
+    a stopped training goes on for as many steps as a later plan says, and the mean weights in the
+    checkpoint are of use before it ends.
     """
     fresh = {id(parameter) for parameter in network.new_parameters()}
     trained = [each for each in network.parameters() if each.requires_grad]
@@ -89,6 +90,9 @@ def fit(
     )
     run = _Run(network, AveragedModel(network, multi_avg_fn=_AVERAGE), optimizer)
     first = run.resume(checkpoint)
+    if first >= plan.steps:
+        network.load_state_dict(run.average.module.state_dict())
+        return
     # After a stop other pairs are drawn: those of the first steps would come a second time.
     rng = Random(f"{seed} {first}")
     losses, seen, began = Losses(), 0, time.monotonic()
@@ -110,6 +114,7 @@ def fit(
             saved = now
             run.save(step + 1, checkpoint)
     run.save(plan.steps, checkpoint)
+    network.load_state_dict(run.average.module.state_dict())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,10 @@ class _Run:
         self.network.load_state_dict(state["network"])
         self.average.module.load_state_dict(state["mean"])
         self.average.n_averaged.fill_(state["steps"])
+        factors = [group["factor"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, factor in zip(self.optimizer.param_groups, factors, strict=True):
+            group["factor"] = factor
         return int(state["steps"])
 
     def save(self, steps: int, checkpoint: Path) -> None:

@@ -2,14 +2,15 @@
 
 The folder is read in place, and nothing of it is copied. A tenth of the pairs by group, and two
 sources whole, are held out: they measure, and are never trained on. Two more are a development
-log: what its questions have in common is an intent, which the written log lacks.
+log: what their questions have in common is an intent, which the written log lacks.
 """
 
 import gzip
 import hashlib
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import sqrt
@@ -18,10 +19,12 @@ from random import Random
 from typing import Any, Final
 
 from tools.verifier.pairs import Labelled
+from tools.verifier.rewordings import is_held_out
 
 HELD_OUT_SOURCES: Final = frozenset({"time-sensitive-qa", "nlupp"})
 DEVELOPMENT_SOURCES: Final = frozenset({"dstc11", "hint3"})
 _HELD_OUT_SHARE: Final = 10
+_WORD: Final = re.compile(r"\w+")
 _LARGEST_HELD_OUT: Final = 100
 """Pairs of a group. Larger groups are whole domains, of which a tenth would be none or all."""
 _STATEMENTS: Final = frozenset(
@@ -69,7 +72,8 @@ class People:
 def read_people(directory: Path) -> People:
     """Read `pairs_*.jsonl.gz` and `questions.jsonl.gz`. Raises PeopleError.
 
-    A single question that stands in a pair that is not trained on is left out.
+    A single question is left out if a pair that is not trained on has it, or if a held-out
+    rewording is of it.
     """
     files = sorted(directory.glob("pairs_*.jsonl.gz"))
     if not files:
@@ -80,35 +84,43 @@ def read_people(directory: Path) -> People:
         for row in _rows(file, "a", "b", "label", "source")
     ]
     train, development, held_out = split(pairs)
-    kept_away = {text for pair in (*development, *held_out) for text in (pair.a, pair.b)}
+    kept_away = _texts((*development, *held_out))
     questions = defaultdict(list)
     for row in _rows(directory / "questions.jsonl.gz", "text", "source"):
-        if row["text"] not in kept_away:
+        if plain(row["text"]) not in kept_away and not is_held_out(row["text"]):
             questions[row["source"]].append(row["text"])
     return People(train, development, held_out, dict(questions))
 
 
 def split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Return the pairs to train on, those of development, and those held out.
+    """Return the pairs to train on, the development pairs, and the held-out ones.
 
-    A group is all pairs that texts connect. So no text stands on two sides.
+    A group is all pairs that texts connect. No text of the first stands in the others, whatever its
+    case and punctuation.
     """
     groups: dict[str, list[Pair]] = defaultdict(list)
     roots = _roots(pairs)
     for pair in pairs:
         groups[_find(roots, pair.a)].append(pair)
-    train, development, held_out = list[Pair](), list[Pair](), list[Pair]()
+    train, away = list[Pair](), list[Pair]()
     for group in groups.values():
         sources = {pair.source for pair in group}
-        if sources & HELD_OUT_SOURCES:
-            held_out += group
-        elif sources & DEVELOPMENT_SOURCES:
-            development += group
-        elif len(group) <= _LARGEST_HELD_OUT and _drawn(group):
-            held_out += group
-        else:
-            train += group
-    return train, development, held_out
+        small = len(group) <= _LARGEST_HELD_OUT and _drawn(group)
+        never = sources & (HELD_OUT_SOURCES | DEVELOPMENT_SOURCES)
+        (away if small or never else train).extend(group)
+    trained = _texts(train)
+    away = [pair for pair in away if not {plain(pair.a), plain(pair.b)} & trained]
+    development = [pair for pair in away if pair.source in DEVELOPMENT_SOURCES]
+    return train, development, [x for x in away if x.source not in DEVELOPMENT_SOURCES]
+
+
+def plain(text: str) -> str:
+    """Return a text without case and punctuation."""
+    return " ".join(_WORD.findall(text.casefold()))
+
+
+def _texts(pairs: Iterable[Pair]) -> set[str]:
+    return {plain(text) for pair in pairs for text in (pair.a, pair.b)}
 
 
 def _drawn(group: Sequence[Pair]) -> bool:

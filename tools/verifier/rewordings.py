@@ -32,13 +32,17 @@ class Rewording:
 
     @property
     def held_out(self) -> bool:
-        """Tell whether it is of the tenth that is never trained on."""
-        return int(digest(self.question), 16) % _HELD_OUT_SHARE == 0
+        return is_held_out(self.question)
 
 
 def digest(question: str) -> str:
     """Return what stands for a question in the files."""
     return hashlib.sha256(question.encode()).hexdigest()[:_DIGITS]
+
+
+def is_held_out(question: str) -> bool:
+    """Tell whether a question is of the tenth whose rewordings are never trained on."""
+    return int(digest(question), 16) % _HELD_OUT_SHARE == 0
 
 
 def read_rewordings(directory: Path, questions: Iterable[str]) -> list[Rewording]:

@@ -25,7 +25,8 @@ def screened(pairs: Iterator[Labelled], guess: Guess, rng: Random) -> Iterator[L
     """Yield the pairs whose target `guess` misses; of the others a quarter, at twice the weight."""
     while some := list(islice(pairs, _AT_ONCE)):
         for pair, said in zip(some, guess([(each.a, each.b) for each in some]), strict=True):
-            if abs(said - pair.target) > _SURE:
+            # A softened target says that the label may be wrong, not that it is doubted here.
+            if abs(said - round(pair.target)) > _SURE:
                 yield pair
             elif rng.random() < _KEPT:
                 yield replace(pair, weight=_WEIGHT)
