@@ -28,6 +28,7 @@ class PairScorer(Protocol):
 
     name: str
     digest: str
+    fault: str
 
     def score(self, pairs: Sequence[Pair]) -> list[Scored]:
         """Return for each pair its score, or the reason for having none."""
@@ -35,7 +36,10 @@ class PairScorer(Protocol):
 
 
 class PairScores:
-    """Made by `open_pair_scores`; belongs to one event loop. `fault`: why there is no verifier."""
+    """Made by `open_pair_scores`; belongs to one event loop.
+
+    `fault` says why there is no verifier, or why its second network is not used.
+    """
 
     def __init__(
         self, verifier: PairScorer | None, thread: ThreadPoolExecutor, fault: str = ""
@@ -72,6 +76,8 @@ async def open_pair_scores(directory: Path, threads: int) -> PairScores:
     def load() -> PairScorer:
         module = import_module("embeddings.verify.verifier")
         loaded: PairScorer = module.load_verifier(directory, threads)
+        if loaded.fault:
+            _log.warning("verifier: %s", loaded.fault)
         return loaded
 
     try:
@@ -80,4 +86,4 @@ async def open_pair_scores(directory: Path, threads: int) -> PairScores:
         if not isinstance(error, ModelError | ImportError):
             _log.exception("the verifier cannot be loaded")
         return PairScores(None, thread, str(error)[:MAX_FIELD])
-    return PairScores(verifier, thread)
+    return PairScores(verifier, thread, verifier.fault[:MAX_FIELD])

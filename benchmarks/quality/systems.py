@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
+from embeddings.verify.directories import calibration_files
 from embeddings.verify.recipe import overlap, weighed
 from gateway.semantic.calibrations import Calibrations
 from gateway.semantic.ports import SemanticUnavailableError, Verification, Verifier
@@ -104,13 +105,13 @@ class CalibrationOf(Calibrations):
 
     def __init__(self, directory: Path, data_dir: Path) -> None:
         super().__init__(data_dir)
-        self._beside = directory / "calibration.json"
+        self._beside = [file for file in calibration_files(directory) if file.is_file()]
 
     def of(self, verifier: str) -> Calibration | None:
         """See ``Calibrations``. Raises CalibrationError."""
-        if not self._beside.is_file():
-            return super().of(verifier)
-        return parse_calibration(self._beside.read_bytes(), str(self._beside), verifier=verifier)
+        found = [parse_calibration(file.read_bytes(), str(file)) for file in self._beside]
+        own = next((each for each in found if each.verifier == verifier), None)
+        return super().of(verifier) if own is None else own
 
 
 def system(name: str, directory: Path, kept: Kept, nowhere: Path, fixed: float | None) -> System:

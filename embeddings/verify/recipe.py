@@ -24,6 +24,9 @@ WORDING: Final = 0.0
 MIDDLE: Final = 0.85
 """The cosine at which a score stays as it is."""
 
+REFUSED: Final = 40.0
+"""Taken from the logit of a pair that a second network does not read: no cosine makes up for it."""
+
 _WORD: Final = re.compile(r"\w+")
 
 

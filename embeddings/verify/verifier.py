@@ -11,6 +11,7 @@ the first network refuses scores less than all that the second has read.
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,14 +21,12 @@ from embeddings.encoder.onnx import OnnxSession, Row, read_tokenizer
 from embeddings.encoder.plain_bert import bert_shape
 from embeddings.messages import Pair, Reason, Scored
 from embeddings.verify.files import NetworkFiles, VerifierFiles, read_verifier, unreadable
-from embeddings.verify.recipe import SPECIAL_TOKENS, pair_features
+from embeddings.verify.recipe import REFUSED, SPECIAL_TOKENS, pair_features
 
 # No natural text has tokens this long on average.
 _MOST_CHARACTERS_A_TOKEN: Final = 64
 # A score of 1 would stay as it is, whatever the cosine says (recipe.weighed).
 _MOST: Final = 1.0 - 2.0**-20
-# The logit of a pair that the second network does not read, less this: no cosine makes up for it.
-_REFUSED: Final = 40.0
 _WARMING: Final = ("How do I reset my password?", "How can I reset my password?")
 
 _log = logging.getLogger(__name__)
@@ -36,15 +35,15 @@ _log = logging.getLogger(__name__)
 class Verifier:
     """Loaded cross-encoders on the CPU. Not thread-safe: one thread owns it.
 
-    `digest` identifies everything that shapes a score. `second_reads` counts the pairs that the
-    second network has read.
+    `digest` identifies everything that shapes a score. `fault` says why a second network that is
+    installed is not used.
     """
 
     def __init__(self, files: VerifierFiles, threads: int) -> None:
         self.name = files.name
         self.digest = files.digest
         self.max_tokens = files.first.max_tokens
-        self.second_reads = 0
+        self.fault = files.fault
         self._tokenizer = read_tokenizer(files.tokenizer)
         self._cls, self._sep = self._special("[CLS]"), self._special("[SEP]")
         specials = self._tokenizer.get_added_tokens_decoder()
@@ -52,7 +51,8 @@ class Verifier:
         # would all be one.
         self._unreadable = frozenset(specials) | {self._special("[UNK]")}
         self._first = _session(files.first, threads)
-        self._second = None if files.second is None else _Second(files.second, threads)
+        self._second = None if files.second is None else _session(files.second, threads)
+        self._gate, self._first_weighs = files.gate, files.first_weighs
 
     def score(self, pairs: Sequence[Pair]) -> list[Scored]:
         """Return for each pair its score, or the reason for having none."""
@@ -79,13 +79,12 @@ class Verifier:
         return min(_sigmoid(logit), _MOST)
 
     def _logit(self, features: Row) -> float:
-        logit = float(self._first.run([features])[0])
+        first = float(self._first.run([features])[0])
         if self._second is None:
-            return logit
-        if logit < self._second.gate:
-            return logit - _REFUSED
-        self.second_reads += 1
-        return self._second.logit(features, logit)
+            return first
+        if first < self._gate:
+            return first - REFUSED
+        return float(self._second.run([features])[0]) + self._first_weighs * first
 
     def _tokens(self, text: str) -> list[int] | Reason:
         if len(text) > self.max_tokens * _MOST_CHARACTERS_A_TOKEN:
@@ -102,18 +101,6 @@ class Verifier:
         return int(number)
 
 
-class _Second:
-    """The network that reads what the first does not refuse."""
-
-    def __init__(self, files: NetworkFiles, threads: int) -> None:
-        self.gate = float(files.config["gate"])
-        self._first_weighs = float(files.config["first_weighs"])
-        self._session = _session(files, threads)
-
-    def logit(self, features: Row, first: float) -> float:
-        return float(self._session.run([features])[0]) + self._first_weighs * first
-
-
 def _session(files: NetworkFiles, threads: int) -> OnnxSession:
     return OnnxSession(cross_encoder(bert_shape(files.config), files.weights), threads)
 
@@ -121,9 +108,20 @@ def _session(files: NetworkFiles, threads: int) -> OnnxSession:
 def load_verifier(directory: Path, threads: int, *, alone: bool = False) -> Verifier:
     """Load a verifier and warm it with one pair, `alone` without a second network.
 
-    Takes half a second, and another one for the second network. Raises ModelError.
+    A second network that makes no usable scores is not used, and `fault` says so. Takes half a
+    second, and another one for the second network. Raises ModelError.
     """
     files = read_verifier(directory, alone=alone)
+    try:
+        return _warmed(files, directory, threads)
+    except ModelError as error:
+        if files.second is None:
+            raise
+        first = replace(files, second=None, fault=f"{error}; the second network is not used")
+        return _warmed(first, directory, threads)
+
+
+def _warmed(files: VerifierFiles, directory: Path, threads: int) -> Verifier:
     try:
         verifier = Verifier(files, threads)
         (warmed,) = verifier.score([_WARMING])

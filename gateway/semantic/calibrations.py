@@ -11,8 +11,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from embeddings.encoder.model_files import VERIFIER_DIRECTORY, packaged_second
 from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
+from embeddings.verify.directories import VERIFIER_DIRECTORY, calibration_files
 from embeddings.verify.resemblance import LIMIT, Features, Tally
 
 OWN_FILE = "semantic-calibration.json"
@@ -164,11 +164,9 @@ def known_calibrations(data_dir: Path | None) -> list[Calibration]:
 def shipped_calibrations() -> list[Calibration]:
     """Return the calibrations installed with the verifier, without and with its second network."""
     found = []
-    for directory in (VERIFIER_DIRECTORY, packaged_second()):
-        file = None if directory is None else directory / "calibration.json"
+    for file in calibration_files(VERIFIER_DIRECTORY):
         try:
-            if file is not None:
-                found.append(parse_calibration(file.read_bytes(), str(file)))
+            found.append(parse_calibration(file.read_bytes(), str(file)))
         except FileNotFoundError:
             pass  # the network is not installed
         except (OSError, CalibrationError) as error:

@@ -108,13 +108,14 @@ class CalibratedVerifier:
         verifier = self._verifier()
         if verifier is None:
             return {"kind": "unknown"}
+        fault = "" if self._scorer is None else self._scorer.verifier_fault
+        faults = {"fault": fault} if fault else {}
         if verifier:
             details = self._calibrations.details(verifier)
             unlike = self.traffic.problem()
             more = {"unlike": unlike} if unlike else {}
-            return {"kind": "model", "digest": verifier[:16], **details, **more}
-        fault = "" if self._scorer is None else self._scorer.verifier_fault
-        return {"kind": "none", **({"fault": fault} if fault else {})}
+            return {"kind": "model", "digest": verifier[:16], **details, **more, **faults}
+        return {"kind": "none", **faults}
 
     def _calibration(self) -> Calibration | None:
         in_use = self._verifier()

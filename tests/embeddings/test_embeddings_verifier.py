@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -9,14 +10,15 @@ from examples import some
 from guarding import guard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tiny_verifier import CONFIG, random_weights, write_tiny_second, write_tiny_verifier
 
 from embeddings.encoder.bert_graph import compressible, seven_bits
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
 from embeddings.messages import Reason
 from embeddings.verify.calibration import parse_calibration
-from embeddings.verify.files import SECOND, read_verifier
+from embeddings.verify.directories import SECOND
+from embeddings.verify.files import read_verifier
 from embeddings.verify.recipe import overlap, weighed
 from embeddings.verify.verifier import load_verifier
 from tools.verifier.export import save_verifier
@@ -255,10 +257,8 @@ def test_a_second_network_reads_what_the_first_does_not_refuse(tmp_path):
     gate = sorted(alone)[1]
     write_tiny_second(tmp_path, gate=gate)
     verifier = load_verifier(tmp_path, threads=1)
-    verifier.second_reads = 0
     both = logits(verifier.score(PAIRS))
     assert verifier.name == "tiny second"
-    assert verifier.second_reads == 2
     refused = alone.index(min(alone))
     assert both[refused] == pytest.approx(alone[refused] - 40, rel=1e-3)
     assert both[refused] < min(logit for place, logit in enumerate(both) if place != refused)
@@ -285,19 +285,52 @@ def test_each_pair_of_networks_has_its_digest(tmp_path):
     assert len(digests) == 3
 
 
-def test_a_second_network_of_another_verifier_is_not_used(tmp_path, caplog):
+def test_a_second_network_of_another_verifier_is_not_used(tmp_path):
     write_tiny_second(write_tiny_verifier(tmp_path / "a"), gate=-1.0)
     write_tiny_verifier(tmp_path / "b", seed=4)
     (tmp_path / "a" / SECOND).rename(tmp_path / "b" / SECOND)
-    alone = read_verifier(tmp_path / "b", alone=True).digest
-    assert read_verifier(tmp_path / "b").digest == alone
-    assert "was made for another verifier" in caplog.text
+    files = read_verifier(tmp_path / "b")
+    assert files.digest == read_verifier(tmp_path / "b", alone=True).digest
+    assert "was made for another verifier" in files.fault
 
 
-def test_a_second_network_without_a_setting_is_not_loaded(tmp_path):
-    second = write_tiny_second(write_tiny_verifier(tmp_path), gate=-1.0)
-    config = json.loads((second / "config.json").read_text())
-    del config["gate"]
-    (second / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="gate"):
-        load_verifier(tmp_path, threads=1)
+def without(name):
+    def change(second):
+        config = json.loads((second / "config.json").read_text())
+        del config[name]
+        (second / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (without("gate"), "gate"),
+        (without("first_weighs"), "first_weighs"),
+        (without("first"), "another verifier"),
+        (without("name"), "name"),
+        (lambda second: (second / "words.safetensors").unlink(), "no words.safetensors"),
+        (lambda second: (second / "model.safetensors").write_bytes(b"short"), "cannot read"),
+        (lambda second: (second / "config.json").write_text("{"), "cannot read"),
+        (lambda second: shutil.rmtree(second) or second.mkdir(), "holds no config.json"),
+    ],
+)
+def test_the_first_network_serves_alone_if_the_second_is_damaged(tmp_path, damage, fault):
+    damage(write_tiny_second(write_tiny_verifier(tmp_path), gate=-1.0))
+    verifier = load_verifier(tmp_path, threads=1)
+    alone = load_verifier(tmp_path, threads=1, alone=True)
+    assert fault in verifier.fault
+    assert alone.fault == ""
+    assert verifier.digest == alone.digest
+    assert verifier.score(PAIRS) == alone.score(PAIRS)
+
+
+def test_the_first_network_serves_alone_if_the_second_scores_no_pair(tmp_path):
+    second = write_tiny_second(write_tiny_verifier(tmp_path), gate=-1e9)
+    weights = load_file(second / "model.safetensors")
+    weights["classifier.bias"][:] = math.nan
+    save_file(weights, second / "model.safetensors")
+    verifier = load_verifier(tmp_path, threads=1)
+    assert "the second network is not used" in verifier.fault
+    assert verifier.digest == load_verifier(tmp_path, threads=1, alone=True).digest

@@ -104,7 +104,12 @@ PURE_IN_SERVER = frozenset(
 )
 
 IO_IN_VERIFY = frozenset(
-    {"embeddings.verify.verifier", "embeddings.verify.files", "embeddings.verify.vocabulary"}
+    {
+        "embeddings.verify.verifier",
+        "embeddings.verify.directories",
+        "embeddings.verify.files",
+        "embeddings.verify.vocabulary",
+    }
 )
 """The network and its files; all else that verifies is pure."""
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
 from embeddings.verify.calibration import calibrated, written_calibration
-from embeddings.verify.files import second_directory
+from embeddings.verify.directories import second_directory
 from embeddings.verify.verifier import Verifier, load_verifier
 from tools.verifier.groups import Group, GroupError, read_groups
 from tools.verifier.would_be_hits import candidates, hits

@@ -12,12 +12,12 @@ from safetensors.numpy import load_file, save_file
 from embeddings.encoder.bert_graph import compressible, quantised
 from embeddings.encoder.distances import DISTANCES
 from embeddings.encoder.model_files import ModelError
+from embeddings.verify.directories import SECOND
 from embeddings.verify.files import (
     CONFIG,
     FILES,
     POSITIONS,
     SCALE,
-    SECOND,
     TOKENIZER,
     WEIGHTS,
     WORDS,
