@@ -22,9 +22,11 @@ from typing import NamedTuple
 
 from embeddings.verify.guards import guard
 from embeddings.verify.vocabulary import common_words
-from tools.verifier.groups import read_groups
+from tools.verifier.material.groups import read_groups
 
-GROUPS = [Path(__file__).parents[1] / "tools/verifier" / x for x in ("groups", "development")]
+GROUPS = [
+    Path(__file__).parents[1] / "tools/verifier/written" / x for x in ("groups", "development")
+]
 
 
 class Pair(NamedTuple):

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from gateway.semantic.eligibility import tokenize_question
 from quality.lookalikes import lookalikes
 from quality.trial import SEED, Message, Request, Trial, pairs
-from tools.verifier.people import Pair, People, PeopleError, read_people
-from tools.verifier.rewordings import read_rewordings
+from tools.verifier.material.people import Pair, People, PeopleError, read_people
+from tools.verifier.material.rewordings import read_rewordings
 
 QQP_EVERY = 5
 PEOPLE_MOST = 300
 """Pairs of a source and label."""
 HELD_OUT = Path(__file__).parent / "data"
-REWORDINGS = Path(__file__).parents[2] / "tools" / "verifier" / "rewordings"
+REWORDINGS = Path(__file__).parents[2] / "tools" / "verifier" / "written" / "rewordings"
 DATA = Path(os.environ.get("REFRAIN_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 
 

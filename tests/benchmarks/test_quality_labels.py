@@ -24,8 +24,8 @@ from quality.table import table
 from quality.trial import Request, Trial
 
 from gateway.semantic.ports import Verification
-from tools.verifier.people import HELD_OUT_SOURCES
-from tools.verifier.rewordings import Rewording, digest
+from tools.verifier.material.people import HELD_OUT_SOURCES
+from tools.verifier.material.rewordings import Rewording, digest
 
 STORED = (Request("lost card", "lost", row=3), Request("stolen card", "stolen", row=4))
 ASKED = (Request("my card is gone", "stolen", row=8), Request("card?", "lost", row=9))

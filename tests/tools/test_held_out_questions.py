@@ -4,15 +4,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HELD_OUT = ROOT / "benchmarks" / "quality" / "data"
-USED = [ROOT / "tools" / "verifier" / each for each in ("groups", "calibration", "development")]
+WRITTEN = ROOT / "tools" / "verifier" / "written"
+USED = [WRITTEN / each for each in ("groups", "rewordings", "calibration", "development")]
 
 
 def questions(folder):
     """Return the texts of all groups below a folder, by words alone."""
     lines = {
-        line.removeprefix("= ").removeprefix("! ")
-        for file in folder.rglob("*.txt")
+        part.removeprefix("= ").removeprefix("! ")
+        for file in (*folder.rglob("*.txt"), *folder.rglob("*.tsv"))
         for line in file.read_text(encoding="utf-8").splitlines()
+        for part in line.split("\t")
     }
     texts = {" ".join(line.casefold().strip(" ?.!").split()) for line in lines}
     return texts - {""}

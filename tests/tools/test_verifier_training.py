@@ -22,18 +22,18 @@ from embeddings.encoder.plain_bert import bert_shape
 from embeddings.verify.files import FILES, read_network
 from embeddings.verify.verifier import load_verifier
 from tools.verifier import __main__ as command
-from tools.verifier import fitting, screening, stages, teacher
 from tools.verifier.export import as_bert
-from tools.verifier.fitting import Plan, fit, scores
-from tools.verifier.groups import Group, GroupError, read_groups
-from tools.verifier.material import Material
-from tools.verifier.mixture import SHARES, careless, mixture, unsure
-from tools.verifier.neighbours import neighbours
-from tools.verifier.network import PairNetwork, PairReader
-from tools.verifier.pairs import Labelled
-from tools.verifier.people import Pair, People, read_people, split
-from tools.verifier.rewordings import Rewording, digest, is_held_out, reworded_pairs
-from tools.verifier.screening import screened
+from tools.verifier.material.groups import Group, GroupError, read_groups
+from tools.verifier.material.neighbours import neighbours
+from tools.verifier.material.pairs import Labelled
+from tools.verifier.material.people import Pair, People, read_people, split
+from tools.verifier.material.reading import Material
+from tools.verifier.material.rewordings import Rewording, digest, is_held_out, reworded_pairs
+from tools.verifier.training import fitting, screening, stages, teacher
+from tools.verifier.training.fitting import Plan, fit, scores
+from tools.verifier.training.mixture import SHARES, careless, mixture, unsure
+from tools.verifier.training.network import PairNetwork, PairReader
+from tools.verifier.training.screening import screened
 
 SHIPPED = Path(tools.verifier.__file__).parent
 GROUPS = [
@@ -129,10 +129,10 @@ def test_a_line_that_is_none_of_a_group_is_named(tmp_path, text, complaint):
 
 
 def test_what_ships_can_be_read_and_nothing_that_is_held_out_is_trained_on():
-    groups = read_groups(SHIPPED / "groups")
-    folders = sorted((SHIPPED / "calibration").iterdir())
+    groups = read_groups(SHIPPED / "written/groups")
+    folders = sorted((SHIPPED / "written/calibration").iterdir())
     log = [group for folder in folders for group in read_groups(folder)]
-    development = read_groups(SHIPPED / "development")
+    development = read_groups(SHIPPED / "written/development")
     assert len(groups) > 2000
     assert len(log) > 2000
     assert len(development) > 700
@@ -321,7 +321,7 @@ def test_all_stages_make_a_verifier_with_its_calibration(
     for module in (command, stages):
         monkeypatch.setattr(module, "locate", lambda model: tiny)
     monkeypatch.setattr(stages, "unpack_teacher", lambda directory: mpnet)
-    monkeypatch.setattr(command, "HERE", folders)
+    monkeypatch.setattr(command, "WRITTEN", folders)
     monkeypatch.setattr(fitting, "_SORTED", 40)
     monkeypatch.setattr(screening, "_AT_ONCE", 20)
     out, work = folders / "out", folders / "work"

@@ -6,8 +6,8 @@ from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.recipe import weighed
 from embeddings.verify.resemblance import features_of
 from embeddings.verify.verifier import load_verifier
-from tools.verifier.groups import Group, read_groups
-from tools.verifier.people import Pair
+from tools.verifier.material.groups import Group, read_groups
+from tools.verifier.material.people import Pair
 from tools.verifier.ranking import main, right_at
 from tools.verifier.would_be_hits import Candidate, candidates, hits, intents
 

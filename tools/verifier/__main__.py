@@ -26,16 +26,16 @@ import torch
 from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
 from tools.verifier import calibrate
 from tools.verifier.export import save_second, save_verifier
-from tools.verifier.groups import GroupError
-from tools.verifier.material import read_material
-from tools.verifier.network import MAX_TOKENS, PairNetwork
-from tools.verifier.people import PeopleError
-from tools.verifier.rewordings import RewordingError
-from tools.verifier.stages import LABELS, SEED, Stages
-from tools.verifier.teacher import TeacherError
+from tools.verifier.material.groups import GroupError
+from tools.verifier.material.people import PeopleError
+from tools.verifier.material.reading import read_material
+from tools.verifier.material.rewordings import RewordingError
+from tools.verifier.training.network import MAX_TOKENS, PairNetwork
+from tools.verifier.training.stages import LABELS, SEED, Stages
+from tools.verifier.training.teacher import TeacherError
 from tools.verifier.vectors import sentence_vectors
 
-HERE: Final = Path(__file__).parent
+WRITTEN: Final = Path(__file__).parent / "written"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         )
         first, second = Stages(work, material, options.steps, options.labels, _say).run()
         _write(first, second, options.out)
-        calibrate.run(options.out, HERE / "calibration")
+        calibrate.run(options.out, WRITTEN / "calibration")
     except (
         GroupError,
         ModelError,
@@ -101,11 +101,11 @@ def _parser() -> argparse.ArgumentParser:
         default=VERIFIER_DIRECTORY,
         help="folder to write; the second network goes to its folder second (default: %(default)s)",
     )
-    add("--groups", type=Path, default=HERE / "groups", help="folder of hand-written groups")
+    add("--groups", type=Path, default=WRITTEN / "groups", help="folder of hand-written groups")
     add(
         "--rewordings",
         type=Path,
-        default=HERE / "rewordings",
+        default=WRITTEN / "rewordings",
         help="folder of hand-written rewordings",
     )
     add("--threads", type=int, default=os.cpu_count() or 1, help="(default here: %(default)s)")

@@ -18,10 +18,10 @@ from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
 from embeddings.verify.calibration import calibrated, written_calibration
 from embeddings.verify.directories import second_directory
 from embeddings.verify.verifier import Verifier, load_verifier
-from tools.verifier.groups import Group, GroupError, read_groups
+from tools.verifier.material.groups import Group, GroupError, read_groups
 from tools.verifier.would_be_hits import candidates, hits
 
-LOG: Final = Path(__file__).parent / "calibration"
+LOG: Final = Path(__file__).parent / "written" / "calibration"
 _BUDGETS: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 

@@ -16,8 +16,8 @@ from typing import Final
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY, ModelError
 from embeddings.verify.recipe import WEIGHT, WORDING
 from embeddings.verify.verifier import load_verifier
-from tools.verifier.groups import GroupError, read_groups
-from tools.verifier.people import PeopleError, read_people
+from tools.verifier.material.groups import GroupError, read_groups
+from tools.verifier.material.people import PeopleError, read_people
 from tools.verifier.would_be_hits import Candidate, candidates, hits, intents
 
 _HERE: Final = Path(__file__).parent
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tools.verifier.ranking", description=__doc__, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--log", type=Path, default=_HERE / "development", help="folder of groups")
+    add("--log", type=Path, default=_HERE / "written" / "development", help="folder of groups")
     add("--people", type=Path, help="folder of public sets (SOURCES.md)")
     add("--verifier", type=Path, default=VERIFIER_DIRECTORY, help="its folder")
     add("--alone", action="store_true", help="without the second network")

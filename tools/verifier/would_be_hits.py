@@ -17,8 +17,8 @@ from embeddings.verify.recipe import WEIGHT, WORDING, overlap, weighed
 from embeddings.verify.resemblance import Features, features_of
 from embeddings.verify.verifier import Verifier
 from embeddings.verify.vocabulary import common_words
-from tools.verifier.groups import Group
-from tools.verifier.people import Pair
+from tools.verifier.material.groups import Group
+from tools.verifier.material.people import Pair
 from tools.verifier.vectors import sentence_vectors
 
 NEAREST: Final = 4

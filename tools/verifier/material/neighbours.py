@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.verifier.groups import Group
+from tools.verifier.material.groups import Group
 
 _NEIGHBOURS: Final = 3
 _ROWS: Final = 256

@@ -10,7 +10,7 @@ from itertools import islice
 from random import Random
 from typing import Final
 
-from tools.verifier.pairs import Labelled
+from tools.verifier.material.pairs import Labelled
 
 Guess = Callable[[Sequence[tuple[str, str]]], Sequence[float]]
 """Gives each pair a probability that one answer fits both."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from tools.verifier.pairs import Labelled
-from tools.verifier.rewordings import is_held_out
+from tools.verifier.material.pairs import Labelled
+from tools.verifier.material.rewordings import is_held_out
 
 HELD_OUT_SOURCES: Final = frozenset({"time-sensitive-qa", "nlupp"})
 DEVELOPMENT_SOURCES: Final = frozenset({"dstc11", "hint3"})

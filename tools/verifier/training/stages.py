@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, locate
-from tools.verifier.fitting import Plan, fit, scores, steps_done
-from tools.verifier.material import Material
-from tools.verifier.mixture import mixture, unsure
-from tools.verifier.network import PairNetwork, PairReader
-from tools.verifier.pairs import Labelled
-from tools.verifier.screening import screened
-from tools.verifier.teacher import unpack_teacher
+from tools.verifier.material.pairs import Labelled
+from tools.verifier.material.reading import Material
+from tools.verifier.training.fitting import Plan, fit, scores, steps_done
+from tools.verifier.training.mixture import mixture, unsure
+from tools.verifier.training.network import PairNetwork, PairReader
+from tools.verifier.training.screening import screened
+from tools.verifier.training.teacher import unpack_teacher
 from tools.verifier.vectors import sentence_vectors
 
 SEED: Final = 17

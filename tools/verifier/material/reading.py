@@ -1,4 +1,4 @@
-"""What pairs are made of: groups, other people's pairs and questions, rewordings of those."""
+"""All that pairs are made of, read at once and named by digests."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from tools.verifier.groups import Group, read_groups
-from tools.verifier.neighbours import Encode, neighbours
-from tools.verifier.pairs import Labelled
-from tools.verifier.people import People, read_people
-from tools.verifier.rewordings import Rewording, read_rewordings
+from tools.verifier import templates
+from tools.verifier.material.groups import Group, read_groups
+from tools.verifier.material.neighbours import Encode, neighbours
+from tools.verifier.material.pairs import Labelled
+from tools.verifier.material.people import People, read_people
+from tools.verifier.material.rewordings import Rewording, read_rewordings
 
-HERE: Final = Path(__file__).parent
+TEMPLATES: Final = Path(templates.__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,6 @@ def read_material(groups: Path, people: Path, rewordings: Path, encode: Encode) 
         chain.from_iterable(others.questions.values()),
         (text for pair in others.pairs for text in (pair.a, pair.b)),
     )
-    templates = HERE / "templates"
     return Material(
         written,
         neighbours(written, encode),
@@ -48,7 +48,7 @@ def read_material(groups: Path, people: Path, rewordings: Path, encode: Encode) 
             "groups": _digest(groups.glob("*.txt")),
             "people": _digest(people.glob("*.jsonl.gz")),
             "rewordings": _digest(rewordings.glob("*.tsv")),
-            "templates": _digest(chain(templates.rglob("*.py"), templates.rglob("*.txt"))),
+            "templates": _digest(chain(TEMPLATES.rglob("*.py"), TEMPLATES.rglob("*.txt"))),
         },
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from tools.verifier.pairs import Labelled
+from tools.verifier.material.pairs import Labelled
 
 _COLUMNS: Final = 3
 _DIGITS: Final = 16

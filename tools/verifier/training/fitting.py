@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tools.verifier.network import Features, PairNetwork, PairReader
-from tools.verifier.pairs import Labelled
+from tools.verifier.material.pairs import Labelled
+from tools.verifier.training.network import Features, PairNetwork, PairReader
 
 _WARM_UP: Final = 0.03
 _SORTED: Final = 3000

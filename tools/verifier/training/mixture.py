@@ -10,12 +10,12 @@ from itertools import accumulate, combinations, product
 from random import Random
 from typing import Final
 
-from tools.verifier.groups import Group
-from tools.verifier.material import Material
-from tools.verifier.neighbours import Encode, neighbours
-from tools.verifier.pairs import Labelled
-from tools.verifier.people import people_pairs, people_questions
-from tools.verifier.rewordings import reworded_pairs
+from tools.verifier.material.groups import Group
+from tools.verifier.material.neighbours import Encode, neighbours
+from tools.verifier.material.pairs import Labelled
+from tools.verifier.material.people import people_pairs, people_questions
+from tools.verifier.material.reading import Material
+from tools.verifier.material.rewordings import reworded_pairs
 from tools.verifier.templates import generate
 from tools.verifier.templates.transforms import altered, reworded
 

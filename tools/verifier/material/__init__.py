@@ -1,0 +1,1 @@
+"""What pairs are made of: groups, other people's pairs and questions, rewordings."""

@@ -1,0 +1,1 @@
+"""The trainings: networks, mixture, loop, stages."""
