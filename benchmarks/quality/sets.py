@@ -182,11 +182,7 @@ def rewordings(data: Path, directory: Path = REWORDINGS) -> Trial:
 
     They are the tenth that was held out of training.
     """
-    people = _people(data)
-    every = [pair for some in (people.pairs, people.development, people.held_out) for pair in some]
-    questions = {text for pair in every for text in (pair.a, pair.b)}
-    questions.update(text for some in people.questions.values() for text in some)
-    kept = [each for each in read_rewordings(directory, questions) if each.held_out]
+    kept = [each for each in read_rewordings(directory, _people(data).texts) if each.held_out]
     if not kept:
         raise MissingDataError(f"{directory} has no held-out rewording of a question in {data}")
     stored, asked = [], []

@@ -48,6 +48,7 @@ PEOPLE = People(
     [],
     [],
     {"facts": ["Who wrote 3 books about the old fox in 1987?"]},
+    [],
 )
 REWORDINGS = [Rewording("who won it", "name of the winner", "who lost it")]
 MATERIAL = Material(GROUPS, [], PEOPLE, REWORDINGS)
@@ -404,7 +405,9 @@ def test_a_question_of_a_held_out_rewording_is_not_edited(folders):
     with gzip.open(folders / "people" / "questions.jsonl.gz", "wt") as file:
         for text in (*texts, "Can I pay later?"):
             file.write(json.dumps({"text": text, "source": "facts"}) + "\n")
-    found = read_people(folders / "people").questions["facts"]
+    people = read_people(folders / "people")
+    found = people.questions["facts"]
+    assert set(people.apart) == {text for text in texts if is_held_out(text)}
     assert found == [text for text in (*texts, "Can I pay later?") if not is_held_out(text)]
     assert 1 < sum(map(is_held_out, texts)) < 30
 

@@ -61,12 +61,25 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """What a folder holds: pairs to train on, others, and single questions by source."""
+    """What a folder holds: pairs to train on, others, and single questions by source.
+
+    `apart` are single questions that are not trained on.
+    """
 
     pairs: list[Pair]
     development: list[Pair]
     held_out: list[Pair]
     questions: dict[str, list[str]]
+    apart: list[str]
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """All texts, of whatever side."""
+        for pair in (*self.pairs, *self.development, *self.held_out):
+            yield from (pair.a, pair.b)
+        yield from self.apart
+        for some in self.questions.values():
+            yield from some
 
 
 def read_people(directory: Path) -> People:
@@ -85,11 +98,13 @@ def read_people(directory: Path) -> People:
     ]
     train, development, held_out = split(pairs)
     kept_away = _texts((*development, *held_out))
-    questions = defaultdict(list)
+    questions, apart = defaultdict(list), []
     for row in _rows(directory / "questions.jsonl.gz", "text", "source"):
-        if plain(row["text"]) not in kept_away and not is_held_out(row["text"]):
+        if plain(row["text"]) in kept_away or is_held_out(row["text"]):
+            apart.append(row["text"])
+        else:
             questions[row["source"]].append(row["text"])
-    return People(train, development, held_out, dict(questions))
+    return People(train, development, held_out, dict(questions), apart)
 
 
 def split(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair], list[Pair]]:
