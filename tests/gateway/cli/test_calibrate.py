@@ -74,7 +74,7 @@ def test_a_journal_becomes_a_table(run, tmp_path):
         "                402          0.100000       2    0.50%                1.56%",
         "",
         "budget    threshold       hits served   wrong            at most (0.95 sure)",
-        "0.1%           none   2,678 more judgements are needed",
+        "0.1%           none   2,680 more judgements are needed",
         "1%         0.961000         391 (97%)       0                         0.76%",
         "",
         "So many more judgements are enough if the surest ones go on as so far.",
