@@ -103,22 +103,26 @@ class Calibration(BaseModel):
     def hits_needed(self, max_wrong: float) -> int | None:
         """Return how many more hits are needed, if the surest ones go on as so far.
 
-        None where no number would do: too many of the surest quarter are wrong.
+        That is: the same share of wrong ones at the same rank. The number is an upper estimate. A
+        wrong hit counts from the last step before it, and numbers are tried in steps of 0.1 %. None
+        where no number would do: too many of the surest quarter are wrong.
         """
-
-        def is_enough(hits: int) -> bool:
-            first = _first_tried(hits, max_wrong, self.confidence)
-            # A smaller share than the quarter would say more than is known.
-            share = max(first / hits, 1 / _OPENING)
-            wrong = math.ceil(first * self._wrong_share(share) - 1e-9)
-            return _within(wrong, first, max_wrong, self.confidence)
-
-        # With more hits than that, the first number tried grows no more.
-        roomy = least_hits(max_wrong, self.confidence, wrong=_ROOM)
-        least = least_hits(max_wrong, self.confidence)
-        numbers = range(max(self.hits + 1, least), _OPENING * roomy + 1)
-        found = bisect_left(numbers, True, key=is_enough)
-        return numbers[found] - self.hits if found < len(numbers) else None
+        # So many hits are needed where none, one, two... are wrong. With more than a multiple of
+        # the last, the first number tried grows no more.
+        least = [least_hits(max_wrong, self.confidence, wrong=wrong) for wrong in range(_ROOM + 1)]
+        laid_down = _counts()
+        step = next(laid_down)
+        hits = max(self.hits + 1, least[0])
+        while hits <= _OPENING * least[_ROOM]:
+            first = _first_tried(hits, least[0], least[_ROOM])
+            while step < first:
+                step = next(laid_down)
+            # The search begins at a step, which may lie beyond the first number that it may try.
+            wrong = self._wrong_of(min(step, hits), hits)
+            if wrong <= _ROOM and least[wrong] <= first:
+                return hits - self.hits
+            hits += max(1, hits // 1000)
+        return None
 
     def curve(self, points: int) -> list[Step]:
         """Return about so many steps at even numbers of hits, the surest first."""
@@ -128,15 +132,16 @@ class Calibration(BaseModel):
     def _step_of(self, hits: float) -> Step:
         return self.steps[bisect_left(self.steps, hits, key=lambda step: step.hits)]
 
-    def _wrong_share(self, share: float) -> float:
-        """Return the wrong share of this share of the hits, the surest."""
+    def _wrong_of(self, surest: int, hits: int) -> int:
+        """Return how many of the surest are wrong at most, once there are so many hits."""
         if not self.steps:
-            return 0.0
-        step = self._step_of(self.hits * min(share, 1.0))
-        return step.wrong / step.hits
+            return 0
+        rank = -(-surest * self.hits // hits)
+        return -(-self._step_of(rank).wrong * hits // self.hits)
 
     def _last_within(self, max_wrong: float) -> Step | None:
-        first = _first_tried(self.hits, max_wrong, self.confidence)
+        least, roomy = (least_hits(max_wrong, self.confidence, wrong=each) for each in (0, _ROOM))
+        first = _first_tried(self.hits, least, roomy)
         found = None
         for number, step in enumerate(self.steps):
             if step.hits < first:
@@ -235,10 +240,11 @@ def _counts() -> Iterator[int]:
         count = max(count + 1, math.floor(count * _GROWTH))
 
 
-def _first_tried(hits: int, max_wrong: float, confidence: float) -> int:
-    """Return the number of hits at which the search for a threshold begins."""
-    least = least_hits(max_wrong, confidence)
-    roomy = least_hits(max_wrong, confidence, wrong=_ROOM)
+def _first_tried(hits: int, least: int, roomy: int) -> int:
+    """Return the number of hits at which the search for a threshold begins.
+
+    ``least`` are needed where none is wrong, and ``roomy`` where ``_ROOM`` are.
+    """
     return max(least, min(roomy, hits // _OPENING))
 
 

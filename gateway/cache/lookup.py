@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 
 from gateway.cache.plan import Plan
 from gateway.cache.ports import Entry
-from gateway.cache.quality.shadow_eval import ComparisonCandidate, Kind
+from gateway.cache.quality.shadow_eval import ComparisonCandidate, Kind, question_id
 from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, HitStatus, Reason
-from gateway.semantic.ports import Verification
+from gateway.semantic.ports import SurestCandidate, Verification
 from policies.freshness import Directives, Verdict
 
 
@@ -215,6 +215,13 @@ class VerifyCandidate:
     def pair(self) -> tuple[str, str, float]:
         """Both questions and their cosine."""
         return self.question, self.stored, self.hit.status.similarity or 0.0
+
+    def scored(self, verification: Verification) -> SurestCandidate | None:
+        """Return the candidate with its features, None if it has none."""
+        if verification.features is None:
+            return None
+        pair = hash((question_id(self.plan), self.hit.entry.key))
+        return SurestCandidate(verification.features, pair, self.plan.decision.min_similarity)
 
     def next(
         self, verification: Verification, threshold: float | None, *, alias: bool = False

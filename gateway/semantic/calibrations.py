@@ -2,7 +2,7 @@
 
 Laws: a file that is damaged or belongs to another verifier is logged and passed over. Without any
 calibration no budget is known to be kept, and there are no semantic hits. Traffic that does not
-resemble the calibration is an event; it changes no answer.
+resemble the calibration is an event; it changes no answer. No text of the traffic is kept.
 """
 
 import errno
@@ -11,13 +11,19 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from cachetools import FIFOCache
+
 from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
 from embeddings.verify.directories import VERIFIER_DIRECTORY, calibration_files
-from embeddings.verify.resemblance import LIMIT, Features, Tally
+from embeddings.verify.resemblance import LIMIT, MOST, Tally
+from gateway.semantic.ports import SurestCandidate
+from policies.format.settings import DEFAULT_MIN_SIMILARITY
 
 OWN_FILE = "semantic-calibration.json"
 """In the data directory."""
 
+MOST_MISSED = 32
+"""Verifiers for which the shipped files are read again."""
 LOOK_EVERY = 50
 """Would-be hits between two comparisons of the traffic with the calibration."""
 QUIET_SECONDS = 3600.0
@@ -28,7 +34,11 @@ _EVENT = {"fields": {"event": "calibration"}}
 
 
 class Calibrations:
-    """Reads the shipped file once, and the operator's file after each change."""
+    """Reads the operator's file after each change, and the shipped files once.
+
+    For each verifier without a calibration the shipped files are read once more: the verifier's
+    package may have been installed since.
+    """
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / OWN_FILE
@@ -36,6 +46,8 @@ class Calibrations:
         self._own: Calibration | None = None
         self._problem = ""
         self._shipped: list[Calibration] | None = None
+        self._missed: dict[str, bool] = {}
+        """Verifiers without a shipped calibration, and whether it was looked for since."""
         self._logged = ""
         self.is_known: Callable[[], bool] = self.look
         """The default looks at the files; what was found counts whatever it tells."""
@@ -71,6 +83,11 @@ class Calibrations:
         """Read the files if they have changed; whatever they are like, that is known."""
         if self._shipped is None:
             self._shipped = shipped_calibrations()
+        elif not all(tuple(self._missed.values())):
+            self._missed = dict.fromkeys(self._missed, True)
+            known = {each.verifier for each in self._shipped}
+            more = [each for each in shipped_calibrations() if each.verifier not in known]
+            self._shipped = [*self._shipped, *more]
         try:
             status = self._path.stat()
             state = (status.st_mtime_ns, status.st_size)
@@ -88,11 +105,19 @@ class Calibrations:
 
     def find_shipped(self, verifier: str) -> Calibration | None:
         self.is_known()
-        return next((each for each in self._shipped or () if each.verifier == verifier), None)
+        found = next((each for each in self._shipped or () if each.verifier == verifier), None)
+        if found is None and len(self._missed) < MOST_MISSED:
+            self._missed.setdefault(verifier, False)
+        return found
 
 
 class Traffic:
-    """Compares a worker's would-be hits with the calibration in force."""
+    """Compares a worker's would-be hits with the calibration in force.
+
+    A calibration has each pair once, so a pair counts once here until ``MOST`` other pairs have
+    counted. A rule with another ``min_similarity`` than the default is left out: it looks other
+    candidates up, and all their features differ.
+    """
 
     def __init__(
         self, in_force: Callable[[], Calibration | None], clock: Callable[[], float]
@@ -101,14 +126,18 @@ class Traffic:
         self._clock = clock
         self._calibration: Calibration | None = None
         self._tally: Tally | None = None
+        self._counted: FIFOCache[int, None] = FIFOCache(MOST)
         self._is_unlike = False
         self._quiet_until = float("-inf")
 
-    def note(self, features: Features) -> None:
-        """Count the surest candidate of a lookup."""
-        if (tally := self._current()) is None:
+    def note(self, candidate: SurestCandidate) -> None:
+        """Count the surest candidate of a lookup, unless its pair was counted of late."""
+        if (tally := self._current()) is None or candidate.pair in self._counted:
             return
-        tally.add(features)
+        if candidate.min_similarity != DEFAULT_MIN_SIMILARITY:
+            return
+        self._counted[candidate.pair] = None
+        tally.add(candidate.features)
         if tally.seen % LOOK_EVERY == 0:
             self._look()
 
@@ -132,6 +161,7 @@ class Traffic:
             bins = None if calibration is None else calibration.features
             self._calibration, self._is_unlike = calibration, False
             self._tally = None if bins is None else Tally(bins)
+            self._counted.clear()
         return self._tally
 
     def _look(self) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "Match",
     "SemanticIndex",
     "SemanticUnavailableError",
+    "SurestCandidate",
     "Verification",
     "Verifier",
 ]
@@ -45,6 +46,16 @@ class LocalEncoder(Protocol):
 
         One text without a vector fails all of them: ``empty-text``, ``text-too-long``.
         """
+
+
+class SurestCandidate(NamedTuple):
+    """The candidate of a lookup with the highest score. It holds no text."""
+
+    features: Features
+    pair: int
+    """Hash of the question's identity and the entry's key, of this process alone."""
+    min_similarity: float
+    """The lowest cosine similarity that the rule looks up."""
 
 
 class Verification(NamedTuple):

@@ -401,7 +401,7 @@ class Pipeline:
                 learned, entry = self.learned, state.hit.entry
                 alias = learned is not None and learned.alias(state.plan, entry, self.now())
                 result = verification.result(threshold, alias=alias)
-                found = verification.known_score, verification.features
+                found = verification.known_score, state.scored(verification)
                 context.observation.note_verified(result, *found)
                 _note(context, state, Verdict(verification, threshold, alias))
                 return state.next(verification, threshold, alias=alias)

@@ -11,7 +11,7 @@ from gateway.protocol.http.cache_status import LEFT_BY_CLIENT, ForwardStatus, Re
 from gateway.protocol.http.headers import Fields
 from gateway.protocol.request import CacheRequest
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
-from gateway.semantic.ports import Features
+from gateway.semantic.ports import SurestCandidate
 
 
 class Place(NamedTuple):
@@ -182,8 +182,7 @@ class Lookup(NamedTuple):
     """Why the lookup by meaning ended early."""
     verified: tuple[tuple[str, float | None], ...] = ()
     """Of each candidate that was looked into: ``hit`` or why not, and its score if it has one."""
-    surest: Features | None = None
-    """Of the candidate with the highest score."""
+    surest: SurestCandidate | None = None
 
 
 _NOT_READ, _NOT_LOOKED_UP = Asked(), Lookup()
@@ -284,12 +283,12 @@ class Observation:
         self.lookup = self.lookup._replace(semantic_fault=fault)
 
     def note_verified(
-        self, result: str, score: float | None, features: Features | None = None
+        self, result: str, score: float | None, candidate: SurestCandidate | None = None
     ) -> None:
         """Note what a verifier said of a candidate."""
         verified, surest = (*self.lookup.verified, (result, score)), self.lookup.surest
-        if features is not None and (surest is None or features.score > surest.score):
-            surest = features
+        if candidate and (surest is None or candidate.features.score > surest.features.score):
+            surest = candidate
         self.lookup = self.lookup._replace(verified=verified, surest=surest)
 
     def follow(self, source: CallSource) -> None:

@@ -203,6 +203,20 @@ def test_hits_that_go_on_as_so_far_keep_the_budget_at_the_number_needed():
     assert calibrated(fewer, verifier="v").threshold(0.005) is None
 
 
+def test_the_number_needed_reaches_the_step_at_which_the_search_begins():
+    # At 401 hits the wrong one is at 301, and the first step over 299 is at 303.
+    assert calibrated(clean(401, wrong={300}), verifier="v").threshold(0.01) is None
+    grown = 374 + calibrated(clean(374, wrong={279}), verifier="v").hits_needed(0.01)
+    assert 401 < grown < 415
+    first_wrong = 279 * grown // 374
+    assert calibrated(clean(grown, wrong={first_wrong}), verifier="v").threshold(0.01) is not None
+
+
+def test_a_tiny_budget_needs_a_large_number_at_once():
+    needed = calibrated(clean(500, wrong={499}), verifier="v").hits_needed(1e-6)
+    assert 2_995_731 < needed < 3_200_000
+
+
 def test_where_the_surest_are_wrong_no_number_would_do():
     calibration = calibrated(clean(500, wrong=set(range(0, 100, 5))), verifier="v")
     assert calibration.hits_needed(0.01) is None

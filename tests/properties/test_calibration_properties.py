@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from embeddings.verify.binomial import upper_bound
@@ -37,6 +37,44 @@ def test_a_larger_budget_never_keeps_fewer_hits_of_a_large_set(seed, size, one, 
     less, more = sorted((one, other))
     strict, loose = calibration.threshold(less), calibration.threshold(more)
     assert strict is None or (loose is not None and loose <= strict)
+
+
+def scaled(chosen, size):
+    """Return so many hits with the same share of wrong ones at the same rank, rounded up."""
+    before = [0]
+    for _, is_wrong in sorted(chosen, reverse=True):
+        before.append(before[-1] + is_wrong)
+    wrong, found = 0, []
+    for surest in range(1, size + 1):
+        rank = -(-surest * len(chosen) // size)
+        is_wrong = wrong < -(-before[rank] * size // len(chosen))
+        wrong += is_wrong
+        found.append((1 - surest / (size + 1), is_wrong))
+    return found
+
+
+def moved(chosen, size):
+    """Return so many hits with the same number of wrong ones, each at the same share of ranks."""
+    ranks = [rank for rank, (_, wrong) in enumerate(sorted(chosen, reverse=True)) if wrong]
+    places = {rank * size // len(chosen) for rank in ranks}
+    return [(1 - place / size, place in places) for place in range(size)]
+
+
+@given(
+    st.integers(1, 800),
+    st.lists(st.integers(0, 799), max_size=4),
+    st.sampled_from((0.2, 0.1, 0.05, 0.02, 0.01)),
+    st.sampled_from((0.9, 0.95)),
+)
+@example(374, [279], 0.01, 0.95)
+def test_so_many_more_hits_as_are_needed_give_a_threshold(size, wrong, budget, confidence):
+    chosen = [(1 - place / size, place in wrong) for place in range(size)]
+    more = calibrated(chosen, verifier="v", confidence=confidence).hits_needed(budget)
+    if more is not None:
+        assert more > 0
+        for grow in (scaled, moved):
+            grown = calibrated(grow(chosen, size + more), verifier="v", confidence=confidence)
+            assert grown.threshold(budget) is not None
 
 
 @given(points, st.floats(1e-4, 0.9), st.floats(0.5, 0.99))

@@ -85,6 +85,8 @@ class Comparison:
     characters: int | None = None
     overlap: float | None = None
     """Features of the pair of questions; None in older lines, and of two equal texts."""
+    shadow: StrictBool = False
+    """Whether the rule was in shadow mode, which compares each would-be hit."""
 
 
 @cache
@@ -127,6 +129,7 @@ def make_comparison(
         until=entry.expires_at,
         characters=None if features is None else features.characters,
         overlap=None if features is None else features.overlap,
+        shadow=decision.shadow,
     )
 
 

@@ -60,8 +60,8 @@ class WouldBeHit:
     verifier: str
     """Digest of the verifier that gave the score."""
     unsure: bool = False
-    sampled: bool = False
-    """Whether sampling compared it, which passes near misses over."""
+    selected: bool = False
+    """Whether sampling or promotion compared it: they pass near misses over, or served hits."""
     features: Features | None = None
     of: Identity | None = field(default=None, compare=False)
 
@@ -120,7 +120,8 @@ def _comparison(line: dict[str, Any], outcome: str) -> WouldBeHit:
         outcome != "equal",
         verifier,
         unsure=outcome == "unsure",
-        sampled=line["kind"] == Kind.SERVED,
+        # Near misses come from shadow mode or from promotion, and older lines do not say which.
+        selected=line["kind"] != Kind.SHADOW and line.get("shadow") is not True,
         features=_features(line, float(score)),
         of=(line.get("entry"), line.get("key"), line.get("time")),
     )
@@ -146,7 +147,7 @@ class Points:
     verifier: str = ""
     scored: list[tuple[float, bool]] = field(default_factory=list)
     unsure: int = 0
-    sampled: int = 0
+    selected: int = 0
     features: list[Features] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
@@ -178,8 +179,8 @@ def calibrate(
         verifier=points.verifier,
         confidence=confidence,
         provenance=f"refrain semantic calibrate {names}, {time.strftime('%Y-%m-%d')}",
-        # Sampling omits near misses, so its features are of served hits alone.
-        features=() if points.sampled else points.features,
+        # Sampling has served hits alone, and promotion near misses alone.
+        features=() if points.selected else points.features,
     )
     print("\n".join(_table(calibration, points, sorted(budget))))
     _print_skipped(points)
@@ -221,7 +222,7 @@ async def _points(lines: Sequence[Parsed], data_dir: Path, socket: Path | None) 
         same = judged.get(each.of) if each.of is not None else None
         points.scored.append((each.score, each.wrong if same is None else not same))
         points.unsure += each.unsure and same is None
-        points.sampled += each.sampled
+        points.selected += each.selected
         if each.features is not None:
             points.features.append(each.features)
     return points
@@ -301,8 +302,9 @@ def _most(calibration: Calibration, step: Step) -> float:
 
 def _why_not_compared(points: Points) -> str:
     text = "later traffic is not compared with this calibration: "
-    if points.sampled:
-        return f"{text}{points.sampled:,} of the hits were sampled, and sampling has no near misses"
+    if points.selected:
+        why = "only shadow mode and labelled pairs have both hits and near misses"
+        return f"{text}{points.selected:,} of the hits come from sampling or promotion; {why}"
     return f"{text}the features of {LEAST} hits are needed, and {len(points.features)} are known"
 
 

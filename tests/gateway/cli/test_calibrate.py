@@ -74,7 +74,7 @@ def test_a_journal_becomes_a_table(run, tmp_path):
         "                402          0.100000       2    0.50%                1.56%",
         "",
         "budget    threshold       hits served   wrong            at most (0.95 sure)",
-        "0.1%           none   2,678 more judgements are needed",
+        "0.1%           none   2,680 more judgements are needed",
         "1%         0.961000         391 (97%)       0                         0.76%",
         "",
         "So many more judgements are enough if the surest ones go on as so far.",
@@ -157,6 +157,14 @@ def test_what_the_hits_are_like_is_written_with_them(run, tmp_path):
     assert bins["score"].hits == (30,) * 10
 
 
+def test_near_misses_of_shadow_mode_have_features_too(run, tmp_path):
+    near = [{**check(0.5, kind="near-miss"), "shadow": True} for _ in range(30)]
+    lines = with_features([*clean(300), *near])
+    code, _, err = run(log_of(tmp_path / "log.jsonl", lines), "--write", "--budget", "1%")
+    assert (code, err) == (0, "")
+    assert sum(Calibrations(tmp_path / ".refrain").of("ab" * 32).features["score"].hits) == 330
+
+
 def test_pairs_have_features_too(run, tmp_path, scored):
     lines = pairs(300, asked="I want to reset it, how, at step {}?")
     code, _, err = run(log_of(tmp_path / "pairs.jsonl", lines), "--budget", "1%", "--write")
@@ -169,7 +177,14 @@ def test_pairs_have_features_too(run, tmp_path, scored):
     ("lines", "why"),
     [
         (clean(300), "the features of 200 hits are needed, and 0 are known"),
-        (with_features([*clean(300), check(0.9, kind="served")]), "1 of the hits were sampled"),
+        (
+            with_features([*clean(300), check(0.9, kind="served")]),
+            "1 of the hits come from sampling or promotion; only shadow mode and labelled pairs",
+        ),
+        (
+            with_features([check(1 - place / 10_000, kind="near-miss") for place in range(300)]),
+            "300 of the hits come from sampling or promotion",
+        ),
     ],
 )
 def test_why_traffic_will_not_be_compared_is_said(run, tmp_path, lines, why):

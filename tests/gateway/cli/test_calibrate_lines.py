@@ -24,10 +24,17 @@ PAIR = {"asked": "a", "stored": "b", "same": True}
         (CHECK, WouldBeHit(0.75, wrong=False, verifier="ab")),
         (CHECK | {"outcome": "different"}, WouldBeHit(0.75, wrong=True, verifier="ab")),
         (CHECK | {"outcome": "unsure"}, WouldBeHit(0.75, wrong=True, verifier="ab", unsure=True)),
-        (CHECK | {"kind": "near-miss", "score": 1}, WouldBeHit(1.0, wrong=False, verifier="ab")),
+        (
+            CHECK | {"kind": "near-miss", "score": 1},
+            WouldBeHit(1.0, wrong=False, verifier="ab", selected=True),
+        ),
+        (
+            CHECK | {"kind": "near-miss", "shadow": True},
+            WouldBeHit(0.75, wrong=False, verifier="ab"),
+        ),
         (
             CHECK | {"kind": "served", "characters": 9, "overlap": 0.5},
-            WouldBeHit(*(0.75, False, "ab"), sampled=True, features=Features(0.93, 0.75, 9, 0.5)),
+            WouldBeHit(*(0.75, False, "ab"), selected=True, features=Features(0.93, 0.75, 9, 0.5)),
         ),
         (
             CHECK | {"characters": None, "overlap": None},

@@ -65,13 +65,16 @@ async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, verify
 
 async def test_the_surest_candidate_of_a_lookup_is_counted_and_no_exact_hit(gateway, monkeypatch):
     noted = []
-    monkeypatch.setattr(Traffic, "note", lambda _traffic, features: noted.append(features))
+    monkeypatch.setattr(Traffic, "note", lambda _traffic, candidate: noted.append(candidate))
     for _ in range(3):
         await gateway.ask(STORED, model="m")
     assert noted == []
     assert "; hit; " in (await gateway.ask(ASKED, model="m")).cache
-    (features,) = noted
-    assert features.characters == len(ASKED)
+    assert "; hit; " in (await gateway.ask(ASKED.upper(), model="m")).cache
+    first, again = noted
+    assert first.features.characters == len(ASKED)
+    assert first.min_similarity == 0.75
+    assert first.pair == again.pair
 
 
 async def test_traffic_unlike_the_calibration_is_seen_everywhere(gateway, monkeypatch):

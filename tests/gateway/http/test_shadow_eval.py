@@ -138,6 +138,23 @@ async def test_a_comparison_names_what_is_known_of_the_questions(upstream, tmp_p
         assert rig.comparisons.journal.ledger.report()["default"]["comparisons"] == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "shadow"),
+    [("promote: on", False), ("shadow: on", True), ("shadow: on, promote: on", True)],
+)
+async def test_a_near_miss_says_whether_shadow_mode_compared_it(
+    upstream, tmp_path, settings, shadow
+):
+    upstream.answer = says("It is 3.")
+    async with learning(tmp_path, upstream.url, settings) as rig:
+        await rig.ask("how many")
+        rig.verifier.score = 0.3
+        await rig.ask("how many please")
+        await rig.comparisons.idle()
+        [line] = rig.lines()
+        assert (line["kind"], line["shadow"]) == ("near-miss", shadow)
+
+
 async def test_a_comparison_names_the_verifier_whose_score_it_is(upstream, tmp_path):
     async with learning(tmp_path, upstream.url, "shadow: on") as rig:
         await rig.ask("how many")

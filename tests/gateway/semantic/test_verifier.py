@@ -1,6 +1,7 @@
 """The verifier's port: guards, a score in bounded time, and the threshold of the same verifier."""
 
 import asyncio
+import itertools
 import json
 import logging
 import math
@@ -11,18 +12,19 @@ from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.calibration import calibrated, written_calibration
 from embeddings.verify.files import read_verifier
 from embeddings.verify.recipe import MIDDLE, WEIGHT, WORDING, overlap, weighed
-from embeddings.verify.resemblance import Features
+from embeddings.verify.resemblance import MOST, Features, Tally
 from gateway.semantic import calibrations as calibrations_module
 from gateway.semantic import verifier as verifying
 from gateway.semantic.calibrations import (
+    MOST_MISSED,
     OWN_FILE,
     QUIET_SECONDS,
     Calibrations,
     known_calibrations,
 )
-from gateway.semantic.ports import SemanticUnavailableError, Verification
+from gateway.semantic.ports import SemanticUnavailableError, SurestCandidate, Verification
 from gateway.semantic.verifier import MAX_CHARACTERS, CalibratedVerifier, guard
-from policies.format.settings import DEFAULT_MAX_WRONG_HITS
+from policies.format.settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
 
 ASKED, STORED = "I want to reset my password, how?", "How can I reset my password?"
 PLAIN = "How do I reset my password?"
@@ -290,6 +292,9 @@ def test_an_own_file_that_is_no_use_is_told_once_and_the_shipped_one_holds(
     assert told in details["problem"]
 
 
+PAIRS = itertools.count(10**6)
+
+
 def like(count, cosine):
     """Would-be hits that differ in their scores alone."""
     # In no order, so that any stretch of them is alike.
@@ -309,9 +314,11 @@ def watched(tmp_path):
     return verifier, now
 
 
-def feed(verifier, count, cosine):
-    for each in like(count, cosine):
-        verifier.traffic.note(each)
+def feed(verifier, count, cosine, pairs=None, least=DEFAULT_MIN_SIMILARITY):
+    """Note so many candidates; each is another pair, if no numbers of pairs are given."""
+    numbers = itertools.cycle(pairs) if pairs else PAIRS
+    for features, pair in zip(like(count, cosine), numbers, strict=False):
+        verifier.traffic.note(SurestCandidate(features, pair, least))
 
 
 UNLIKE = "traffic does not resemble the calibration: cosine "
@@ -331,6 +338,34 @@ def test_traffic_unlike_the_calibration_is_an_event_once_and_in_the_details(watc
     assert record.getMessage().endswith(" (limit 0.25); calibrate on your own traffic")
     assert verifier.details()["unlike"].startswith(UNLIKE)
     assert set(verifier.traffic.distances()) == {"cosine", "score", "characters", "overlap"}
+
+
+def test_a_pair_that_is_asked_often_counts_once(watched, caplog):
+    verifier, _ = watched
+    feed(verifier, 300, 0.9)
+    with caplog.at_level(logging.INFO):
+        feed(verifier, 5000, 0.99, pairs=[1, 2, 3])
+    assert verifier.traffic.distances()["cosine"] < 0.1
+    assert not caplog.records
+
+
+def test_a_pair_counts_again_after_many_others(watched, monkeypatch):
+    verifier, _ = watched
+    counted = []
+    monkeypatch.setattr(Tally, "add", lambda _tally, features: counted.append(features.cosine))
+    for others in (MOST - 1, 1):
+        feed(verifier, 1, 0.99, pairs=[1])
+        feed(verifier, others, 0.9)
+    assert counted.count(0.99) == 1
+    feed(verifier, 1, 0.99, pairs=[1])
+    assert counted.count(0.99) == 2
+
+
+def test_another_least_similarity_than_the_default_is_not_compared(watched):
+    verifier, _ = watched
+    feed(verifier, 400, 0.99, least=0.9)
+    assert verifier.traffic.distances() == {}
+    assert "unlike" not in verifier.details()
 
 
 def test_traffic_that_resembles_again_is_an_event_an_hour_later(watched, caplog):
@@ -392,6 +427,60 @@ def test_without_any_calibration_no_budget_is_kept_and_that_is_told_once(
     assert "no calibration: nothing is answered by meaning" in record.getMessage()
     assert verifier.details()["calibration"] == "none"
     assert Verification(1.0).result(verifier.threshold(0.01)) == "budget"
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """What the shipped files hold, and a record of each reading."""
+    files, readings = {"old": calibrated(CLEAN, verifier="old")}, []
+
+    def read():
+        readings.append(list(files))
+        return list(files.values())
+
+    monkeypatch.setattr(calibrations_module, "shipped_calibrations", read)
+    return files, readings
+
+
+def test_a_verifier_that_is_installed_later_gets_its_shipped_calibration(installed, tmp_path):
+    files, readings = installed
+    scores = Scores(verifier="old")
+    calibrations = Calibrations(tmp_path)
+    verifier = CalibratedVerifier(scores, calibrations, seconds=5.0)
+    before = calibrations.of("old")
+    assert verifier.threshold(0.01) is not None
+    del files["old"]
+    files["new"] = calibrated(CLEAN, verifier="new")
+    scores.verifier = "new"
+    calibrations.of("new")
+    assert verifier.threshold(0.01) is not None
+    assert verifier.details()["calibration"] == "shipped"
+    assert "problem" not in verifier.details()
+    assert calibrations.of("old") is before
+    assert readings == [["old"], ["new"]]
+
+
+def test_no_request_reads_the_shipped_files_where_a_thread_looks(installed, tmp_path):
+    files, readings = installed
+    calibrations = Calibrations(tmp_path)
+    calibrations.look()
+    calibrations.is_known = lambda: True
+    files["new"] = calibrated(CLEAN, verifier="new")
+    assert calibrations.of("new") is calibrations.of("new") is None
+    assert len(readings) == 1
+    calibrations.look()
+    assert calibrations.of("new") is files["new"]
+
+
+def test_the_shipped_files_are_read_once_for_each_unknown_verifier(installed, tmp_path):
+    _, readings = installed
+    calibrations = Calibrations(tmp_path)
+    for _ in range(3):
+        assert calibrations.of("none") is None
+    assert len(readings) == 2
+    for number in range(3 * MOST_MISSED):
+        assert calibrations.of(f"{number}") is None
+    assert len(readings) <= 1 + MOST_MISSED
 
 
 def test_an_unreadable_own_file_is_passed_over(verifier_of, tmp_path):

@@ -4,7 +4,7 @@ from observations import observation_of
 
 from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.tokens import NOTHING_SAID, PromptUsage
-from gateway.semantic.ports import Features
+from gateway.semantic.ports import Features, SurestCandidate
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.limits import Budget, Limits
 from gateway.server.keys.usage_sync import UsageSync
@@ -113,7 +113,9 @@ def test_a_client_that_left_is_not_told_as_a_fault_of_the_upstream():
 def test_the_surest_candidate_is_noted():
     seen = observation_of()
     one, other = Features(0.9, 0.3, 20, 0.5), Features(0.8, 0.6, 20, 0.4)
-    for features in (None, one, other, one):
-        seen.note_verified("score", None if features is None else features.score, features)
-    assert seen.lookup.surest is other
+    candidates = [SurestCandidate(each, 7, 0.75) for each in (one, other, one)]
+    seen.note_verified("guard", None)
+    for each in candidates:
+        seen.note_verified("score", each.features.score, each)
+    assert seen.lookup.surest is candidates[1]
     assert len(seen.lookup.verified) == 4
