@@ -95,6 +95,11 @@ class Batcher(Generic[Item, Result]):
             loop.call_soon(self._begin, loop)
         return await done
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long another item would wait, by the batch that ended last."""
+        return len(self._waiting) * self.item_seconds
+
     async def drain(self) -> None:
         """Return once nothing waits or runs."""
         await self._idle.wait()

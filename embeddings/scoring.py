@@ -1,7 +1,7 @@
 """The verifier at work in the service: pairs wait in turn, its own thread scores them.
 
 Laws: without a verifier, for whatever reason, the service goes on and says why; how many pairs wait
-is bounded.
+is bounded, and how long.
 """
 
 import asyncio
@@ -12,13 +12,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol
 
-from embeddings.batching import Batcher
+from embeddings.batching import Batcher, OverloadedError
 from embeddings.encoder.model_files import ModelError
 from embeddings.messages import MAX_FIELD, Pair, Reason, Scored
 
 # Pairs that go to the thread together: a few, so that those who leave meanwhile cost little.
 MAX_BATCH: Final = 8
 MAX_WAITING: Final = 1024
+MAX_WAIT_SECONDS: Final = 0.25
+"""Half of what a gateway waits for a score by default. After a wait that was too long it asks for
+no score during a second, so a pair that would wait so long is refused at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class PairScores:
         """
         if self._waiting is None:
             return Reason.UNAVAILABLE
+        if self._waiting.wait_seconds > MAX_WAIT_SECONDS:
+            raise OverloadedError(f"pairs would wait for over {MAX_WAIT_SECONDS} s")
         scored = await asyncio.gather(*map(self._waiting.submit, pairs))
         scores: list[float] = []
         for score in scored:

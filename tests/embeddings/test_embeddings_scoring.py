@@ -11,7 +11,13 @@ from tiny_verifier import write_tiny_verifier
 from embeddings.batching import OverloadedError
 from embeddings.client import EmbeddingsClient, SemanticUnavailableError
 from embeddings.messages import MAX_FIELD, Reason
-from embeddings.scoring import MAX_BATCH, MAX_WAITING, PairScores, open_pair_scores
+from embeddings.scoring import (
+    MAX_BATCH,
+    MAX_WAIT_SECONDS,
+    MAX_WAITING,
+    PairScores,
+    open_pair_scores,
+)
 from embeddings.service import tell_verifier
 from embeddings.verify.verifier import load_verifier
 
@@ -75,6 +81,22 @@ async def test_pairs_beyond_the_bound_are_not_taken(pairs, scorer):
     assert 0 < len(refused) <= 100
     assert sum(result == (0.01,) for result in results) == len(results) - len(refused)
     assert max(map(len, scorer.batches)) == MAX_BATCH
+
+
+async def test_a_pair_that_would_wait_too_long_is_not_taken(pairs, scorer):
+    assert await pairs.score([("a", "b")]) == (0.01,)
+    pairs._waiting.item_seconds = MAX_WAIT_SECONDS  # as if a pair took so long
+    scorer.began.clear()
+    scorer.may_run.clear()
+    running = asyncio.create_task(pairs.score([("a", "b")]))
+    assert await asyncio.to_thread(scorer.began.wait, 30)
+    waiting = [asyncio.create_task(pairs.score([(name, "b")])) for name in ("aa", "aaa")]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="over 0.25 s"):
+        await pairs.score([("aaaa", "b")])
+    scorer.may_run.set()
+    assert await asyncio.gather(running, *waiting) == [(0.01,), (0.02,), (0.03,)]
+    assert await pairs.score([("aaaa", "b")]) == (0.04,)
 
 
 async def test_a_caller_who_left_is_not_scored(pairs, scorer):
