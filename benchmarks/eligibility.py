@@ -20,7 +20,6 @@ from typing import Any
 from gateway.cache.key import ANONYMOUS
 from gateway.cache.plan import Plan, plan_request
 from gateway.semantic.eligibility import ineligible
-from gateway.semantic.follow_ups import is_complete
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import Directives
 
@@ -105,18 +104,13 @@ def conversations(file: Path) -> dict[str, Any]:
         whole += plan_of(row["history"], row["rewrite"]).question is not None
         if plan.question is not None:
             under[plan.fingerprint].add(json.dumps(row["history"]))
-    asked = sum(is_complete(row["question"]) for row in rows)
-    rewritten = sum(is_complete(row["rewrite"]) for row in rows)
     repeated = sum(count for count in same_words.values() if count > 1)
     meetings = sum(len(histories) - 1 for histories in under.values())
     print(f"\nCANARD, {len(rows)} questions, {repeated} of them in words asked elsewhere, too")
     print(f"could meet a question of another conversation: {meetings}")
     print(f"exact only, as asked: {leaning / len(rows):.1%}; may be found, rewritten to stand")
     print(f"by itself: {whole / len(rows):.1%}")
-    print(f"may get the answer to a first turn, with follow_ups: on: {asked / len(rows):.1%} as")
-    print(f"asked, {rewritten / len(rows):.1%} rewritten to stand by themselves")
-    counts = {"canard": len(rows), "meetings": meetings, "leaning": leaning, "whole": whole}
-    return counts | {"complete": asked, "complete_rewritten": rewritten}
+    return {"canard": len(rows), "meetings": meetings, "leaning": leaning, "whole": whole}
 
 
 def shares(file: Path) -> dict[str, Any]:

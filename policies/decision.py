@@ -203,7 +203,6 @@ class Decision:
     shadow: bool = False
     sample: float = 0.0
     promote: bool = False
-    follow_ups: bool = False
     jitter: float = 0.0
     grace_revalidate: float = 0.0
     grace_error: float = 0.0

@@ -70,8 +70,7 @@ async def candidates(
     trial: Trial, vectors: Mapping[str, Vector], min_similarity: float | None = None
 ) -> list[Outcome]:
     """Return what the gateway would give to a verifier; the verifications say nothing yet."""
-    cache = await filled(trial, vectors)
-    decision = replace(default_decision(), follow_ups=trial.follow_ups)
+    cache, decision = await filled(trial, vectors), default_decision()
     if min_similarity is not None:
         decision = replace(decision, min_similarity=min_similarity)
     return [

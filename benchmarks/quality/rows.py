@@ -95,22 +95,6 @@ ROWS: tuple[Row, ...] = (
         _where(_of("same conversation"), right_hits),
     ),
     Row(
-        "canard_follow_ups",
-        "Follow-ups, complete sentences hit",
-        _where(_of("complete sentence"), right_hits),
-    ),
-    Row(
-        "canard_follow_ups",
-        "  wrong hits",
-        _where(lambda each: each.request.group != "same words", wrong_hits),
-        most=0.0,
-    ),
-    Row(
-        "canard_follow_ups",
-        "  words that had to be completed hit",
-        _where(_of("same words"), wrong_hits),
-    ),
-    Row(
         "clinc150",
         "CLINC150, wrong intent among hits",
         _where(_inside, wrong_among_hits),

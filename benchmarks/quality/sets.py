@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.semantic.eligibility import tokenize_question
 from quality.lookalikes import lookalikes
 from quality.trial import SEED, Message, Request, Trial, pairs
 from tools.verifier.material.people import Pair, People, PeopleError, read_people
@@ -117,39 +116,6 @@ def canard(data: Path) -> Trial:
     return Trial("canard", tuple(stored), tuple(asked))
 
 
-def canard_follow_ups(data: Path) -> Trial:
-    """Half of the dialogues' questions stored as first turns, and asked as follow-ups.
-
-    Realm 0 stores complete sentences, realm 1 the questions as they were put. The label is the
-    complete sentence. No stored answer is right for words that annotators had to complete, if they
-    are moved into another dialogue.
-    """
-    rows = [row for row in _rows(data, "canard_multiturn.jsonl") if len(row["history"]) > 2]
-    titles = sorted({tuple(row["history"][:2]) for row in rows})
-    random.Random(SEED).shuffle(titles)
-    kept = set(titles[: len(titles) // 2])
-    inside = [row for row in rows if tuple(row["history"][:2]) in kept]
-    outside = [row for row in rows if tuple(row["history"][:2]) not in kept]
-    stored, asked = [], []
-    for number, row in enumerate(inside):
-        question, rewrite, label = row["question"], row["rewrite"], _plain(row["rewrite"])
-        other = _turns(outside[number % len(outside)])[1:]
-        stored += [Request(rewrite, label), Request(question, label, realm=1)]
-        same = label if _plain(question) == label else None
-        asked += [
-            Request(rewrite, label, "complete sentence", history=other),
-            Request(question, same, "same words", realm=1, history=other),
-        ]
-    for row in (*inside, *outside):
-        label, history = _plain(row["rewrite"]), _turns(row)[1:]
-        asked.append(Request(row["question"], label, "as it came", history=history))
-    for row in outside:
-        label, history = _plain(row["rewrite"]), _turns(row)[1:]
-        asked.append(Request(row["rewrite"], label, "other dialogue", history=history))
-        asked.append(Request(row["question"], label, "other dialogue", realm=1, history=history))
-    return Trial("canard_follow_ups", tuple(stored), tuple(asked), follow_ups=True)
-
-
 def verbs(_: Path) -> Trial:
     """All seeds stored; asked are rewordings, and near misses that turn on a verb."""
     stored, asked = [], []
@@ -210,7 +176,6 @@ TRIALS: Mapping[str, Callable[[Path], Trial]] = {
     "checklist": checklist,
     "gsm_plus": gsm_plus,
     "canard": canard,
-    "canard_follow_ups": canard_follow_ups,
     "clinc150": clinc150,
     "banking77": banking77,
     "qqp": qqp,
@@ -248,11 +213,6 @@ def _turns(row: dict[str, Any]) -> tuple[Message, ...]:
         ("system", f"{title}\n{section}"),
         *((told[place % 2], turn) for place, turn in enumerate(turns)),
     )
-
-
-def _plain(text: str) -> str:
-    """Return the words of a text alone, in lower case."""
-    return " ".join(tokenize_question(text).words)
 
 
 def _rows(data: Path, name: str) -> list[dict[str, Any]]:

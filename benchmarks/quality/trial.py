@@ -36,15 +36,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A cache with `stored` in it, and then `asked`, nothing of which is stored.
-
-    `follow_ups` is the setting of the policy; all else is as in the default policy.
-    """
+    """A cache with `stored` in it, and then `asked`, nothing of which is stored."""
 
     name: str
     stored: tuple[Request, ...]
     asked: tuple[Request, ...]
-    follow_ups: bool = False
 
     @property
     def texts(self) -> set[str]:

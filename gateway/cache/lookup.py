@@ -187,7 +187,7 @@ class FetchCandidate:
         if (
             entry is not None
             and entry.key == self.key
-            and entry.fingerprint in plan.fingerprints
+            and entry.fingerprint == plan.fingerprint
             and entry.question is not None
             and plan.question is not None
         ):

@@ -20,7 +20,6 @@ from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.endpoints.spec import Question
 from gateway.protocol.http.cache_status import Reason
 from gateway.semantic.eligibility import semantic_query
-from gateway.semantic.follow_ups import as_opening
 from policies.decision import Decision, Endpoint, PiiAction, Scope
 from policies.freshness import NO_GRACE, Directives, Freshness, Grace, freshness, jittered
 
@@ -101,20 +100,6 @@ class Plan:
         if not isinstance(found, Question):
             return _NO_FINGERPRINT
         return self.partition.fingerprint_of(found.rest)
-
-    @cached_property
-    def fingerprints(self) -> tuple[bytes, ...]:
-        """Fingerprints to look up under: the own one, and of a complete follow-up as first turn.
-
-        An answer is stored under the own one alone: it may repeat what the conversation said.
-        """
-        own, found = self.fingerprint, self.semantic_query
-        if not (self.decision.follow_ups and isinstance(found, Question) and found.follows):
-            return (own,)
-        opening = as_opening(found)
-        if isinstance(opening, Reason):
-            return (own,)
-        return own, self.partition.fingerprint_of(opening)
 
     @cached_property
     def _digests(self) -> Digests:

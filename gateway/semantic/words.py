@@ -297,48 +297,6 @@ PREPOSITIONS = _words(
     " of per via only just not maybe if unless except"
 )
 
-REFERRING = (
-    PRONOUNS
-    | LEANING_ENDS
-    | LEANING_ANYWHERE
-    | OWN
-    | (
-        LEANING_OPENINGS
-        - _words("and but or so because no sure right wrong great cool nice perfect")
-    )
-    | _words(
-        "you your yours other others one ones such former following previous previously further"
-        " additional additionally besides similar different differently afterwards afterward"
-        " meanwhile alternatively both neither each elsewhere rest aside apart already yet even"
-        " eventually subsequently after later else here now ever any anything anyone anybody"
-        " something someone somebody"
-    )
-)
-"""Words that may stand for something in an earlier turn, or lean on one."""
-IN_NAMES = _words("a an and at by for from in of on or over the to under with")
-"""English words that have a capital in a title: "Return To Forever"."""
-TITLES = _words(
-    "mr mrs ms miss dr prof professor sir dame lord lady king queen prince princess duke duchess"
-    " count pope saint st president senator governor mayor general captain colonel major judge"
-    " father sister brother jr sr"
-)
-"""With one name they do not make a full name: there were many a King George."""
-COMPARING = _words(
-    "more less better worse cheaper faster slower easier harder bigger smaller larger higher lower"
-    " older younger newer longer shorter simpler stronger weaker greater fewer"
-)
-"""Without "than" they compare with an earlier turn."""
-STANDING = _words(
-    "always never henceforth onwards onward remember pretend imagine assume suppose roleplay act"
-    " respond reply answer answers speak write translate language tone role french german"
-    " spanish italian english formal informal bullet bullets emoji emojis"
-)
-"""Words of a turn that may set a rule for all answers after it."""
-STANDING_PAIRS = _pairs(
-    "now on, call me, address me, you re, you were, you will, if you, i m, i am, my name,"
-    " my company, in short, word limit"
-)
-
 # --- Chance and variety ---
 
 POLITE = _words(

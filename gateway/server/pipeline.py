@@ -529,18 +529,13 @@ class Pipeline:
             _note(context, state, None)
             return []
         try:
-            found = [
-                each
-                for fingerprint in plan.fingerprints
-                for each in await self.semantic.search(fingerprint, plan.question, NEAREST)
-            ]
+            found = await self.semantic.search(plan.fingerprint, plan.question, NEAREST)
         except SemanticUnavailableError as error:
             context.observation.note_semantic_fault(error.reason)
             _note(context, state, error)
             return []
         # Not only when it is added: the index may have been down when the hit was called wrong.
         barred = self.coalescer.caller.writer.quarantine.holds
-        found = sorted(found, key=lambda each: -each.similarity)[:NEAREST]
         near = [(each.key, each.similarity) for each in found if not barred(each.key)]
         _note(context, state, near)
         return near

@@ -103,12 +103,6 @@ SEMANTIC = Table(
         "If a question was just below the threshold and its fresh answer is the same, later "
         "requests of it may get the entry.",
     ),
-    Key(
-        "follow_ups",
-        ON_OFF,
-        "If a later turn of a conversation is complete in itself, it may get the stored answer to "
-        "a first turn of the same meaning.",
-    ),
     short=on_or_off("{max_wrong_hits: 1%}"),
     neutral=_NOTHING_SET,
 )

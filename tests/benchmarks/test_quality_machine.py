@@ -13,14 +13,7 @@ from quality.cache import default_decision, filled
 from quality.kept import Kept
 from quality.measuring import candidates, measure, nearest
 from quality.models import Scores
-from quality.sets import (
-    TRIALS,
-    MissingDataError,
-    canard,
-    canard_follow_ups,
-    clinc150,
-    gsm_plus,
-)
+from quality.sets import TRIALS, MissingDataError, canard, clinc150, gsm_plus
 from quality.systems import System, faults, guards_in
 from quality.trial import Request, Trial
 from tiny_verifier import write_tiny_verifier
@@ -233,24 +226,6 @@ def test_the_same_words_are_asked_in_other_conversations_only(tmp_path):
     for request in trial.asked:
         assert (request.history in stored) == (request.group == "same conversation")
         assert (request.answer is None) == (request.group != "same conversation")
-
-
-def test_follow_ups_are_asked_in_other_conversations_and_words_to_complete_have_no_answer(tmp_path):
-    rows = [
-        {
-            "history": [f"title {n // 2}", "life", "Where?", "There."],
-            "question": "When was that?" if n % 2 else f"When was the event {n}?",
-            "rewrite": f"When was the event {n}?",
-        }
-        for n in range(12)
-    ]
-    trial = canard_follow_ups(written(tmp_path, "canard_multiturn.jsonl", rows))
-    assert trial.follow_ups
-    assert not any(request.history for request in trial.stored)
-    assert all(request.history for request in trial.asked)
-    moved = [request for request in trial.asked if request.group == "same words"]
-    assert {request.answer is None for request in moved if "that" in request.text} == {True}
-    assert {request.answer is None for request in moved if "event" in request.text} == {False}
 
 
 def test_nothing_that_is_asked_is_stored_and_out_of_scope_has_no_answer(tmp_path):

@@ -47,7 +47,6 @@ def test_what_nobody_sets_is_neutral():
     assert default.finish_reasons == CLEAN_FINISH_REASONS
     assert (default.max_temperature, default.max_prompt_tokens) == (None, None)
     assert (default.shadow, default.sample, default.promote) == (False, 0, False)
-    assert default.follow_ups is False
     assert (default.priority, default.tags) == (Priority.NORMAL, ())
     assert default.prefix == PrefixSettings(SchemaKeys.KEYWORDS)
 
@@ -57,7 +56,6 @@ SET = [
     ("semantic: {shadow: off}", {"shadow": False}),
     ("semantic: {sample: 2.5%}", {"sample": 0.025}),
     ("semantic: {promote: on}", {"promote": True}),
-    ("semantic: {follow_ups: on}", {"follow_ups": True}),
     ("jitter: 10%", {"jitter": 0.1}),
     ("jitter: 0%", {"jitter": 0.0}),
     ("jitter: 100%", {"jitter": 1.0}),

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from gateway.cache.lookup import Forward, SearchSemantic, start
 from gateway.protocol.http.cache_status import Reason
 from gateway.semantic.eligibility import ineligible
-from gateway.semantic.follow_ups import is_complete
-from gateway.semantic.words import REFERRING
 
 POOL = (
     "how do i reset my password what is the fee for a lost card today it them another joke again"
@@ -112,27 +110,3 @@ def test_a_turn_is_found_by_meaning_only_after_equal_turns(ours, theirs):
     )
     assert asked.question is not None
     assert (asked.fingerprint == other.fingerprint) is (ours == theirs)
-
-
-NAMED = "Why did the painter of New Zealand visit Frida Kahlo in Mexico City"
-
-
-@given(
-    st.sampled_from(sorted(REFERRING)),
-    st.integers(0, len(NAMED.split())),
-    st.sampled_from([str.lower, str.title, str.upper]),
-)
-def test_a_turn_with_a_word_that_refers_back_is_never_complete(word, place, case):
-    words = NAMED.split()
-    assert is_complete(NAMED)
-    assert not is_complete(" ".join([*words[:place], case(word), *words[place:]]))
-
-
-@given(ANYTHING, st.lists(st.tuples(st.sampled_from(["user", "assistant"]), ANYTHING), max_size=4))
-def test_a_follow_up_is_looked_up_as_a_first_turn_only_where_the_policy_allows(text, turns):
-    body = chat(*({"role": role, "content": said} for role, said in turns), user(text))
-    assert plan_of(body).fingerprints == (plan_of(body).fingerprint,)
-    own, *other = plan_of(body, follow_ups=True).fingerprints
-    assert own == plan_of(body).fingerprint
-    assert other in ([], [plan_of(chat(user("Who invented the telephone?"))).fingerprint])
-    assert not other or (turns and is_complete(text))

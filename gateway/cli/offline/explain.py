@@ -327,13 +327,8 @@ def _content(explanation: dict[str, Any]) -> Iterator[str]:
         yield _row(name, f"{found['kind']} in {found['where']}{place}")
         name = ""
     semantic = explanation["semantic"]
-    yield _row("by meaning", _eligible(semantic))
-    if (as_first_turn := semantic.get("as_first_turn")) is not None:
-        yield _row("as a first turn", _eligible(as_first_turn))
-
-
-def _eligible(verdict: dict[str, Any]) -> str:
-    return "yes" if verdict["eligible"] else "no, {reason}: {why_not}".format_map(verdict)
+    can = "yes" if semantic["eligible"] else "no, {reason}: {why_not}".format_map(semantic)
+    yield _row("by meaning", can)
 
 
 def _changes(name: str, explanation: dict[str, Any]) -> Iterator[str]:

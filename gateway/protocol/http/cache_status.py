@@ -52,8 +52,6 @@ class Reason(StrEnum):
     VAGUE = "vague"
     VARIETY = "variety"
     TIME = "time"
-    # Why a follow-up is looked up by meaning in its own conversation alone, or ``follow-up``.
-    EARLIER_TURNS = "earlier-turns"
     # Why a semantic candidate was not served.
     SHADOW = "shadow"
     SEMANTIC_OFF = "semantic-off"
@@ -137,12 +135,6 @@ WHY_EXACT_ONLY = {
     Reason.TIME: "the answer depends on when it is asked",
 }
 """Why a request may hit only exactly, in words."""
-
-WHY_OWN_CONVERSATION = {
-    Reason.FOLLOW_UP: "the last turn may depend on the earlier turns",
-    Reason.EARLIER_TURNS: "the earlier turns hold more than plain questions and answers",
-}
-"""Why a follow-up does not get the answer to the same question as a first turn, in words."""
 
 LEFT_BY_CLIENT = frozenset({Reason.CLIENT_GONE, Reason.CLIENT_TIMEOUT})
 """The client left before the end: no fault of gateway or upstream."""

@@ -36,16 +36,10 @@ from gateway.prompts.rewrite.rules import rewrite
 from gateway.protocol.conversation import as_names, names_text, prompt_text, query_readings
 from gateway.protocol.endpoints.registry import SPECS
 from gateway.protocol.errors import PromptTooLongError, RequestError
-from gateway.protocol.http.cache_status import (
-    WHY_EXACT_ONLY,
-    WHY_OWN_CONVERSATION,
-    Forwarded,
-    Reason,
-)
+from gateway.protocol.http.cache_status import WHY_EXACT_ONLY, Forwarded, Reason
 from gateway.protocol.request import CacheRequest, read_request
 from gateway.protocol.tokens import prompt_tokens
 from gateway.semantic.eligibility import semantic_query
-from gateway.semantic.follow_ups import as_opening
 from gateway.server.admin.operations import entry_summary, walk
 from gateway.server.admin.recorded_request import RecordedRequest
 from gateway.server.context import RequestContext, Step, Trace, Verdict, facts_of
@@ -278,22 +272,9 @@ def _eligibility(context: RequestContext) -> dict[str, Any]:
         why_not = "the policy switches semantic off"
         return {"eligible": False, "reason": "policy", "why_not": why_not}
     found = semantic_query(context.request.endpoint, context.request.body)
-    if isinstance(found, Reason):
-        return _verdict(found, WHY_EXACT_ONLY)
-    report = _verdict(None, WHY_EXACT_ONLY)
-    if context.decision.follow_ups and found.follows:
-        opening = as_opening(found)
-        reason = opening if isinstance(opening, Reason) else None
-        report["as_first_turn"] = _verdict(reason, WHY_OWN_CONVERSATION)
-    return report
-
-
-def _verdict(reason: Reason | None, words: Mapping[Reason, str]) -> dict[str, Any]:
-    return {
-        "eligible": reason is None,
-        "reason": reason,
-        "why_not": None if reason is None else words[reason],
-    }
+    if not isinstance(found, Reason):
+        return {"eligible": True, "reason": None, "why_not": None}
+    return {"eligible": False, "reason": found, "why_not": WHY_EXACT_ONLY[found]}
 
 
 def _outcome(end: End, now: float) -> dict[str, Any]:

@@ -184,31 +184,3 @@ def test_a_personal_plan_is_that_of_one_user_of_one_tenant():
     assert other.personal.key != plans[0].personal.key
     public = plan_of(chat(user="ann"), pii=PiiAction.USER, scope=Scope.PUBLIC)
     assert public.personal.partition.scope == plans[0].personal.partition.scope
-
-
-FOLLOW_UP = (user("Who painted it?"), {"role": "assistant", "content": "Who?"})
-COMPLETE = user("Where was Frida Kahlo born?")
-
-
-def test_a_complete_follow_up_is_looked_up_as_a_first_turn_and_stored_as_a_follow_up():
-    plan = plan_of(chat(*FOLLOW_UP, COMPLETE), follow_ups=True)
-    first = plan_of(chat(COMPLETE))
-    assert plan.fingerprints == (plan.fingerprint, first.fingerprint)
-    assert entry_of(plan).fingerprint == plan.fingerprint != first.fingerprint
-    assert plan_of(chat(*FOLLOW_UP, COMPLETE)).fingerprints == (plan.fingerprint,)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"body": chat(COMPLETE, temperature=1)},
-        {"body": chat(COMPLETE, user="other"), "scope": Scope.USER},
-        {"body": chat({"role": "system", "content": "Be brief."}, COMPLETE)},
-        {"body": chat(COMPLETE, model="other")},
-        {"tenant": identify({"authorization": "Bearer other"})},
-        {"generation": 2},
-    ],
-)
-def test_a_first_turn_that_differs_beside_the_history_is_not_looked_up(options):
-    plan = plan_of(chat(*FOLLOW_UP, COMPLETE), follow_ups=True)
-    assert plan_of(**options).fingerprint not in plan.fingerprints

@@ -42,9 +42,6 @@ rules:
   - name: cool
     match: {model: cool}
     max_temperature: 0.3
-  - name: across
-    match: {model: across}
-    semantic: {follow_ups: on}
 default: {exact: on, semantic: on, freshness: 1h, scope: tenant, pii: bypass, tags: [all]}
 """
 QUESTION = "How do I reset my password?"
@@ -92,7 +89,6 @@ def test_the_rule_that_decides_and_what_each_earlier_one_lacked(explain):
         "hinted": ["model"],
         "short": ["model"],
         "cool": ["model"],
-        "across": ["model"],
         "default": [],
     }
     assert told["rules"][2]["failed"] == [{"key": "model", "wanted": ["users"], "got": "gpt-4o"}]
@@ -304,20 +300,6 @@ def test_why_a_request_is_not_looked_up_by_meaning(explain, body, reason, why_no
     assert why_not in semantic["why_not"]
 
 
-def test_why_a_follow_up_gets_no_answer_to_a_first_turn(explain):
-    def told(*turns):
-        roles = ("user", "assistant")
-        messages = [{"role": roles[at % 2], "content": turn} for at, turn in enumerate(turns)]
-        return explain(chat(messages=messages, model="across"))["semantic"].get("as_first_turn")
-
-    assert told("Where was Frida Kahlo born?") is None
-    assert told("Who?", "Her.", "Where was Frida Kahlo born?")["eligible"] is True
-    one = told("Who?", "Her.", "Who painted the old house in the wood?")
-    assert (one["eligible"], one["reason"]) == (False, "follow-up")
-    one = told("You are a pirate.", "Aye.", "Where was Frida Kahlo born?")
-    assert (one["reason"], one["why_not"][:17]) == ("earlier-turns", "the earlier turns")
-
-
 @pytest.fixture
 async def stored(start_gateway, policy):
     """A gateway with one answer, which goes on running."""
@@ -521,7 +503,7 @@ def test_a_request_from_standard_input_for_people(policy, capsys, monkeypatch):
     assert "✓ default    decides\n" in text
     assert "email in messages[0].content, characters 5 to 20" in text
     assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) < 120
+    assert max(map(len, text.splitlines())) < 110
 
 
 @pytest.mark.parametrize(

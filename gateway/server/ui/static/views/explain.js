@@ -73,8 +73,7 @@ function shown(report) {
       ], pii.findings, "None found.")
       : h("section", { class: "block" }, h("h2", {}, "Personal data"), h("p", {}, "The rule does not scan for it."))),
     semantic && h("section", { class: "block" }, h("h2", {}, "Semantic lookup"),
-      h("p", {}, semantic.eligible ? "The question may be answered by meaning." : `Not eligible (${semantic.reason}): ${semantic.why_not}.`),
-      semantic.as_first_turn && h("p", {}, semantic.as_first_turn.eligible ? "It may also get the answer to a first turn." : `Not as a first turn (${semantic.as_first_turn.reason}): ${semantic.as_first_turn.why_not}.`)),
+      h("p", {}, semantic.eligible ? "The question may be answered by meaning." : `Not eligible (${semantic.reason}): ${semantic.why_not}.`)),
     nearest && near(nearest),
     diff("Rewrite", rewrite), diff("Hints", hints),
     h("details", { class: "block" }, h("summary", {}, "The whole explanation as JSON"), h("pre", {}, JSON.stringify(report, null, 2))),
