@@ -29,3 +29,8 @@ def calibration_files(directory: Path) -> list[Path]:
     second = second_directory(directory)
     places = [directory] if second is None else [directory, second]
     return [place / "calibration.json" for place in places]
+
+
+def shipped_calibration_files() -> list[Path]:
+    """Return the calibrations that may stand beside the installed networks."""
+    return calibration_files(VERIFIER_DIRECTORY)

@@ -96,13 +96,13 @@ def read_verifier(directory: Path, *, alone: bool = False) -> VerifierFiles:
         return VerifierFiles(first, None, tokenizer)
     try:
         second = _second(where, first, directory)
-        settings = {name: float(second.config[name]) for name in ("gate", "first_weighs")}
+        gate, weighs = (float(second.config[name]) for name in ("gate", "first_weighs"))
     except ModelError as error:
         return VerifierFiles(first, None, tokenizer, fault=f"{error}; it is not used")
     except (KeyError, TypeError, ValueError) as error:
         fault = f"{unreadable(where, error)}; it is not used"
         return VerifierFiles(first, None, tokenizer, fault=fault)
-    return VerifierFiles(first, second, tokenizer, **settings)
+    return VerifierFiles(first, second, tokenizer, gate, weighs)
 
 
 def _second(where: Path, first: NetworkFiles, directory: Path) -> NetworkFiles:

@@ -14,7 +14,7 @@ from pathlib import Path
 from cachetools import FIFOCache
 
 from embeddings.verify.calibration import Calibration, CalibrationError, parse_calibration
-from embeddings.verify.directories import VERIFIER_DIRECTORY, calibration_files
+from embeddings.verify.directories import shipped_calibration_files
 from embeddings.verify.resemblance import LIMIT, MOST, Tally
 from gateway.semantic.ports import SurestCandidate
 from policies.format.settings import DEFAULT_MIN_SIMILARITY
@@ -194,7 +194,7 @@ def known_calibrations(data_dir: Path | None) -> list[Calibration]:
 def shipped_calibrations() -> list[Calibration]:
     """Return the calibrations installed with the verifier, without and with its second network."""
     found = []
-    for file in calibration_files(VERIFIER_DIRECTORY):
+    for file in shipped_calibration_files():
         try:
             found.append(parse_calibration(file.read_bytes(), str(file)))
         except FileNotFoundError:

@@ -30,7 +30,7 @@ _FRESH: Final = 0.002
 """Weight of one pair in the mean of its part."""
 _FALL: Final = 0.2
 """Share of the steps, the last ones, over which the rate falls to nothing."""
-_AVERAGE: Final = get_ema_multi_avg_fn(0.995)
+_AVERAGE: Final = get_ema_multi_avg_fn(0.995)  # type: ignore[no-untyped-call]
 """The mean weights are the mean of about the last 200 steps."""
 _SCORED_AT_ONCE: Final = 64
 
