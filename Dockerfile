@@ -52,9 +52,8 @@ COPY policies ./policies
 COPY gateway ./gateway
 COPY embeddings ./embeddings
 COPY backend ./backend
-COPY deploy/verifier ./deploy/verifier
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip wheel --no-deps --wheel-dir /wheels . ./deploy/verifier
+    pip wheel --no-deps --wheel-dir /wheels .
 
 FROM base AS runtime
 ARG EXTRAS

