@@ -54,7 +54,12 @@ from gateway.protocol.http.cache_status import (
 from gateway.protocol.http.messages import Reply
 from gateway.protocol.request import LARGE_BYTES, CacheRequest
 from gateway.protocol.tokens import refuse_long_prompt
-from gateway.semantic.ports import SemanticIndex, SemanticUnavailableError, Verifier
+from gateway.semantic.ports import (
+    SemanticIndex,
+    SemanticUnavailableError,
+    SurestCandidate,
+    Verifier,
+)
 from gateway.server.batch import AT_ONCE, end_of, for_each, forward_missing, without_refused
 from gateway.server.context import (
     RequestContext,
@@ -130,6 +135,8 @@ class Pipeline:
     refuse_unknown: Callable[[str], None] | None = None
     """Raises ClientError for a model that no upstream declares."""
     on_step: OnStep | None = None
+    on_surest: Callable[[SurestCandidate], None] | None = None
+    """Takes the surest candidate of each semantic lookup."""
     """Takes each step of a request; None costs nothing."""
     learned: ComparisonJournal | None = None
     draw: Callable[[], float] = field(default_factory=lambda: random.Random().random)
@@ -427,6 +434,9 @@ class Pipeline:
                 _note(context, after, TimeoutError("no time was left"))
                 return forward(after.plan, after.otherwise)
             after = await self._next(after, context)
+        surest = context.observation.lookup.surest
+        if surest is not None and self.on_surest is not None:
+            self.on_surest(surest)
         return after
 
     def _refuse_unknown(self, context: RequestContext) -> None:

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGES = ("backend", "embeddings", "gateway", "policies")
-MOST_BYTES = 25 * 10**6
+MOST_BYTES = 251 * 10**5
 BUILD = """
 import sys
 from setuptools import build_meta

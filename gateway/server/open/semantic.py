@@ -26,7 +26,6 @@ from gateway.server.open.judge import ModelJudge
 from gateway.server.open.policy_file import PolicySource
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.observation import Observation
 from gateway.upstream.request import Upstream
 
 ENCODER_POLL_SECONDS = 0.1
@@ -107,11 +106,6 @@ class Semantic:
     def _is_needed(self) -> bool:
         decisions = self.budgets.policies.active.policy.decisions
         return any(each.semantic or each.compress.enabled for each in decisions)
-
-    def observe(self, seen: Observation) -> None:
-        """Compare the surest candidate of a lookup with the calibration's."""
-        if (surest := seen.lookup.surest) is not None:
-            self.verifier.traffic.note(surest)
 
     def details(self) -> dict[str, Any]:
         service, vectors = self.service, {}
