@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from embeddings.encoder.model_files import DEFAULT_MODEL, locate
-from tools.verifier.export import save_second, save_verifier
+from tools.verifier.export import AS_BERT, save_second, save_verifier
 
 VOCABULARY, HIDDEN, INNER = 30522, 32, 64
 CONFIG = {
@@ -55,23 +55,9 @@ def write_tiny_verifier(directory: Path, seed: int = 0, **changed: np.ndarray) -
     return directory
 
 
-_MPNETS_NAMES = (
-    ("attention.self.query.", "attention.attn.q."),
-    ("attention.self.key.", "attention.attn.k."),
-    ("attention.self.value.", "attention.attn.v."),
-    ("attention.output.dense.", "attention.attn.o."),
-    ("attention.output.LayerNorm.", "attention.LayerNorm."),
-    ("embeddings.token_type_embeddings.weight", "types.weight"),
-)
-
-
 def write_tiny_second(first: Path, *, gate: float, first_weighs: float = 0.0) -> Path:
     """Write a second network of random weights, an MPNet, for the verifier in `first`."""
-    weights = {}
-    for name, value in random_weights(seed=9).items():
-        for before, after in _MPNETS_NAMES:
-            name = name.replace(before, after)  # noqa: PLW2901
-        weights[name] = value
+    weights = {_mpnets_name(name): value for name, value in random_weights(seed=9).items()}
     random = np.random.default_rng(9)
     for table, rows in (("word", 4), ("position", 2)):
         name = f"embeddings.{table}_embeddings.weight"
@@ -82,3 +68,9 @@ def write_tiny_second(first: Path, *, gate: float, first_weighs: float = 0.0) ->
     weights["encoder.relative_attention_bias.weight"] = bias
     config = {**CONFIG, "name": "tiny second", "model_type": "mpnet"}
     return save_second(weights, config, first, gate=gate, first_weighs=first_weighs)
+
+
+def _mpnets_name(name: str) -> str:
+    for mpnets, berts in AS_BERT:
+        name = name.replace(berts, mpnets)
+    return name

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from embeddings.encoder.bert_graph import compressible, quantised
 from embeddings.encoder.distances import DISTANCES
@@ -45,7 +45,7 @@ def _unused_words(tokenizer: Path) -> list[int]:
     return [row for word, row in vocabulary.items() if word.startswith("[unused")]
 
 
-_AS_BERT: Final = (
+AS_BERT: Final = (
     ("attention.attn.q.", "attention.self.query."),
     ("attention.attn.k.", "attention.self.key."),
     ("attention.attn.v.", "attention.self.value."),
@@ -72,7 +72,7 @@ def as_bert(state_dict: Mapping[str, Any], tokenizer: Path) -> dict[str, Any]:
 
 def _berts_name(name: str) -> str:
     name = name.removeprefix("bert.")
-    for before, after in _AS_BERT:
+    for before, after in AS_BERT:
         name = name.replace(before, after)
     return name
 
@@ -87,7 +87,9 @@ def save_verifier(
     beyond which positions are not kept. Raises ModelError over MOST_BYTES.
     """
     weights = {name.removeprefix("bert."): np.asarray(value) for name, value in state_dict.items()}
-    _save(weights, config, tokenizer, directory)
+    packed = _packed(weights, config, tokenizer)
+    _write_config(config, packed, directory)
+    _write(directory / WEIGHTS, packed)
     if tokenizer != directory / TOKENIZER:
         shutil.copyfile(tokenizer, directory / TOKENIZER)
     _refuse_large(directory, FILES, MOST_BYTES)
@@ -112,8 +114,8 @@ def save_second(
         "gate": gate,
         "first_weighs": first_weighs,
     }
-    _save(as_bert(state_dict, tokenizer), {**config, **settings}, tokenizer, directory)
-    whole = load_file(directory / WEIGHTS)
+    whole = _packed(as_bert(state_dict, tokenizer), config, tokenizer)
+    _write_config({**config, **settings}, whole, directory)
     words = {name: whole.pop(name) for name in list(whole) if name.startswith(_WORDS)}
     for name, part in ((WEIGHTS, whole), (WORDS, words)):
         _write(directory / name, part)
@@ -121,9 +123,10 @@ def save_second(
     return directory
 
 
-def _save(
-    weights: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Path, directory: Path
-) -> None:
+def _packed(
+    weights: Mapping[str, Any], config: Mapping[str, Any], tokenizer: Path
+) -> dict[str, Any]:
+    """Return the tensors of a file: large matrices in eight bits, each with its scales."""
     packed: dict[str, Any] = {}
     for name, value in weights.items():
         if name.endswith(_UNUSED):
@@ -140,9 +143,12 @@ def _save(
             packed[name], packed[name + SCALE] = values, eight.scale
         else:
             packed[name] = floats
+    return packed
+
+
+def _write_config(config: Mapping[str, Any], packed: Mapping[str, Any], directory: Path) -> None:
     written = {**config, "max_position_embeddings": len(packed[POSITIONS])}
     directory.mkdir(parents=True, exist_ok=True)
-    _write(directory / WEIGHTS, packed)
     (directory / CONFIG).write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
 
 
