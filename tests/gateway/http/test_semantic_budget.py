@@ -18,6 +18,14 @@ default: {exact: on, semantic: {max_wrong_hits: 20%}, freshness: 1h, scope: tena
 
 
 @pytest.fixture
+def noted(monkeypatch):
+    """What gateways that start later note. A pipeline keeps the bound method, so patch it first."""
+    candidates = []
+    monkeypatch.setattr(Traffic, "note", lambda _traffic, candidate: candidates.append(candidate))
+    return candidates
+
+
+@pytest.fixture
 async def gateway(start_gateway, verifying_service, lenient_data, tmp_path):
     """A gateway whose verifier is calibrated to take any score at 20 %, and none at 0.1 %."""
     policy = tmp_path / "policy.yaml"
@@ -63,9 +71,7 @@ async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, verify
     assert found["decision"]["max_wrong_hits"] == 0.2
 
 
-async def test_the_surest_candidate_of_a_lookup_is_counted_and_no_exact_hit(gateway, monkeypatch):
-    noted = []
-    monkeypatch.setattr(Traffic, "note", lambda _traffic, candidate: noted.append(candidate))
+async def test_the_surest_candidate_of_a_lookup_is_counted_and_no_exact_hit(noted, gateway):
     for _ in range(3):
         await gateway.ask(STORED, model="m")
     assert noted == []
