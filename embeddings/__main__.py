@@ -21,10 +21,11 @@ from embeddings.log_lines import FORMATS, log_to_stderr
 
 FAISS_DISTRIBUTIONS = ("faiss-cpu", "faiss-gpu-cu12")
 DEFAULT_MAX_VECTORS = 1_000_000
-# A sentence is too little work for more threads. And they wait for each other: on two cores that
-# others kept busy, one sentence took 270 ms on two threads and 20 ms on one.
-_CORES_A_THREAD = 4
-_MOST_THREADS = 4
+# A sentence is too little work for two threads, which wait for each other: on two cores that others
+# kept busy, one sentence took 270 ms on two threads and 20 ms on one. So more cores read more
+# sentences at a time.
+_CORES_AN_ENCODER = 4
+_MOST_ENCODERS = 4
 # Behind the gateway when both want a core: an exact hit takes less than a millisecond of one, and
 # waited for the encoder's turn to end.
 _NICENESS = 5
@@ -87,7 +88,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 1
     settings = TextIndexSettings(
         data_dir=arguments.data_dir,
-        encoder=EncoderSettings(arguments.model, arguments.device, arguments.threads),
+        encoder=EncoderSettings(
+            arguments.model, arguments.device, threads=1, at_once=arguments.encoders
+        ),
         max_vectors=arguments.max_vectors,
         qdrant=qdrant,
     )
@@ -142,13 +145,23 @@ def _parser() -> argparse.ArgumentParser:
         help="vectors to keep, the oldest leave first (default: %(default)s)",
     )
     parser.add_argument(
-        "--threads",
-        type=_positive,
-        default=max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // _CORES_A_THREAD)),
+        "--encoders",
+        type=_encoders,
+        default=_automatic(),
         metavar="N",
-        help="CPU threads of the encoder (default here: %(default)s, one for every four cores)",
+        help="texts, and pairs, that are read at a time, each on a core; auto: one for every four "
+        "cores (default here: %(default)s)",
     )
     return parser
+
+
+def _encoders(text: str) -> int:
+    return _automatic() if text == "auto" else _positive(text)
+
+
+def _automatic() -> int:
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(_MOST_ENCODERS, cores // _CORES_AN_ENCODER))
 
 
 def _positive(text: str) -> int:

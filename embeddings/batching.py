@@ -1,7 +1,8 @@
-"""Natural batching: what arrives while a batch runs makes up the next one.
+"""Natural batching: what arrives while batches run makes up the next ones.
 
 An idle batcher starts a lone item at once, so batching adds no wait; under load the batches grow by
-themselves up to `max_batch`. What can wait goes in small batches, while nothing else is there, and
+themselves up to `max_batch`. Where several batches may run, what waits is shared among those that
+do not run yet. What can wait goes in small batches, while nothing else is there, and
 takes a fifth of the time at most. The same rule serves the encoder (one forward pass for many
 texts) and the vector store (one transaction for many writes).
 """
@@ -41,11 +42,12 @@ class _Waiting(Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Runs `run(items) -> results` in `executor`, one batch at a time, for many awaiting callers.
+    """Runs `run(items) -> results` in `executor`, `at_once` batches, for many awaiting callers.
 
     `run` returns one result for each item, in order. What it raises, every caller of that batch
     gets, and so it is with any other number of results and with an executor that takes no work.
-    A cancelled caller's item is left out if its batch has not started. Belongs to one loop.
+    A cancelled caller's item is left out if its batch has not started. Belongs to one loop. With
+    more than one batch `at_once`, `run` is called from as many threads.
     """
 
     def __init__(
@@ -55,11 +57,15 @@ class Batcher(Generic[Item, Result]):
         *,
         max_batch: int,
         max_waiting: int,
+        at_once: int = 1,
     ) -> None:
         self._run = run
         self._executor = executor
         self._max_batch = max_batch
         self._max_waiting = max_waiting
+        self._at_once = self._free = at_once
+        self._begins = False
+        """Whether what waits is looked at before the loop does anything else."""
         self._waiting: deque[_Waiting[Item, Result]] = deque()
         self._later: deque[_Waiting[Item, Result]] = deque()
         self._idle = asyncio.Event()
@@ -88,32 +94,42 @@ class Batcher(Generic[Item, Result]):
         if self._timer is not None and not later:
             self._timer.cancel()
             self._timer = None
-            loop.call_soon(self._begin, loop)
-        elif self._idle.is_set():
-            self._idle.clear()
-            # Not at once: what arrived together makes up one batch.
-            loop.call_soon(self._begin, loop)
+            self._begin_soon(loop)
+        elif self._free and self._timer is None:
+            self._begin_soon(loop)
         return await done
 
     @property
     def wait_seconds(self) -> float:
         """How long another item would wait, by the batch that ended last."""
-        return len(self._waiting) * self.item_seconds
+        return len(self._waiting) * self.item_seconds / self._at_once
 
     async def drain(self) -> None:
         """Return once nothing waits or runs."""
         await self._idle.wait()
 
+    def _begin_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Not at once: what arrived together makes up one batch."""
+        self._idle.clear()
+        if not self._begins:
+            self._begins = True
+            loop.call_soon(self._begin, loop)
+
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        while batch := _taken(self._waiting, self._max_batch) or self._next_later(loop):
+        self._begins = False
+        while self._free and (batch := self._next(loop)):
             try:
                 self._executor.submit(self._run_in_thread, loop, batch)
             except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
                 _hand_out(batch, error)
             else:
-                return
-        if self._timer is None:
+                self._free -= 1
+        if self._free == self._at_once and self._timer is None:
             self._idle.set()
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> list[_Waiting[Item, Result]]:
+        share = -(-len(self._waiting) // self._free)
+        return _taken(self._waiting, min(self._max_batch, share)) or self._next_later(loop)
 
     def _run_in_thread(
         self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting[Item, Result]]
@@ -137,6 +153,7 @@ class Batcher(Generic[Item, Result]):
         results: Sequence[Result] | Exception,
         item_seconds: float,
     ) -> None:
+        self._free += 1
         self.item_seconds = item_seconds
         if batch[0].later and self._waiting:
             self._later_at = loop.time() + LATER_PAUSE * item_seconds * len(batch)
@@ -145,7 +162,8 @@ class Batcher(Generic[Item, Result]):
 
     def _next_later(self, loop: asyncio.AbstractEventLoop) -> list[_Waiting[Item, Result]]:
         if self._later and loop.time() < self._later_at:
-            self._timer = loop.call_at(self._later_at, self._begin_later, loop)
+            if self._timer is None:
+                self._timer = loop.call_at(self._later_at, self._begin_later, loop)
             return []
         return _taken(self._later, min(MAX_LATER_BATCH, self._max_batch))
 
@@ -176,12 +194,18 @@ def _hand_out(
             entry.done.set_result(results[place])
 
 
-_Owned = tuple[Hashable, str]
-"""An owner and a text."""
+@dataclass(slots=True)
+class _Shared:
+    """A text under way, and how many callers wait for it."""
+
+    task: "asyncio.Task[Encoded]"
+    callers: int = 0
 
 
 class BatchedEncoder:
     """Encodes texts in natural batches and remembers the latest vectors.
+
+    A text that is under way for its owner is not encoded a second time.
 
     The memory is there for `add` right after `search` of the same text: the second costs no forward
     pass. It is keyed by a digest, so no text outlives its request, and by an owner: how long a text
@@ -196,12 +220,13 @@ class BatchedEncoder:
         max_batch: int,
         max_waiting: int,
         remembered: int,
+        at_once: int = 1,
     ) -> None:
-        self._encode = encode
-        self._batcher: Batcher[_Owned, Encoded] = Batcher(
-            self._encode_distinct, executor, max_batch=max_batch, max_waiting=max_waiting
+        self._batcher: Batcher[str, Encoded] = Batcher(
+            encode, executor, max_batch=max_batch, max_waiting=max_waiting, at_once=at_once
         )
         self._recent: LRUCache[tuple[Hashable, bytes], Vector] = LRUCache(remembered)
+        self._under_way: dict[tuple[Hashable, bytes, bool], _Shared] = {}
 
     async def encode(self, text: str, owner: Hashable, *, later: bool = False) -> Encoded:
         """Return the text's vector, or the reason for having none.
@@ -214,18 +239,27 @@ class BatchedEncoder:
         self, text: str, owner: Hashable, *, later: bool = False
     ) -> tuple[Encoded, float]:
         """Return what `encode` does, and for how many seconds the text waited for others."""
-        digest, clock = (owner, sha256(text.encode()).digest()), asyncio.get_running_loop().time
-        recent = self._recent.get(digest)
+        digest, clock = sha256(text.encode()).digest(), asyncio.get_running_loop().time
+        recent = self._recent.get((owner, digest))
         if recent is not None:
             return recent, 0.0
         began = clock()
-        encoded = await self._batcher.submit((owner, text), later=later)
+        encoded = await self._shared((owner, digest, later), text)
         if not isinstance(encoded, Reason) and self._recent.maxsize:
-            self._recent[digest] = encoded
+            self._recent[owner, digest] = encoded
         return encoded, max(0.0, clock() - began - self._batcher.item_seconds)
 
-    def _encode_distinct(self, owned: Sequence[_Owned]) -> Sequence[Encoded]:
-        distinct = list(dict.fromkeys(owned))
-        texts = [text for _, text in distinct]
-        encoded = dict(zip(distinct, self._encode(texts), strict=True))
-        return [encoded[each] for each in owned]
+    async def _shared(self, key: tuple[Hashable, bytes, bool], text: str) -> Encoded:
+        """Encode a text once for all that wait for it; stop if they all have gone."""
+        shared = self._under_way.get(key)
+        if shared is None:
+            task = asyncio.create_task(self._batcher.submit(text, later=key[-1]))
+            shared = self._under_way[key] = _Shared(task)
+        shared.callers += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.callers -= 1
+            if not shared.callers:
+                shared.task.cancel()
+                del self._under_way[key]

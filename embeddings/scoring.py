@@ -1,4 +1,4 @@
-"""The verifier at work in the service: pairs wait in turn, its own thread scores them.
+"""The verifier at work in the service: pairs wait in turn, threads of their own score them.
 
 Laws: without a verifier, for whatever reason, the service goes on and says why; how many pairs wait
 is bounded, and how long.
@@ -16,7 +16,7 @@ from embeddings.batching import Batcher, OverloadedError
 from embeddings.encoder.model_files import ModelError
 from embeddings.messages import MAX_FIELD, Pair, Reason, Scored
 
-# Pairs that go to the thread together: a few, so that those who leave meanwhile cost little.
+# Pairs that go to a thread together: a few, so that those who leave meanwhile cost little.
 MAX_BATCH: Final = 8
 MAX_WAITING: Final = 1024
 MAX_WAIT_SECONDS: Final = 0.25
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class PairScorer(Protocol):
-    """What scores pairs on one thread: a Verifier, whose import takes half a second."""
+    """What scores pairs on any thread: a Verifier, whose import takes half a second."""
 
     name: str
     digest: str
@@ -45,7 +45,11 @@ class PairScores:
     """
 
     def __init__(
-        self, verifier: PairScorer | None, thread: ThreadPoolExecutor, fault: str = ""
+        self,
+        verifier: PairScorer | None,
+        threads: ThreadPoolExecutor,
+        fault: str = "",
+        at_once: int = 1,
     ) -> None:
         self.name = "" if verifier is None else verifier.name
         self.digest = "" if verifier is None else verifier.digest
@@ -53,7 +57,11 @@ class PairScores:
         self._waiting: Batcher[Pair, Scored] | None = None
         if verifier is not None:
             self._waiting = Batcher(
-                verifier.score, thread, max_batch=MAX_BATCH, max_waiting=MAX_WAITING
+                verifier.score,
+                threads,
+                max_batch=MAX_BATCH,
+                max_waiting=MAX_WAITING,
+                at_once=at_once,
             )
 
     async def score(self, pairs: Sequence[Pair]) -> tuple[float, ...] | Reason:
@@ -74,21 +82,24 @@ class PairScores:
         return tuple(scores)
 
 
-async def open_pair_scores(directory: Path, threads: int) -> PairScores:
-    """Load and warm the verifier in `directory`. Raises nothing: what went wrong is the fault."""
-    thread = ThreadPoolExecutor(1, "verifier")
+async def open_pair_scores(directory: Path, at_once: int) -> PairScores:
+    """Load and warm the verifier in `directory`, for `at_once` pairs at a time on a core each.
+
+    Raises nothing: what went wrong is the fault.
+    """
+    threads = ThreadPoolExecutor(at_once, "verifier")
 
     def load() -> PairScorer:
         module = import_module("embeddings.verify.verifier")
-        loaded: PairScorer = module.load_verifier(directory, threads)
+        loaded: PairScorer = module.load_verifier(directory, threads=1)
         if loaded.fault:
             _log.warning("verifier: %s", loaded.fault)
         return loaded
 
     try:
-        verifier = await asyncio.get_running_loop().run_in_executor(thread, load)
+        verifier = await asyncio.get_running_loop().run_in_executor(threads, load)
     except Exception as error:  # noqa: BLE001 - told in the status, whatever it is
         if not isinstance(error, ModelError | ImportError):
             _log.exception("the verifier cannot be loaded")
-        return PairScores(None, thread, str(error)[:MAX_FIELD])
-    return PairScores(verifier, thread, verifier.fault[:MAX_FIELD])
+        return PairScores(None, threads, str(error)[:MAX_FIELD])
+    return PairScores(verifier, threads, verifier.fault[:MAX_FIELD], at_once)

@@ -35,11 +35,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EncoderSettings:
-    """Which model runs where. `model`: see model_files.locate; `threads` of the CPU path."""
+    """Which model runs where. `model`: see model_files.locate; `threads` of a pass on the CPU.
+
+    `at_once`: how many passes callers mean to run at a time. A runtime that runs one at a time
+    takes as many threads for it.
+    """
 
     model: str
     device: str
     threads: int
+    at_once: int = 1
 
 
 class SentenceModel(Protocol):
@@ -59,14 +64,15 @@ class SentenceModel(Protocol):
 
 
 class Encoder:
-    """A loaded sentence encoder. Not thread-safe: one thread owns it.
+    """A loaded sentence encoder, for `at_once` threads at a time.
 
     `digest` identifies everything that shapes a vector (see model_files), `dimensions` its length,
     `max_tokens` the longest text, special tokens included.
     """
 
-    def __init__(self, name: str, digest: str, model: SentenceModel) -> None:
+    def __init__(self, name: str, digest: str, model: SentenceModel, at_once: int = 1) -> None:
         self.name = name
+        self.at_once = at_once
         self.digest = digest
         self._model = model
         self.dimensions = model.dimensions
@@ -104,14 +110,14 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
         # Hashing 90 MB leaves the interpreter free to load meanwhile.
         digest = hashing.submit(verified_digest, files)
         try:
-            model = _loaded(files, settings)
+            model, at_once = _loaded(files, settings)
         except ModelError:
             raise
         except Exception as error:  # damaged files raise whatever the library trips over first
             digest.result()
             raise _unusable(files, error) from error
         verified = digest.result()
-    encoder = Encoder(files.name, verified, model)
+    encoder = Encoder(files.name, verified, model, at_once)
     try:
         (warmed,) = encoder.encode(["How do I reset my password?"])
     except Exception as error:
@@ -121,12 +127,13 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
     return encoder
 
 
-def _loaded(files: ModelFiles, settings: EncoderSettings) -> SentenceModel:
+def _loaded(files: ModelFiles, settings: EncoderSettings) -> tuple[SentenceModel, int]:
+    """Return the model, and for how many threads at a time."""
     plain = _plain(files, settings)
     if plain is not None:
         from embeddings.encoder.onnx import OnnxSentenceModel  # noqa: PLC0415 - not always needed
 
-        return OnnxSentenceModel(plain, settings.threads)
+        return OnnxSentenceModel(plain, settings.threads), settings.at_once
     try:
         # Seconds of import that only those need who get here.
         from embeddings.encoder.torch import load_torch_model  # noqa: PLC0415
@@ -135,7 +142,8 @@ def _loaded(files: ModelFiles, settings: EncoderSettings) -> SentenceModel:
             f"{files.name} needs {error.name}, which is not installed: "
             "pip install 'refrain-gateway[transformers]'"
         ) from error
-    return load_torch_model(files.directory, settings.device, settings.threads)
+    threads = settings.threads * settings.at_once
+    return load_torch_model(files.directory, settings.device, threads), 1
 
 
 def _plain(files: ModelFiles, settings: EncoderSettings) -> PlainBert | None:

@@ -33,7 +33,7 @@ Row = tuple[Sequence[int], Sequence[int]]
 
 
 class OnnxSession:
-    """A loaded graph on the CPU. Not thread-safe. Raises what the runtime raises."""
+    """A loaded graph on the CPU, for any thread. Raises what the runtime raises."""
 
     def __init__(self, graph: Graph, threads: int) -> None:
         options = onnxruntime.SessionOptions()

@@ -1,7 +1,7 @@
 """Texts in, nearest keys out: encoder and vector index put together.
 
-Laws: the loop only moves messages, while the encoder has a thread of its own that alone touches it;
-nothing that the vector index does or fails to do holds up the encoder.
+Laws: the loop only moves messages, while threads of their own run the encoder; nothing that the
+vector index does or fails to do holds up the encoder.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class TextIndex:
     def __init__(
         self,
         encoder: Encoder,
-        encoder_thread: ThreadPoolExecutor,
+        encoder_threads: ThreadPoolExecutor,
         index: VectorIndex,
         clock: Callable[[], float],
     ) -> None:
@@ -56,17 +56,19 @@ class TextIndex:
         self._clock = clock
         self._texts = BatchedEncoder(
             encoder.encode,
-            encoder_thread,
+            encoder_threads,
             max_batch=MAX_BATCH,
             max_waiting=MAX_WAITING,
             remembered=REMEMBERED_VECTORS,
+            at_once=encoder.at_once,
         )
         self._bulk = BatchedEncoder(
             encoder.encode,
-            encoder_thread,
+            encoder_threads,
             max_batch=MAX_BULK_BATCH,
             max_waiting=MAX_WAITING,
             remembered=0,
+            at_once=encoder.at_once,
         )
 
     async def search(self, partition: bytes, text: str, k: int) -> Matches | Reason:
@@ -131,10 +133,7 @@ class TextIndex:
 
 async def open_text_index(settings: TextIndexSettings, clock: Callable[[], float]) -> TextIndex:
     """Load and warm the encoder and open the index. Raises ModelError, StoreError."""
-    thread = ThreadPoolExecutor(1, "encoder")
-    encoder = await asyncio.get_running_loop().run_in_executor(
-        thread, load_encoder, settings.encoder
-    )
+    encoder = await asyncio.to_thread(load_encoder, settings.encoder)
     index = await open_index(
         settings.data_dir,
         settings.qdrant,
@@ -143,4 +142,4 @@ async def open_text_index(settings: TextIndexSettings, clock: Callable[[], float
         max_vectors=settings.max_vectors,
         clock=clock,
     )
-    return TextIndex(encoder, thread, index, clock)
+    return TextIndex(encoder, ThreadPoolExecutor(encoder.at_once, "encoder"), index, clock)

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Verifier:
-    """Loaded cross-encoders on the CPU. Not thread-safe: one thread owns it.
+    """Loaded cross-encoders on the CPU, for any thread.
 
     `digest` identifies everything that shapes a score. `fault` says why a second network that is
     installed is not used.

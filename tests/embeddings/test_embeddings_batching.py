@@ -76,6 +76,36 @@ async def test_a_cancelled_item_is_left_out_of_its_batch(executor):
     assert running.cancelled()
 
 
+async def test_several_batches_run_at_once_and_share_what_waits():
+    run = Gate()
+    run.may_run.clear()
+    with ThreadPoolExecutor(2) as threads:
+        batcher = Batcher(run, threads, max_batch=8, max_waiting=16, at_once=2)
+        calls = [asyncio.create_task(batcher.submit(item)) for item in "abc"]
+        await until(lambda: len(run.batches) == 2)
+        assert sorted(run.batches) == [["a", "b"], ["c"]]
+        calls += [asyncio.create_task(batcher.submit(item)) for item in "defg"]
+        await asyncio.sleep(0)
+        assert len(run.batches) == 2
+        run.may_run.set()
+        assert await asyncio.gather(*calls) == list("ABCDEFG")
+        await batcher.drain()
+    assert sorted(item for batch in run.batches for item in batch) == list("abcdefg")
+
+
+async def test_a_late_item_takes_a_thread_that_is_free():
+    run = Gate()
+    run.may_run.clear()
+    with ThreadPoolExecutor(2) as threads:
+        batcher = Batcher(run, threads, max_batch=8, max_waiting=8, at_once=2)
+        first = asyncio.create_task(batcher.submit("first"))
+        await until(lambda: run.batches)
+        second = asyncio.create_task(batcher.submit("second"))
+        await until(lambda: len(run.batches) == 2)
+        run.may_run.set()
+        assert await asyncio.gather(first, second) == ["FIRST", "SECOND"]
+
+
 async def test_a_failing_batch_fails_its_own_callers_only(executor):
     batcher = Batcher(Gate(), executor, max_batch=8, max_waiting=8)
     with pytest.raises(ValueError, match="bad item"):
@@ -252,6 +282,50 @@ async def test_equal_texts_of_one_batch_are_encoded_once(executor):
     vectors = await asyncio.gather(*(encoder.encode(text, b"p") for text in ("a", "bb", "a")))
     assert encode.texts == ["a", "bb"]
     assert [vector[0] for vector in vectors] == [1, 2, 1]
+
+
+class GatedEncoder(CountingEncoder):
+    """Waits in each batch until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_run = threading.Event()
+
+    def __call__(self, texts):
+        vectors = super().__call__(texts)
+        assert self.may_run.wait(30)
+        return vectors
+
+
+async def test_a_text_under_way_is_not_encoded_a_second_time(executor):
+    encode = GatedEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=0)
+    calls = [asyncio.create_task(encoder.encode("abc", b"p"))]
+    await until(lambda: encode.texts)
+    calls += [asyncio.create_task(encoder.encode("abc", b"p")) for _ in range(2)]
+    await asyncio.sleep(0)
+    calls.pop(0).cancel()  # the others still wait for it
+    await asyncio.sleep(0)
+    encode.may_run.set()
+    assert [vector[0] for vector in await asyncio.gather(*calls)] == [3, 3]
+    assert encode.texts == ["abc"]
+
+
+async def test_a_text_that_all_have_left_is_not_encoded(executor):
+    encode = GatedEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=0)
+    running = asyncio.create_task(encoder.encode("running", b"p"))
+    await until(lambda: encode.texts)
+    left = [asyncio.create_task(encoder.encode("left", b"p")) for _ in range(2)]
+    await asyncio.sleep(0)
+    for call in left:
+        call.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    again = asyncio.create_task(encoder.encode("again", b"p"))
+    await asyncio.sleep(0)
+    encode.may_run.set()
+    await asyncio.gather(running, again)
+    assert encode.texts == ["running", "again"]
 
 
 async def test_what_one_has_encoded_saves_another_nothing(executor):

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -52,12 +53,22 @@ def test_any_text_is_refused_alike_or_has_the_same_vector(encoder, reference, te
             assert float(made @ expected) >= 0.9999
 
 
+def test_passes_in_several_threads_at_a_time_have_the_same_vectors():
+    several = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=1, at_once=3))
+    assert several.at_once == 3
+    alone = several.encode(VARIED)
+    with ThreadPoolExecutor(3) as threads:
+        for vectors in threads.map(several.encode, [VARIED] * 9):
+            np.testing.assert_array_equal(vectors, alone)
+
+
 def test_both_runtimes_have_one_digest_so_an_index_stays(encoder, monkeypatch):
     def not_plain(directory):
         raise NotPlainError("for the test")
 
     monkeypatch.setattr(encoder_module, "plain_bert", not_plain)
-    other = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=2))
+    other = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=1, at_once=2))
+    assert other.at_once == 1  # one pass at a time, on two threads
     assert not isinstance(other._model, OnnxSentenceModel)
     assert other.digest == encoder.digest
     assert (other.dimensions, other.max_tokens) == (encoder.dimensions, encoder.max_tokens)

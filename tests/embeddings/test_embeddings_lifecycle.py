@@ -124,7 +124,7 @@ def test_a_socket_path_that_cannot_be_bound_is_one_line_and_exit_1(tmp_path):
         [],
         ["--socket", "s"],
         ["--socket", "s", "--data-dir", "d", "--max-vectors", "0"],
-        ["--socket", "s", "--data-dir", "d", "--threads", "many"],
+        ["--socket", "s", "--data-dir", "d", "--encoders", "many"],
         ["--socket", "s", "--data-dir", "d", "--device", "tpu"],
         ["--socket", "s", "--data-dir", "d", "--unknown"],
     ],

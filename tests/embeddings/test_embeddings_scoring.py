@@ -124,7 +124,7 @@ async def test_a_verifier_that_raises_fails_its_callers_and_scores_the_next(pair
 
 
 async def test_a_directory_without_a_verifier_is_a_fault_and_no_failure(tmp_path):
-    pairs = await open_pair_scores(tmp_path / "none", threads=1)
+    pairs = await open_pair_scores(tmp_path / "none", at_once=1)
     assert await pairs.score([(RESET, PHONE)]) is Reason.UNAVAILABLE
     assert (pairs.name, pairs.digest) == ("", "")
     assert "holds no config.json" in pairs.fault
@@ -145,7 +145,7 @@ async def test_any_failure_to_load_is_a_fault(monkeypatch, tmp_path):
         raise MemoryError("\U0001f389" * 5000)
 
     monkeypatch.setattr("embeddings.verify.verifier.load_verifier", load)
-    pairs = await open_pair_scores(tmp_path, threads=1)
+    pairs = await open_pair_scores(tmp_path, at_once=1)
     assert await pairs.score([(RESET, PHONE)]) is Reason.UNAVAILABLE
     assert 0 < len(pairs.fault) <= MAX_FIELD
 

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -68,6 +69,13 @@ def test_the_shipped_network_refuses_what_no_guard_tells_apart(asked, stored):
     assert guard(asked, stored) is None
     assert threshold is not None
     assert weighed(score, 1.0, overlap(asked, stored)) < threshold
+
+
+def test_threads_at_the_same_time_have_the_scores_of_one(directory):
+    verifier = load_verifier(directory, threads=1)
+    alone = verifier.score(PAIRS)
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(verifier.score, [PAIRS] * 9)) == [alone] * 9
 
 
 @given(st.text(max_size=40), st.text(max_size=40))

@@ -58,7 +58,7 @@ _MOST_SHOWN = 8
 
 RESTART = (
     *("host", "port", "data_dir", "workers", "store", "log_format"),
-    *("embeddings_model", "embeddings_device", "vectors", "vectors_timeout"),
+    *("embeddings_model", "embeddings_device", "encoders", "vectors", "vectors_timeout"),
 )
 """Settings that a reload cannot change: of the socket, the data and the processes behind."""
 
@@ -333,7 +333,7 @@ def _embeddings(settings: Settings) -> list[str] | None:
         log.warning("semantic lookup is off: %s; pip install 'refrain-gateway[semantic]'", what)
         return None
     argv = [*PYTHON, "-m", "embeddings", "--data-dir", str(settings.data_dir)]
-    argv += ["--device", settings.embeddings_device]
+    argv += ["--device", settings.embeddings_device, "--encoders", settings.encoders]
     argv += ["--log-level", settings.log_level, "--log-format", settings.log_format]
     if settings.embeddings_model is not None:
         argv += ["--model", settings.embeddings_model]
