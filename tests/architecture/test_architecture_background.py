@@ -51,6 +51,7 @@ REASONS = {
     "gateway.upstream.pool.affinity.Affinity.note": "logs each fault; this process knows the maker",
     "gateway.upstream.pool.watch.membership.Membership._watch": "supervised as one by its caller",
     "gateway.upstream.pool.watch.probes.Prober.watch": "supervised as one by its caller",
+    "embeddings.batching.BatchedEncoder._shared": _REQUEST,
     "embeddings.client.EmbeddingsClient._connected": _REQUEST,
     "embeddings.index.breaker.GuardedIndex._begin": _REQUEST,
     "embeddings.index.breaker.GuardedIndex._open": "each fault of a probe leads to the next probe",
