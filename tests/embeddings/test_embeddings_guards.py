@@ -1,4 +1,4 @@
-"""The guards before the verifier: strings, signs, negation; what they leave to it; any text."""
+"""The guards before the verifier: strings, signs; what they leave to it; any text."""
 
 import sys
 
@@ -49,17 +49,6 @@ from guarding import both_ways, guard
         ("What is 10²³?", "What is (10²)³?", "symbol"),
         ("Factor (x - 2)²", "Factor x - 2²", "symbol"),
         ("Expand (x - y) squared", "Expand x - y squared", "symbol"),
-        ("Is Ann nice?", "Is Ann not nice?", "negation"),
-        ("Why can I log in?", "Why can't I log in?", "negation"),
-        ("Can I travel with a visa?", "Can I travel without a visa?", "negation"),
-        ("Should I ever eat meat?", "Should I never eat meat?", "negation"),
-        ("Is no pet allowed?", "Is a pet allowed?", "negation"),
-        ("Why is there no 5G here?", "Why is there 5G here?", "negation"),
-        ("I got the confirmation email.", "I didn't get the confirmation email.", "negation"),
-        ("I said no. Is that rude?", "I said yes. Is that rude?", "negation"),
-        ("My cat is named No. Is it rude?", "My cat is named number Is it rude?", "negation"),
-        ("What does the fox say?", "What does the fox not say?", "negation"),
-        ("Is tea without sugar bitter?", "Is tea with sugar bitter?", "negation"),
         ("Run `git add -A` first", "Run `git add -u` first", "quoted"),
         (
             "What is E1001 on https://a.example/b?",

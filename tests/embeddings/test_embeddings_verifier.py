@@ -59,6 +59,15 @@ def test_a_score_does_not_depend_on_order_or_company(verifier):
         ("What does it cost for a week?", "What does it cost for one month?"),
         ("How do I reset my password?", "How do I change my password?"),
         ("How do I cancel my plan?", "How do I pause my plan?"),
+        ("Is Ann nice?", "Is Ann not nice?"),
+        ("Why can I log in?", "Why can't I log in?"),
+        ("Can I travel with a visa?", "Can I travel without a visa?"),
+        ("Should I ever eat meat?", "Should I never eat meat?"),
+        ("Is no pet allowed?", "Is a pet allowed?"),
+        ("I got the confirmation email.", "I didn't get the confirmation email."),
+        ("I said no. Is that rude?", "I said yes. Is that rude?"),
+        ("What does the fox say?", "What does the fox not say?"),
+        ("Is tea without sugar bitter?", "Is tea with sugar bitter?"),
     ],
 )
 def test_the_shipped_network_refuses_what_no_guard_tells_apart(asked, stored):

@@ -111,6 +111,8 @@ _LONGEST_SPELLED: Final = 12
 # Texts of fewer words together are short: a longer one has numbers worked out, or by the way.
 _SHORT: Final = 50
 _FEW: Final = 3
+# So many numbers in one text are worked with.
+_MANY: Final = 3
 _NEAR: Final = 0.7
 _ALMOST: Final = 0.9
 
@@ -148,6 +150,8 @@ def differ_in_numbers(a: Reading, b: Reading, x: Numbers, y: Numbers, close: flo
         # "1 hour and 30 minutes" are 90 minutes.
         if {q.unit for q in (*left, *right)} <= _DURATIONS and _lasting(x) == _lasting(y):
             return None
+        if any(sum(not q.weak for q in z) >= _MANY for z in (x, y)):
+            return "number"  # a sum: with one more number, or one less, it is another
         if not close and max(len(a.content), len(b.content)) > _FEW:
             return None  # a story and its sum
         least = _ALMOST if not (left and right) else 0.0 if short else _NEAR

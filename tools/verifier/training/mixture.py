@@ -20,11 +20,11 @@ from tools.verifier.templates import generate
 from tools.verifier.templates.transforms import altered, reworded
 
 SHARES: Final[Mapping[str, float]] = {
-    "groups": 0.30,
-    "people": 0.25,
-    "rewordings": 0.15,
-    "edits": 0.12,
-    "templates": 0.18,
+    "groups": 0.48,
+    "people": 0.20,
+    "rewordings": 0.12,
+    "edits": 0.06,
+    "templates": 0.14,
 }
 _MISSES_TO_SAME: Final = 1.3
 _NEIGHBOURS_TO_SAME: Final = 0.25
