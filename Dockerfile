@@ -3,12 +3,12 @@
 # One image, two targets: `gateway` (the default) and `backend`. They differ in what they start, and
 # EXTRAS chooses what they hold: extras of pyproject.toml. A gateway needs no torch.
 #
-#   docker build --target gateway --tag refrain-gateway:cpu --build-arg EXTRAS=semantic,redis,qdrant .
+#   docker build --target gateway --tag refrain-gateway:cpu --build-arg EXTRAS=semantic,redis,qdrant,verifier .
 #   docker build --target backend --tag refrain-backend:gpu --build-arg EXTRAS=gpu .
 #
 # An edit of the code builds `wheel` and the last layers anew; dependencies are installed again only
 # when the list of them or a pin changes.
-ARG EXTRAS=cpu,qdrant,redis,structured,transformers
+ARG EXTRAS=cpu,qdrant,redis,structured,transformers,verifier
 
 FROM python:3.11-slim-bookworm AS base
 # Safe path: `python -m` must not prefer folders of the working directory to what is installed.
@@ -55,6 +55,13 @@ COPY backend ./backend
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip wheel --no-deps --wheel-dir /wheels .
 
+# Weights, which an edit of the code does not build again.
+FROM base AS verifier
+WORKDIR /build
+COPY deploy/verifier ./
+RUN --mount=type=cache,target=/root/.cache/pip \
+    pip wheel --no-deps --wheel-dir /wheels .
+
 FROM base AS runtime
 ARG EXTRAS
 # Triton compiles a C module for the driver and one for each kernel, when they are first used.
@@ -74,6 +81,8 @@ COPY --from=dependencies /opt/refrain /opt/refrain
 RUN --mount=type=bind,source=deploy/compiler_smoke.py,target=/tmp/compiler_smoke.py \
     case "$EXTRAS" in *gpu*) python /tmp/compiler_smoke.py ;; esac
 COPY deploy/healthcheck.py /usr/local/lib/refrain/
+RUN --mount=type=bind,from=verifier,source=/wheels,target=/wheels \
+    case "$EXTRAS" in *verifier*) pip install --no-deps --no-index --no-cache-dir /wheels/*.whl ;; esac
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps --no-index --no-cache-dir /wheels/*.whl
 WORKDIR /data

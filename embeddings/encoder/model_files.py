@@ -54,7 +54,7 @@ def locate(model: str) -> ModelFiles:
     the default model where its package is not installed.
     """
     if model == DEFAULT_MODEL:
-        return ModelFiles(DEFAULT_MODEL, _packaged_directory() or _published_directory())
+        return ModelFiles(DEFAULT_MODEL, packaged(_DEFAULT_PACKAGE) or _published_directory())
     directory = Path(model).expanduser()
     if directory.is_dir():
         found = ModelFiles(directory.resolve().name, directory.resolve())
@@ -67,8 +67,9 @@ def locate(model: str) -> ModelFiles:
     return found
 
 
-def _packaged_directory() -> Path | None:
-    spec = find_spec(_DEFAULT_PACKAGE)
+def packaged(package: str) -> Path | None:
+    """Return the folder `model` of a package, which is not imported; None if none is installed."""
+    spec = find_spec(package)
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 

@@ -3,8 +3,8 @@
 Large matrices are stored in eight bits with a float scale for each output, and multiplied in seven;
 what is small is stored as it is. The digest covers all three files and how scores are made of them.
 
-A second network reads what the first one does not refuse. Its directory, `second` in the first
-one's, holds no tokenizer: it reads the first one's tokens. Its config.json has three members more:
+A second network reads what the first one does not refuse. Its directory (directories.py) holds no
+tokenizer: it reads the first one's tokens. Its config.json has three members more:
 
     first          digest of the first network's files; it goes with no other
     gate           the least logit of the first at which it reads a pair

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
+from embeddings.encoder.model_files import DEFAULT_MODEL, ModelError, locate
 from tools.verifier import calibrate
 from tools.verifier.export import save_second, save_verifier
 from tools.verifier.material.groups import GroupError
@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
     """Parse `argv`, run the stages, return the exit code."""
     options = _parser().parse_args(argv)
     work: Path = options.work
+    out: Path = options.out or work / "verifier"
     torch.set_num_threads(options.threads)
     torch.manual_seed(SEED)
     try:
@@ -55,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
             f"{len(material.rewordings):,} rewordings"
         )
         first, second = Stages(work, material, options.steps, options.labels, _say).run()
-        _write(first, second, options.out)
-        calibrate.run(options.out, WRITTEN / "calibration")
+        _write(first, second, out)
+        calibrate.run(out, WRITTEN / "calibration")
     except (
         GroupError,
         ModelError,
@@ -98,8 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--out",
         type=Path,
-        default=VERIFIER_DIRECTORY,
-        help="folder to write; the second network goes to its folder second (default: %(default)s)",
+        help="folder to write; the second network goes to its folder second (default: WORK/verifier)",
     )
     add("--groups", type=Path, default=WRITTEN / "groups", help="folder of hand-written groups")
     add(
