@@ -1,7 +1,8 @@
 """Print what `refrain-gateway[EXTRAS]` depends on, one requirement a line, from pyproject.toml.
 
 The image installs dependencies from this list before the code is copied, so that an edit of code
-does not install them again. The image builds `refrain-verifier` as well, so it is left out. Usage: requirements.py PYPROJECT EXTRA[,EXTRA…]
+does not install them again. The image builds `refrain-verifier` itself, so it is left out.
+Usage: requirements.py PYPROJECT EXTRA[,EXTRA…]
 """
 # ruff: noqa: INP001 - a script, not part of a package
 

@@ -190,6 +190,10 @@ class EmbeddingsClient:
         return self.latest.digest
 
     @property
+    def verifier_name(self) -> str:
+        return self.latest.verifier
+
+    @property
     def verifier_fault(self) -> str:
         return self.latest.verifier_fault
 

@@ -89,8 +89,9 @@ class Scores:
     """
 
     def __init__(self, directory: Path, kept: Kept) -> None:
-        self.verifier: str | None = read_verifier(directory).digest
-        self.verifier_fault = ""
+        files = read_verifier(directory)
+        self.verifier: str | None = files.digest
+        self.verifier_name, self.verifier_fault = files.name, files.fault
         self._directory = directory
         self._kept = kept
         self._free = asyncio.Semaphore(CORES)

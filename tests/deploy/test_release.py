@@ -38,6 +38,14 @@ def test_only_the_job_that_publishes_may_ask_for_a_token_of_the_index():
     assert "PYPI" not in re.sub(r"#.*", "", FILE.read_text())
 
 
+def test_the_wheel_of_the_large_network_is_published_with_the_rest():
+    lines = commands("package").splitlines()
+    assert "python -m build --wheel --outdir dist deploy/verifier" in lines
+    assert lines.index("twine check --strict dist/*") > lines.index(
+        "python -m build --wheel --outdir dist deploy/verifier"
+    )
+
+
 def test_images_are_those_that_compose_builds():
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
     built = {
@@ -55,8 +63,10 @@ def test_images_are_those_that_compose_builds():
 
 
 def test_the_sbom_is_of_what_users_install():
-    wheel = r'pip install --constraint constraints\.txt "\$\(ls dist/\*\.whl\)\[(\S+)\]"'
+    wheel = r'constraints\.txt "\$\(ls dist/refrain_gateway-\*\.whl\)\[(\S+)\]"'
     (extras,) = re.findall(wheel, commands("package"))
+    # The extra `verifier` is the wheel beside it.
+    assert "pip install --find-links dist " in commands("package")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     known = {*project["optional-dependencies"]}
     assert {*extras.split(",")} == known - {"dev", "docs", "gpu", "semantic"}

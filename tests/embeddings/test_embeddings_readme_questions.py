@@ -9,7 +9,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from semantic_cache import MeaningCache
+from semantic_cache import VERIFIERS, MeaningCache
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,11 +33,11 @@ them.
 """
 
 
-@pytest.fixture(scope="module")
-def cache(encoder):
+@pytest.fixture(scope="module", params=VERIFIERS)
+def cache(encoder, request):
     texts = [text for wordings in FOUR for text in wordings]
     # It takes no question that is looked up exactly only.
-    return MeaningCache(encoder, [*texts, *README, *OPENING])
+    return MeaningCache(encoder, [*texts, *README, *OPENING], request.param)
 
 
 def test_there_are_four_questions_in_eleven_wordings():

@@ -71,7 +71,7 @@ def test_a_score_does_not_depend_on_order_or_company(verifier):
     ],
 )
 def test_the_shipped_network_refuses_what_no_guard_tells_apart(asked, stored):
-    shipped = load_verifier(VERIFIER_DIRECTORY, threads=1)
+    shipped = load_verifier(VERIFIER_DIRECTORY, threads=1, alone=True)
     data = (VERIFIER_DIRECTORY / "calibration.json").read_bytes()
     threshold = parse_calibration(data, "shipped", verifier=shipped.digest).threshold(0.01)
     (score,) = shipped.score([(asked, stored)])

@@ -23,6 +23,7 @@ FILES = (
     "tests/deploy/test_monitoring.py",
     "tests/deploy/test_package.py",
     "tests/deploy/test_release.py",
+    "tests/deploy/test_verifier_package.py",
     "tests/embeddings/test_embeddings_allocation.py",
     "tests/embeddings/test_embeddings_lifecycle.py",
     "tests/embeddings/test_embeddings_qdrant_service.py",

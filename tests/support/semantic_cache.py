@@ -1,4 +1,8 @@
-"""A cache that answers by meaning as the gateway does, with the default verifier and budget."""
+"""A cache that answers by meaning as the gateway does, with the default verifier and budget.
+
+`VERIFIERS` are the two that an installation may have: the small network alone, and what is
+installed in this environment, which may be the same.
+"""
 
 from collections.abc import Iterable
 
@@ -12,12 +16,15 @@ from gateway.semantic.calibrations import shipped_calibrations
 from gateway.semantic.eligibility import ineligible
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
 
+VERIFIERS = ("small", "installed")
+
 
 class MeaningCache:
     """It knows the vectors of `texts`; an answer is any text."""
 
-    def __init__(self, encoder, texts: Iterable[str]) -> None:
-        verifier: Verifier = load_verifier(VERIFIER_DIRECTORY, threads=1)
+    def __init__(self, encoder, texts: Iterable[str], verifier_name: str) -> None:
+        alone = verifier_name == "small"
+        verifier: Verifier = load_verifier(VERIFIER_DIRECTORY, threads=1, alone=alone)
         (calibration,) = (
             each for each in shipped_calibrations() if each.verifier == verifier.digest
         )

@@ -22,7 +22,7 @@ GROUPS = [
 
 @pytest.fixture(scope="module")
 def verifier():
-    return load_verifier(VERIFIER_DIRECTORY, threads=1)
+    return load_verifier(VERIFIER_DIRECTORY, threads=1, alone=True)
 
 
 def test_each_question_asked_has_the_candidates_that_a_gateway_would_verify(verifier):

@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--out",
         type=Path,
-        help="folder to write; the second network goes to its folder second (default: WORK/verifier)",
+        help="folder to write, the second network to its folder second (default: WORK/verifier)",
     )
     add("--groups", type=Path, default=WRITTEN / "groups", help="folder of hand-written groups")
     add(

@@ -395,7 +395,11 @@ async def check_encoder(settings: Settings) -> Finding:
                 what = f"{service.name} loads, but not the verifier: {fault}"
                 text = f"{what}; reinstall refrain-gateway"
                 return Finding("encoder", Level.FAULT, text)
-            return Finding("encoder", Level.OK, f"{service.name} and the verifier load")
+            text = f"{service.name} and the verifier load"
+            if fault := service.verifier_fault:
+                text = f"{text}, but not its large network: {fault}; reinstall refrain-verifier"
+                return Finding("encoder", Level.WARNING, text)
+            return Finding("encoder", Level.OK, text)
     except FailedError as error:
         text = f"{error}; check embeddings_model, and that its files are there"
         return Finding("encoder", Level.FAULT, text)

@@ -154,8 +154,9 @@ def _semantic(ready: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         return
     verifier, vectors = ready["verifier"], ready["vectors"]
     faults = filter(None, (vectors.get("fault"), verifier.get("fault")))
-    kind = {"model": "trained", "none": "none"}.get(verifier.get("kind", ""), "not known yet")
-    text = f"on, vectors in {vectors.get('index') or 'an index not known yet'}, verifier {kind}"
+    kind = verifier.get("kind", "")
+    name = {"model": verifier.get("name") or "trained", "none": "none"}.get(kind, "not known yet")
+    text = f"on, vectors in {vectors.get('index') or 'an index not known yet'}, verifier {name}"
     yield "semantic", _with_problem(text, "; ".join(faults))
     if unlike := verifier.get("unlike"):
         yield "", f"PROBLEM: {unlike}"

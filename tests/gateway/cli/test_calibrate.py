@@ -254,7 +254,7 @@ def test_a_full_disk_leaves_the_former_file(run, tmp_path, monkeypatch):
 class Scores:
     """The fake at the service's port: sure of what ends alike, and all are as near."""
 
-    verifier, verifier_fault = "cd" * 32, ""
+    verifier, verifier_name, verifier_fault = "cd" * 32, "mini", ""
     failing = False
     without_vectors = ""
 

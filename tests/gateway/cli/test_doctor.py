@@ -415,6 +415,19 @@ async def test_the_encoder_and_the_verifier_load(settings):
     assert (found.level, found.text) == (OK, "all-MiniLM-L6-v2 and the verifier load")
 
 
+async def test_a_large_network_of_the_verifier_that_is_not_used(settings, monkeypatch):
+    @asynccontextmanager
+    async def service(*_arguments):
+        yield SimpleNamespace(name="mini", verifier="digest", verifier_fault="no file")
+
+    monkeypatch.setattr(doctor, "scoring_service", service)
+    found = await doctor.check_encoder(settings())
+    assert found.level is WARNING
+    assert found.text == (
+        "mini and the verifier load, but not its large network: no file; reinstall refrain-verifier"
+    )
+
+
 async def test_an_encoder_that_does_not_load(settings, tmp_path):
     found = await doctor.check_encoder(settings(embeddings_model=str(tmp_path / "none")))
     assert found.level is FAULT

@@ -44,6 +44,15 @@ def shown(overview=None, **ready):
     return "\n".join(screen(found))
 
 
+def test_the_verifier_is_named_with_what_is_wrong_with_it():
+    verifier = {"kind": "model", "name": "mini", "digest": "abc"}
+    said = "semantic   on, vectors in faiss, verifier mini"
+    assert said in shown(verifier=verifier).splitlines()
+    fault = "no words; it is not used"
+    lines = shown(verifier=verifier | {"fault": fault}).splitlines()
+    assert f"{said}; PROBLEM: {fault}" in lines
+
+
 async def test_a_ready_gateway(gateway, upstream, command):
     for _ in range(3):
         await gateway.ask("Hi?")

@@ -52,6 +52,7 @@ async def test_a_budget_decides_and_is_seen_everywhere(gateway, tmp_path, verify
     ready = (await gateway.get("/readyz")).json
     assert ready["verifier"] == {
         "kind": "model",
+        "name": "tiny",
         "digest": verifying_service[1][:16],
         "calibration": "own",
         "calibration_hits": 100,

@@ -35,7 +35,8 @@ class Scores:
     """The fake at the scorer's port; what it says may be a fault, or never come."""
 
     def __init__(self, said=0.9, verifier="model"):
-        self.said, self.verifier, self.verifier_fault = said, verifier, ""
+        self.said, self.verifier = said, verifier
+        self.verifier_name, self.verifier_fault = "mini", ""
         self.asked = []
         self.waits = asyncio.Event()
         self.waits.set()
@@ -260,6 +261,7 @@ def test_the_operators_own_calibration_wins(verifier_of, tmp_path):
     assert verifier.threshold(0.01) == 0.999
     assert verifier.details() == {
         "kind": "model",
+        "name": "mini",
         "digest": "model",
         "calibration": "own",
         "calibration_hits": 300,
@@ -408,8 +410,11 @@ def test_the_traffic_is_compared_once_in_fifty_hits(watched, monkeypatch):
     assert len(looks) == 10
 
 
-def test_the_verifier_has_a_calibration_that_is_shipped_and_keeps_the_default_budget(tmp_path):
-    digest = read_verifier(VERIFIER_DIRECTORY).digest
+@pytest.mark.parametrize("alone", [True, False], ids=["small", "installed"])
+def test_the_verifier_has_a_calibration_that_is_shipped_and_keeps_the_default_budget(
+    tmp_path, alone
+):
+    digest = read_verifier(VERIFIER_DIRECTORY, alone=alone).digest
     verifier = CalibratedVerifier(Scores(verifier=digest), Calibrations(tmp_path), seconds=5.0)
     assert 0.5 < verifier.threshold(DEFAULT_MAX_WRONG_HITS) < 1.0
     assert verifier.details()["calibration"] == "shipped"

@@ -130,7 +130,7 @@ function problems(ready) {
   say("Store", ready.store?.problem && `${ready.store.problem}, see below`);
   for (const text of ready.keys?.problems ?? []) say("Keys", text);
   for (const text of ready.background ?? []) say("Background work", text);
-  say("Verifier, no semantic hits", ready.verifier?.fault);
+  say(ready.verifier?.kind === "none" ? "Verifier, no semantic hits" : "Verifier", ready.verifier?.fault);
   say("Calibration", ready.verifier?.problem);
   say("Error budgets", ready.verifier?.unlike);
   say("Vectors", ready.vectors?.fault);
