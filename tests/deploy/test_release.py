@@ -38,12 +38,13 @@ def test_only_the_job_that_publishes_may_ask_for_a_token_of_the_index():
     assert "PYPI" not in re.sub(r"#.*", "", FILE.read_text())
 
 
-def test_the_wheel_of_the_large_network_is_published_with_the_rest():
+def test_the_wheel_of_the_large_network_is_published_with_the_rest_and_not_without_weights():
     lines = commands("package").splitlines()
-    assert "python -m build --wheel --outdir dist deploy/verifier" in lines
-    assert lines.index("twine check --strict dist/*") > lines.index(
-        "python -m build --wheel --outdir dist deploy/verifier"
-    )
+    build = lines.index("python -m build --wheel --outdir dist deploy/verifier")
+    assert lines[build + 1 :][:2] == [
+        "unzip -l dist/refrain_verifier-*.whl '*/model/words.safetensors'",
+        "twine check --strict dist/*",
+    ]
 
 
 def test_images_are_those_that_compose_builds():
