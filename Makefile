@@ -125,4 +125,4 @@ lock: setup ## write constraints.txt anew from what is installed
 	@mv constraints.new constraints.txt
 
 clean: ## remove .venv and caches, keep data
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info deploy/verifier/*.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info deploy/verifier/*.egg-info deploy/verifier/build

@@ -25,7 +25,9 @@ DEFAULT_MAX_VECTORS = 1_000_000
 # kept busy, one sentence took 270 ms on two threads and 20 ms on one. So more cores read more
 # sentences at a time.
 _CORES_AN_ENCODER = 4
-_MOST_ENCODERS = 4
+_MOST_AUTOMATIC = 4
+MOST_ENCODERS = 16
+"""Each takes up to 280 MB for a batch of long texts."""
 # Behind the gateway when both want a core: an exact hit takes less than a millisecond of one, and
 # waited for the encoder's turn to end.
 _NICENESS = 5
@@ -89,7 +91,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = TextIndexSettings(
         data_dir=arguments.data_dir,
         encoder=EncoderSettings(
-            arguments.model, arguments.device, threads=1, at_once=arguments.encoders
+            arguments.model, arguments.device, threads=1, lanes=arguments.encoders
         ),
         max_vectors=arguments.max_vectors,
         qdrant=qdrant,
@@ -149,19 +151,22 @@ def _parser() -> argparse.ArgumentParser:
         type=_encoders,
         default=_automatic(),
         metavar="N",
-        help="texts, and pairs, that are read at a time, each on a core; auto: one for every four "
-        "cores (default here: %(default)s)",
+        help="passes of the encoder that run side by side, each on a core, and as many of the "
+        "verifier; auto: one for every four cores (default here: %(default)s)",
     )
     return parser
 
 
 def _encoders(text: str) -> int:
-    return _automatic() if text == "auto" else _positive(text)
+    value = _automatic() if text == "auto" else _positive(text)
+    if value > MOST_ENCODERS:
+        raise argparse.ArgumentTypeError(f"expected {MOST_ENCODERS} at most, got {text}")
+    return value
 
 
 def _automatic() -> int:
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(_MOST_ENCODERS, cores // _CORES_AN_ENCODER))
+    return max(1, min(_MOST_AUTOMATIC, cores // _CORES_AN_ENCODER))
 
 
 def _positive(text: str) -> int:

@@ -1,10 +1,10 @@
 """Natural batching: what arrives while batches run makes up the next ones.
 
 An idle batcher starts a lone item at once, so batching adds no wait; under load the batches grow by
-themselves up to `max_batch`. Where several batches may run, what waits is shared among those that
-do not run yet. What can wait goes in small batches, while nothing else is there, and
-takes a fifth of the time at most. The same rule serves the encoder (one forward pass for many
-texts) and the vector store (one transaction for many writes).
+themselves up to `max_batch`. Each of several lanes takes its share of the items that wait. Items
+that can wait go in small batches, one at a time, if no other item waits. They take a fifth of the
+time of a lane at most, while other items come. The same rule serves the encoder (one forward pass
+for many texts) and the vector store (one transaction for many writes).
 """
 
 import asyncio
@@ -37,17 +37,18 @@ class OverloadedError(Exception):
 @dataclass(frozen=True, slots=True)
 class _Waiting(Generic[Item, Result]):
     item: Item
-    done: "asyncio.Future[Result]"
+    done: "asyncio.Future[tuple[Result, float]]"
+    """The result, and for how long its batch ran for each item."""
     later: bool
 
 
 class Batcher(Generic[Item, Result]):
-    """Runs `run(items) -> results` in `executor`, `at_once` batches, for many awaiting callers.
+    """Runs `run(items) -> results` in `executor` for many awaiting callers.
 
     `run` returns one result for each item, in order. What it raises, every caller of that batch
     gets, and so it is with any other number of results and with an executor that takes no work.
-    A cancelled caller's item is left out if its batch has not started. Belongs to one loop. With
-    more than one batch `at_once`, `run` is called from as many threads.
+    A cancelled caller's item is left out if its batch has not started. Belongs to one loop.
+    `lanes` batches run side by side, each in a thread of `executor`.
     """
 
     def __init__(
@@ -57,21 +58,24 @@ class Batcher(Generic[Item, Result]):
         *,
         max_batch: int,
         max_waiting: int,
-        at_once: int = 1,
+        lanes: int = 1,
     ) -> None:
         self._run = run
         self._executor = executor
         self._max_batch = max_batch
         self._max_waiting = max_waiting
-        self._at_once = self._free = at_once
-        self._begins = False
-        """Whether what waits is looked at before the loop does anything else."""
+        self._lanes = self._free = lanes
+        self._is_scheduled = False
+        """Whether `_begin` is going to run."""
         self._waiting: deque[_Waiting[Item, Result]] = deque()
         self._later: deque[_Waiting[Item, Result]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
         self._later_at = float("-inf")
         """When the next batch of what can wait may begin."""
+        self._later_runs = False
+        self._others_came = False
+        """Whether an item came that cannot wait since such a batch began."""
         self._timer: asyncio.TimerHandle | None = None
         self.item_seconds = 0.0
         """For how long the batch that ended last ran, for each of its items."""
@@ -81,6 +85,10 @@ class Batcher(Generic[Item, Result]):
 
         Raises OverloadedError, or what `run` raised.
         """
+        return (await self.submit_timed(item, later=later))[0]
+
+    async def submit_timed(self, item: Item, *, later: bool = False) -> tuple[Result, float]:
+        """Return what `submit` does, and for how many seconds its batch ran for each item."""
         waiting = self._later if later else self._waiting
         if len(waiting) >= self._max_waiting:
             left = [entry for entry in waiting if not entry.done.done()]
@@ -89,8 +97,9 @@ class Batcher(Generic[Item, Result]):
         if len(waiting) >= self._max_waiting:
             raise OverloadedError(f"{self._max_waiting} items already wait")
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Result] = loop.create_future()
+        done: asyncio.Future[tuple[Result, float]] = loop.create_future()
         waiting.append(_Waiting(item, done, later))
+        self._others_came = self._others_came or not later
         if self._timer is not None and not later:
             self._timer.cancel()
             self._timer = None
@@ -102,33 +111,35 @@ class Batcher(Generic[Item, Result]):
     @property
     def wait_seconds(self) -> float:
         """How long another item would wait, by the batch that ended last."""
-        return len(self._waiting) * self.item_seconds / self._at_once
+        return len(self._waiting) * self.item_seconds / self._lanes
 
     async def drain(self) -> None:
         """Return once nothing waits or runs."""
         await self._idle.wait()
 
     def _begin_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Not at once: what arrived together makes up one batch."""
+        """Look at what waits in the loop's next turn: what arrived together makes up one batch."""
         self._idle.clear()
-        if not self._begins:
-            self._begins = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             loop.call_soon(self._begin, loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._begins = False
+        self._is_scheduled = False
         while self._free and (batch := self._next(loop)):
             try:
                 self._executor.submit(self._run_in_thread, loop, batch)
             except Exception as error:  # noqa: BLE001 - handed to the callers, who judge it
-                _hand_out(batch, error)
+                _hand_out(batch, error, 0.0)
             else:
                 self._free -= 1
-        if self._free == self._at_once and self._timer is None:
+                if batch[0].later:
+                    self._later_runs, self._others_came = True, False
+        if self._free == self._lanes and self._timer is None:
             self._idle.set()
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> list[_Waiting[Item, Result]]:
-        share = -(-len(self._waiting) // self._free)
+        share = -(-len(self._waiting) // self._lanes)
         return _taken(self._waiting, min(self._max_batch, share)) or self._next_later(loop)
 
     def _run_in_thread(
@@ -155,12 +166,16 @@ class Batcher(Generic[Item, Result]):
     ) -> None:
         self._free += 1
         self.item_seconds = item_seconds
-        if batch[0].later and self._waiting:
-            self._later_at = loop.time() + LATER_PAUSE * item_seconds * len(batch)
-        _hand_out(batch, results)
+        if batch[0].later:
+            self._later_runs = False
+            if self._others_came:
+                self._later_at = loop.time() + LATER_PAUSE * item_seconds * len(batch)
+        _hand_out(batch, results, item_seconds)
         self._begin(loop)
 
     def _next_later(self, loop: asyncio.AbstractEventLoop) -> list[_Waiting[Item, Result]]:
+        if self._later_runs:
+            return []
         if self._later and loop.time() < self._later_at:
             if self._timer is None:
                 self._timer = loop.call_at(self._later_at, self._begin_later, loop)
@@ -183,7 +198,9 @@ def _taken(waiting: deque[_Waiting[Item, Result]], most: int) -> list[_Waiting[I
 
 
 def _hand_out(
-    batch: Sequence[_Waiting[Item, Result]], results: Sequence[Result] | Exception
+    batch: Sequence[_Waiting[Item, Result]],
+    results: Sequence[Result] | Exception,
+    item_seconds: float,
 ) -> None:
     for place, entry in enumerate(batch):
         if entry.done.done():
@@ -191,21 +208,22 @@ def _hand_out(
         if isinstance(results, Exception):
             entry.done.set_exception(results)
         else:
-            entry.done.set_result(results[place])
+            entry.done.set_result((results[place], item_seconds))
 
 
 @dataclass(slots=True)
 class _Shared:
     """A text under way, and how many callers wait for it."""
 
-    task: "asyncio.Task[Encoded]"
+    task: "asyncio.Task[tuple[Encoded, float]]"
     callers: int = 0
 
 
 class BatchedEncoder:
     """Encodes texts in natural batches and remembers the latest vectors.
 
-    A text that is under way for its owner is not encoded a second time.
+    A text that is under way for its owner is not encoded a second time. But a search does not wait
+    for a text that can wait.
 
     The memory is there for `add` right after `search` of the same text: the second costs no forward
     pass. It is keyed by a digest, so no text outlives its request, and by an owner: how long a text
@@ -220,10 +238,10 @@ class BatchedEncoder:
         max_batch: int,
         max_waiting: int,
         remembered: int,
-        at_once: int = 1,
+        lanes: int = 1,
     ) -> None:
         self._batcher: Batcher[str, Encoded] = Batcher(
-            encode, executor, max_batch=max_batch, max_waiting=max_waiting, at_once=at_once
+            encode, executor, max_batch=max_batch, max_waiting=max_waiting, lanes=lanes
         )
         self._recent: LRUCache[tuple[Hashable, bytes], Vector] = LRUCache(remembered)
         self._under_way: dict[tuple[Hashable, bytes, bool], _Shared] = {}
@@ -244,16 +262,17 @@ class BatchedEncoder:
         if recent is not None:
             return recent, 0.0
         began = clock()
-        encoded = await self._shared((owner, digest, later), text)
+        can_wait = later and (owner, digest, False) not in self._under_way
+        encoded, seconds = await self._shared((owner, digest, can_wait), text)
         if not isinstance(encoded, Reason) and self._recent.maxsize:
             self._recent[owner, digest] = encoded
-        return encoded, max(0.0, clock() - began - self._batcher.item_seconds)
+        return encoded, max(0.0, clock() - began - seconds)
 
-    async def _shared(self, key: tuple[Hashable, bytes, bool], text: str) -> Encoded:
+    async def _shared(self, key: tuple[Hashable, bytes, bool], text: str) -> tuple[Encoded, float]:
         """Encode a text once for all that wait for it; stop if they all have gone."""
         shared = self._under_way.get(key)
         if shared is None:
-            task = asyncio.create_task(self._batcher.submit(text, later=key[-1]))
+            task = asyncio.create_task(self._batcher.submit_timed(text, later=key[-1]))
             shared = self._under_way[key] = _Shared(task)
         shared.callers += 1
         try:

@@ -49,7 +49,7 @@ class PairScores:
         verifier: PairScorer | None,
         threads: ThreadPoolExecutor,
         fault: str = "",
-        at_once: int = 1,
+        lanes: int = 1,
     ) -> None:
         self.name = "" if verifier is None else verifier.name
         self.digest = "" if verifier is None else verifier.digest
@@ -61,7 +61,7 @@ class PairScores:
                 threads,
                 max_batch=MAX_BATCH,
                 max_waiting=MAX_WAITING,
-                at_once=at_once,
+                lanes=lanes,
             )
 
     async def score(self, pairs: Sequence[Pair]) -> tuple[float, ...] | Reason:
@@ -82,12 +82,12 @@ class PairScores:
         return tuple(scores)
 
 
-async def open_pair_scores(directory: Path, at_once: int) -> PairScores:
-    """Load and warm the verifier in `directory`, for `at_once` pairs at a time on a core each.
+async def open_pair_scores(directory: Path, lanes: int) -> PairScores:
+    """Load and warm the verifier in `directory`; `lanes` pairs are scored side by side.
 
     Raises nothing: what went wrong is the fault.
     """
-    threads = ThreadPoolExecutor(at_once, "verifier")
+    threads = ThreadPoolExecutor(lanes, "verifier")
 
     def load() -> PairScorer:
         module = import_module("embeddings.verify.verifier")
@@ -102,4 +102,4 @@ async def open_pair_scores(directory: Path, at_once: int) -> PairScores:
         if not isinstance(error, ModelError | ImportError):
             _log.exception("the verifier cannot be loaded")
         return PairScores(None, threads, str(error)[:MAX_FIELD])
-    return PairScores(verifier, threads, verifier.fault[:MAX_FIELD], at_once)
+    return PairScores(verifier, threads, verifier.fault[:MAX_FIELD], lanes)

@@ -248,7 +248,7 @@ async def serve(
 async def _load(settings: TextIndexSettings, verifier: Path) -> tuple[TextIndex, PairScores]:
     texts, pairs = await asyncio.gather(
         open_text_index(settings, time.time),
-        open_pair_scores(verifier, settings.encoder.at_once),
+        open_pair_scores(verifier, settings.encoder.lanes),
     )
     tell_verifier(pairs)
     return texts, pairs

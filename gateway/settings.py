@@ -261,8 +261,10 @@ class Settings(BaseModel):
     """Encoder: a folder or a hub id. Unset: all-MiniLM-L6-v2."""
     embeddings_device: str = Field(default="cpu", pattern="^(auto|cpu|cuda)$")
     """Device of the encoder. `auto`: a GPU if there is one, which it may share with an engine."""
-    encoders: str = Field(default="auto", pattern="^(auto|[1-9][0-9]?)$")
-    """How many batches of texts are encoded at a time, each on a core, and how many pairs verified.
+    encoders: Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)] = (
+        Field(default=0, ge=0, le=16)
+    )
+    """Passes of the encoder that run side by side, each on a core; as many of the verifier. 0 or
     `auto`: one for every four cores, 4 at most."""
     semantic_timeout: Seconds = Field(default=1.0, gt=0)
     """Bound of a semantic lookup: a longer search is a miss, and no further candidate is checked.

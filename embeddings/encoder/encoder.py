@@ -37,14 +37,14 @@ _log = logging.getLogger(__name__)
 class EncoderSettings:
     """Which model runs where. `model`: see model_files.locate; `threads` of a pass on the CPU.
 
-    `at_once`: how many passes callers mean to run at a time. A runtime that runs one at a time
-    takes as many threads for it.
+    `lanes`: how many passes are to run side by side. A runtime that runs one at a time gives it as
+    many threads.
     """
 
     model: str
     device: str
     threads: int
-    at_once: int = 1
+    lanes: int = 1
 
 
 class SentenceModel(Protocol):
@@ -64,15 +64,15 @@ class SentenceModel(Protocol):
 
 
 class Encoder:
-    """A loaded sentence encoder, for `at_once` threads at a time.
+    """A loaded sentence encoder. As many threads may use it side by side as it has `lanes`.
 
     `digest` identifies everything that shapes a vector (see model_files), `dimensions` its length,
     `max_tokens` the longest text, special tokens included.
     """
 
-    def __init__(self, name: str, digest: str, model: SentenceModel, at_once: int = 1) -> None:
+    def __init__(self, name: str, digest: str, model: SentenceModel, lanes: int = 1) -> None:
         self.name = name
-        self.at_once = at_once
+        self.lanes = lanes
         self.digest = digest
         self._model = model
         self.dimensions = model.dimensions
@@ -110,14 +110,14 @@ def load_encoder(settings: EncoderSettings) -> Encoder:
         # Hashing 90 MB leaves the interpreter free to load meanwhile.
         digest = hashing.submit(verified_digest, files)
         try:
-            model, at_once = _loaded(files, settings)
+            model, lanes = _loaded(files, settings)
         except ModelError:
             raise
         except Exception as error:  # damaged files raise whatever the library trips over first
             digest.result()
             raise _unusable(files, error) from error
         verified = digest.result()
-    encoder = Encoder(files.name, verified, model, at_once)
+    encoder = Encoder(files.name, verified, model, lanes)
     try:
         (warmed,) = encoder.encode(["How do I reset my password?"])
     except Exception as error:
@@ -133,7 +133,7 @@ def _loaded(files: ModelFiles, settings: EncoderSettings) -> tuple[SentenceModel
     if plain is not None:
         from embeddings.encoder.onnx import OnnxSentenceModel  # noqa: PLC0415 - not always needed
 
-        return OnnxSentenceModel(plain, settings.threads), settings.at_once
+        return OnnxSentenceModel(plain, settings.threads), settings.lanes
     try:
         # Seconds of import that only those need who get here.
         from embeddings.encoder.torch import load_torch_model  # noqa: PLC0415
@@ -142,7 +142,7 @@ def _loaded(files: ModelFiles, settings: EncoderSettings) -> tuple[SentenceModel
             f"{files.name} needs {error.name}, which is not installed: "
             "pip install 'refrain-gateway[transformers]'"
         ) from error
-    threads = settings.threads * settings.at_once
+    threads = settings.threads * settings.lanes
     return load_torch_model(files.directory, settings.device, threads), 1
 
 

@@ -60,7 +60,7 @@ class TextIndex:
             max_batch=MAX_BATCH,
             max_waiting=MAX_WAITING,
             remembered=REMEMBERED_VECTORS,
-            at_once=encoder.at_once,
+            lanes=encoder.lanes,
         )
         self._bulk = BatchedEncoder(
             encoder.encode,
@@ -68,7 +68,7 @@ class TextIndex:
             max_batch=MAX_BULK_BATCH,
             max_waiting=MAX_WAITING,
             remembered=0,
-            at_once=encoder.at_once,
+            lanes=encoder.lanes,
         )
 
     async def search(self, partition: bytes, text: str, k: int) -> Matches | Reason:
@@ -133,7 +133,11 @@ class TextIndex:
 
 async def open_text_index(settings: TextIndexSettings, clock: Callable[[], float]) -> TextIndex:
     """Load and warm the encoder and open the index. Raises ModelError, StoreError."""
-    encoder = await asyncio.to_thread(load_encoder, settings.encoder)
+    # Not the loop's own executor: the end of the loop would wait for a load under way.
+    loading = ThreadPoolExecutor(1, "encoder-load")
+    encoder = await asyncio.get_running_loop().run_in_executor(
+        loading, load_encoder, settings.encoder
+    )
     index = await open_index(
         settings.data_dir,
         settings.qdrant,
@@ -142,4 +146,4 @@ async def open_text_index(settings: TextIndexSettings, clock: Callable[[], float
         max_vectors=settings.max_vectors,
         clock=clock,
     )
-    return TextIndex(encoder, ThreadPoolExecutor(encoder.at_once, "encoder"), index, clock)
+    return TextIndex(encoder, ThreadPoolExecutor(encoder.lanes, "encoder"), index, clock)

@@ -76,34 +76,75 @@ async def test_a_cancelled_item_is_left_out_of_its_batch(executor):
     assert running.cancelled()
 
 
-async def test_several_batches_run_at_once_and_share_what_waits():
+@pytest.fixture
+def lanes():
+    """A batch function for two lanes, and a batcher. A third batch would have a thread."""
     run = Gate()
-    run.may_run.clear()
-    with ThreadPoolExecutor(2) as threads:
-        batcher = Batcher(run, threads, max_batch=8, max_waiting=16, at_once=2)
-        calls = [asyncio.create_task(batcher.submit(item)) for item in "abc"]
-        await until(lambda: len(run.batches) == 2)
-        assert sorted(run.batches) == [["a", "b"], ["c"]]
-        calls += [asyncio.create_task(batcher.submit(item)) for item in "defg"]
-        await asyncio.sleep(0)
-        assert len(run.batches) == 2
+    with ThreadPoolExecutor(3) as threads:
+        yield run, Batcher(run, threads, max_batch=8, max_waiting=32, lanes=2)
         run.may_run.set()
-        assert await asyncio.gather(*calls) == list("ABCDEFG")
-        await batcher.drain()
+
+
+async def test_lanes_share_what_waits_and_no_more_batches_run(lanes):
+    run, batcher = lanes
+    run.may_run.clear()
+    calls = [asyncio.create_task(batcher.submit(item)) for item in "abc"]
+    await until(lambda: len(run.batches) == 2)
+    assert sorted(run.batches) == [["a", "b"], ["c"]]
+    calls += [asyncio.create_task(batcher.submit(item)) for item in "defg"]
+    await asyncio.sleep(0)
+    assert batcher.wait_seconds == 0.0  # no batch has ended
+    run.may_run.set()
+    assert await asyncio.gather(*calls) == list("ABCDEFG")
+    await batcher.drain()
+    # The lane that is free first takes its half, and not all four.
+    assert sorted(map(len, run.batches[2:])) == [1, 1, 2]
     assert sorted(item for batch in run.batches for item in batch) == list("abcdefg")
 
 
-async def test_a_late_item_takes_a_thread_that_is_free():
-    run = Gate()
+async def test_a_lone_item_takes_a_free_lane(lanes):
+    run, batcher = lanes
     run.may_run.clear()
+    calls = [asyncio.create_task(batcher.submit("first"))]
+    await until(lambda: run.batches)
+    calls.append(asyncio.create_task(batcher.submit("second")))
+    await until(lambda: len(run.batches) == 2)
+    run.may_run.set()
+    assert await asyncio.gather(*calls) == ["FIRST", "SECOND"]
+
+
+async def test_items_that_can_wait_leave_lanes_to_others(lanes):
+    run, batcher = lanes
+    run.may_run.clear()
+    late = [asyncio.create_task(batcher.submit(item, later=True)) for item in "abcdefgh"]
+    await until(lambda: run.batches)
+    await asyncio.sleep(0)
+    assert run.batches == [["a", "b", "c", "d"]]
+    other = asyncio.create_task(batcher.submit("other"))
+    await until(lambda: len(run.batches) == 2)
+    assert run.batches[1] == ["other"]
+    run.may_run.set()
+    assert await other == "OTHER"
+    assert await asyncio.gather(*late) == list("ABCDEFGH")
+
+
+async def test_the_time_of_an_item_is_that_of_its_own_batch():
+    began, may_end = threading.Event(), threading.Event()
+
+    def run(items):
+        if items == ["slow"]:
+            began.set()
+            assert may_end.wait(30)
+        return items
+
     with ThreadPoolExecutor(2) as threads:
-        batcher = Batcher(run, threads, max_batch=8, max_waiting=8, at_once=2)
-        first = asyncio.create_task(batcher.submit("first"))
-        await until(lambda: run.batches)
-        second = asyncio.create_task(batcher.submit("second"))
-        await until(lambda: len(run.batches) == 2)
-        run.may_run.set()
-        assert await asyncio.gather(first, second) == ["FIRST", "SECOND"]
+        batcher = Batcher(run, threads, max_batch=1, max_waiting=8, lanes=2)
+        slow = asyncio.create_task(batcher.submit_timed("slow"))
+        await until(began.is_set)
+        _, quick_seconds = await batcher.submit_timed("quick")
+        may_end.set()
+        _, slow_seconds = await slow
+    assert 0 <= quick_seconds < slow_seconds
 
 
 async def test_a_failing_batch_fails_its_own_callers_only(executor):
@@ -309,6 +350,21 @@ async def test_a_text_under_way_is_not_encoded_a_second_time(executor):
     encode.may_run.set()
     assert [vector[0] for vector in await asyncio.gather(*calls)] == [3, 3]
     assert encode.texts == ["abc"]
+
+
+async def test_an_addition_joins_a_search_of_its_text_and_no_search_waits_for_an_addition(executor):
+    encode = GatedEncoder()
+    encoder = BatchedEncoder(encode, executor, max_batch=8, max_waiting=8, remembered=0)
+    calls = [asyncio.create_task(encoder.encode("search", b"p"))]
+    await until(lambda: encode.texts)
+    calls.append(asyncio.create_task(encoder.encode("search", b"p", later=True)))
+    calls.append(asyncio.create_task(encoder.encode("added", b"p", later=True)))
+    await asyncio.sleep(0)
+    calls.append(asyncio.create_task(encoder.encode("added", b"p")))
+    await asyncio.sleep(0)
+    encode.may_run.set()
+    await asyncio.gather(*calls)
+    assert encode.texts == ["search", "added", "added"]
 
 
 async def test_a_text_that_all_have_left_is_not_encoded(executor):

@@ -18,7 +18,7 @@ DIGEST = "ab" * 32
 class GatedEncoder:
     """Notes each batch, and waits in it until it may go on."""
 
-    name, digest, dimensions, at_once = "gated", DIGEST, 4, 1
+    name, digest, dimensions, lanes = "gated", DIGEST, 4, 1
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []

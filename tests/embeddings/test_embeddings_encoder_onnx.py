@@ -54,8 +54,8 @@ def test_any_text_is_refused_alike_or_has_the_same_vector(encoder, reference, te
 
 
 def test_passes_in_several_threads_at_a_time_have_the_same_vectors():
-    several = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=1, at_once=3))
-    assert several.at_once == 3
+    several = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=1, lanes=3))
+    assert several.lanes == 3
     alone = several.encode(VARIED)
     with ThreadPoolExecutor(3) as threads:
         for vectors in threads.map(several.encode, [VARIED] * 9):
@@ -67,8 +67,8 @@ def test_both_runtimes_have_one_digest_so_an_index_stays(encoder, monkeypatch):
         raise NotPlainError("for the test")
 
     monkeypatch.setattr(encoder_module, "plain_bert", not_plain)
-    other = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=1, at_once=2))
-    assert other.at_once == 1  # one pass at a time, on two threads
+    other = load_encoder(EncoderSettings(DEFAULT_MODEL, "cpu", threads=1, lanes=2))
+    assert other.lanes == 1  # one pass at a time, on two threads
     assert not isinstance(other._model, OnnxSentenceModel)
     assert other.digest == encoder.digest
     assert (other.dimensions, other.max_tokens) == (encoder.dimensions, encoder.max_tokens)

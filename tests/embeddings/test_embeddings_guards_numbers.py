@@ -8,6 +8,17 @@ from guarding import both_ways
     ("asked", "stored", "reason"),
     [
         ("Is 25 a square?", "Is 36 a square?", "number"),
+        # Three numbers in one text: a sum.
+        (
+            "Mia buys 4 pens at 3 euros and 6 books at 8. What does she pay?",
+            "Mia buys 4 pens at 3 euros, 6 books at 8 and a bag for 9. What is the price?",
+            "number",
+        ),
+        (
+            "A tank holds 90 litres. It loses 5 an hour for 7 hours. What is left?",
+            "A tank with 90 litres loses 5 an hour, some hours long. How much is still in it?",
+            "number",
+        ),
         ("What is 2 + 2?", "What is 2 + 3?", "number"),
         ("How do I save 3 photos?", "How do I save thirty photos?", "number"),
         ("Cancel after 7 days", "Cancel after seventeen days", "number"),

@@ -289,7 +289,7 @@ async def test_closing_ends_the_probing_and_waits_for_writes(index, pauses):
 class Lengths:
     """Encodes at once."""
 
-    name, digest, dimensions, at_once = "lengths", "ab" * 32, 4, 1
+    name, digest, dimensions, lanes = "lengths", "ab" * 32, 4, 1
 
     def encode(self, texts):
         return [VECTOR for _ in texts]

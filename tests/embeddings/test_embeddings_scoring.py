@@ -55,6 +55,17 @@ def pairs(scorer):
     return PairScores(scorer, ThreadPoolExecutor(1))
 
 
+async def test_lanes_score_pairs_side_by_side(scorer):
+    scorer.may_run.clear()
+    with ThreadPoolExecutor(2) as threads:
+        pairs = PairScores(scorer, threads, lanes=2)
+        asked = asyncio.create_task(pairs.score([("a", "b"), ("aa", "b")]))
+        while len(scorer.batches) < 2:  # noqa: ASYNC110 - set from the batches' threads
+            await asyncio.sleep(0)
+        scorer.may_run.set()
+        assert await asked == (0.01, 0.02)
+
+
 async def test_scores_come_in_the_order_of_the_pairs(pairs):
     assert await pairs.score([("a" * n, "b") for n in range(1, 17)]) == tuple(
         n / 100 for n in range(1, 17)
@@ -124,7 +135,7 @@ async def test_a_verifier_that_raises_fails_its_callers_and_scores_the_next(pair
 
 
 async def test_a_directory_without_a_verifier_is_a_fault_and_no_failure(tmp_path):
-    pairs = await open_pair_scores(tmp_path / "none", at_once=1)
+    pairs = await open_pair_scores(tmp_path / "none", lanes=1)
     assert await pairs.score([(RESET, PHONE)]) is Reason.UNAVAILABLE
     assert (pairs.name, pairs.digest) == ("", "")
     assert "holds no config.json" in pairs.fault
@@ -145,7 +156,7 @@ async def test_any_failure_to_load_is_a_fault(monkeypatch, tmp_path):
         raise MemoryError("\U0001f389" * 5000)
 
     monkeypatch.setattr("embeddings.verify.verifier.load_verifier", load)
-    pairs = await open_pair_scores(tmp_path, at_once=1)
+    pairs = await open_pair_scores(tmp_path, lanes=1)
     assert await pairs.score([(RESET, PHONE)]) is Reason.UNAVAILABLE
     assert 0 < len(pairs.fault) <= MAX_FIELD
 

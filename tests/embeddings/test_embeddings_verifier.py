@@ -60,6 +60,7 @@ def test_a_score_does_not_depend_on_order_or_company(verifier):
         ("How do I reset my password?", "How do I change my password?"),
         ("How do I cancel my plan?", "How do I pause my plan?"),
         ("Is Ann nice?", "Is Ann not nice?"),
+        ("Why is there no 5G here?", "Why is there 5G here?"),
         ("Why can I log in?", "Why can't I log in?"),
         ("Can I travel with a visa?", "Can I travel without a visa?"),
         ("Should I ever eat meat?", "Should I never eat meat?"),

@@ -1,12 +1,15 @@
 """A cache that answers by meaning as the gateway does, with the default verifier and budget.
 
-`VERIFIERS` are the two that an installation may have: the small network alone, and what is
-installed in this environment, which may be the same.
+`VERIFIERS` are the two that an installation may have: the small network alone, and with the large
+one. A test of the latter is skipped where the package of the large one is not installed.
 """
 
 from collections.abc import Iterable
 
+import pytest
+
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
+from embeddings.verify.directories import second_directory
 from embeddings.verify.guards import guard
 from embeddings.verify.recipe import overlap, weighed
 from embeddings.verify.verifier import Verifier, load_verifier
@@ -16,7 +19,13 @@ from gateway.semantic.calibrations import shipped_calibrations
 from gateway.semantic.eligibility import ineligible
 from policies.format.settings import DEFAULT_MAX_WRONG_HITS, DEFAULT_MIN_SIMILARITY
 
-VERIFIERS = ("small", "installed")
+_HAS_LARGE = second_directory(VERIFIER_DIRECTORY) is not None
+VERIFIERS = (
+    "small",
+    pytest.param(
+        "large", marks=pytest.mark.skipif(not _HAS_LARGE, reason="refrain-verifier: not installed")
+    ),
+)
 
 
 class MeaningCache:

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _write(first: PairNetwork, second: PairNetwork, out: Path) -> None:
     tokenizer = locate(DEFAULT_MODEL).directory / "tokenizer.json"
-    save_verifier(first.state_dict(), _config(first, "refrain-verifier"), tokenizer, out)
+    save_verifier(first.state_dict(), _config(first, "refrain-verifier-small"), tokenizer, out)
     save_second(second.state_dict(), _config(second, "refrain-verifier-large"), out)
     _say(f"written: {out}")
 

@@ -151,7 +151,7 @@ def differ_in_numbers(a: Reading, b: Reading, x: Numbers, y: Numbers, close: flo
         if {q.unit for q in (*left, *right)} <= _DURATIONS and _lasting(x) == _lasting(y):
             return None
         if any(sum(not q.weak for q in z) >= _MANY for z in (x, y)):
-            return "number"  # a sum: with one more number, or one less, it is another
+            return "number"  # with another number it is another sum
         if not close and max(len(a.content), len(b.content)) > _FEW:
             return None  # a story and its sum
         least = _ALMOST if not (left and right) else 0.0 if short else _NEAR

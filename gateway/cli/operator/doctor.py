@@ -397,7 +397,8 @@ async def check_encoder(settings: Settings) -> Finding:
                 return Finding("encoder", Level.FAULT, text)
             text = f"{service.name} and the verifier load"
             if fault := service.verifier_fault:
-                text = f"{text}, but not its large network: {fault}; reinstall refrain-verifier"
+                text = f"{text}, but not its large network: {fault}; reinstall refrain-verifier "
+                text += "in the version of refrain-gateway"
                 return Finding("encoder", Level.WARNING, text)
             return Finding("encoder", Level.OK, text)
     except FailedError as error:

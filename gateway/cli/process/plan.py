@@ -333,7 +333,8 @@ def _embeddings(settings: Settings) -> list[str] | None:
         log.warning("semantic lookup is off: %s; pip install 'refrain-gateway[semantic]'", what)
         return None
     argv = [*PYTHON, "-m", "embeddings", "--data-dir", str(settings.data_dir)]
-    argv += ["--device", settings.embeddings_device, "--encoders", settings.encoders]
+    argv += ["--device", settings.embeddings_device]
+    argv += ["--encoders", str(settings.encoders or "auto")]
     argv += ["--log-level", settings.log_level, "--log-format", settings.log_format]
     if settings.embeddings_model is not None:
         argv += ["--model", settings.embeddings_model]

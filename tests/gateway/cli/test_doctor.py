@@ -424,7 +424,8 @@ async def test_a_large_network_of_the_verifier_that_is_not_used(settings, monkey
     found = await doctor.check_encoder(settings())
     assert found.level is WARNING
     assert found.text == (
-        "mini and the verifier load, but not its large network: no file; reinstall refrain-verifier"
+        "mini and the verifier load, but not its large network: no file; "
+        "reinstall refrain-verifier in the version of refrain-gateway"
     )
 
 
