@@ -199,7 +199,7 @@ class Decision:
     scope: Scope
     pii: PiiAction
     generation: int
-    max_wrong_hits: float = 0.01
+    max_wrong_hits: float = 0.005
     shadow: bool = False
     sample: float = 0.0
     promote: bool = False

@@ -238,7 +238,7 @@ BUDGETS = [
 @pytest.mark.parametrize(("written", "meant"), BUDGETS, ids=[written for written, _ in BUDGETS])
 def test_the_error_budget_of_semantic_hits(written, meant):
     bare, default = decisions()
-    assert (default.max_wrong_hits, default.min_similarity) == (0.01, 0.75)
+    assert (default.max_wrong_hits, default.min_similarity) == (0.005, 0.75)
     assert decisions(in_rule=written)[0] == dataclasses.replace(bare, **meant)
 
 
