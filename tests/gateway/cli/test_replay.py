@@ -11,7 +11,7 @@ from gateway.telemetry.decision_log import decision_record
 from policies.decision import PiiAction, Scope
 from policies.recorded import RecordedPolicy
 
-BOTH = DECISION  # a lifetime of 600 s
+BOTH = replace(DECISION, max_wrong_hits=0.01)  # a lifetime of 600 s
 
 
 def record(time, form="a", **changes):

@@ -190,7 +190,7 @@ async def test_too_many_wrong_hits_switch_the_rule_off_until_it_is_reset(
 
 async def test_another_budget_makes_a_rule_count_anew(upstream, tmp_path):
     async with learning(tmp_path, upstream.url, "sample: 100%") as rig:
-        off = {"kind": "off", "rule": "default", "basis": "0/0.01/0.5", "budget": 0.01}
+        off = {"kind": "off", "rule": "default", "basis": "0/0.005/0.5", "budget": 0.005}
         await rig.journal.append(off)
         await rig.ask("how many")
         assert "semantic-off" in (await rig.ask("how many please"))[0]

@@ -87,7 +87,7 @@ async def test_a_hit_by_meaning_tells_how_near_and_that_it_was_verified():
         "scan": "clean",
         "meaning": "nearest 0.973, 1 of 1 reach 0.75",
         "candidate, 0.973": "an entry 60 s old, fresh for 3540 s",
-        "verification": "fits: score 1, needs 0.5 for at most 1 % wrong hits",
+        "verification": "fits: score 1, needs 0.5 for at most 0.5 % wrong hits",
     }
 
 
@@ -139,7 +139,7 @@ async def test_a_candidate_that_is_not_sure_enough_tells_what_the_budget_needs()
     index = Index(Match(key, 0.95))
     outcome, steps = await explained("x", index, SaidVerifier(score=0.4996))
     assert outcome["would"] == "miss"
-    told = "refused: score 0.4996, needs 0.5 for at most 1 % wrong hits"
+    told = "refused: score 0.4996, needs 0.5 for at most 0.5 % wrong hits"
     assert steps["verification"] == told
 
 

@@ -125,6 +125,7 @@ async def test_replay_tells_which_hits_a_stricter_budget_would_lose(
     needed = {budget: ours.threshold(budget) for budget in (0.01, 0.005)}
     assert needed == {0.01: 0.9, 0.005: None}
     (tmp_path / OWN_FILE).write_bytes(written_calibration(ours))
+    policy.write_text(POLICY.replace("semantic: on", "semantic: {max_wrong_hits: 1%}"))
     log = await record(lambda gateway: gateway.ask("Hello"))
     miss = orjson.loads(log.read_bytes())
     near = {"outcome": "hit", "reason": "semantic", "source": miss["key"], "similarity": 0.95}

@@ -216,6 +216,6 @@ async def test_why_a_question_is_not_eligible_is_told(policies):
 def test_a_risk_takes_the_place_of_every_budget(tmp_path):
     file = tmp_path / "policy.yaml"
     file.write_text(POLICY)
-    for risk, budget in ((0.05, 0.05), (None, 0.01)):
+    for risk, budget in ((0.05, 0.05), (None, 0.005)):
         decisions = fixed_policy(file, risk).active.policy.decisions
         assert {each.max_wrong_hits for each in decisions} == {budget}
