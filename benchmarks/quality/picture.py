@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from svg import FONT, GRID, INK, MUTED, line, text
 
+from policies.format.settings import DEFAULT_MAX_WRONG_HITS
 from quality.curves import Point, by_meaning, point, sweep, thinned
 from quality.measuring import COSINES, Measured
 
@@ -17,6 +18,7 @@ _WIDTH, _PANEL, _PLOT_WIDTH, _PLOT_HEIGHT = 960, 480, 372, 190
 _LEFT, _TOP, _STEP = 84, 164, 310
 _COSINE, _WHOLE = "#98a0ad", "#1d5fd1"
 _TICKS = 4
+_BUDGET = f"budget {100 * DEFAULT_MAX_WRONG_HITS:g} %"
 _POINTS = 48
 _FEWEST = 20
 """Hits below which a share of them says nothing."""
@@ -69,7 +71,7 @@ def panel(measured: Measured, system: str, threshold: float | None) -> Panel:
         thinned(sweep(cosine), _POINTS),
         thinned(sweep(whole), _POINTS),
         {f"{at:.2f}": point(cosine, at) for at in COSINES},
-        {} if threshold is None else {"budget 1 %": point(whole, threshold)},
+        {} if threshold is None else {_BUDGET: point(whole, threshold)},
     )
 
 
