@@ -92,7 +92,7 @@ SOURCES = re.findall(
     (ROOT / "tools" / "verifier" / "SOURCES.md").read_text(),
     re.MULTILINE,
 )
-NOT_TRAINED_ON = {"time-sensitive-qa", "nlupp", "dstc11", "hint3"}
+NOT_TRAINED_ON = {"time-sensitive-qa", "nlupp"}
 
 
 @pytest.mark.parametrize("name", sorted(name for name, *_ in SOURCES))
