@@ -71,7 +71,8 @@ def size_cache(
     """Decide the size of the pool, weights already loaded.
 
     Without ``kv_bytes`` the pool takes what a ``reading`` leaves, else a share of the memory, on
-    CUDA within ``utilization``, and no more than ``max_num_seqs`` full contexts need. Raises
+    CUDA within ``utilization``. On the CPU it takes no more than ``max_num_seqs`` full contexts
+    need. On CUDA the memory has no other use, and the prefix cache fills it. Raises
     ModelLoadError when the wishes contradict model or memory.
     """
     wanted_len = context_length(config, max_model_len)
@@ -80,7 +81,9 @@ def size_cache(
         spare = _spare_bytes(device, utilization) if reading is None else reading.spare
         if reading is not None:
             logger.info("memory for the KV pool on %s: %s", device, reading)
-        num_blocks = min(spare // per_block, max_num_seqs * blocks_for(wanted_len))
+        num_blocks = spare // per_block
+        if device.type != "cuda":
+            num_blocks = min(num_blocks, max_num_seqs * blocks_for(wanted_len))
     else:
         num_blocks = kv_bytes // per_block
     if num_blocks < 1:

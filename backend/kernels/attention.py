@@ -103,14 +103,19 @@ def attend_keys(
 ):
     """Add keys [start, stop) of a block table to the running sums of the rows of ``query``."""
     dim = tl.arange(0, BLOCK_D)
+    lane = tl.arange(0, BLOCK_N)
+    # The blocks of the next tile are known a turn early. Else Triton waits for each tile: loads
+    # that hang on others are in flight for fewer turns.
+    ahead = tl.load(table + (start + lane) // BLOCK_SIZE, mask=start + lane < stop, other=0)
     for at in range(start, stop, BLOCK_N):
-        key = at + tl.arange(0, BLOCK_N)
+        key = at + lane
+        block = ahead
+        after = key + BLOCK_N
+        ahead = tl.load(table + after // BLOCK_SIZE, mask=after < stop, other=0)
         if MASKED:
             inside = key < stop
-            block = tl.load(table + key // BLOCK_SIZE, mask=inside, other=0)
             mask = inside[:, None] & (dim[None, :] < HEAD_DIM)
         else:
-            block = tl.load(table + key // BLOCK_SIZE)
             mask = (dim[None, :] < HEAD_DIM) & (key[:, None] >= 0)
         rows = block.to(tl.int64) * block_stride + (kv_head * BLOCK_SIZE + key % BLOCK_SIZE) * (
             HEAD_DIM

@@ -152,7 +152,8 @@ def prefill_tilings(
     else:
         small = Tiling(keys, 8, 3, rows)
     if block_d > LARGE_HEAD and (quantized or not hopper):
-        return small, Tiling(keys, 8, 2, max(64, one))
+        # More keys, or fewer tiles in flight, and the products would wait for each tile.
+        return Tiling(16, 8, 3, rows), Tiling(16, 8, 3, max(64, one))
     if block_d == LARGE_HEAD and not hopper:
         keys = 32
     return small, Tiling(keys, 8, 3, max(128, one))

@@ -213,6 +213,8 @@ def _draw(
 ):
     """Return the best scored token of those that are kept.
 
+    Two or three turns are the rule. After 64 turns the last candidate is returned: a wrong
+    compilation must not hang the device.
     ``furthest`` are the bits of the largest distance that min_p allows. What is kept ends between
     ``low`` and ``(high, high_id)``.
     """
@@ -229,7 +231,9 @@ def _draw(
     start, end = -1, furthest
     checked = False
     searching = True
-    while searching:
+    turn = 0
+    while searching & (turn < 64):
+        turn += 1
         counts, masses, count, mass, candidate, above, below = _measure(
             logits,
             row,

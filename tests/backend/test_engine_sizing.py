@@ -56,8 +56,13 @@ def test_what_other_processes_hold_is_not_counted_on():
     assert size(reading=replace(READING, free=45 * GIB)) == Sizing(40 * 512, 131072)
 
 
-def test_no_more_than_full_contexts_need():
-    assert size(max_num_seqs=2, max_model_len=1000) == Sizing(2 * 63, 1000)
+def test_the_cpu_gives_no_more_than_full_contexts_need():
+    cpu = torch.device("cpu")
+    assert size(device=cpu, max_num_seqs=2, max_model_len=1000) == Sizing(2 * 63, 1000)
+
+
+def test_a_gpu_gives_all_to_the_prefix_cache_however_few_sequences_run():
+    assert size(max_num_seqs=2, max_model_len=1000) == Sizing(106 * 512, 1000)
 
 
 def test_kv_bytes_overrides_what_was_measured():

@@ -65,6 +65,7 @@ def compiled(monkeypatch, tmp_path):
 def test_decode_attention(compiled, architecture, head_dim, storage):
     split, join = compiled(kernels.decode(BF16, head_dim, storage=storage), architecture)
     assert WIDE_AND_IN_FLIGHT in split.ptx
+    assert split.tiles_in_flight >= 2
     assert WARPS_PRODUCT in split.ptx
     assert "ld.global.v4" in join.ptx
 
@@ -72,6 +73,7 @@ def test_decode_attention(compiled, architecture, head_dim, storage):
 def test_decode_attention_behind_a_window_without_groups(compiled):
     (split,) = compiled(kernels.decode(BF16, 80, heads=8, splits=1, window=4096))
     assert WIDE_AND_IN_FLIGHT in split.ptx
+    assert split.tiles_in_flight >= 2
 
 
 # Before sm_90 registers decide, which are as many on all: one architecture for each head size.
@@ -92,6 +94,7 @@ def test_prefill_attention(compiled, architecture, head_dim, storage):
     small, large, _ = compiled(call, architecture)
     for tile in (small, large):
         assert WIDE_AND_IN_FLIGHT in tile.ptx
+        assert tile.tiles_in_flight >= 2
         assert PRODUCTS[architecture] in tile.ptx
 
 

@@ -94,6 +94,15 @@ class Compiled:
             if not any(first < other[0] and other[1] < last for other in jumps)
         ]
 
+    @property
+    def tiles_in_flight(self) -> int:
+        """Return how many copies each loop with asynchronous copies leaves under way, at least."""
+        waits = [
+            [int(count) for count in re.findall(r"cp\.async\.wait_group\s+(\w+);", loop)]
+            for loop in self.inner_loops()
+        ]
+        return min((max(counts) for counts in waits if counts), default=0)
+
 
 def tensor(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     """A tensor without memory."""
