@@ -8,7 +8,9 @@ import pytest
 import torch
 from sampling_rows import draw, results, row, sample
 
+from backend.executor.sampler.batch import SlotSampling
 from backend.executor.sampler.sampler import GrammarMask, Sampler
+from backend.scheduler.batch import NewSequence
 from backend.scheduler.request import SamplingParams
 
 LOGITS = torch.tensor([0.0, 3.0, 1.0, 2.0, -torch.inf])
@@ -260,3 +262,18 @@ def test_half_precision_logits_are_drawn_alike():
     logits = torch.randn(4, 300).bfloat16()
     rows = [row(seed=1), row(seed=2, top_k=9), row(seed=3, top_p=0.8), row(temperature=0.0)]
     assert sample(logits, rows) == sample(logits.float(), rows)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 33])
+def test_the_kernel_gets_columns_of_one_alignment_for_any_number_of_rows(count):
+    """Triton would compile it anew, in the middle of serving, for another one."""
+    slots = SlotSampling(count, 50, one_group=True)
+    sampling = SamplingParams(temperature=0.5, top_k=7, top_p=0.9)
+    slots.start(NewSequence(slot, (1,), 1, sampling, slot, frozenset()) for slot in range(count))
+    batch = slots.gather(np.arange(count, dtype=np.int32), torch.zeros(count, 50))
+    (group,) = batch.groups
+    columns = (group.temperature, group.log_min_p, group.top_k, group.top_p)
+    assert [column.shape for column in columns] == [(count, 1)] * 4
+    assert [column[0].item() for column in columns] == [0.5, -math.inf, 7.0, np.float32(0.9)]
+    first = group.temperature.data_ptr()
+    assert [(column.data_ptr() - first) % 16 for column in columns] == [0] * 4

@@ -5,6 +5,7 @@ Rows are gathered anew only when the rows of a step are others than those of the
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from backend.kernels.noise import MIN_TEMPERATURE, Uint64s, draw_keys
 from backend.scheduler.batch import NewSequence
 from backend.scheduler.request import SamplingParams
 
+_ALIGNED_FLOATS: Final = 4
 # Ways to draw, of which torch has one each; the kernel knows all of them at once.
 _GREEDY, _PLAIN, _TOP_K, _NUCLEUS = range(4)
 
@@ -152,7 +154,11 @@ class SlotSampling:
         own = slots[rows]
         kinds, limits = self._kind[own], self._columns[own, 2]
         limited = limits[kinds == _TOP_K]
-        columns = on_device(np.ascontiguousarray(self._columns[own].T), like).unsqueeze(-1)
+        # Each column begins at a multiple of 16 bytes. Triton compiles the kernel anew for pointers
+        # of another alignment, which would take a second in the middle of serving.
+        padded = np.zeros((4, -(-len(own) // _ALIGNED_FLOATS) * _ALIGNED_FLOATS), np.float32)
+        padded[:, : len(own)] = self._columns[own].T
+        columns = on_device(padded, like)[:, : len(own)].unsqueeze(-1)
         temperature, log_min_p, top_k, top_p = columns.unbind(0)
         return DrawGroup(
             rows=rows,
