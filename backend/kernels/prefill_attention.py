@@ -145,15 +145,16 @@ def prefill_tilings(
         return exact, exact
     # From so much memory on, matrix units read it: elsewhere both sides take registers.
     hopper = shared_memory >= _HOPPER_MEMORY
-    keys = 32 if block_d > LARGE_HEAD else 128 if hopper and block_d < LARGE_HEAD else 64
     rows = max(min(triton.next_power_of_2(DRAFTED_TOKENS * group), _SMALL_ROWS), one)
-    if rows <= 32 or not (hopper or quantized or block_d > LARGE_HEAD):
+    if block_d > LARGE_HEAD and (quantized or not hopper):
+        # More keys would leave room for two stages only, and the products would wait for loads.
+        num_warps = 4 if quantized and rows <= 32 else 8
+        return Tiling(16, num_warps, 3, rows), Tiling(16, 8, 3, max(64, one))
+    keys = 32 if block_d > LARGE_HEAD else 128 if hopper and block_d < LARGE_HEAD else 64
+    if rows <= 32 or not (hopper or quantized):
         small = Tiling(32 if quantized or not hopper else min(keys, 64), 4, 3, rows)
     else:
         small = Tiling(keys, 8, 3, rows)
-    if block_d > LARGE_HEAD and (quantized or not hopper):
-        # More keys, or fewer tiles in flight, and the products would wait for each tile.
-        return Tiling(16, 8, 3, rows), Tiling(16, 8, 3, max(64, one))
     if block_d == LARGE_HEAD and not hopper:
         keys = 32
     return small, Tiling(keys, 8, 3, max(128, one))
