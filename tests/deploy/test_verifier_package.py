@@ -14,7 +14,7 @@ import pytest
 from embeddings.encoder.model_files import VERIFIER_DIRECTORY
 from embeddings.verify.calibration import parse_calibration
 from embeddings.verify.directories import PACKAGE
-from embeddings.verify.files import FILES_OF_SECOND, WEIGHTS, read_verifier
+from embeddings.verify.files import FILES_OF_SECOND, read_verifier
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "deploy" / "verifier"
@@ -29,10 +29,6 @@ from setuptools import build_meta
 sys.argv = ["build"]
 build_meta.build_wheel("dist")
 """
-
-needs_weights = pytest.mark.skipif(
-    not (MODEL / WEIGHTS).is_file(), reason=f"no weights in {MODEL.relative_to(ROOT)} yet"
-)
 
 
 def build(folder):
@@ -111,7 +107,6 @@ def test_the_notice_names_each_source_that_the_network_learned_from(name):
         assert licence in line
 
 
-@needs_weights
 def test_the_wheel_has_all_files_of_the_network(wheel):
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     files = {f"{PACKAGE}/model/{file.name}" for file in MODEL.iterdir()}
@@ -121,14 +116,12 @@ def test_the_wheel_has_all_files_of_the_network(wheel):
         assert wheel.read(f"{PACKAGE}/model/{file.name}") == file.read_bytes()
 
 
-@needs_weights
 def test_no_file_is_larger_than_code_hosts_and_indexes_take(wheel):
     sizes = {file.name: file.stat().st_size for file in MODEL.iterdir()}
     sizes[wheel.filename] = Path(wheel.filename).stat().st_size
     assert {name: size for name, size in sizes.items() if size >= MOST_BYTES} == {}
 
 
-@needs_weights
 def test_the_network_is_for_the_shipped_small_one_and_has_a_calibration(monkeypatch):
     monkeypatch.syspath_prepend(SOURCE)
     files = read_verifier(VERIFIER_DIRECTORY)

@@ -12,18 +12,16 @@ from guarding import guard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from semantic_cache import VERIFIERS
+from semantic_cache import VERIFIERS, shipped_verifier
 from tiny_verifier import CONFIG, random_weights, write_tiny_second, write_tiny_verifier
 
 from embeddings.encoder.bert_graph import compressible, seven_bits
-from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
+from embeddings.encoder.model_files import DEFAULT_MODEL, ModelError, locate
 from embeddings.messages import Reason
 from embeddings.verify.directories import SECOND
 from embeddings.verify.files import read_verifier
 from embeddings.verify.recipe import overlap, weighed
 from embeddings.verify.verifier import load_verifier
-from gateway.semantic.calibrations import shipped_calibrations
-from policies.format.settings import DEFAULT_MAX_WRONG_HITS
 from tools.verifier.export import save_verifier
 
 RESET = "How do I reset my password?"
@@ -55,11 +53,7 @@ def test_a_score_does_not_depend_on_order_or_company(verifier):
 
 @pytest.fixture(scope="module", params=VERIFIERS)
 def shipped(request):
-    """A shipped verifier, and its threshold at the default budget."""
-    alone = request.param == "small"
-    verifier = load_verifier(VERIFIER_DIRECTORY, threads=1, alone=alone)
-    (calibration,) = (each for each in shipped_calibrations() if each.verifier == verifier.digest)
-    return verifier, calibration.threshold(DEFAULT_MAX_WRONG_HITS)
+    return shipped_verifier(request.param)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +79,6 @@ def shipped(request):
 def test_the_shipped_networks_refuse_what_no_guard_tells_apart(shipped, asked, stored):
     verifier, threshold = shipped
     assert guard(asked, stored) is None
-    assert threshold is not None
     for pair in ((asked, stored), (stored, asked)):
         (score,) = verifier.score([pair])
         assert weighed(score, 1.0, overlap(*pair)) < threshold

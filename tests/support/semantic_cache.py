@@ -28,22 +28,23 @@ VERIFIERS = (
 )
 
 
+def shipped_verifier(name: str) -> tuple[Verifier, float]:
+    """Return one of `VERIFIERS`, and its threshold at the default budget."""
+    verifier = load_verifier(VERIFIER_DIRECTORY, threads=1, alone=name == "small")
+    (calibration,) = (each for each in shipped_calibrations() if each.verifier == verifier.digest)
+    threshold = calibration.threshold(DEFAULT_MAX_WRONG_HITS)
+    assert threshold is not None
+    return verifier, threshold
+
+
 class MeaningCache:
     """It knows the vectors of `texts`; an answer is any text."""
 
     def __init__(self, encoder, texts: Iterable[str], verifier_name: str) -> None:
-        alone = verifier_name == "small"
-        verifier: Verifier = load_verifier(VERIFIER_DIRECTORY, threads=1, alone=alone)
-        (calibration,) = (
-            each for each in shipped_calibrations() if each.verifier == verifier.digest
-        )
-        step = calibration.step(DEFAULT_MAX_WRONG_HITS)
-        assert step is not None
-        self._threshold = step.threshold
+        self._verifier, self._threshold = shipped_verifier(verifier_name)
         texts = sorted(set(texts))
         assert [text for text in texts if ineligible(text)] == []
         self._vectors = dict(zip(texts, encoder.encode(texts), strict=True))
-        self._verifier = verifier
         self._known: dict[tuple[str, str], bool] = {}
         self.stored: dict[str, str] = {}
 
