@@ -176,9 +176,6 @@ def _check_model(
     # Triton is not everywhere.
     from backend.executor.self_check import self_check
 
-    if network.needs_rules:
-        print(f"{name}: no kernel knows its attention, PyTorch's serves\n")
-        return {"model": name, "passed": None, "kernels": [], "decode": []}
     kv_dtype = kv_cache_dtype(options.kv_dtype, network.dtype, device)
     length = context_length(network.shape, options.max_model_len)
     began = time.perf_counter()

@@ -85,8 +85,7 @@ def load_model(
     )
     kv_dtype = kv_cache_dtype(options.kv_dtype, network.dtype, torch_device)
     shape = network.shape
-    # No kernel here knows rules.
-    has_kernels = on_cuda and not network.needs_rules and _triton_compiles()
+    has_kernels = on_cuda and _triton_compiles()
     batches = BatchLimits(
         num_slots=slots_for(max_num_seqs),
         max_num_seqs=max_num_seqs,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backend.executor.attention.triton import TritonAttention
+from backend.executor.attention.triton import TritonAttention, attention_options
 from backend.executor.factory import ALL_KERNELS, KernelGroup, Kernels, make_attention
 from backend.executor.input_batch import BatchLimits, InputBatchBuilder
 from backend.executor.kv_cache import KVCache
@@ -26,7 +26,7 @@ from backend.kernels.attention import BlockTables
 from backend.kernels.elementwise import KernelOperations
 from backend.kernels.quantized_matmul import PackedWeight, quantized_matmul
 from backend.kernels.sampling import SamplingRows, sample_tokens
-from backend.models.attention import AttentionLayer
+from backend.models.attention import AttentionLayer, ScoreRules
 from backend.models.config import DecoderConfig, ModelLoadError
 from backend.models.layers import RMSNorm
 from backend.models.quantization import KernelLinear
@@ -168,11 +168,12 @@ class _Check:
         while KernelGroup.ATTENTION in kernels:
             before = len(self.findings)
             dtype = kv_dtype if KernelGroup.KV_8_BITS in kernels else network.dtype
-            for window in dict.fromkeys(windows):
-                layer = AttentionLayer(0, window)
+            for index in _distinct(windows, network.rules):
+                layer = AttentionLayer(0, windows[index])
                 if network.weights is not None:
-                    own = network.weights.layers[windows.index(window)]
-                    layer = replace(layer, head_norm=own.head_norm)
+                    layer = replace(layer, head_norm=network.weights.layers[index].head_norm)
+                if network.rules:
+                    layer = replace(layer, rules=network.rules[index])
                 self._layer(layer, kernels, dtype)
             failed = {each.group for each in self.findings[before:] if not each.passes}
             if not failed:
@@ -185,6 +186,8 @@ class _Check:
         about = f"{shape.num_heads}/{shape.num_kv_heads} heads of {shape.head_dim}" + (
             "" if layer.window is None else f", window {layer.window}"
         )
+        if layer.rules is not None:
+            about += ", sinks" if layer.rules.softcap is None else f", cap {layer.rules.softcap:g}"
         own, allowed = KernelGroup.ATTENTION, None
         if kv_dtype is not self.network.dtype:
             own, allowed = KernelGroup.KV_8_BITS, _FP8_STEP
@@ -291,6 +294,15 @@ class _Check:
                 self.compare(KernelGroup.MATMUL, name, shape, product)
 
 
+def _distinct(windows: Sequence[int | None], rules: Sequence[ScoreRules | None]) -> Iterable[int]:
+    """Return one layer for each way of attending."""
+    first: dict[Any, int] = {}
+    for index, window in enumerate(windows):
+        own = rules[index] if rules else None
+        first.setdefault((window, own and (own.softcap, own.sinks is None)), index)
+    return first.values()
+
+
 class _Step:
     """One layer's attention in one step, over a cache of random numbers of its own.
 
@@ -368,7 +380,7 @@ class _Step:
             self._kv.blocks,
             BlockTables(self._integers(flat), self._integers(firsts)),
             self._integers(position + 1 for _, position in self._positions),
-            window=self._layer.window,
+            **attention_options(self._layer),
             scales=self._kv.scales,
         )
         return _difference(self.output.view(expected.shape), expected)

@@ -1,8 +1,12 @@
 """What the kernels of decode and prefill attention share: tilings, the loop over keys, the join.
 
 A cache of 8 bits has one scale for each KV head's keys and one for its values, float32 of
-[2 * kv_heads]. The keys' scale multiplies the scores and the values' the result, so the loop over
-keys only converts what it loads.
+[2 * kv_heads]. The keys' scale multiplies the queries and the values' the result. The loop over
+keys converts what it loads to float16: a GPU converts two such values in one instruction, and
+bfloat16 one by one.
+
+Scores may be bent by a softcap before they are masked (Gemma 2). A sink is a score of each head
+that takes its share of the softmax and has no value (GPT-OSS): the first part of a row counts it.
 """
 
 from dataclasses import dataclass
@@ -80,6 +84,42 @@ def padded_head(head_dim: int) -> int:
 
 
 @triton.jit
+def start_rows(
+    query,
+    scale,
+    scales,
+    sinks,
+    head,
+    real,
+    is_first,
+    kv_head,
+    SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Return the ``query`` [BLOCK_M, dims] and ``scale`` for ``attend_keys``, its top and total."""
+    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
+        top = tl.where(is_first, sink, top)
+        total = tl.where(is_first, 1.0, total)
+    if SCALED:
+        grown = query.to(tl.float32) * (scale * tl.load(scales + kv_head))
+        if query.dtype == tl.float32:
+            query = grown
+        else:
+            query = tl.clamp(grown, -65504.0, 65504.0).to(tl.float16)
+        scale = 1.0
+    return query, scale, top, total
+
+
+@triton.jit
+def _add_product(sums, weights, values):
+    return tl.dot(weights, values.to(weights.dtype), acc=sums, input_precision="ieee")
+
+
+@triton.jit
 def attend_keys(
     top,
     total,
@@ -96,12 +136,19 @@ def attend_keys(
     block_stride,
     MASKED: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    PAIRED: tl.constexpr,
 ):
-    """Add keys [start, stop) of a block table to the running sums of the rows of ``query``."""
+    """Add keys [start, stop) of a block table to the running sums of the rows of ``query``.
+
+    Scores times ``scale`` are logarithms to base 2; ``SOFTCAP`` 0 caps nothing. ``PAIRED`` reads
+    values of 8 bits as pairs; ``sums`` are then two, of even and of odd dimensions.
+    """
+    factor = 1.0 if SOFTCAP > 0 else scale
     dim = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
     # The blocks of the next tile are known a turn early. Else Triton waits for each tile: loads
@@ -122,22 +169,40 @@ def attend_keys(
         )
         source = cache + rows[:, None] + dim[None, :]
         keys = tl.load(source, mask=mask, other=0.0).to(query.dtype)
-        values = tl.load(source + kv_heads * BLOCK_SIZE * HEAD_DIM, mask=mask, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        if PAIRED:
+            pair = tl.arange(0, BLOCK_D // 2)[None, :]
+            first = cache + (rows + kv_heads * BLOCK_SIZE * HEAD_DIM)[:, None]
+            mask = (key < stop)[:, None] & (pair < HEAD_DIM // 2)
+            values = tl.load(first.to(tl.pointer_type(tl.int16)) + pair, mask=mask, other=0)
+        else:
+            values = tl.load(source + kv_heads * BLOCK_SIZE * HEAD_DIM, mask=mask, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if SOFTCAP > 0:
+            # The hyperbolic tangent of x is 1 - 2 / (exp(2x) + 1).
+            bent = 1.0 - 2.0 / (tl.exp2(scores * (scale * (2.0 / SOFTCAP))) + 1.0)
+            scores = bent * (SOFTCAP * 1.4426950408889634)
         if MASKED:
             seen = (key[None, :] <= position[:, None]) & inside[None, :]
             if WINDOW > 0:
                 seen = seen & (key[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * factor)
         # A row may see nothing of a tile, and nothing yet at all.
         shift = tl.where(new_top > -float("inf"), new_top, 0.0)
-        weights = tl.exp2(scores - shift[:, None])
+        # One instruction multiplies and subtracts.
+        weights = tl.exp2(scores * factor - shift[:, None])
         decay = tl.exp2(top - shift)
         total = total * decay + tl.sum(weights, axis=1)
-        sums = sums * decay[:, None]
         weights = weights.to(query.dtype)
-        sums = tl.dot(weights, values.to(query.dtype), acc=sums, input_precision="ieee")
+        if PAIRED:
+            even, odd = sums
+            kind: tl.constexpr = cache.dtype.element_ty
+            low, high = (values & 0xFF).to(tl.int8), (values >> 8).to(tl.int8)
+            even = _add_product(even * decay[:, None], weights, low.to(kind, bitcast=True))
+            odd = _add_product(odd * decay[:, None], weights, high.to(kind, bitcast=True))
+            sums = (even, odd)
+        else:
+            sums = _add_product(sums * decay[:, None], weights, values)
         top = new_top
     return top, total, sums
 

@@ -28,6 +28,7 @@ from backend.kernels.attention import (
     device_limits,
     join_parts,
     padded_head,
+    start_rows,
 )
 from backend.kernels.launch import launch
 
@@ -82,6 +83,7 @@ def _attend_splits(
     table_starts,
     lengths,
     scales,
+    sinks,
     output,
     partial,
     log_sums,
@@ -90,9 +92,11 @@ def _attend_splits(
     query_stride,
     block_stride,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -105,7 +109,6 @@ def _attend_splits(
     kv_heads = tl.num_programs(0)
     value_scale = 1.0
     if SCALED:
-        scale *= tl.load(scales + kv_head)
         value_scale = tl.load(scales + kv_heads + kv_head)
     row = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
@@ -125,28 +128,51 @@ def _attend_splits(
         start = begin + split * tiles * BLOCK_N
         at = (sequence * kv_heads * GROUP + head).to(tl.int64)
         offsets = sequence * query_stride + head[:, None] * HEAD_DIM + dim[None, :]
-        query = tl.load(queries + offsets, mask=real, other=0.0)
+        query, factor, top, total = start_rows(
+            tl.load(queries + offsets, mask=real, other=0.0),
+            scale,
+            scales,
+            sinks,
+            head,
+            row < GROUP,
+            split == 0,
+            kv_head,
+            SCALED,
+            SINKS,
+            BLOCK_M,
+        )
+        if SCALED:
+            half = tl.zeros((BLOCK_M, BLOCK_D // 2), tl.float32)
+            sums = (half, half)
+        else:
+            sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         top, total, sums = attend_keys(
-            tl.full((BLOCK_M,), -float("inf"), tl.float32),
-            tl.zeros((BLOCK_M,), tl.float32),
-            tl.zeros((BLOCK_M, BLOCK_D), tl.float32),
+            top,
+            total,
+            sums,
             query,
             tl.zeros((BLOCK_M,), tl.int32) + length - 1,
             cache,
             block_tables + tl.load(table_starts + sequence),
             start,
             tl.minimum(start + tiles * BLOCK_N, length),
-            scale,
+            factor,
             kv_head,
             kv_heads,
             block_stride,
             MASKED=True,
             WINDOW=WINDOW,
+            SOFTCAP=SOFTCAP,
             HEAD_DIM=HEAD_DIM,
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_N=BLOCK_N,
             BLOCK_D=BLOCK_D,
+            # Without it, a product on warps reads values of 8 bits from shared memory one by one.
+            PAIRED=SCALED,
         )
+        if SCALED:
+            even, odd = sums
+            sums = tl.interleave(even, odd)
         sums = sums * (value_scale / tl.where(total > 0.0, total, 1.0))[:, None]
         if count == 1:
             result = output + at[:, None] * HEAD_DIM + dim[None, :]
@@ -190,6 +216,8 @@ def decode_attention(
     splits: int = 1,
     split_keys: int = SPLIT_KEYS,
     window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     scales: Tensor | None = None,
     tiling: Tiling | None = None,
     limits: DeviceLimits | None = None,
@@ -199,8 +227,10 @@ def decode_attention(
     """Attend with ``queries`` [sequences, heads, head_dim] to ``lengths`` cached keys each.
 
     ``lengths`` int32 counts keys, the query's own included; 0 gives zeros. ``splits`` is a power of
-    two, see ``num_splits``; above 1 the workspace has sequences * heads * splits rows. ``scales``
-    are those of a cache of 8 bits. Returns [sequences, heads, head_dim], ``output`` where given.
+    two, see ``num_splits``; above 1 the workspace has sequences * heads * splits rows. ``sinks``
+    are [heads], ``scales`` those of a cache of 8 bits.
+
+    Returns [sequences, heads, head_dim], ``output`` where it is given.
     """
     sequences, heads, head_dim = queries.shape
     kv_heads, block_size = cache.shape[1] // 2, cache.shape[2]
@@ -230,6 +260,7 @@ def decode_attention(
         tables.starts,
         lengths,
         lengths if scales is None else scales,
+        lengths if sinks is None else sinks,
         output,
         workspace.partial,
         workspace.log_sums,
@@ -238,7 +269,9 @@ def decode_attention(
         queries.stride(0),
         cache.stride(0),
         **cut,
+        SOFTCAP=softcap or 0.0,
         SCALED=scales is not None,
+        SINKS=sinks is not None,
         GROUP=heads // kv_heads,
         BLOCK_SIZE=block_size,
         BLOCK_S=max(triton.next_power_of_2(sequences), _SEQUENCES),

@@ -31,6 +31,7 @@ from backend.kernels.attention import (
     attend_keys,
     join_parts,
     padded_head,
+    start_rows,
 )
 from backend.kernels.launch import launch
 
@@ -219,6 +220,7 @@ def _attend_tile(
     block_tables,
     items,
     scales,
+    sinks,
     output,
     partial,
     log_sums,
@@ -226,7 +228,9 @@ def _attend_tile(
     query_stride,
     block_stride,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     SCALED: tl.constexpr,
+    SINKS: tl.constexpr,
     FIELDS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -245,8 +249,6 @@ def _attend_tile(
     part = tl.load(item + 4)
     split = tl.load(item + 5)
     splits = tl.load(item + 6)
-    if SCALED:
-        scale *= tl.load(scales + kv_head)
 
     row = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, BLOCK_D)
@@ -255,9 +257,19 @@ def _attend_tile(
     position = first + token
     real = (token < tokens)[:, None] & (dim[None, :] < HEAD_DIM)
     offsets = (first_row + token) * query_stride + head * HEAD_DIM
-    query = tl.load(queries + offsets[:, None] + dim[None, :], mask=real, other=0.0)
-    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
+    query, scale, top, total = start_rows(
+        tl.load(queries + offsets[:, None] + dim[None, :], mask=real, other=0.0),
+        scale,
+        scales,
+        sinks,
+        head,
+        token < tokens,
+        split == 0,
+        kv_head,
+        SCALED,
+        SINKS,
+        BLOCK_M,
+    )
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
 
     end = first + tokens
@@ -287,10 +299,12 @@ def _attend_tile(
             block_stride,
             MASKED=False,
             WINDOW=0,
+            SOFTCAP=SOFTCAP,
             HEAD_DIM=HEAD_DIM,
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_N=BLOCK_N,
             BLOCK_D=BLOCK_D,
+            PAIRED=False,
         )
     top, total, sums = attend_keys(
         top,
@@ -308,10 +322,12 @@ def _attend_tile(
         block_stride,
         MASKED=True,
         WINDOW=WINDOW,
+        SOFTCAP=SOFTCAP,
         HEAD_DIM=HEAD_DIM,
         BLOCK_SIZE=BLOCK_SIZE,
         BLOCK_N=BLOCK_N,
         BLOCK_D=BLOCK_D,
+        PAIRED=False,
     )
     value_scale = 1.0
     if SCALED:
@@ -363,15 +379,18 @@ def prefill_attention(
     work: PrefillWork,
     *,
     window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     scales: Tensor | None = None,
     workspace: SplitWorkspace | None = None,
     output: Tensor | None = None,
 ) -> Tensor:
     """Attend with the rows of ``queries`` [tokens, heads, head_dim] that ``work`` names.
 
-    ``blocks`` are those of ``BlockTables``, and ``work.items`` is on their device. ``scales`` are
-    those of a cache of 8 bits. Returns [tokens, heads, head_dim], ``output`` where it is given;
-    other rows are not written.
+    ``blocks`` are those of ``BlockTables``, and ``work.items`` is on their device. ``sinks`` are
+    [heads], ``scales`` those of a cache of 8 bits.
+
+    Returns [tokens, heads, head_dim], ``output`` where it is given; other rows are not written.
     """
     _, heads, head_dim = queries.shape
     kv_heads, shape = cache.shape[1] // 2, work.shape
@@ -398,6 +417,7 @@ def prefill_attention(
             blocks,
             items,
             items if scales is None else scales,
+            items if sinks is None else sinks,
             output,
             workspace.partial,
             workspace.log_sums,
@@ -406,7 +426,9 @@ def prefill_attention(
             cache.stride(0),
             **same,
             WINDOW=window or 0,
+            SOFTCAP=softcap or 0.0,
             SCALED=scales is not None,
+            SINKS=sinks is not None,
             BLOCK_SIZE=cache.shape[2],
             BLOCK_M=tiling.rows,
             BLOCK_N=tiling.keys,

@@ -5,6 +5,7 @@ difference is the kernel's rounding and not the oracle's.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,11 +90,9 @@ def decode_attention(
     cache: Tensor,
     tables: BlockTables,
     lengths: Tensor,
-    *,
-    window: int | None = None,
-    scales: Tensor | None = None,
+    **rules: Any,
 ) -> Tensor:
-    """Attend with one token a sequence; see ``decode_attention.decode_attention``."""
+    """Attend with one token a sequence; window, softcap, sinks and scales are the kernel's."""
     spans = [
         Span(table, row, 1, length - 1)
         for row, (table, length) in enumerate(
@@ -101,7 +100,7 @@ def decode_attention(
         )
         if length
     ]
-    return prefill_attention(queries, cache, tables.blocks, spans, window=window, scales=scales)
+    return prefill_attention(queries, cache, tables.blocks, spans, **rules)
 
 
 def prefill_attention(
@@ -109,16 +108,14 @@ def prefill_attention(
     cache: Tensor,
     blocks: Tensor,
     spans: Sequence[Span],
-    *,
-    window: int | None = None,
-    scales: Tensor | None = None,
+    **rules: Any,
 ) -> Tensor:
     """Attend with the rows of ``spans``; other rows are zeros."""
     output = torch.zeros_like(queries, memory_format=torch.contiguous_format)
     for span in spans:
         rows = slice(span.start, span.start + span.num_tokens)
         table = blocks[span.table :]
-        output[rows] = _attend(queries[rows], cache, table, span.prefix, window, scales)
+        output[rows] = _attend(queries[rows], cache, table, span.prefix, **rules)
     return output
 
 
@@ -127,8 +124,11 @@ def _attend(
     cache: Tensor,
     table: Tensor,
     first: int,
-    window: int | None,
-    scales: Tensor | None,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Attend with tokens of one sequence, the first at position ``first``."""
     tokens, heads, head_dim = queries.shape
@@ -145,7 +145,13 @@ def _attend(
     seen = key <= position
     if window is not None:
         seen &= key > position - window
-    weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        sink = sinks.double().view(-1, 1, 1).expand(-1, tokens, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :num_keys]
     return torch.einsum("htk,hkd->thd", weights, values).to(queries.dtype)
 
 

@@ -38,6 +38,7 @@ class SeenAttention:
     layer: int
     shape: tuple[int, int, int]
     window: int | None
+    rules: ScoreRules | None
 
 
 class _Step:
@@ -48,14 +49,12 @@ class _Step:
         self.layers: dict[int, int] = {}
         self.seen: list[SeenAttention] | None = None
         """Where attentions are noted instead of computed."""
-        self.has_rules = False
 
     def attend(self, layer: AttentionLayer, qkv: Tensor, num_heads: int) -> Tensor:
-        self.has_rules |= layer.rules is not None
         if self.seen is not None:
             num_kv_heads = (qkv.shape[1] - num_heads) // 2
             shape = (num_heads, num_kv_heads, qkv.shape[2])
-            self.seen.append(SeenAttention(layer.index, shape, layer.window))
+            self.seen.append(SeenAttention(layer.index, shape, layer.window, layer.rules))
             return torch.zeros_like(qkv[:, :num_heads]).flatten(1)
         if self.attention is None:
             raise RuntimeError("no step is under way")
@@ -73,6 +72,8 @@ class GenericModel:
         self.source = source
         self._model = model
         self._step = _Step()
+        self.rules: tuple[ScoreRules | None, ...] = ()
+        """What becomes of each layer's scores; known after ``attentions``."""
         parameters = inspect.signature(model.forward).parameters
         if "position_ids" not in parameters:
             raise ModelLoadError(f"{source}: {type(model).__name__} takes no position_ids")
@@ -97,11 +98,6 @@ class GenericModel:
         dtype: torch.dtype = self._model.dtype
         return dtype
 
-    @property
-    def has_rules(self) -> bool:
-        """Whether its attention caps scores or has sinks; known after a first step."""
-        return self._step.has_rules
-
     def modules(self) -> list[nn.Module]:
         """Return all modules of the network."""
         return list(self._model.modules())
@@ -124,6 +120,7 @@ class GenericModel:
             self._model(input_ids=two[None], position_ids=two[None], use_cache=False)
         finally:
             self._step.seen = None
+        self.rules = tuple(each.rules for each in seen)
         return seen
 
     def forward(

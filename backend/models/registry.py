@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels.available import unavailable_reason
-from backend.models.attention import Attention
+from backend.models.attention import Attention, ScoreRules
 from backend.models.checkpoint import Checkpoint
 from backend.models.config import (
     DecoderConfig,
@@ -74,8 +74,8 @@ class Network:
     with_context: Callable[[int, Operations], Model]
     has_static_steps: bool
     """Whether the host learns nothing within a step, so that a graph can hold one."""
-    needs_rules: bool = False
-    """Whether its attention caps scores or has sinks, which plain torch alone knows."""
+    rules: tuple[ScoreRules | None, ...] = ()
+    """What becomes of each layer's attention scores; empty where no layer has rules."""
     weights: DecoderWeights | None = None
     """None: the model brings code of its own."""
 
@@ -204,7 +204,7 @@ def _generic(
         chosen,
         lambda _length, _operations: model,
         has_static_steps=False,
-        needs_rules=model.has_rules,
+        rules=model.rules,
     )
 
 

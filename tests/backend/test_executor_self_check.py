@@ -56,6 +56,16 @@ def test_sound_kernels_pass(interpreter, checkpoint, family):
     } < named
 
 
+@pytest.mark.parametrize(("family", "rule"), [("gemma2", "cap 3"), ("gpt_oss", "sinks")])
+def test_softcaps_and_sinks_are_compared(interpreter, checkpoint, family, rule):
+    directory = str(checkpoint(family)[0])
+    findings = interpreter("interpreted_check:rule_findings", directory)
+    assert all(passes for _, _, passes in findings)
+    shapes = {shape for kernel, shape, _ in findings if kernel.startswith("decode attention")}
+    assert any(rule in shape for shape in shapes)
+    assert any("window" in shape and rule in shape for shape in shapes)
+
+
 def test_fp8_that_is_rounded_wrong_gives_way_to_kv_in_the_type_of_activations(
     interpreter, checkpoint
 ):

@@ -93,6 +93,25 @@ def test_decode_over_a_cache_of_eight_bits(interpreter, storage):
     cases.check_decode(world, [33, 130], splits=2, split_keys=64, storage=storage)
 
 
+@pytest.mark.parametrize("storage", [None, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(1.5, False), (None, True), (30.0, True)])
+def test_decode_with_a_softcap_and_sinks(interpreter, softcap, with_sinks, storage):
+    world = cases.World(interpreter.changing, torch.float16)
+    how = {"splits": 2, "split_keys": 64, "softcap": softcap, "with_sinks": with_sinks}
+    cases.check_decode(world, [3, 0, 130], window=70, storage=storage, **how)
+
+
+def test_large_queries_over_a_cache_of_eight_bits_stay_finite(interpreter):
+    world = cases.World(interpreter.changing, torch.float32)
+    tables, blocks = world.tables([40])
+    cache, scales = cases.stored(world.cache(blocks, 1, 64), torch.float8_e4m3fn)
+    queries = (1e4 * world.random(1, 2, 64)).half()
+    name = "backend.kernels.decode_attention:decode_attention"
+    how = {"scales": 100 * scales}
+    result = interpreter(name, queries, cache, tables, world.integers([40]), **how)[0]
+    assert torch.isfinite(result).all()
+
+
 @settings(max_examples=5)
 @given(
     lengths=st.lists(st.integers(0, 150), min_size=1, max_size=3),

@@ -51,6 +51,15 @@ def test_a_sliding_window_after_warming_up(interpreter, checkpoint):
     assert tokens == [reference(model, prompt) for prompt in batch]
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_softcaps_and_sinks_in_the_code_of_transformers(interpreter, checkpoint, family):
+    directory, model = checkpoint(family)
+    batch = prompts([2, model.config.sliding_window + 3])
+    how = {"max_tokens_per_step": 16, "overlap": True}
+    tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS, **how)
+    assert tokens == [reference(model, prompt) for prompt in batch]
+
+
 def test_a_preempted_sequence_comes_back_with_other_blocks(interpreter, checkpoint):
     directory, model = checkpoint("llama")
     batch = prompts([15, 14])

@@ -75,6 +75,15 @@ def test_prefill_over_a_cache_of_eight_bits(interpreter, storage):
     cases.check_prefill(world, [(1100, 9), (0, 70)], storage=storage, kv_heads=1, processors=4)
 
 
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(1.5, False), (None, True), (30.0, True)])
+def test_prefill_with_a_softcap_and_sinks(interpreter, softcap, with_sinks):
+    world = cases.World(interpreter.changing)
+    how = {"softcap": softcap, "with_sinks": with_sinks, "kv_heads": 1, "processors": 4}
+    # The first span is split, the second is not, and the third is a small tile.
+    cases.check_prefill(world, [(1100, 40), (0, 70), (30, 5)], **how)
+    cases.check_prefill(world, [(130, 20)], window=65, **how)
+
+
 @settings(max_examples=5)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 140), st.integers(1, 90)), min_size=1, max_size=2),

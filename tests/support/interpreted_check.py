@@ -76,6 +76,13 @@ def findings(directory, kv_dtype=None):
     return told, torch.equal(before, torch.get_rng_state())
 
 
+def rule_findings(directory):
+    """Check a model whose attention has rules; return kernels, shapes and verdicts."""
+    network = load_network(Path(directory), device=CPU, dtype="float32")
+    proved = self_check(network, CPU, network.dtype, 2048)
+    return [(each.kernel, each.shape, each.passes) for each in proved.findings]
+
+
 def check_and_generate(directory, prompts, new_tokens, sampling=None, *, breaks, how):
     """Check with a broken kernel and generate with what stays; the kernel stays broken."""
     with broken(breaks, how):

@@ -167,6 +167,8 @@ def check_decode(
     kv_heads: int = 2,
     head_dim: int = 64,
     window: int | None = None,
+    softcap: float | None = None,
+    with_sinks: bool = False,
     storage: torch.dtype | None = None,
     **options: Any,
 ) -> Tensor:
@@ -176,7 +178,8 @@ def check_decode(
     fused = world.random(len(lengths), kv_heads * (group + 2), head_dim)
     queries = fused[:, : kv_heads * group]
     counts = world.integers(list(lengths))
-    how = {"window": window, "scales": scales}
+    sinks = world.random(kv_heads * group, seed=7) if with_sinks else None
+    how = {"window": window, "softcap": softcap, "sinks": sinks, "scales": scales}
     expected = reference.decode_attention(queries, cache, tables, counts, **how)
     name = "backend.kernels.decode_attention:decode_attention"
     result, _ = world.call(name, queries, cache, tables, counts, **how, **options)
@@ -193,6 +196,8 @@ def check_prefill(
     head_dim: int = 64,
     processors: int = 2,
     window: int | None = None,
+    softcap: float | None = None,
+    with_sinks: bool = False,
     storage: torch.dtype | None = None,
     **tilings: Any,
 ) -> int:
@@ -216,7 +221,8 @@ def check_prefill(
     work = replace(work, items=work.items.to(world.device))
     fused = world.random(starts[-1], kv_heads * (group + 2), head_dim)
     queries = fused[:, : kv_heads * group]
-    how = {"window": window, "scales": scales}
+    sinks = world.random(kv_heads * group, seed=7) if with_sinks else None
+    how = {"window": window, "softcap": softcap, "sinks": sinks, "scales": scales}
     expected = reference.prefill_attention(queries, cache, tables.blocks, laid_out, **how)
     name = "backend.kernels.prefill_attention:prefill_attention"
     result, _ = world.call(name, queries, cache, tables.blocks, work, **how)

@@ -6,7 +6,7 @@ without a GPU.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from backend.kernels.prefill_attention import (
     plan_prefill,
     prefill_attention,
 )
-from backend.models.attention import AttentionLayer
+from backend.models.attention import AttentionLayer, ScoreRules
 from backend.models.config import ModelShape
 from backend.scheduler.batch import Row
 
@@ -167,7 +167,7 @@ class TritonAttention:
                 BlockTables(tensors.tables, tensors.table_starts),
                 tensors.lengths,
                 splits=self._num_splits,
-                window=layer.window,
+                **attention_options(layer),
                 scales=scales,
                 workspace=self._workspace,
                 output=output[singles],
@@ -204,8 +204,14 @@ class TritonAttention:
                 self._layers[layer.index].blocks,
                 self._tensors.tables,
                 each,
-                window=layer.window,
+                **attention_options(layer),
                 scales=self._layers[layer.index].scales,
                 workspace=self._workspace,
                 output=output,
             )
+
+
+def attention_options(layer: AttentionLayer) -> dict[str, Any]:
+    """Return the kernels' options: which keys the layer sees, and what becomes of their scores."""
+    rules = layer.rules or ScoreRules()
+    return {"window": layer.window, "softcap": rules.softcap, "sinks": rules.sinks}
