@@ -24,8 +24,10 @@ from backend.executor.kv_cache import KVCache
 from backend.executor.memory import context_length
 from backend.kernels.available import c_compiler, unavailable_reason
 from backend.models.config import DecoderConfig, ModelLoadError
+from backend.models.dtypes import kv_cache_dtype
 from backend.models.families import parse_config
-from backend.models.registry import Network, kv_cache_dtype, load_network, network_of
+from backend.models.loading import load_network
+from backend.models.model import Network, network_of
 from backend.models.weights import random_weights
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import blocks_for

@@ -26,8 +26,11 @@ from backend.executor.memory import Sizing, context_length, size_cache
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
+from backend.models.checkpoint import model_fingerprint
 from backend.models.config import ModelLoadError
-from backend.models.registry import Network, kv_cache_dtype, load_network, model_fingerprint
+from backend.models.dtypes import kv_cache_dtype
+from backend.models.loading import load_network
+from backend.models.model import Network
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.scheduler import slots_for
 from backend.settings import EngineOptions

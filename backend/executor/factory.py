@@ -18,8 +18,8 @@ from backend.executor.memory import MemoryReading
 from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
 from backend.models.layers import Operations, TorchOperations
+from backend.models.model import Network
 from backend.models.quantization import KernelLinear
-from backend.models.registry import Network
 
 logger = logging.getLogger(__name__)
 

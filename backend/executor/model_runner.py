@@ -31,7 +31,7 @@ from backend.executor.sampled import (
 )
 from backend.executor.sampler.sampler import Draw, GrammarMask, Sampler
 from backend.models.decoder import Decoder
-from backend.models.registry import Model
+from backend.models.model import Model
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
 from backend.scheduler.prompt_lookup import MOST_DRAFTS, MOST_ROWS

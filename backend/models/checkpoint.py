@@ -4,6 +4,7 @@ Presence, shape, type and values of every tensor are checked, and a refusal name
 Only files of the directory itself are opened, whatever the index says, and nothing is unpickled.
 """
 
+import hashlib
 import logging
 import math
 import os
@@ -24,6 +25,10 @@ _PICKLED = ("*.bin", "*.pt", "*.pth")
 # Tensors that checkpoints carry and no model needs.
 # Activations get scales of their own at every step.
 _NEEDLESS = ("rotary_emb.inv_freq", "masked_bias", ".input_scale", ".activation_scale")
+
+_FINGERPRINT_FILES = ("config.json", "tokenizer.json")
+_SAMPLE_BYTES = 1 << 16
+_SAMPLES = 8
 
 
 class Tensors(Protocol):
@@ -175,6 +180,17 @@ class Checkpoint:
         return self._files[path]
 
 
+def model_fingerprint(directory: Path, dtype: str) -> bytes:
+    """Return 32 bytes for a model directory, computed with in ``dtype``. Raises OSError."""
+    digest = hashlib.sha256(dtype.encode())
+    for name in _FINGERPRINT_FILES:
+        path = directory / name
+        digest.update(hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest())
+    for path in sorted(directory.glob("*.safetensors")):
+        digest.update(path.name.encode() + b"\0" + _sampled(path))
+    return digest.digest()
+
+
 def _shards(index: Path) -> dict[str, Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -213,3 +229,15 @@ def _refusal(path: Path, name: str, problem: str) -> ModelLoadError:
 def _pickles(directory: Path) -> str:
     found = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
     return f" ({found[0]} is not read: only safetensors are)" if found else ""
+
+
+def _sampled(path: Path) -> bytes:
+    """Hash a file's size, its head with the table of tensors, and samples up to its end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = hashlib.sha256(size.to_bytes(8, "little"))
+        last = max(size - _SAMPLE_BYTES, 0)
+        for number in range(_SAMPLES):
+            file.seek(last * number // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()

@@ -18,7 +18,7 @@ from backend.grammar.compiler import GrammarCompiler
 from backend.models.config import DecoderConfig
 from backend.models.decoder import DecoderWeights
 from backend.models.families import parse_config
-from backend.models.registry import Network, network_of
+from backend.models.model import Network, network_of
 from backend.models.weights import random_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.scheduler import slots_for

@@ -8,7 +8,7 @@ import torch
 from backend.__main__ import main
 from backend.check import copy_bandwidth, decode_seconds, step_bytes
 from backend.executor.factory import NO_KERNELS
-from backend.models.registry import load_network
+from backend.models.loading import load_network
 
 pytest_plugins = ["interpreter", "tiny_checkpoints"]
 

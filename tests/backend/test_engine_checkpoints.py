@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from backend.models import checkpoint as checkpoints
 from backend.models.config import ModelLoadError
 from backend.models.layers import TorchOperations
-from backend.models.registry import load_network
+from backend.models.loading import load_network
 from backend.models.weights import load_config, load_weights, random_weights
 
 pytest_plugins = ["tiny_checkpoints"]

@@ -18,8 +18,10 @@ from backend.models import checkpoint as checkpoint_files
 from backend.models import quantization
 from backend.models.checkpoint import Checkpoint
 from backend.models.config import ModelLoadError, read_json
+from backend.models.dtypes import compute_dtype, kv_cache_dtype
 from backend.models.families import parse_config
 from backend.models.layers import TorchOperations
+from backend.models.loading import load_network
 from backend.models.quantization import (
     BFloat16Linear,
     Float8Linear,
@@ -30,7 +32,6 @@ from backend.models.quantization import (
     quantize,
     quantized_embedding,
 )
-from backend.models.registry import compute_dtype, kv_cache_dtype, load_network
 from backend.models.weights import load_config, load_weights, random_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
 

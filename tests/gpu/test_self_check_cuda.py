@@ -12,7 +12,7 @@ pytest_plugins = ["tiny_checkpoints"]
 
 from backend.__main__ import main
 from backend.executor.self_check import self_check
-from backend.models.registry import load_network
+from backend.models.loading import load_network
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

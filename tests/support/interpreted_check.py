@@ -16,7 +16,7 @@ from backend.executor.kv_cache import KVCache
 from backend.executor.self_check import self_check
 from backend.kernels import reference
 from backend.models import quantization
-from backend.models.registry import load_network
+from backend.models.loading import load_network
 
 CPU = torch.device("cpu")
 

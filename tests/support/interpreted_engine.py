@@ -16,7 +16,7 @@ from backend.executor.factory import ALL_KERNELS, NO_KERNELS, Kernels, make_runn
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache, LayerKV
 from backend.grammar.compiler import GrammarCompiler
-from backend.models.registry import load_network
+from backend.models.loading import load_network
 from backend.scheduler.batch import batch_of
 from backend.scheduler.block_pool import blocks_for
 from backend.scheduler.request import GenerationRequest, SamplingParams

@@ -1,0 +1,118 @@
+"""From a model's directory to a network that computes: natively, or through transformers."""
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backend.kernels.available import unavailable_reason
+from backend.models.checkpoint import Checkpoint
+from backend.models.config import ModelLoadError, read_json
+from backend.models.dtypes import compute_dtype
+from backend.models.families import FAMILIES, native_family, parse_config
+from backend.models.model import Network, network_of
+from backend.models.quantization import is_quantized
+from backend.models.weights import load_weights
+
+logger = logging.getLogger(__name__)
+
+
+def load_network(
+    directory: Path,
+    *,
+    device: torch.device,
+    dtype: str,
+    quantization: str | None = None,
+    tell: Callable[[str], None] = logger.debug,
+) -> Network:
+    """Load what ``directory`` holds. Raises ModelLoadError.
+
+    ``dtype`` is auto or a name; ``quantization`` int8 quantises weights that are not quantised yet.
+    ``tell`` is called with how far that is.
+    """
+    if quantization not in {None, "int8"}:
+        raise ModelLoadError(f"quantization {quantization}: expected int8")
+    source = directory / "config.json"
+    values = read_json(source)
+    is_native = native_family(values) is not None
+    if not is_native and (quantization is not None or is_quantized(values)):
+        raise ModelLoadError(
+            f"{source}: architectures: {values.get('architectures') or []}: quantised weights are "
+            f"supported for {', '.join(FAMILIES)} only"
+        )
+    if quantization is not None and is_quantized(values):
+        raise ModelLoadError(f"{source}: quantization {quantization}: it is quantised already")
+    try:
+        if is_native:
+            return _native(directory, values, device, dtype, tell, int8=quantization is not None)
+        return _generic(directory, values, device, dtype, tell)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise ModelLoadError(f"{directory}: out of memory on {device} while loading") from error
+    except RuntimeError as error:
+        # On CPU, torch has no type of its own for memory that it does not get.
+        if "allocate memory" not in str(error):
+            raise
+        raise ModelLoadError(f"{directory}: out of memory while loading") from error
+
+
+def _native(
+    directory: Path,
+    values: Mapping[str, Any],
+    device: torch.device,
+    dtype: str,
+    tell: Callable[[str], None],
+    *,
+    int8: bool,
+) -> Network:
+    config = parse_config(values, str(directory / "config.json"))
+    chosen = compute_dtype(dtype, config.checkpoint_dtype, device)
+    weights = load_weights(directory, config, device=device, dtype=chosen, int8=int8, tell=tell)
+    reason = unavailable_reason() if device.type == "cuda" else None
+    if reason is not None and (int8 or is_quantized(values)):
+        logger.warning("quantised weights are dequantised to %s: %s", chosen, reason)
+    logger.info("%s: weights of %.1f MiB", directory, weights.num_bytes / 2**20)
+    return network_of(config, weights, chosen)
+
+
+def _generic(
+    directory: Path,
+    values: Mapping[str, Any],
+    device: torch.device,
+    dtype: str,
+    tell: Callable[[str], None],
+) -> Network:
+    text = values.get("text_config")
+    named = next(
+        (
+            each[key]
+            for each in (values, text if isinstance(text, dict) else {})
+            for key in ("dtype", "torch_dtype")
+            if isinstance(each.get(key), str)
+        ),
+        "float32",
+    )
+    chosen = compute_dtype(dtype, named, device)
+    checkpoint = Checkpoint(directory)
+    checkpoint.check_files()
+    checkpoint.check_room(device, chosen)
+    # Imported here because transformers takes seconds to import and most models do without.
+    try:
+        from backend.models.hf import load_generic  # noqa: PLC0415
+        from backend.models.hf_check import verify  # noqa: PLC0415
+    except ImportError as error:
+        raise ModelLoadError(
+            f"{directory / 'config.json'}: architectures: {values.get('architectures') or []} "
+            f"needs transformers ({error}): pip install 'refrain-gateway[transformers]'"
+        ) from error
+    model = load_generic(directory, values, device=device, dtype=chosen)
+    tell(f"comparing {directory} with transformers")
+    shape = verify(model, named)
+    return Network(
+        shape,
+        chosen,
+        lambda _length, _operations: model,
+        has_static_steps=False,
+        rules=model.rules,
+    )

@@ -1,0 +1,89 @@
+"""What the executor runs: a model, and the network that makes one for a context."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from backend.models.attention import Attention, ScoreRules
+from backend.models.config import DecoderConfig, LongRopeScaling, ModelShape
+from backend.models.decoder import Decoder, DecoderWeights
+from backend.models.layers import Operations
+from backend.models.rope import rotation_table
+
+logger = logging.getLogger(__name__)
+
+
+class Model(Protocol):
+    """Computes; stateless, the caches belong to ``attention``."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of weights, activations and KV."""
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
+    ) -> Tensor:
+        """Compute a step; return what ``logits`` takes, [len(logit_rows), any].
+
+        ``tokens`` and ``positions`` are [tokens]. ``logit_rows`` are the tokens whose successor
+        is wanted, all when None.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return [rows, vocab]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Weights on their device.
+
+    ``with_context`` makes the model for a context of that length; one that brings code of its own
+    does not use the operations.
+    """
+
+    shape: ModelShape
+    dtype: torch.dtype
+    with_context: Callable[[int, Operations], Model]
+    has_static_steps: bool
+    """Whether the host learns nothing within a step, so that a graph can hold one."""
+    rules: tuple[ScoreRules | None, ...] = ()
+    """What becomes of each layer's attention scores; empty where no layer has rules."""
+    weights: DecoderWeights | None = None
+    """None: the model brings code of its own."""
+
+
+def network_of(config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtype) -> Network:
+    """Return the network of our own decoder with ``weights``; ``dtype`` is that of activations."""
+    device = weights.embedding.rows.device
+
+    def with_context(length: int, operations: Operations) -> Model:
+        _tell_of_long_factors(config, length)
+        rotations = rotation_table(config.rotary, config.head_dim, length, device=device)
+        return Decoder(config, weights, rotations, operations)
+
+    return Network(
+        config,
+        dtype,
+        with_context,
+        has_static_steps=weights.has_static_steps,
+        weights=weights,
+    )
+
+
+def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:
+    scaling = config.rotary.scaling
+    if isinstance(scaling, LongRopeScaling) and context > scaling.original_max_positions:
+        logger.warning(
+            "LongRoPE: all texts take the factors of a context of %d tokens; with --max-model-len "
+            "%d they take those of short texts",
+            context,
+            scaling.original_max_positions,
+        )
