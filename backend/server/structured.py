@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
+from backend.grammar.json_schema import MOST_ENFORCED_BYTES, Schema, SchemaError, enforceable
 from backend.scheduler.request import Grammar, GrammarKind
-from backend.server.json_schema import MOST_ENFORCED_BYTES, Schema, SchemaError, enforceable
 from backend.server.prompts import off_loop
 from backend.server.protocol.errors import ApiError
 from backend.server.protocol.generation import (

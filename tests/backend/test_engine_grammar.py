@@ -14,6 +14,7 @@ from grammar_walks import BYTES, HeldWorker, LocalWorker, Walks, next_tokens
 from backend.engine import core as engine_core
 from backend.engine.loading import load_engine
 from backend.grammar.compiler import CompilerLimits, GrammarCompiler
+from backend.grammar.json_schema import enforceable
 from backend.grammar.matcher import GrammarMatcher
 from backend.grammar.worker import GrammarLibrary, Vocabulary
 from backend.ports import EngineError, GrammarRejectedError, OverloadedError
@@ -25,7 +26,6 @@ from backend.scheduler.request import (
     GrammarKind,
     SamplingParams,
 )
-from backend.server.json_schema import enforceable
 from backend.server.tool_parsers import FORMATS
 from backend.server.tool_parsers.streaming_json import CallableFunction, json_tag
 

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from backend.grammar.json_schema import enforceable
 from backend.ports import GrammarRejectedError
 from backend.scheduler.request import FinishReason, GrammarKind, TextDelta, TokenLogprobs
 from backend.server import structured
-from backend.server.json_schema import enforceable
 from backend.server.tool_parsers import FORMATS
 
 pytest_plugins = ["running_backend"]

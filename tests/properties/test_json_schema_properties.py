@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backend.grammar.matcher import GrammarError
 from backend.scheduler.request import Grammar, GrammarKind
-from backend.server.json_schema import SchemaError, enforceable
+from backend.grammar.json_schema import SchemaError, enforceable
 
 WALKS = Walks()
 NAMES = st.sampled_from(["a", "b", "c d", 'q"', "é", "", "\\", "a/b", "~"])

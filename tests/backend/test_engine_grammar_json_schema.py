@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend.server.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enforceable
+from backend.grammar.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enforceable
 
 
 @pytest.mark.parametrize(
