@@ -394,9 +394,10 @@ class InputBatchBuilder:
     def _positions(self, rows: HostRows) -> tuple[Ints, Ints]:
         """Return the position of each token, and the place of its KV in the cache."""
         singles = rows.num_singles
-        positions = np.zeros(rows.num_tokens, np.int32)
+        num_tokens = int(rows.counts.sum()) + rows.num_padded - singles
+        positions = np.zeros(num_tokens, np.int32)
         positions[:singles] = rows.starts[:singles]
-        mapping = np.zeros(rows.num_tokens, np.int32)
+        mapping = np.zeros(num_tokens, np.int32)
         own = rows.slots[:singles], rows.starts[:singles]
         mapping[:singles] = self._places(*own)
         at = rows.num_padded

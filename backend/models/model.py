@@ -10,6 +10,7 @@ from torch import Tensor
 
 from backend.models.attention import Attention, ScoreRules
 from backend.models.config import DecoderConfig, LongRopeScaling, ModelShape
+from backend.models.cpu_decoder import CpuDecoder
 from backend.models.decoder import Decoder, DecoderWeights
 from backend.models.layers import Operations
 from backend.models.rope import rotation_table
@@ -37,7 +38,7 @@ class Model(Protocol):
         is wanted, all when None.
         """
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, /) -> Tensor:
         """Return [rows, vocab]."""
 
 
@@ -67,7 +68,8 @@ def network_of(config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtyp
     def with_context(length: int, operations: Operations) -> Model:
         _tell_of_long_factors(config, length)
         rotations = rotation_table(config.rotary, config.head_dim, length, device=device)
-        return Decoder(config, weights, rotations, operations)
+        fast = CpuDecoder.of(config, weights, rotations, operations)
+        return fast or Decoder(config, weights, rotations, operations)
 
     return Network(
         config,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.embedder import EmbeddingEngine, EmbeddingJob, EmbeddingQueue
-from backend.executor.cpu_threads import SingleThreadIfSmall
 from backend.models.config import ModelLoadError
+from backend.models.cpu_decoder import SingleThreadIfSmall
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.settings import EngineOptions
 

@@ -5,7 +5,7 @@ import torch
 
 from backend.engine.loading import load_model
 from backend.engine.stepper import Fault, fault_of
-from backend.executor.attention import contiguous
+from backend.executor.attention import torch_copies
 from backend.scheduler.batch import Row, StepBatch, batch_of
 from backend.scheduler.request import SamplingParams
 from backend.scheduler.sequence import ScheduledSequence, Sequence
@@ -143,7 +143,7 @@ def test_no_memory_for_a_group_of_copies_is_no_memory_for_later_steps(
     step = StepBatch((), (), (Row(0, 17, 1, samples=True),))
     with monkeypatch.context() as patch:
         patch.setattr(
-            contiguous._Group,
+            torch_copies._Group,
             "_fill",
             lambda *arguments: (_ for _ in ()).throw(torch.OutOfMemoryError()),
         )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from backend.executor.cpu_threads import SingleThreadIfSmall
+from backend.models.cpu_decoder import SingleThreadIfSmall
 
 
 @pytest.fixture(autouse=True)

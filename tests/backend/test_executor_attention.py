@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from backend.executor.attention.backend import HostRows
-from backend.executor.attention.contiguous import COPY_BYTES
 from backend.executor.attention.torch import TorchAttention
+from backend.executor.attention.torch_copies import COPY_BYTES
 from backend.executor.input_batch import BatchLimits, InputBatchBuilder
 from backend.executor.kv_cache import KVCache, block_bytes
 from backend.models.attention import AttentionLayer
@@ -154,7 +154,7 @@ def attend(queries, keys_values, window):
 @torch.inference_mode()
 def test_blocks_do_not_show(copy_bytes, window, dtype, tolerance, monkeypatch):
     # So that the few and small ones here are cut into groups too.
-    monkeypatch.setattr("backend.executor.attention.contiguous._LEAST_WASTE", 4096)
+    monkeypatch.setattr("backend.executor.attention.torch_copies._LEAST_WASTE", 4096)
     world = World(copy_bytes, copy_bytes, dtype)
     for _ in range(60):
         action = world.random.random()

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from backend.models.decoder import Decoder, SingleRowDecoder
+from backend.models.cpu_decoder import CpuDecoder
+from backend.models.decoder import Decoder
 from backend.models.families import parse_config
-from backend.models.layers import RMSNorm
-from backend.models.rope import rotate_, rotation_table
+from backend.models.layers import RMSNorm, TorchOperations
+from backend.models.model import network_of
+from backend.models.rope import rotate_
 from backend.models.weights import random_weights
 
 CPU = torch.device("cpu")
@@ -49,7 +51,8 @@ class Attend:
 attend = Attend()
 
 
-def decoder(family, dtype=torch.float32):
+def decoder(family, dtype=torch.float32, operations=None):
+    """Return weights, and the model that the executor gets for them."""
     config = parse_config(SHAPE | FAMILIES[family], "config.json")
     weights = random_weights(config, device=CPU, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
@@ -67,13 +70,13 @@ def decoder(family, dtype=torch.float32):
         for each in weights.layers
     )
     weights = replace(weights, layers=layers, final_norm=uneven(weights.final_norm))
-    rotations = rotation_table(config.rotary, config.head_dim, 64, CPU)
-    return config, weights, rotations, Decoder(config, weights, rotations)
+    network = network_of(config, weights, dtype)
+    return weights, network.with_context(64, operations or TorchOperations())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_row_equals_the_same_row_among_many(family):
-    _, _, _, model = decoder(family)
+    _, model = decoder(family)
     for token, position in ((3, 0), (49, 63), (7, 20)):
         tokens, positions = torch.tensor([token]), torch.tensor([position])
         alone = model.forward(tokens, positions, attend, None)
@@ -85,7 +88,7 @@ def test_one_row_equals_the_same_row_among_many(family):
 
 
 def test_a_result_outlives_the_next_step():
-    _, _, _, model = decoder("plain")
+    _, model = decoder("plain")
     first = model.forward(torch.tensor([3]), torch.tensor([5]), attend, None)
     kept = first.clone()
     model.forward(torch.tensor([9]), torch.tensor([6]), attend, None)
@@ -94,7 +97,7 @@ def test_a_result_outlives_the_next_step():
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, 1e30])
 def test_what_is_not_finite_shows_and_is_gone_with_the_next_step(value):
-    _, weights, _, model = decoder("plain")
+    weights, model = decoder("plain")
     weights.embedding.rows[3] = value
     one, other = torch.tensor([3]), torch.tensor([9])
     before = model.forward(other, one, attend, None)
@@ -105,5 +108,9 @@ def test_what_is_not_finite_shows_and_is_gone_with_the_next_step(value):
 
 
 def test_other_types_than_float32_go_the_general_way():
-    config, weights, rotations, _ = decoder("plain", torch.bfloat16)
-    assert SingleRowDecoder.of(config, weights, rotations) is None
+    assert type(decoder("plain")[1]) is CpuDecoder
+    assert type(decoder("plain", torch.bfloat16)[1]) is Decoder
+
+
+def test_kernels_are_used_for_one_row_too():
+    assert type(decoder("plain", operations=object())[1]) is Decoder

@@ -35,11 +35,6 @@ class HostRows:
     is_fixed: bool
     tables: Ints
 
-    @property
-    def num_tokens(self) -> int:
-        """All tokens, padding included."""
-        return int(self.counts.sum()) + self.num_padded - self.num_singles
-
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:

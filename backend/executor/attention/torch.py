@@ -2,8 +2,9 @@
 
 What one head keeps in one block is contiguous, so gathering by block table yields keys and values
 that batched products read without another copy. Of sequences that decode a contiguous copy is kept
-where there is room (``contiguous``), so that nothing is gathered twice. On CPU the cache may be in
-int8: rows are quantised when they are written, each by its largest number, and read back as floats.
+where there is room, so that nothing is gathered twice (``torch_copies``). On CPU the cache may be
+in int8: rows are quantised when they are written, each by its largest number, and read back as
+floats.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from backend.executor.attention.backend import HostRows, Ints, StepTensors
-from backend.executor.attention.contiguous import (
+from backend.executor.attention.torch_copies import (
     COPY_BYTES,
     Arrangement,
     CopiedGroup,
@@ -24,10 +25,10 @@ from backend.executor.attention.contiguous import (
     Single,
     cut_by_length,
 )
-from backend.executor.cpu_threads import SingleThreadIfSmall
 from backend.executor.kv_cache import KVCache, LayerKV
 from backend.models.attention import AttentionLayer, ruled_decode, ruled_prefill
 from backend.models.config import ModelShape
+from backend.models.cpu_decoder import SingleThreadIfSmall
 from backend.models.rope import rotate_
 from backend.scheduler.batch import Row
 from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from backend.executor.attention.backend import Ints
-from backend.executor.cpu_threads import SingleThreadIfSmall
 from backend.executor.sampled import SampledTokens, on_device, raw_logprobs
 from backend.executor.sampler.batch import DrawGroup, SamplingBatch, SlotSampling, numbers_of
 from backend.executor.sampler.penalties import Penalties
 from backend.grammar.matcher import apply_bitmask_
 from backend.kernels.noise import Uint64s, log_exponential, vocabulary
+from backend.models.cpu_decoder import SingleThreadIfSmall
 from backend.scheduler.batch import NewSequence
 
 # Nearly all of the probability is mostly in as many tokens; where it is not, all are sorted.

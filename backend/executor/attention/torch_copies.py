@@ -1,4 +1,6 @@
-"""Contiguous copies of the KV of sequences that decode, kept from step to step.
+"""Contiguous copies of the KV of sequences that decode, kept from step to step by ``torch``.
+
+They are for the CPU, as is ``models.cpu_decoder``; plain torch on a GPU has them too.
 
 The block pool stays the truth; a copy is filled from it when a sequence begins to decode, and then
 follows: each step appends its token to both. Gathering by block table, which reads a sequence's KV
