@@ -27,8 +27,8 @@ from backend.ports import QueueFullError as QueueIsFullError
 from backend.scheduler.block_pool import BlockPool
 from backend.scheduler.budget import OomBackoff, TokenBudget, budget_policy
 from backend.scheduler.cache_events import EventBatch, EventLog
+from backend.scheduler.drafts import Drafter
 from backend.scheduler.prefix_cache import PrefixCache
-from backend.scheduler.prompt_lookup import Drafter
 from backend.scheduler.request import (
     FinishReason,
     TokenDelta,

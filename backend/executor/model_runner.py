@@ -34,7 +34,7 @@ from backend.models.decoder import Decoder
 from backend.models.model import Model
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
-from backend.scheduler.prompt_lookup import MOST_DRAFTS, MOST_ROWS
+from backend.scheduler.drafts import MOST_DRAFTS, MOST_ROWS
 from backend.scheduler.request import SamplingParams
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ prefill with decode follow from that.
 
 Laws:
 - Sequences that decode are served first, so a long prompt never stalls them; then prompts, by the
-  laws of ``running``.
+  laws of ``prefill``.
 - Overdue sequences (``queue``) go before all others. The oldest of them is never preempted and
   always served, so no sequence starves.
 - A sequence is admitted only when blocks for all its known tokens are free, and some for others to
@@ -25,10 +25,11 @@ from dataclasses import dataclass
 
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
 from backend.scheduler.budget import BudgetPolicy, FixedBudget, TokenBudget
+from backend.scheduler.drafts import Drafter
+from backend.scheduler.prefill import PrefillPlanner
 from backend.scheduler.prefix_cache import PrefixCache
-from backend.scheduler.prompt_lookup import Drafter
 from backend.scheduler.queue import WaitingQueue
-from backend.scheduler.running import PrefillPlanner, RunningSet
+from backend.scheduler.running import RunningSet
 from backend.scheduler.sequence import ScheduledSequence, Sequence, SequenceStatus, Step
 
 MAX_STEPS_IN_FLIGHT = 2
@@ -288,6 +289,8 @@ class Scheduler:
 
         Its blocks are free at once, or when the steps in flight that write them were completed.
         """
+        if self._drafter is not None:
+            self._drafter.forget(sequence)
         match sequence.status:
             case SequenceStatus.WAITING:
                 self._waiting.remove(sequence)

@@ -7,12 +7,9 @@ there by steps that were launched and not completed; the rest is pending.
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from backend.scheduler.request import Priority, SamplingParams
-
-if TYPE_CHECKING:  # it needs numpy, which the server's process does without
-    from backend.scheduler.prompt_lookup import PromptLookup
 
 
 class Matcher(Protocol):
@@ -78,8 +75,6 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     needs_history: bool = field(init=False)
     allows_drafts: bool = field(init=False)
-    lookup: "PromptLookup | None" = field(init=False, default=None)
-    """Where its drafts come from, once it had some."""
     num_computed_tokens: int = field(init=False, default=0)
     num_unseen_tokens: int = field(init=False, default=0)
     """Tokens that launched steps choose and the host does not know yet; accepted drafts apart."""

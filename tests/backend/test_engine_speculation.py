@@ -8,8 +8,8 @@ import torch
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.models.weights import load_config
-from backend.scheduler import prompt_lookup
-from backend.scheduler.prompt_lookup import Drafter
+from backend.scheduler import drafts
+from backend.scheduler.drafts import Drafter
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
@@ -23,8 +23,8 @@ NEW_TOKENS = 60
 def engine_for(checkpoint, monkeypatch):
     """Start an engine that drafts wherever it can."""
     monkeypatch.setattr(Drafter, "_pays", lambda *_: True)
-    monkeypatch.setattr(prompt_lookup, "_ENOUGH_RIGHT", 0.0)
-    monkeypatch.setattr(prompt_lookup, "_FEW_ROWS", prompt_lookup.MOST_ROWS)
+    monkeypatch.setattr(drafts, "_ENOUGH_RIGHT", 0.0)
+    monkeypatch.setattr(drafts, "_FEW_ROWS", drafts.MOST_ROWS)
     engines = []
 
     def start(family="qwen3", **options):

@@ -41,6 +41,9 @@ class RandomDrafter:
     def pause(self):
         pass
 
+    def forget(self, sequence):
+        pass
+
     def waiting(self, decoding):
         return {each for each in decoding if each.allows_drafts and self._random.random() < 0.7}
 
