@@ -19,7 +19,7 @@ from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
 from backend.models.layers import Operations, TorchOperations
 from backend.models.model import Network
-from backend.models.quantization import KernelLinear
+from backend.models.quantization.linears import KernelLinear
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from backend.models.attention import AttentionLayer, ScoreRules
 from backend.models.config import DecoderConfig, ModelLoadError
 from backend.models.layers import RMSNorm
 from backend.models.model import Network
-from backend.models.quantization import KernelLinear
+from backend.models.quantization.linears import KernelLinear
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 from backend.scheduler.request import SamplingParams

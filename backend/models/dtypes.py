@@ -5,7 +5,7 @@ import logging
 import torch
 
 from backend.models.config import ModelLoadError
-from backend.models.quantization import FP8, FP8_CAPABILITY
+from backend.models.quantization.weight import FP8, FP8_CAPABILITY
 
 logger = logging.getLogger(__name__)
 

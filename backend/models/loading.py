@@ -13,7 +13,7 @@ from backend.models.config import ModelLoadError, read_json
 from backend.models.dtypes import compute_dtype
 from backend.models.families import FAMILIES, native_family, parse_config
 from backend.models.model import Network, network_of
-from backend.models.quantization import is_quantized
+from backend.models.quantization.formats import is_quantized
 from backend.models.weights import load_weights
 
 logger = logging.getLogger(__name__)

@@ -18,15 +18,13 @@ from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
 from backend.models.families import parse_config
 from backend.models.layers import DenseLinear, Embedding, Linear, RMSNorm
 from backend.models.moe import Experts
-from backend.models.quantization import (
+from backend.models.quantization.formats import (
     CheckpointFormat,
-    QuantizedWeight,
     checkpoint_format,
     has_quantized,
-    quantize,
-    quantized_embedding,
-    quantized_linear,
 )
+from backend.models.quantization.linears import quantized_embedding, quantized_linear
+from backend.models.quantization.weight import QuantizedWeight, quantize
 from backend.models.rope import interleave
 
 logger = logging.getLogger(__name__)

@@ -15,23 +15,23 @@ from safetensors.torch import load_file, save_file
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import KVCache
 from backend.models import checkpoint as checkpoint_files
-from backend.models import quantization
 from backend.models.checkpoint import Checkpoint
 from backend.models.config import ModelLoadError, read_json
 from backend.models.dtypes import compute_dtype, kv_cache_dtype
 from backend.models.families import parse_config
 from backend.models.layers import TorchOperations
 from backend.models.loading import load_network
-from backend.models.quantization import (
+from backend.models.quantization import linears
+from backend.models.quantization.formats import checkpoint_format
+from backend.models.quantization.linears import (
     BFloat16Linear,
     Float8Linear,
     Int8Linear,
     KernelLinear,
-    QuantizedWeight,
-    checkpoint_format,
-    quantize,
     quantized_embedding,
+    quantized_linear,
 )
+from backend.models.quantization.weight import QuantizedWeight, quantize
 from backend.models.weights import load_config, load_weights, random_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
@@ -182,7 +182,7 @@ def test_rows_of_nothing_but_zeros():
 
 def test_a_cpu_without_products_of_bytes_computes_in_bfloat16(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    linear = quantization.quantized_linear(quantize(noise(48, 64)), None, torch.float32)
+    linear = quantized_linear(quantize(noise(48, 64)), None, torch.float32)
     assert isinstance(linear, BFloat16Linear)
 
 
@@ -217,7 +217,7 @@ def test_a_tied_embedding_has_no_memory_beside_the_head(kind, shape):
 
 
 def test_a_packed_matrix_that_lies_otherwise_is_held_twice(monkeypatch):
-    monkeypatch.setattr(quantization, "_panels", lambda packed, codes: None)
+    monkeypatch.setattr(linears, "_panels", lambda packed, codes: None)
     weight = quantize(noise(300, 96))
     embedding = quantized_embedding(weight, torch.float32, Int8Linear(weight, None))
     assert embedding.num_bytes == 300 * 100

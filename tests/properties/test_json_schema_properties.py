@@ -8,9 +8,9 @@ from grammar_walks import Walks
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
+from backend.grammar.json_schema import SchemaError, enforceable
 from backend.grammar.matcher import GrammarError
 from backend.scheduler.request import Grammar, GrammarKind
-from backend.grammar.json_schema import SchemaError, enforceable
 
 WALKS = Walks()
 NAMES = st.sampled_from(["a", "b", "c d", 'q"', "é", "", "\\", "a/b", "~"])

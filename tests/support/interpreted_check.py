@@ -15,8 +15,8 @@ from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.executor.self_check import self_check
 from backend.kernels import reference
-from backend.models import quantization
 from backend.models.loading import load_network
+from backend.models.quantization.linears import KernelLinear
 
 CPU = torch.device("cpu")
 
@@ -92,7 +92,7 @@ def check_and_generate(directory, prompts, new_tokens, sampling=None, *, breaks,
 
 
 def _by_kernel(weight, bias, _dtype):
-    return quantization.KernelLinear(weight, bias)
+    return KernelLinear(weight, bias)
 
 
 def check_quantised(directory, *, breaks):

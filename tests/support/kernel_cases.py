@@ -17,7 +17,8 @@ from backend.kernels.attention import BlockTables, DeviceLimits
 from backend.kernels.prefill_attention import PrefillShape, Span, plan_prefill
 from backend.kernels.quantized_matmul import pack
 from backend.kernels.sampling import SamplingRows
-from backend.models.quantization import KernelLinear, QuantizedWeight
+from backend.models.quantization.linears import KernelLinear
+from backend.models.quantization.weight import QuantizedWeight
 
 BLOCK_SIZE = 16
 Call = Callable[..., tuple[Any, tuple[Any, ...]]]
