@@ -144,9 +144,8 @@ class EngineOptions:
     )
     attention: str = _flag(
         "auto",
-        "what attends on CUDA: our Triton kernels, FlashInfer, or PyTorch; auto takes our kernels, "
-        "and FlashInfer for prompts where it is installed",
-        choices=("auto", "triton", "flashinfer", "torch"),
+        "what attends on CUDA: our Triton kernels, which auto takes, or PyTorch",
+        choices=("auto", "triton", "torch"),
     )
     max_model_len: int | None = _flag(
         None,

@@ -197,8 +197,8 @@ def _check(options: EngineOptions, *, on_cuda: bool) -> None:
         raise ModelLoadError(
             f"gpu-memory-utilization must be above 0 and at most 1, got {utilization}"
         )
-    if not on_cuda and options.attention in {"triton", "flashinfer"}:
-        raise ModelLoadError(f"attention {options.attention} needs a CUDA device")
+    if not on_cuda and options.attention == "triton":
+        raise ModelLoadError("attention triton needs a CUDA device")
     if options.attention == "torch" and options.kv_dtype == "fp8":
         raise ModelLoadError("kv-dtype fp8 is read by kernels alone; attention torch has none")
 

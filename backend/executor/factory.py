@@ -3,7 +3,6 @@
 import gc
 import logging
 from enum import StrEnum
-from functools import cache
 from typing import Self
 
 import torch
@@ -38,8 +37,6 @@ class KernelGroup(StrEnum):
 
     ATTENTION = "attention", "PyTorch's attention, without CUDA graphs"
     KV_8_BITS = "KV in 8 bits", "KV in the type of activations"
-    FLASHINFER = "FlashInfer's prefill", "our own prefill kernel"
-    FLASHINFER_DECODE = "FlashInfer's decoding", "our own decode kernel"
     OPERATIONS = "element-wise operations", "PyTorch's operations"
     SAMPLING = "sampling", "PyTorch's sampling"
     MATMUL = "products with quantised weights", "PyTorch's products with dequantised weights"
@@ -92,24 +89,9 @@ def make_attention(
     if KernelGroup.ATTENTION not in kernels:
         return TorchAttention(cache, shape, limits.max_model_len, dtype=dtype)
     # Triton is not everywhere.
-    from backend.executor.attention.flashinfer import load_flashinfer  # noqa: PLC0415
     from backend.executor.attention.triton import TritonAttention  # noqa: PLC0415
 
-    library = None
-    # The library is not told of scales.
-    if KernelGroup.FLASHINFER in kernels and cache.dtype is dtype:
-        library = load_flashinfer(shape, dtype, cache.layers[0].blocks.device)
-    decodes = KernelGroup.FLASHINFER_DECODE in kernels
-    if decodes and library is None:
-        _log_once("FlashInfer", "asked for, and not used: not installed, or not for this model")
-    _log_once("attention of prompts", "our kernel" if library is None else "FlashInfer")
-    _log_once("attention of single tokens", "FlashInfer" if library and decodes else "our kernel")
-    return TritonAttention(cache, shape, limits, dtype=dtype, library=library, decodes=decodes)
-
-
-@cache
-def _log_once(what: str, chosen: str) -> None:
-    logger.info("%s: %s", what, chosen)
+    return TritonAttention(cache, shape, limits, dtype=dtype)
 
 
 def _operations(kernels: Kernels) -> Operations:
@@ -130,15 +112,8 @@ def draw_by_kernel(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
 
 
 def kernels_for(attention: str) -> Kernels:
-    """Return the kernels for ``attention``: auto, triton, flashinfer or torch."""
-    match attention:
-        case "torch":
-            return ALL_KERNELS - {KernelGroup.ATTENTION}
-        case "triton":
-            return ALL_KERNELS - {KernelGroup.FLASHINFER, KernelGroup.FLASHINFER_DECODE}
-        case "flashinfer":
-            return ALL_KERNELS
-    return ALL_KERNELS - {KernelGroup.FLASHINFER_DECODE}
+    """Return the kernels for ``attention``: auto, triton or torch."""
+    return ALL_KERNELS - {KernelGroup.ATTENTION} if attention == "torch" else ALL_KERNELS
 
 
 def read_memory(

@@ -353,7 +353,6 @@ class InputBatchBuilder:
             counts=_ints([row.num_tokens for row in ordered]),
             num_singles=num_singles,
             num_padded=padded or num_singles,
-            is_fixed=padded is not None,
             tables=self._tables,
         )
 

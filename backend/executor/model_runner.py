@@ -207,7 +207,6 @@ class ModelRunner:
 
     def _hidden(self, batch: InputBatch, size: int | None) -> Tensor:
         if size is not None and self._graphs is not None and size in self._graphs:
-            self._attention.replay()
             return self._graphs.replay(size)
         if self._pieces is not None and size is None:
             piece = self._pieces.size_for(len(batch.tokens))
@@ -250,7 +249,6 @@ class ModelRunner:
 
     def _capture(self, graphs: DecodeGraphs, size: int) -> None:
         batch = self._inputs.build(_dummy_step([1] * size, _GREEDY), size)
-        self._attention.capture()
         graphs.capture(size, lambda: self._forward(batch))
 
 

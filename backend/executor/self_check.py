@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backend.executor.attention.triton import TritonAttention, attention_options
+from backend.executor.attention.triton import attention_options
 from backend.executor.factory import ALL_KERNELS, KernelGroup, Kernels, make_attention
 from backend.executor.input_batch import BatchLimits, InputBatchBuilder
 from backend.executor.kv_cache import KVCache
@@ -200,12 +200,8 @@ class _Check:
             step = _Step(self, layer, kv_dtype, spans)
             written = partial(step.write, kernels)
             self.compare(own, "norm, rotation, KV write", shown, written, allowed)
-            group = _library_group(kernel, step.by_library) or own
             if step.output is not None:
-                self.compare(group, kernel, shown, step.attend)
-            else:
-                # A library is suspected first; without it, the step is taken again.
-                self.findings[-1] = replace(self.findings[-1], group=group)
+                self.compare(own, kernel, shown, step.attend)
 
     def operations(self) -> None:
         """Compare what a decoder of ours does beside products and attention."""
@@ -336,7 +332,6 @@ class _Step:
             angles = 3 * torch.randn(tokens, 1, shape.head_dim // 2, generator=check.generator)
             self._rotations = torch.polar(torch.ones_like(angles), angles).to(check.device)
         self.output: Tensor | None = None
-        self.by_library = (False, False)
 
     def write(self, kernels: Kernels) -> float:
         """Run the layer; return the difference of its queries and of the cache."""
@@ -361,8 +356,6 @@ class _Step:
         count = len(self._spans)
         limits = BatchLimits(count, count, len(qkv), self._check.max_model_len)
         attention = make_attention(self._check.network, self._cache, limits, kernels)
-        if isinstance(attention, TritonAttention):
-            self.by_library = attention.by_library
         InputBatchBuilder(limits, attention, self._check.device).build(self._batch())
         self.output = attention.forward(self._layer, self._qkv, self._rotations)
         queries = _difference(self._queries, qkv[:, :heads])
@@ -425,10 +418,3 @@ def _cut(weight: PackedWeight, rows: Tensor) -> PackedWeight:
         scales=weight.scales.index_select(1, rows),
         zeros=None if weight.zeros is None else weight.zeros.index_select(1, rows),
     )
-
-
-def _library_group(kernel: str, by_library: tuple[bool, bool]) -> KernelGroup | None:
-    decodes, prefills = by_library
-    if kernel.startswith("prefill"):
-        return KernelGroup.FLASHINFER if prefills else None
-    return KernelGroup.FLASHINFER_DECODE if decodes else None

@@ -46,7 +46,6 @@ async def first_tokens(directory):
     ("options", "said"),
     [
         ({"attention": "triton"}, "attention triton needs a CUDA device"),
-        ({"attention": "flashinfer"}, "attention flashinfer needs a CUDA device"),
         ({"attention": "torch", "kv_dtype": "fp8"}, "attention torch has none"),
     ],
     ids=str,

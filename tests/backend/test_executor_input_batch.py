@@ -85,7 +85,6 @@ def test_padding_has_no_keys_and_writes_to_the_padding_block(builder, attention)
     assert batch.tokens.tolist() == [4, 0, 0, 0]
     assert attention.tensors.lengths.tolist() == [5, 0, 0, 0]
     assert attention.tensors.slot_mapping.tolist()[1:] == [0, 0, 0]
-    assert attention.rows.is_fixed
     assert batch.logit_rows is None
 
 

@@ -13,8 +13,6 @@ CHECK = "interpreted_check:findings"
 GENERATE = "interpreted_check:check_and_generate"
 EVERY = {
     "ATTENTION",
-    "FLASHINFER",
-    "FLASHINFER_DECODE",
     "OPERATIONS",
     "SAMPLING",
     "MATMUL",
@@ -124,15 +122,3 @@ def test_products_with_quantised_weights(interpreter, checkpoint, breaks):
     assert all(products) is not breaks
     assert ("MATMUL" in kernels, len(detail)) == (not breaks, int(breaks))
     assert error < 1e-4
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_a_library_that_errs_makes_way_for_our_kernels(interpreter, checkpoint, raises):
-    findings, kernels, detail = interpreter(
-        "interpreted_check:check_with_a_library", str(checkpoint("llama")[0]), raises=raises
-    )
-    assert kernels == EVERY - {"FLASHINFER", "FLASHINFER_DECODE"}
-    assert [("no kernel image" in line) for line in detail] == [raises, raises]
-    last = dict(findings)
-    assert last["prefill attention"]
-    assert last["decode attention, one split"]

@@ -217,6 +217,7 @@ def test_sizes_and_times_take_units(read, text, value):
         (["--model", "m", "--target-itl-ms", "fast"], "or a number of milliseconds, got 'fast'"),
         (["--model", "m", "--kv-bytes", "lots"], "expected bytes such as 512MiB"),
         (["--model", "m", "--dtype", "int4"], "'int4' is not one of"),
+        (["--model", "m", "--attention", "flashinfer"], "not one of 'auto', 'triton', 'torch'"),
         (["--model", "m", "--served-model-name", ""], "'--served-model-name': expected a"),
         (["--model", "m", "--served-model-name", " \t"], "'--served-model-name': expected"),
         (["--model", "m", "--served-model-name", "a\nb"], "expected a name, got 'a\\nb'"),

@@ -118,26 +118,3 @@ def run_command(arguments, breaks=None):
     with spoiled, redirect_stdout(printed):
         code = main(["check", *arguments])
     return code, printed.getvalue()
-
-
-class _Library:
-    """A library whose attention is zeros, or which cannot run."""
-
-    def __init__(self, raises):
-        self._raises = raises
-
-    def plan(self, rows, tensors):
-        if self._raises:
-            raise RuntimeError("no kernel image")
-
-    def attend_spans(self, queries, cache, window, output):
-        output.zero_()
-
-    attend_singles = attend_spans
-
-
-def check_with_a_library(directory, *, raises):
-    """Check where a library that computes zeros takes over attention."""
-    place = "backend.executor.attention.flashinfer.load_flashinfer"
-    with patch(place, lambda *_: _Library(raises)):
-        return check(directory)[0][0]

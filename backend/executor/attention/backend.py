@@ -24,7 +24,6 @@ class HostRows:
 
     ``slots``, ``starts`` and ``counts`` are int32 [rows]. ``tables`` is [slots, blocks], the block
     table of every slot. Single tokens are padded to ``num_padded`` rows by rows of nobody.
-    ``is_fixed``: the step runs at a size that a graph was or may be captured for.
     """
 
     slots: Ints
@@ -32,7 +31,6 @@ class HostRows:
     counts: Ints
     num_singles: int
     num_padded: int
-    is_fixed: bool
     tables: Ints
 
 
@@ -76,12 +74,4 @@ class AttentionBackend(Attention, Protocol):
 
     def plan(self, rows: HostRows, tensors: StepTensors) -> None:
         """Prepare ``forward`` for a step; it must not wait for the device."""
-        ...
-
-    def capture(self) -> None:
-        """Prepare for the capture of a CUDA graph of the planned step."""
-        ...
-
-    def replay(self) -> None:
-        """Prepare for a replay of the graph that serves the planned step."""
         ...

@@ -162,14 +162,6 @@ class TorchAttention:
             attended[new] = self._attend_span(span, layer, queries[new], new_keys_values[new])
         return attended
 
-    def capture(self) -> None:
-        """Refuse: groups are arranged on the host."""
-        raise RuntimeError("attention in plain torch cannot be captured")
-
-    def replay(self) -> None:
-        """Refuse: there is nothing captured."""
-        raise RuntimeError("attention in plain torch has no graph")
-
     def _write(self, index: int, rows: Tensor) -> Tensor:
         """Put ``rows`` [tokens * 2 * kv_heads, head_dim] into the cache; return what is read."""
         layer = self._layers[index]

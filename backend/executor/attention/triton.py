@@ -6,7 +6,7 @@ without a GPU.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,55 +29,15 @@ from backend.models.config import ModelShape
 from backend.scheduler.batch import Row
 
 
-class LibraryAttention(Protocol):
-    """Attention by a library, in place of our kernels."""
-
-    def plan(self, rows: HostRows, tensors: StepTensors) -> None:
-        """Prepare for a step."""
-        ...
-
-    def attend_spans(
-        self, queries: Tensor, cache: Tensor, window: int | None, output: Tensor
-    ) -> None:
-        """Attend with the rows of the spans, [tokens, heads, head_dim], and write ``output``."""
-        ...
-
-    def attend_singles(
-        self, queries: Tensor, cache: Tensor, window: int | None, output: Tensor
-    ) -> None:
-        """Attend with single tokens [sequences, heads, head_dim] and write ``output``."""
-        ...
-
-    def capture(self) -> None:
-        """Prepare for the capture of a graph of the planned step."""
-        ...
-
-    def replay(self) -> None:
-        """Prepare for a replay of the graph for the planned step."""
-        ...
-
-
 class TritonAttention:
-    """``AttentionBackend`` of CUDA.
-
-    ``library`` takes over spans where it is given, and with ``decodes`` single tokens too.
-    """
+    """``AttentionBackend`` of CUDA."""
 
     def __init__(
-        self,
-        cache: KVCache,
-        shape: ModelShape,
-        limits: BatchLimits,
-        *,
-        dtype: torch.dtype,
-        library: LibraryAttention | None = None,
-        decodes: bool = False,
+        self, cache: KVCache, shape: ModelShape, limits: BatchLimits, *, dtype: torch.dtype
     ) -> None:
         """``dtype`` is that of activations; the cache may be in FP8, with a scale for each head."""
         self._layers = cache.layers
         self._num_heads = shape.num_heads
-        self._library = library
-        self._decodes = library is not None and decodes
         blocks = cache.layers[0].blocks
         self._num_splits = num_splits(shape.num_kv_heads, limits.max_model_len)
         self._prefill_shape = PrefillShape.of(
@@ -95,11 +55,6 @@ class TritonAttention:
         self._tensors: StepTensors | None = None
         self._work: PrefillWork | None = None
         self._compiled_windows: set[int | None] = set()
-
-    @property
-    def by_library(self) -> tuple[bool, bool]:
-        """Whether a library attends single tokens, and spans."""
-        return self._decodes, self._library is not None
 
     def start(self, slots: Sequence[int]) -> None:
         """Nothing is known of slots beside their tables."""
@@ -130,8 +85,6 @@ class TritonAttention:
         if self._work is not None:
             items = tensors.parts[0].view(self._work.items.shape)
             self._work = replace(self._work, items=items)
-        if self._library is not None and (self._decodes or self._work is not None):
-            self._library.plan(rows, tensors)
 
     def forward(self, layer: AttentionLayer, qkv: Tensor, rotations: Tensor | None) -> Tensor:
         """Norm, rotate and write in one kernel, then attend single tokens and spans."""
@@ -157,10 +110,8 @@ class TritonAttention:
             )
         tokens, heads, head_dim = queries.shape
         output = torch.empty((tokens, heads, head_dim), device=qkv.device, dtype=qkv.dtype)
-        singles, spans = slice(0, self._num_singles), slice(self._num_singles, None)
-        if self._num_singles and self._library is not None and self._decodes:
-            self._library.attend_singles(queries[singles], cache, layer.window, output[singles])
-        elif self._num_singles:
+        if self._num_singles:
+            singles = slice(0, self._num_singles)
             decode_attention(
                 queries[singles],
                 cache,
@@ -172,21 +123,9 @@ class TritonAttention:
                 workspace=self._workspace,
                 output=output[singles],
             )
-        if self._work is not None and self._library is not None:
-            self._library.attend_spans(queries[spans], cache, layer.window, output[spans])
-        elif self._work is not None:
+        if self._work is not None:
             self._attend_spans(queries, layer, self._work, output)
         return output.view(tokens, heads * head_dim)
-
-    def capture(self) -> None:
-        """Let a library plan; our kernels find every input where it will be."""
-        if self._library is not None and self._decodes:
-            self._library.capture()
-
-    def replay(self) -> None:
-        """Let a library plan; what our kernels read was copied to where the graph reads it."""
-        if self._library is not None and self._decodes:
-            self._library.replay()
 
     def _attend_spans(
         self, queries: Tensor, layer: AttentionLayer, work: PrefillWork, output: Tensor
