@@ -18,7 +18,7 @@ from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
 from backend.models.layers import Operations, TorchOperations
 from backend.models.model import Network
-from backend.models.quantization.linears import KernelLinear
+from backend.models.quantization.linears import Float8Linear, KernelLinear
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def make_runner(
     """
     if KernelGroup.MATMUL not in kernels and network.weights is not None:
         for linear in network.weights.linears:
-            if isinstance(linear, KernelLinear):
+            if isinstance(linear, Float8Linear | KernelLinear):
                 linear.compute_in_torch()
     model = network.with_context(limits.max_model_len, _operations(kernels))
     attention = make_attention(network, cache, limits, kernels)

@@ -30,7 +30,7 @@ from backend.models.attention import AttentionLayer, ScoreRules
 from backend.models.config import DecoderConfig, ModelLoadError
 from backend.models.layers import RMSNorm
 from backend.models.model import Network
-from backend.models.quantization.linears import KernelLinear
+from backend.models.quantization.linears import Float8Linear, KernelLinear
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 from backend.scheduler.request import SamplingParams
@@ -267,20 +267,30 @@ class _Check:
     def products(self) -> None:
         """Compare products with the model's quantised weights, one of each layout and size."""
         weights = self.network.weights
-        linears = () if weights is None else weights.linears
+        linears = () if weights is None else (*weights.linears,)
         packed = [each.packed for each in linears if isinstance(each, KernelLinear)]
         layouts = {
             (each.codes.shape, each.kind, each.group_size, each.zeros is None): each
             for each in packed
         }
 
-        def multiply(rows: Tensor, weight: PackedWeight) -> float:
-            # All of a product is computed, and its first and last columns are compared.
-            size = weight.codes.shape[1]
+        # All of a product is computed, and its first and last columns are compared.
+        def ends(size: int) -> Tensor:
             some = torch.arange(size, device=self.device)
-            some = some[(some < _SOME) | (some >= size - _SOME)]
+            return some[(some < _SOME) | (some >= size - _SOME)]
+
+        def multiply(rows: Tensor, weight: PackedWeight) -> float:
+            some = ends(weight.codes.shape[1])
             expected = reference.quantized_matmul(rows, _cut(weight, some))
             return _difference(quantized_matmul(rows, weight)[:, some], expected)
+
+        def multiply_in_fp8(rows: Tensor, linear: Float8Linear) -> float:
+            some = ends(len(linear.weight.codes))
+            codes, scales = reference.quantize_rows(rows)
+            exact = codes.double() * scales @ linear.weight.take(some).dequantized().double().t()
+            if linear.bias is not None:
+                exact += linear.bias[some]
+            return _difference(linear(rows)[:, some], exact)
 
         for weight in layouts.values():
             for tokens in (3, 40):
@@ -288,6 +298,14 @@ class _Check:
                 shape = f"{tokens} x {weight.columns} x {weight.codes.shape[1]}"
                 name = f"product with {weight.kind}"
                 self.compare(KernelGroup.MATMUL, name, shape, product)
+        in_fp8 = [each for each in linears if isinstance(each, Float8Linear)]
+        for size, linear in {each.weight.codes.shape: each for each in in_fp8}.items():
+            for tokens in (3, 40):
+                product = partial(multiply_in_fp8, self.random(tokens, size[1]), linear)
+                shape = f"{tokens} x {size[1]} x {size[0]}"
+                # Values near the middle of two codes may get either.
+                allowed = _ALLOWED[torch.bfloat16]
+                self.compare(KernelGroup.MATMUL, "product in FP8", shape, product, allowed)
 
 
 def _distinct(windows: Sequence[int | None], rules: Sequence[ScoreRules | None]) -> Iterable[int]:

@@ -1,4 +1,4 @@
-"""Element-wise work of a decoder's layer: RMS normalisation and gated activation.
+"""Work on the rows of a decoder's layer: RMS normalisation, gated activation, quantisation to FP8.
 
 Computed in float32 whatever the dtype, rounded once at the end.
 """
@@ -101,6 +101,34 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         BLOCK=block,
     )
     return output
+
+
+@triton.jit
+def _quantize_rows(rows, codes, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < SIZE
+    values = tl.load(rows + row * SIZE + column, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(values), axis=0) / 448, 1e-12)
+    tl.store(scales + row, scale)
+    # No clamp, which would hide NaN: the largest passes 448 by a rounding error alone.
+    scaled = values * (1 / scale)
+    tl.store(codes + row * SIZE + column, scaled.to(codes.dtype.element_ty), mask=mask)
+
+
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``rows`` [rows, size] in FP8, and their float32 scales [rows, 1].
+
+    NaN has the code NaN, and so has infinity; other rows do not change.
+    """
+    rows = rows.contiguous()
+    count, size = rows.shape
+    codes = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
+    scales = torch.empty((count, 1), device=rows.device, dtype=torch.float32)
+    block = triton.next_power_of_2(size)
+    warps = min(max(block // 512, 1), 16)
+    launch(_quantize_rows, (count,), rows, codes, scales, SIZE=size, BLOCK=block, num_warps=warps)
+    return codes, scales
 
 
 class KernelOperations:

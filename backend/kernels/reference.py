@@ -189,3 +189,9 @@ def kept_tokens(distances: Tensor, rows: SamplingRows) -> Tensor:
 def quantized_matmul(rows: Tensor, weight: PackedWeight) -> Tensor:
     """See ``quantized_matmul``."""
     return (rows.double() @ weight.dequantized(torch.float64).t()).to(rows.dtype)
+
+
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """See ``quantize_rows``."""
+    scales = (rows.float().abs().amax(dim=1, keepdim=True) / 448).clamp(min=1e-12)
+    return (rows.float() / scales).to(torch.float8_e4m3fn), scales

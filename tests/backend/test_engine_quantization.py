@@ -25,7 +25,6 @@ from backend.models.quantization import linears
 from backend.models.quantization.formats import checkpoint_format
 from backend.models.quantization.linears import (
     BFloat16Linear,
-    Float8Linear,
     Int8Linear,
     KernelLinear,
     quantized_embedding,
@@ -117,16 +116,20 @@ def test_on_cuda_every_layout_computes_through_the_kernel(packed, interpreter, l
     assert error(result, rows @ matrix[order].t() + bias) < 1e-5
 
 
-def test_fp8_products_have_a_scale_for_each_row_of_both():
-    """PyTorch computes them on CPU too, so the way that CUDA takes is tested here."""
-    weight = noise(48, 64)
-    scales = weight.abs().amax(dim=1, keepdim=True) / 448
-    held = QuantizedWeight((weight / scales).to(torch.float8_e4m3fn), scales, None, 64)
-    rows, bias = noise(5, 64, seed=1), noise(48, seed=2)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_product_in_fp8_is_two_launches_with_a_scale_for_each_row_of_both(interpreter, has_bias):
+    """PyTorch multiplies in FP8 on CPU too, so the way that CUDA takes is tested here."""
+    rows = noise(5, 64, seed=1).half()
     rows[2] *= 1000
-    expected = rows @ held.dequantized().t() + bias
-    for result, row in zip(Float8Linear(held, bias)(rows), expected, strict=True):
-        assert error(result, row) < 0.04
+    bias = noise(48, seed=2).half() if has_bias else None
+    result, launches, weight = interpreter(
+        "interpreted_float8:float8_linear", noise(48, 64), bias, rows
+    )
+    assert launches == ["_quantize_rows", "_scaled_mm"]
+    assert result.dtype is torch.float16
+    expected = rows.float() @ weight.t() + (bias if has_bias else 0)
+    for got, row in zip(result.float(), expected, strict=True):
+        assert error(got, row) < 0.04
 
 
 @pytest.mark.parametrize("family", ["phi3", "mixtral"])

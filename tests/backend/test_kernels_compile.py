@@ -131,6 +131,16 @@ def test_elementwise_kernels(compiled):
         assert "st.global.v4" in kernel.ptx, kernel.name
 
 
+@pytest.mark.parametrize("size", [4096, 14336, 28672])
+@pytest.mark.parametrize("architecture", [89, 90, 100])
+def test_rows_become_fp8(compiled, architecture, size):
+    (kernel,) = compiled(lambda: kernels.quantize_rows(BF16, size), architecture)
+    assert "ld.global.v4" in kernel.ptx
+    assert "st.global.v4" in kernel.ptx
+    # By the hardware, which keeps NaN.
+    assert "cvt.rn.satfinite.e4m3x2" in kernel.ptx
+
+
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("architecture", kernels.SHARED_MEMORY)
 def test_sampling(compiled, architecture, dtype):

@@ -73,6 +73,23 @@ def test_keys_stay_beside_the_queries_where_prefill_reads_them(interpreter):
     )
 
 
+@HALF_TOO
+@pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 1030), (2, 14336)])
+def test_rows_become_fp8(interpreter, dtype, rows, size):
+    world = cases.World(interpreter.changing, dtype)
+    cases.check_quantize_rows(world, rows, size, "interpreted_float8:quantize_rows")
+
+
+def test_what_is_not_finite_shows_in_the_codes_of_its_row_alone(interpreter):
+    rows = torch.ones(5, 48)
+    rows[0] = 0
+    rows[1, 40], rows[2, 3], rows[3] = torch.nan, -torch.inf, torch.nan
+    codes, scales = interpreter("interpreted_float8:quantize_rows", rows)
+    assert codes.float().isnan().sum(dim=1).tolist() == [0, 1, 1, 48, 0]
+    assert codes[0].float().eq(0).all()
+    torch.testing.assert_close(codes[4].float() * scales[4], rows[4])
+
+
 @settings(max_examples=5)
 @given(rows=st.integers(1, 3), size=st.integers(1, 200))
 def test_norms_of_any_size(interpreter, rows, size):

@@ -1,6 +1,7 @@
 """The CUDA path of the engine: graphs, padding and overlap change no token."""
 
 import random
+import shutil
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytest_plugins = ["tiny_checkpoints"]
 
 from interpreted_engine import generate
+from quantized_checkpoints import quantize_checkpoint
 
 from backend.executor.cuda_graphs import DecodeGraphs
 
@@ -53,6 +55,18 @@ def test_graphs_and_overlap_together_equal_transformers(checkpoint, batch, famil
 def test_graphs_change_no_token(checkpoint, batch, dtype):
     with_graphs, without = (
         run(checkpoint, "qwen3", batch, graphs=graphs, dtype=dtype) for graphs in (True, False)
+    )
+    assert with_graphs == without
+
+
+def test_products_in_fp8_are_captured(checkpoint, batch, tmp_path):
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoint("llama")[0], directory)
+    quantize_checkpoint(directory, "fp8 per channel")
+    settings = {"device": "cuda", "warms_up": True, "dtype": torch.bfloat16}
+    with_graphs, without = (
+        generate(str(directory), batch, NEW_TOKENS, graphs=graphs, **settings)[0]
+        for graphs in (True, False)
     )
     assert with_graphs == without
 

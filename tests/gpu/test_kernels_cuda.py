@@ -16,6 +16,12 @@ import kernel_cases as cases
 from backend.kernels import reference
 from backend.kernels.attention import Tiling
 from backend.kernels.sampling import sample_tokens
+from backend.models.quantization.linears import Float8Linear, KernelLinear, quantized_linear
+
+IN_FP8 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
+    reason="no float8 on this device",
+)
 
 
 @pytest.fixture(params=[torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -122,6 +128,31 @@ def test_sampling(world, how):
     differing = sample_tokens(logits, rows) != reference.sample_tokens(logits, rows)
     # Where a sum ends up a rounding error from top_p, another token may be the last one kept.
     assert differing.float().mean() <= 0.005
+
+
+@IN_FP8
+@pytest.mark.parametrize("size", [64, 1030, 14336])
+def test_rows_become_fp8(world, size):
+    cases.check_quantize_rows(world, 33, size)
+
+
+@IN_FP8
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("tokens", [1, 16, 100, 700])
+def test_products_in_fp8(world, tokens, has_bias):
+    """In 16 bits they take two launches; in 32 bits the kernel keeps activations as they are."""
+    exact = world.dtype is torch.float32
+    weight, rows = cases.to_fp8(world.random(1280, 4096)), world.random(tokens, 4096, seed=1)
+    bias = world.random(1280, seed=2) if has_bias else None
+    linear = quantized_linear(weight, bias, world.dtype)
+    assert isinstance(linear, KernelLinear if exact else Float8Linear)
+    expected = rows.float() @ weight.dequantized().t() + (bias if has_bias else 0)
+    for bound in (1e-5 if exact else 0.04, 1e-5 if exact else 0.01):
+        result = linear(rows)
+        assert result.dtype is world.dtype
+        errors = (result.float() - expected).norm(dim=1) / expected.norm(dim=1)
+        assert errors.max() < bound
+        linear.compute_in_torch()
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])

@@ -241,6 +241,11 @@ def elementwise(dtype: torch.dtype, storage: torch.dtype | None = None) -> None:
     kv_write.write_kv(tensor(33, 16, 128, dtype=dtype), cache, tensor(33), scales)
 
 
+def quantize_rows(dtype: torch.dtype, size: int) -> None:
+    """Launch the quantisation of rows to FP8."""
+    elementwise_kernels.quantize_rows(tensor(33, size, dtype=dtype))
+
+
 def sample(dtype: torch.dtype, vocab: int) -> None:
     """Launch the sampler."""
     column = tensor(33, 1, dtype=torch.float32)

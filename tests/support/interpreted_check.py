@@ -8,15 +8,16 @@ from unittest.mock import patch
 
 import torch
 from interpreted_engine import generate
+from interpreted_float8 import sound_conversion
+from kernel_cases import to_fp8
 
 from backend.__main__ import main
 from backend.executor.factory import make_runner
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.executor.self_check import self_check
-from backend.kernels import reference
 from backend.models.loading import load_network
-from backend.models.quantization.linears import KernelLinear
+from backend.models.quantization.linears import Float8Linear, KernelLinear
 
 CPU = torch.device("cpu")
 
@@ -28,7 +29,8 @@ KERNELS = {
     "rms_norm": ("backend.kernels.elementwise:rms_norm", None),
     "silu_mul": ("backend.kernels.elementwise:silu_mul", None),
     "sampling": ("backend.kernels.sampling:launch", "int64"),
-    "matmul": ("backend.kernels.quantized_matmul:launch", 6),
+    "int8": ("backend.kernels.quantized_matmul:launch", 6),
+    "fp8": ("torch:_scaled_mm", None),
 }
 
 
@@ -95,20 +97,35 @@ def _by_kernel(weight, bias, _dtype):
     return KernelLinear(weight, bias)
 
 
-def check_quantised(directory, *, breaks):
-    """Check a model in int8; return what was told, and the greatest error of its products then."""
+def _in_fp8(weight, bias, _dtype):
+    return Float8Linear(to_fp8(weight.dequantized()), bias)
+
+
+def _worth(linear):
+    """Return the weights with which ``linear`` computes."""
+    if isinstance(linear, KernelLinear):
+        return linear.packed.dequantized(torch.float32)
+    return linear.weight.dequantized()
+
+
+def check_quantised(directory, *, kind, breaks):
+    """Check a model in int8 or fp8; return what was told, and the error of its products then."""
     with ExitStack() as stack:
-        stack.enter_context(patch("backend.models.weights.quantized_linear", _by_kernel))
+        make = _in_fp8 if kind == "fp8" else _by_kernel
+        stack.enter_context(sound_conversion())
+        stack.enter_context(patch("backend.models.weights.quantized_linear", make))
         if breaks:
-            stack.enter_context(broken("matmul", "wrong"))
+            stack.enter_context(broken(kind, "wrong"))
         (told, kernels), network = check(directory, quantization="int8")
         cache = KVCache(network.shape, 1, device=CPU, dtype=network.dtype)
         make_runner(network, cache, BatchLimits(2, 2, 16, 64), kernels=kernels)
         errors = []
         for linear in network.weights.linears:
-            rows = torch.randn(2, linear.packed.columns)
-            errors.append((linear(rows) - reference.quantized_matmul(rows, linear.packed)).abs())
-    return told, max(float(each.max()) for each in errors)
+            weight = _worth(linear)
+            rows = torch.randn(2, weight.shape[1])
+            expected = rows @ weight.t()
+            errors.append((linear(rows) - expected).norm() / expected.norm())
+    return told, float(max(errors))
 
 
 def run_command(arguments, breaks=None):

@@ -19,8 +19,9 @@ def quantized_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.
     """Return a linear map that computes where ``weight`` lies.
 
     On CPU every layout becomes int8 with a scale for each row: PyTorch has fast products for no
-    other. On CUDA FP8 without blocks is multiplied in FP8, where the device can; all else goes
-    through the kernel. Where Triton cannot compile, weights become ``dtype``.
+    other. On CUDA FP8 without blocks is multiplied in FP8, where the device can and ``dtype``
+    has 16 bits; all else goes through the kernel. Where Triton cannot compile, weights become
+    ``dtype``.
     """
     if weight.codes.device.type != "cuda":
         is_plain = weight.codes.dtype is torch.int8 and weight.zeros is None
@@ -30,10 +31,12 @@ def quantized_linear(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.
         if torch.cpu._is_vnni_supported():  # noqa: SLF001 (there is no public name)
             return Int8Linear(weight, bias)
         return BFloat16Linear(weight, bias)
-    is_fp8 = weight.codes.dtype is FP8
     if unavailable_reason() is not None:
         return DenseLinear(weight.dequantized().to(dtype), bias)
-    if is_fp8 and weight.scales.shape[1] == 1 and _has_fp8(weight.codes):
+    is_fp8 = weight.codes.dtype is FP8 and weight.scales.shape[1] == 1 and dtype.itemsize == 2
+    is_fp8 &= all(size % 16 == 0 for size in weight.codes.shape)
+    if is_fp8 and torch.cuda.get_device_capability(weight.codes.device) >= FP8_CAPABILITY:
+        # Few rows too: the kernel would want them in another layout, a second copy.
         return Float8Linear(weight, bias)
     return KernelLinear(weight, bias)
 
@@ -138,26 +141,35 @@ class BFloat16Linear:
 
 
 class Float8Linear:
-    """Weights and activations in FP8, each row of both with a scale of its own (CUDA)."""
+    """Weights and activations in FP8, each row of both with a scale of its own (CUDA).
+
+    Two launches. From 2.13 on, PyTorch has products with results of 16 bits for all these GPUs: by
+    cuBLAS for 9.x, else by CUTLASS, which kept to no stream before 2.12.
+    """
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
         """``weight`` is FP8 with one scale for each row."""
-        self._by_input = weight.codes.t()
+        # Triton is not everywhere.
+        from backend.kernels.elementwise import quantize_rows  # noqa: PLC0415
+
+        self._quantize, self._in_torch = quantize_rows, False
+        self.weight, self.bias = weight, bias
         self._scales = weight.scales.t().contiguous()
-        self._one = torch.ones((), device=weight.scales.device)
-        self._bias = bias
         self.num_bytes = weight.codes.nbytes + weight.scales.nbytes
+
+    def compute_in_torch(self) -> None:
+        """Multiply with dequantised weights from now on, for devices on which the product errs."""
+        self._in_torch = True
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Map [rows, in] to [rows, out]."""
-        scales = rows.abs().amax(dim=1, keepdim=True).float().clamp_(min=1e-12) / 448
-        codes = (rows / scales).clamp_(-448, 448).to(FP8)
-        # Scaled afterwards: products with a scale for each row need more than 8.9.
-        product = torch._scaled_mm(  # noqa: SLF001 (there is no public name)
-            codes, self._by_input, self._one, self._one, out_dtype=torch.float32
+        if self._in_torch:
+            return functional.linear(rows, self.weight.dequantized().to(rows.dtype), self.bias)
+        codes, scales = self._quantize(rows)
+        product: Tensor = torch._scaled_mm(  # noqa: SLF001 (there is no public name)
+            codes, self.weight.codes.t(), scales, self._scales, self.bias, out_dtype=rows.dtype
         )
-        result = product.mul_(scales).mul_(self._scales).to(rows.dtype)
-        return result if self._bias is None else result + self._bias
+        return product
 
 
 class KernelLinear:
@@ -188,8 +200,3 @@ class KernelLinear:
 
 def _dequantized_matmul(rows: Tensor, weight: Any) -> Tensor:
     return functional.linear(rows, weight.dequantized(torch.float32).to(rows.dtype))
-
-
-def _has_fp8(tensor: Tensor) -> bool:
-    aligned = all(size % 16 == 0 for size in tensor.shape)
-    return aligned and torch.cuda.get_device_capability(tensor.device) >= FP8_CAPABILITY
