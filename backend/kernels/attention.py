@@ -11,6 +11,7 @@ that takes its share of the softmax and has no value (GPT-OSS): the first part o
 
 from dataclasses import dataclass
 from functools import cache as remember
+from typing import Any
 
 import torch
 import triton
@@ -22,16 +23,34 @@ LOG2_E = 1.4426950408889634
 MIN_ROWS = 16
 # Tiles of as many dimensions are as large as registers and shared memory hold.
 LARGE_HEAD = 128
+# Registers of a multiprocessor on every GPU that is served, and bytes that each program costs more.
+_REGISTERS = 65_536
+_RESERVED = 1024
 MAX_SPLITS = 64
 """Parts at most into which the keys of one row are cut: the join loads all of them at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Multiprocessors to keep busy, and bytes of shared memory that one program may have."""
+    """Multiprocessors to keep busy, and bytes of shared memory that one program may have.
+
+    A multiprocessor has ``shared_per_processor`` bytes and room for ``threads``.
+    """
 
     processors: int
     shared_memory: int
+    shared_per_processor: int = 100 * 2**10
+    threads: int = 1536
+
+    def programs(self, registers: int, shared: int, num_warps: int) -> int:
+        """Return how many programs of a compiled kernel fit on one multiprocessor.
+
+        ``registers`` are those of a thread, ``shared`` bytes those of a program. Source: the
+        occupancy calculation of NVIDIA's CUDA C++ Programming Guide.
+        """
+        by_registers = _REGISTERS // (-(-registers // 8) * 8 * 32 * num_warps)
+        by_shared = self.shared_per_processor // (shared + _RESERVED)
+        return max(min(by_registers, by_shared, self.threads // (32 * num_warps)), 1)
 
 
 @remember
@@ -39,9 +58,13 @@ def device_limits(device: torch.device) -> DeviceLimits:
     """Return what ``device`` has; for one that is not CUDA, what every GPU has."""
     if device.type != "cuda":
         return DeviceLimits(2, 99 * 2**10)
-    properties = torch.cuda.get_device_properties(device)
-    shared_memory = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
-    return DeviceLimits(properties.multi_processor_count, shared_memory)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return DeviceLimits(
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,
+        properties.shared_memory_per_multiprocessor,
+        properties.max_threads_per_multi_processor,
+    )
 
 
 @dataclass(frozen=True, slots=True)

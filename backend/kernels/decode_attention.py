@@ -10,6 +10,8 @@ a CUDA graph fits every mix of lengths, and short sequences cost no programs tha
 do. A second kernel joins the splits by their log-sums.
 """
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -34,8 +36,9 @@ from backend.kernels.launch import launch
 
 SPLIT_KEYS = 512
 """A split of fewer keys costs more to begin and to join than it saves."""
-# Programs that share a multiprocessor hide one another's waits.
-_PROGRAMS = 4
+# How many programs of each compiled kernel fit on a multiprocessor; noted when it first runs. They
+# hide one another's waits, and one more than fit would run when all others have ended.
+_fitting: dict[tuple[Any, ...], int] = {}
 # Splits of all KV heads of one sequence that fill every device.
 _USEFUL_SPLITS = 256
 # Numbers of sequences up to this share one compiled kernel.
@@ -242,7 +245,6 @@ def decode_attention(
         workspace = SplitWorkspace.allocate(rows, head_dim, queries.device)
     block_d = padded_head(head_dim)
     tiling = tiling or decode_tiling(queries.dtype, block_d)
-    programs = triton.cdiv(_PROGRAMS * limits.processors, kv_heads)
     cut = {
         "WINDOW": window or 0,
         "SPLITS": splits,
@@ -251,7 +253,21 @@ def decode_attention(
         "BLOCK_N": tiling.keys,
         "BLOCK_D": block_d,
     }
-    launch(
+    how = {
+        **cut,
+        "SOFTCAP": softcap or 0.0,
+        "SCALED": scales is not None,
+        "SINKS": sinks is not None,
+        "GROUP": heads // kv_heads,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_S": max(triton.next_power_of_2(sequences), _SEQUENCES),
+        "BLOCK_M": max(triton.next_power_of_2(heads // kv_heads), MIN_ROWS),
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+    kind = (queries.device, queries.dtype, cache.dtype, *how.values())
+    programs = triton.cdiv(_fitting.get(kind, 1) * limits.processors, kv_heads)
+    compiled = launch(
         _attend_splits,
         (kv_heads, min(programs, sequences * splits)),
         queries,
@@ -268,17 +284,11 @@ def decode_attention(
         LOG2_E * head_dim**-0.5,
         queries.stride(0),
         cache.stride(0),
-        **cut,
-        SOFTCAP=softcap or 0.0,
-        SCALED=scales is not None,
-        SINKS=sinks is not None,
-        GROUP=heads // kv_heads,
-        BLOCK_SIZE=block_size,
-        BLOCK_S=max(triton.next_power_of_2(sequences), _SEQUENCES),
-        BLOCK_M=max(triton.next_power_of_2(heads // kv_heads), MIN_ROWS),
-        num_warps=tiling.num_warps,
-        num_stages=tiling.num_stages,
+        **how,
     )
+    if compiled is not None and kind not in _fitting:
+        registers, shared = compiled.n_regs, compiled.metadata.shared
+        _fitting[kind] = limits.programs(registers, shared, tiling.num_warps)
     if splits > 1:
         launch(
             _join_splits,

@@ -24,10 +24,13 @@ def interpreted(kernel: Any) -> bool:
     return not isinstance(kernel, triton.JITFunction)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> None:
-    """Run ``kernel`` on ``grid``; an empty grid is no launch. Raises KernelLaunchError."""
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> Any:
+    """Run ``kernel`` on ``grid``; an empty grid is no launch. Raises KernelLaunchError.
+
+    Returns what Triton compiled, None where it compiled nothing.
+    """
     if 0 in grid:
-        return
+        return None
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     if interpreted(kernel):
         if any(tensor.dtype is torch.bfloat16 for tensor in tensors):
@@ -40,4 +43,4 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> 
             "kernels take tensors on a CUDA device, or any where TRITON_INTERPRET=1 was set "
             "before Triton was imported"
         )
-    kernel[grid](*arguments, **meta)
+    return kernel[grid](*arguments, **meta)

@@ -1,5 +1,7 @@
 """Decode attention over paged keys equals its oracle, in Triton's interpreter."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_cases as cases
 
+from backend.kernels import decode_attention
 from backend.kernels.attention import DeviceLimits, Tiling
 from backend.kernels.decode_attention import num_splits
 
@@ -123,6 +126,37 @@ def test_decode_of_ragged_batches(interpreter, lengths, splits, window, group):
     world = cases.World(interpreter.changing)
     how = {"splits": splits, "split_keys": 64, "window": window, "group": group}
     cases.check_decode(world, lengths, kv_heads=1, **how)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "num_warps", "expected"),
+    [
+        (121, 71_680, 4, 3),  # shared memory: 4 would take 284 KiB
+        (168, 38_912, 4, 3),  # registers
+        (32, 1_024, 4, 16),  # threads
+        (255, 232_448, 8, 1),
+    ],
+)
+def test_programs_that_fit_on_a_multiprocessor(registers, shared, num_warps, expected):
+    h100 = DeviceLimits(132, 227 * 2**10, 228 * 2**10, 2048)
+    assert h100.programs(registers, shared, num_warps) == expected
+
+
+def test_the_grid_of_decode_is_what_fits_at_a_time(monkeypatch):
+    grids = []
+
+    def launched(kernel, grid, *arguments, **meta):
+        grids.append(grid)
+        return SimpleNamespace(n_regs=121, metadata=SimpleNamespace(shared=71_680))
+
+    monkeypatch.setattr(decode_attention, "launch", launched)
+    monkeypatch.setattr(decode_attention, "_fitting", {})
+    cache, queries = torch.empty(9, 16, 16, 128), torch.empty(600, 32, 128)
+    tables = cases.BlockTables(torch.empty(1), torch.empty(600))
+    h100 = DeviceLimits(132, 227 * 2**10, 228 * 2**10, 2048)
+    for _ in range(2):
+        decode_attention.decode_attention(queries, cache, tables, torch.empty(600), limits=h100)
+    assert grids == [(8, -(-132 // 8)), (8, -(-3 * 132 // 8))]
 
 
 @pytest.mark.parametrize(
