@@ -195,3 +195,10 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """See ``quantize_rows``."""
     scales = (rows.float().abs().amax(dim=1, keepdim=True) / 448).clamp(min=1e-12)
     return (rows.float() / scales).to(torch.float8_e4m3fn), scales
+
+
+def grouped_matmul(pairs: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Multiply the pairs of one expert after another."""
+    counts = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+    groups = zip(torch.split(pairs, counts), weights, strict=True)
+    return torch.cat([rows.double() @ own.double().t() for rows, own in groups]).to(pairs.dtype)

@@ -14,6 +14,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import compiled_kernels as kernels
 
+from backend.kernels.grouped_matmul import FEW_PAIRS, MANY_PAIRS
+
 pytestmark = [
     # Triton 3.9 announces another default of a later version.
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
@@ -163,3 +165,33 @@ def test_products_with_quantized_weights(compiled, architecture, kind):
         assert "cp.async.cg.shared.global" in kernel.ptx
         # The smallest FP8 values are subnormal until they are scaled.
         assert "mul.ftz" not in kernel.ptx
+
+
+# Gate and up of Qwen3-30B-A3B, down of Mixtral, and sizes that no tile divides.
+@pytest.mark.parametrize(
+    ("dtype", "weights"),
+    [(BF16, (128, 1536, 2048)), (BF16, (8, 4096, 14336)), (F16, (8, 1000, 776))],
+    ids=str,
+)
+@pytest.mark.parametrize("architecture", sorted(kernels.SHARED_MEMORY))
+def test_products_of_experts(compiled, architecture, dtype, weights):
+    few, some, many = (
+        compiled(lambda pairs=pairs: kernels.grouped(dtype, pairs, *weights), architecture)[0]
+        for pairs in (8, FEW_PAIRS * weights[0] + 1, MANY_PAIRS * weights[0] + 1)
+    )
+    for tile in (few, some, many):
+        assert WIDE_AND_IN_FLIGHT in tile.ptx
+        # Two steps of both sides.
+        assert tile.tiles_in_flight >= 4
+        assert tile.shared <= min(kernels.SHARED_MEMORY.values())
+    suffix = "bf16.bf16.f32" if dtype is BF16 else "f16.f16.f32"
+    assert WARPS_PRODUCT.replace("bf16.bf16.f32", suffix) in few.ptx
+    for tile in (some, many):
+        assert PRODUCTS[architecture].replace("bf16.bf16.f32", suffix) in tile.ptx
+
+
+def test_products_of_experts_in_float32_take_no_tf32(compiled):
+    for pairs in (8, FEW_PAIRS * 8 + 1, MANY_PAIRS * 8 + 1):
+        (kernel,) = compiled(lambda pairs=pairs: kernels.grouped(F32, pairs, 8, 4096, 14336), 86)
+        assert WIDE_AND_IN_FLIGHT in kernel.ptx
+        assert "tf32" not in kernel.ptx

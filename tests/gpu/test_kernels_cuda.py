@@ -15,6 +15,7 @@ import kernel_cases as cases
 
 from backend.kernels import reference
 from backend.kernels.attention import Tiling
+from backend.kernels.grouped_matmul import grouped_matmul
 from backend.kernels.sampling import sample_tokens
 from backend.models.quantization.linears import Float8Linear, KernelLinear, quantized_linear
 
@@ -161,3 +162,25 @@ def test_products_with_quantized_weights(world, kind, tokens, group):
     cases.check_quantized_matmul(
         world, kind, tokens=tokens, rows=4096 + 8, columns=4096, group=group
     )
+
+
+@pytest.mark.parametrize("counts", [[0, 3, 0, 1], [100, 0, 17, 60], [3000, 1, 0, 90]], ids=str)
+def test_products_of_experts(world, counts):
+    cases.check_grouped_matmul(world, counts, rows=1536 + 8, columns=2048)
+    cases.check_grouped_matmul(world, counts, rows=200, columns=99)
+
+
+def test_a_graph_of_products_of_experts_finds_other_groups(world):
+    """The host may learn nothing, or it could not be captured."""
+    pairs, weights = world.random(64, 512), world.random(8, 256, 512)
+    groups = [[0] * 7 + [64], [8 * at + 8 for at in range(8)], [1, 1, 60, 60, 61, 62, 63, 64]]
+    ends = world.integers(groups[0])
+    grouped_matmul(pairs, weights, ends)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = grouped_matmul(pairs, weights, ends)
+    for group in groups:
+        ends.copy_(world.integers(group))
+        graph.replay()
+        cases.assert_close(result, reference.grouped_matmul(pairs, weights, ends))

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 from backend.kernels import (
     attention,
     decode_attention,
+    grouped_matmul,
     kv_write,
     prefill_attention,
     quantized_matmul,
@@ -41,6 +42,7 @@ SHARED_MEMORY = {
 
 _MODULES = (
     decode_attention,
+    grouped_matmul,
     kv_write,
     elementwise_kernels,
     prefill_attention,
@@ -261,6 +263,14 @@ def quantized(kind: str, tokens: int, *, size: int = 4096, group: int = 128) -> 
     zeros = scales if kind == "int4" else None
     weight = quantized_matmul.PackedWeight(codes, scales, zeros, size, group, kind)
     return quantized_matmul.quantized_matmul(tensor(tokens, size, dtype=torch.bfloat16), weight)
+
+
+def grouped(dtype: torch.dtype, pairs: int, experts: int, rows: int, columns: int) -> torch.Tensor:
+    """Launch a product of ``pairs`` with the weights [rows, columns] of their experts."""
+    weights = tensor(experts, rows, columns, dtype=dtype)
+    return grouped_matmul.grouped_matmul(
+        tensor(pairs, columns, dtype=dtype), weights, tensor(experts)
+    )
 
 
 def _projection(dtype: torch.dtype, heads: int, head_dim: int) -> torch.Tensor:

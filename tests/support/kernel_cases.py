@@ -299,3 +299,13 @@ def check_quantized_matmul(
     inputs = world.random(tokens, columns)
     result, _ = world.call("backend.kernels.quantized_matmul:quantized_matmul", inputs, weight)
     assert_close(result, reference.quantized_matmul(inputs, weight))
+
+
+def check_grouped_matmul(
+    world: World, counts: Sequence[int], *, rows: int = 24, columns: int = 40
+) -> None:
+    """Products of experts, of which each has as many pairs as ``counts`` says."""
+    pairs, weights = world.random(sum(counts), columns), world.random(len(counts), rows, columns)
+    ends = world.integers(torch.tensor(counts).cumsum(0).tolist())
+    result, _ = world.call("backend.kernels.grouped_matmul:grouped_matmul", pairs, weights, ends)
+    assert_close(result, reference.grouped_matmul(pairs, weights, ends))
