@@ -40,6 +40,7 @@ class KernelGroup(StrEnum):
     OPERATIONS = "element-wise operations", "PyTorch's operations"
     SAMPLING = "sampling", "PyTorch's sampling"
     MATMUL = "products with quantised weights", "PyTorch's products with dequantised weights"
+    EXPERTS = "products of experts", "PyTorch's products, one by one and without CUDA graphs"
 
 
 Kernels = frozenset[KernelGroup]
@@ -67,6 +68,9 @@ def make_runner(
         for linear in network.weights.linears:
             if isinstance(linear, Float8Linear | KernelLinear):
                 linear.compute_in_torch()
+    if KernelGroup.EXPERTS not in kernels and network.weights is not None:
+        for experts in network.weights.experts:
+            experts.compute_in_torch()
     model = network.with_context(limits.max_model_len, _operations(kernels))
     attention = make_attention(network, cache, limits, kernels)
     draw = draw_by_kernel if KernelGroup.SAMPLING in kernels else None

@@ -24,6 +24,7 @@ from backend.executor.kv_cache import KVCache
 from backend.kernels import reference
 from backend.kernels.attention import BlockTables
 from backend.kernels.elementwise import KernelOperations
+from backend.kernels.grouped_matmul import FEW_PAIRS, MANY_PAIRS, grouped_matmul
 from backend.kernels.quantized_matmul import PackedWeight, quantized_matmul
 from backend.kernels.sampling import SamplingRows, sample_tokens
 from backend.models.attention import AttentionLayer, ScoreRules
@@ -105,6 +106,7 @@ def self_check(
         check.operations()
         check.sampling()
         check.products()
+        check.experts()
     failed = [each for each in check.findings if not each.passes]
     kernels -= {each.group for each in failed}
     seconds = time.perf_counter() - began
@@ -274,18 +276,13 @@ class _Check:
             for each in packed
         }
 
-        # All of a product is computed, and its first and last columns are compared.
-        def ends(size: int) -> Tensor:
-            some = torch.arange(size, device=self.device)
-            return some[(some < _SOME) | (some >= size - _SOME)]
-
         def multiply(rows: Tensor, weight: PackedWeight) -> float:
-            some = ends(weight.codes.shape[1])
+            some = self._some(weight.codes.shape[1])
             expected = reference.quantized_matmul(rows, _cut(weight, some))
             return _difference(quantized_matmul(rows, weight)[:, some], expected)
 
         def multiply_in_fp8(rows: Tensor, linear: Float8Linear) -> float:
-            some = ends(len(linear.weight.codes))
+            some = self._some(len(linear.weight.codes))
             codes, scales = reference.quantize_rows(rows)
             exact = codes.double() * scales @ linear.weight.take(some).dequantized().double().t()
             if linear.bias is not None:
@@ -306,6 +303,31 @@ class _Check:
                 # Values near the middle of two codes may get either.
                 allowed = _ALLOWED[torch.bfloat16]
                 self.compare(KernelGroup.MATMUL, "product in FP8", shape, product, allowed)
+
+    def experts(self) -> None:
+        """Compare products of experts that the kernel computes, of each size and in each tiling."""
+        weights = self.network.weights
+        every = () if weights is None else weights.experts
+        ours = [each for each in every if each.product is grouped_matmul]
+        stacks: list[Any] = [stack for each in ours for stack in (each.gate_up, each.down)]
+
+        def multiply(pairs: Tensor, stack: Tensor, ends: Tensor) -> float:
+            some = self._some(stack.shape[1])
+            expected = reference.grouped_matmul(pairs, stack[:, some], ends)
+            return _difference(grouped_matmul(pairs, stack, ends)[:, some], expected)
+
+        for (experts, rows, columns), stack in {each.shape: each for each in stacks}.items():
+            for count in (3, FEW_PAIRS * experts + 1, MANY_PAIRS * experts + 1):
+                picked = torch.randint(experts, (count,), generator=self.generator)
+                ends = picked.bincount(minlength=experts).cumsum(0).to(self.device, torch.int32)
+                product = partial(multiply, self.random(count, columns), stack, ends)
+                shape = f"{experts} experts, {count} x {columns} x {rows}"
+                self.compare(KernelGroup.EXPERTS, "product of experts", shape, product)
+
+    def _some(self, size: int) -> Tensor:
+        """Return the first and last of ``size`` columns: all are computed, these are compared."""
+        every = torch.arange(size, device=self.device)
+        return every[(every < _SOME) | (every >= size - _SOME)]
 
 
 def _distinct(windows: Sequence[int | None], rules: Sequence[ScoreRules | None]) -> Iterable[int]:

@@ -90,11 +90,9 @@ class DecoderWeights:
                         yield from each
 
     @property
-    def has_static_steps(self) -> bool:
-        """Whether the host learns nothing within a step, so that a graph can hold one."""
-        return all(
-            layer.mlp.has_static_steps for layer in self.layers if isinstance(layer.mlp, Experts)
-        )
+    def experts(self) -> Iterator[Experts]:
+        """The mixture of each layer that has one."""
+        return (layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts))
 
 
 class Decoder:

@@ -113,6 +113,5 @@ def _generic(
         shape,
         chosen,
         lambda _length, _operations: model,
-        has_static_steps=False,
         rules=model.rules,
     )

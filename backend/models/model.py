@@ -53,12 +53,16 @@ class Network:
     shape: ModelShape
     dtype: torch.dtype
     with_context: Callable[[int, Operations], Model]
-    has_static_steps: bool
-    """Whether the host learns nothing within a step, so that a graph can hold one."""
     rules: tuple[ScoreRules | None, ...] = ()
     """What becomes of each layer's attention scores; empty where no layer has rules."""
     weights: DecoderWeights | None = None
     """None: the model brings code of its own."""
+
+    @property
+    def has_static_steps(self) -> bool:
+        """Whether the host learns nothing within a step, so that a graph can hold one."""
+        weights = self.weights
+        return weights is not None and all(each.product is not None for each in weights.experts)
 
 
 def network_of(config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtype) -> Network:
@@ -71,13 +75,7 @@ def network_of(config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtyp
         fast = CpuDecoder.of(config, weights, rotations, operations)
         return fast or Decoder(config, weights, rotations, operations)
 
-    return Network(
-        config,
-        dtype,
-        with_context,
-        has_static_steps=weights.has_static_steps,
-        weights=weights,
-    )
+    return Network(config, dtype, with_context, weights=weights)
 
 
 def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:

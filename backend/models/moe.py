@@ -4,19 +4,27 @@ Tokens are sorted by expert, so that each expert that was picked is one product 
 tokens; nothing here is done token by token.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from backend.kernels.available import unavailable_reason
 from backend.models.layers import Linear, Operations
 
-# What torch's grouped product asks of the rows' size, in bytes.
+# What torch's grouped product asks of the rows' size, in bytes, and of the device. On others it
+# copies the groups' sizes to the host.
 _ALIGNMENT = 16
+_CAPABILITIES = {(9, 0), (10, 0)}
+
+GroupedProduct = Callable[[Tensor, Any, Tensor], Tensor]
+"""Pairs sorted by expert, times all experts' weights, given where each expert's pairs end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Experts:
     """``router`` is [experts, hidden]; each expert's ``gate_up`` [2 * inner, hidden] and ``down``.
 
@@ -29,6 +37,17 @@ class Experts:
     down: Tensor | tuple[Linear, ...]
     top_k: int
     normalised: bool
+    product: GroupedProduct | None = field(init=False)
+    """None: experts are computed one by one, and the host waits for the sizes of their groups."""
+
+    def __post_init__(self) -> None:
+        """Choose the product that is best on the weights' device."""
+        self.product = _grouped_product(self.gate_up, self.down)
+
+    def compute_in_torch(self) -> None:
+        """Do without the kernel from now on, for devices on which it errs."""
+        if self.product is not multiply_in_torch:
+            self.product = None
 
     @property
     def num_bytes(self) -> int:
@@ -38,11 +57,6 @@ class Experts:
             each.nbytes if isinstance(each, Tensor) else sum(linear.num_bytes for linear in each)
             for each in stacks
         )
-
-    @property
-    def has_static_steps(self) -> bool:
-        """Whether the host learns nothing within a step: groups are counted on the device."""
-        return self.router.is_cuda and _can_group(self.router, self.gate_up, self.down)
 
     def __call__(self, rows: Tensor, operations: Operations) -> Tensor:
         """Map [tokens, hidden] to the same shape."""
@@ -56,22 +70,14 @@ class Experts:
         pairs = rows.index_select(0, order // self.top_k)
         every = torch.arange(len(self.router), device=rows.device)
         ends = torch.searchsorted(picked, every, right=True, out_int32=True)
-        if self.has_static_steps:
-            computed = self._grouped(pairs, ends, operations)
-        else:
+        if self.product is None:
             computed = self._one_by_one(pairs, ends.tolist(), operations)
+        else:
+            gated = operations.gated(self.product(pairs, self.gate_up, ends))
+            computed = self.product(gated, self.down, ends)
         weighted = computed * shares.flatten().index_select(0, order).unsqueeze(1)
         slots = torch.empty_like(weighted).index_copy_(0, order, weighted)
         return slots.view(len(rows), self.top_k, rows.shape[1]).sum(1).to(rows.dtype)
-
-    def _grouped(self, pairs: Tensor, ends: Tensor, operations: Operations) -> Tensor:
-        """All experts in two launches, the sizes of the groups staying on the device."""
-        gate_up, down = self.gate_up, self.down
-        if not (isinstance(gate_up, Tensor) and isinstance(down, Tensor)):
-            raise TypeError("a grouped product takes all experts' weights as one tensor")
-        inner = functional.grouped_mm(pairs, gate_up.transpose(1, 2), offs=ends)
-        gated = operations.gated(inner)
-        return functional.grouped_mm(gated, down.transpose(1, 2), offs=ends)
 
     def _one_by_one(self, pairs: Tensor, ends: list[int], operations: Operations) -> Tensor:
         """Each picked expert in turn: on CPU no slower than one call, in any dtype and shape."""
@@ -89,9 +95,27 @@ def _product(rows: Tensor, weight: Tensor | Linear) -> Tensor:
     return functional.linear(rows, weight) if isinstance(weight, Tensor) else weight(rows)
 
 
-def _can_group(router: Tensor, *weights: Tensor | tuple[Linear, ...]) -> bool:
-    """Whether PyTorch's grouped product takes these weights."""
-    return router.dtype is torch.bfloat16 and all(
-        isinstance(each, Tensor) and each.shape[-1] * each.itemsize % _ALIGNMENT == 0
-        for each in weights
-    )
+def multiply_in_torch(pairs: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Return what ``kernels.grouped_matmul`` does."""
+    return functional.grouped_mm(pairs, weights.transpose(1, 2), offs=ends)
+
+
+def _grouped_product(*weights: Tensor | tuple[Linear, ...]) -> GroupedProduct | None:
+    """Return PyTorch's product where it leaves the groups' sizes on the device, else our kernel.
+
+    None: experts are computed one by one, as on CPU, in float32, and in all quantised layouts.
+    """
+    in_torch = True
+    for each in weights:
+        if not (isinstance(each, Tensor) and each.is_cuda and each.itemsize == 2):
+            return None
+        fits = each.dtype is torch.bfloat16 and each.shape[-1] * each.itemsize % _ALIGNMENT == 0
+        in_torch &= fits and torch.cuda.get_device_capability(each.device) in _CAPABILITIES
+    if in_torch:
+        return multiply_in_torch
+    if unavailable_reason() is not None:
+        return None
+    # Triton is not everywhere.
+    from backend.kernels.grouped_matmul import grouped_matmul  # noqa: PLC0415
+
+    return grouped_matmul

@@ -16,6 +16,7 @@ EVERY = {
     "OPERATIONS",
     "SAMPLING",
     "MATMUL",
+    "EXPERTS",
 }
 PROMPTS = [
     [random.Random(seed).randrange(320) for _ in range(length)]
@@ -124,3 +125,27 @@ def test_products_with_quantised_weights(interpreter, checkpoint, kind, breaks):
     assert all(products) is not breaks
     assert ("MATMUL" in kernels, len(detail)) == (not breaks, int(breaks))
     assert error < (0.04 if kind == "fp8" and not breaks else 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "breaks"),
+    [
+        ("mixtral", {}),
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"how": "wrong"}),
+        ("qwen3_moe", {"how": "raises"}),
+    ],
+    ids=str,
+)
+def test_products_of_experts(interpreter, checkpoint, family, breaks):
+    directory, model = checkpoint(family)
+    (findings, kernels, detail), tokens, static = interpreter(
+        "interpreted_check:check_experts_and_generate", str(directory), PROMPTS, 3, **breaks
+    )
+    products = [passes for name, passes in findings if name == "product of experts"]
+    # Gate and up, and down, in three tilings.
+    assert products == [not breaks] * 6
+    assert kernels == (EVERY - {"EXPERTS"} if breaks else EVERY)
+    assert ["one by one" in line for line in detail] == [True] * len(breaks)
+    assert static is not bool(breaks)
+    assert tokens == [continued(model, prompt, 3) for prompt in PROMPTS]

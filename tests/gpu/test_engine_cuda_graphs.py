@@ -71,6 +71,15 @@ def test_products_in_fp8_are_captured(checkpoint, batch, tmp_path):
     assert with_graphs == without
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_steps_of_experts_are_captured_and_change_no_token(checkpoint, batch, dtype, caplog):
+    with_graphs, without = (
+        run(checkpoint, "qwen3_moe", batch, graphs=graphs, dtype=dtype) for graphs in (True, False)
+    )
+    assert with_graphs == without
+    assert "no graph of" not in caplog.text
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_overlap_changes_no_draw(checkpoint, batch, dtype):
     how = {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 7}

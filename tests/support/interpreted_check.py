@@ -16,6 +16,7 @@ from backend.executor.factory import make_runner
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.executor.self_check import self_check
+from backend.kernels.grouped_matmul import grouped_matmul
 from backend.models.loading import load_network
 from backend.models.quantization.linears import Float8Linear, KernelLinear
 
@@ -31,6 +32,7 @@ KERNELS = {
     "sampling": ("backend.kernels.sampling:launch", "int64"),
     "int8": ("backend.kernels.quantized_matmul:launch", 6),
     "fp8": ("torch:_scaled_mm", None),
+    "experts": ("backend.kernels.grouped_matmul:launch", 5),
 }
 
 
@@ -91,6 +93,20 @@ def check_and_generate(directory, prompts, new_tokens, sampling=None, *, breaks,
         (told, kernels), _ = check(directory)
         tokens, _ = generate(directory, prompts, new_tokens, sampling, kernels=kernels)
     return told, tokens
+
+
+def check_experts_and_generate(directory, prompts, new_tokens, **options):
+    """The same, of a model whose experts the kernel computes; say also if steps are static then."""
+    with ExitStack() as stack:
+        stack.enter_context(patch("backend.models.moe._grouped_product", lambda *_: grouped_matmul))
+        if options:
+            stack.enter_context(broken("experts", **options))
+        (told, kernels), network = check(directory)
+        limits = BatchLimits(2, 2, 16, 64)
+        cache = KVCache(network.shape, 1, device=CPU, dtype=network.dtype)
+        make_runner(network, cache, limits, kernels=kernels)
+        tokens, _ = generate(directory, prompts, new_tokens, kernels=kernels)
+    return told, tokens, network.has_static_steps
 
 
 def _by_kernel(weight, bias, _dtype):
