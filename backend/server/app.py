@@ -20,7 +20,7 @@ from backend.ports import EngineError
 from backend.server.body import ALLOW_UNKNOWN, json_response
 from backend.server.chat import chat_completions
 from backend.server.completions import completions
-from backend.server.encoding import detokenize, embeddings, tokenize
+from backend.server.embeddings import embeddings
 from backend.server.http_server import Runner, refusal
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import CONTENT_TYPE, Metrics
@@ -29,6 +29,7 @@ from backend.server.protocol.errors import ApiError, internal_error
 from backend.server.replies import EventStream
 from backend.server.responses import responses
 from backend.server.served_model import ServedModel
+from backend.server.tokenize import detokenize, tokenize
 
 if TYPE_CHECKING:
     from backend.server.tracing import Tracing
