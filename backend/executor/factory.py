@@ -101,7 +101,7 @@ def make_attention(
 def _operations(kernels: Kernels) -> Operations:
     if KernelGroup.OPERATIONS not in kernels:
         return TorchOperations()
-    from backend.kernels.elementwise import KernelOperations  # noqa: PLC0415
+    from backend.executor.kernel_operations import KernelOperations  # noqa: PLC0415
 
     return KernelOperations()
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from backend.executor.attention.triton import attention_options
 from backend.executor.factory import ALL_KERNELS, KernelGroup, Kernels, make_attention
 from backend.executor.input_batch import BatchLimits, InputBatchBuilder
+from backend.executor.kernel_operations import KernelOperations
 from backend.executor.kv_cache import KVCache
 from backend.kernels import reference
 from backend.kernels.attention import BlockTables
-from backend.kernels.elementwise import KernelOperations
 from backend.kernels.grouped_matmul import FEW_PAIRS, MANY_PAIRS, grouped_matmul
 from backend.kernels.quantized_matmul import PackedWeight, quantized_matmul
 from backend.kernels.sampling import SamplingRows, sample_tokens

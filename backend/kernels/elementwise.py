@@ -9,7 +9,6 @@ from torch import Tensor
 from triton import language as tl
 
 from backend.kernels.launch import launch
-from backend.models.layers import RMSNorm
 
 _BLOCK = 1024
 
@@ -129,20 +128,3 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     warps = min(max(block // 512, 1), 16)
     launch(_quantize_rows, (count,), rows, codes, scales, SIZE=size, BLOCK=block, num_warps=warps)
     return codes, scales
-
-
-class KernelOperations:
-    """``models.layers.Operations`` by these kernels."""
-
-    def norm(self, rows: Tensor, norm: RMSNorm) -> Tensor:
-        """Normalise into new memory."""
-        return rms_norm(rows, norm.weight, norm.eps)
-
-    def add_norm(self, hidden: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-        """Overwrite ``hidden`` with the sum, and normalise it."""
-        # Products may come transposed on CPU (see ``layers.Linear``); elsewhere this does nothing.
-        return hidden, add_rms_norm(update.contiguous(), hidden, norm.weight, norm.eps)
-
-    def gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up, by rows."""
-        return silu_mul(gate_up.contiguous())
