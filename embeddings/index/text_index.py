@@ -9,12 +9,13 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 from embeddings.batching import BatchedEncoder
 from embeddings.encoder.encoder import Encoder, EncoderSettings, load_encoder
-from embeddings.index.vector_index import VectorIndex, open_index
+from embeddings.index.vector_index import VectorIndex
 from embeddings.messages import IndexStatus, Matches, Reason
 from embeddings.settings import QdrantSettings
 
@@ -147,3 +148,31 @@ async def open_text_index(settings: TextIndexSettings, clock: Callable[[], float
         clock=clock,
     )
     return TextIndex(encoder, ThreadPoolExecutor(encoder.lanes, "encoder"), index, clock)
+
+
+async def open_index(
+    data_dir: Path,
+    qdrant: QdrantSettings | None,
+    *,
+    encoder_digest: str,
+    dimensions: int,
+    max_vectors: int,
+    clock: Callable[[], float],
+) -> VectorIndex:
+    """Open the index that is configured: Qdrant, or FAISS in this process. A new one goes here."""
+    if qdrant is not None:
+        # A second of import, and only for those who use it: off the loop.
+        module = await asyncio.to_thread(import_module, "embeddings.index.qdrant")
+        index: VectorIndex = await module.open_qdrant(
+            qdrant, encoder_digest=encoder_digest, dimensions=dimensions, max_vectors=max_vectors
+        )
+        return index
+    from embeddings.index.local import open_local_index  # noqa: PLC0415 - likewise
+
+    return await open_local_index(
+        data_dir,
+        encoder_digest=encoder_digest,
+        dimensions=dimensions,
+        max_vectors=max_vectors,
+        clock=clock,
+    )

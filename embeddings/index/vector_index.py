@@ -1,13 +1,10 @@
-"""Vector indexes: what one must do, and which is opened.
+"""The port that vector indexes implement.
 
 `conformance.check_index` holds an index to the port.
 """
 
-import asyncio
 import math
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -15,7 +12,6 @@ from numpy.typing import NDArray
 
 from embeddings.encoder.encoder import Vector
 from embeddings.messages import Match, Reason
-from embeddings.settings import QdrantSettings
 
 _LARGEST: Final = 2.0
 
@@ -101,31 +97,3 @@ def require_vector(vector: Vector, dimensions: int, expires_at: float) -> None:
 def are_vectors(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return which rows `require_vector` takes."""
     return np.asarray((np.abs(rows) < _LARGEST).all(axis=1))
-
-
-async def open_index(
-    data_dir: Path,
-    qdrant: QdrantSettings | None,
-    *,
-    encoder_digest: str,
-    dimensions: int,
-    max_vectors: int,
-    clock: Callable[[], float],
-) -> VectorIndex:
-    """Open the index that is configured: Qdrant, or FAISS in this process. A new one goes here."""
-    if qdrant is not None:
-        # A second of import, and only for those who use it: off the loop.
-        module = await asyncio.to_thread(import_module, "embeddings.index.qdrant")
-        index: VectorIndex = await module.open_qdrant(
-            qdrant, encoder_digest=encoder_digest, dimensions=dimensions, max_vectors=max_vectors
-        )
-        return index
-    from embeddings.index.local import open_local_index  # noqa: PLC0415 - it needs the port
-
-    return await open_local_index(
-        data_dir,
-        encoder_digest=encoder_digest,
-        dimensions=dimensions,
-        max_vectors=max_vectors,
-        clock=clock,
-    )

@@ -1,6 +1,6 @@
 """Lookup by meaning: the embeddings service, the verifier, and the records of wrong hits.
 
-The setting ``vectors`` chooses the vector index, in ``embeddings/index/vector_index.py``.
+The setting ``vectors`` chooses the vector index, in ``embeddings/index/text_index.py``.
 """
 
 import asyncio
