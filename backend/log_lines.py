@@ -4,6 +4,7 @@ A pipe holds 64 KiB, and a write into a full pipe blocks. The queue here is boun
 does not fit is dropped; the number of dropped lines is logged as soon as the log is read again.
 
 Times are in UTC, so that lines of machines in several zones sort by their text.
+Each package has an equal copy of this file; `tests/gateway/cli/test_log_lines.py` compares them.
 """
 
 import json
