@@ -40,6 +40,7 @@ from backend.scheduler.request import SamplingParams
 logger = logging.getLogger(__name__)
 
 _GREEDY = SamplingParams(temperature=0.0)
+_SCORED = SamplingParams(temperature=0.0, prompt_logprobs=0)
 _ORDINARY = SamplingParams(top_k=20, top_p=0.9, min_p=0.01)
 # Uses every part of the sampler: what it allocates shows before the first request.
 _COSTLY = SamplingParams(top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, logprobs=20)
@@ -176,10 +177,17 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Run steps in the padding block: kernels are compiled, graphs captured, errors show."""
-        longest = min(2 * BLOCK_SIZE, self._limits.max_model_len - 1)
+        some = 2 * BLOCK_SIZE
+        # Each token of it has logits, as drafts have.
+        self._run(_dummy_step([min(some, self._limits.max_model_len - 1)], _SCORED))
+        # The kernel that draws is compiled for the model's logits, and for adjusted ones.
         for sampling in (_GREEDY, _ORDINARY, _COSTLY):
-            for num_tokens in (longest, 1):
-                self._run(_dummy_step([num_tokens], sampling), masked=sampling is _ORDINARY)
+            self._run(_dummy_step([1], sampling), masked=sampling is _COSTLY)
+        # Other kernels are compiled anew for more rows.
+        most = self._limits.max_num_seqs
+        while self._sizes and some < 2 * most:
+            self._run(_dummy_step([1] * min(some, most), _GREEDY))
+            some *= 2
         if self._graphs is not None:
             self._capture_all(self._graphs)
         self.discard([PADDING_BLOCK])

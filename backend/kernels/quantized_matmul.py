@@ -103,7 +103,7 @@ def _dequantized(
     return values * tl.load(scales + group + group_rows, mask=mask, other=0.0)[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantized_matmul(
     rows,
     codes,

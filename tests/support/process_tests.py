@@ -1,5 +1,7 @@
 """Which tests have the marker `process`: they start other processes, and `make test` lacks them.
 
+One starts none, and takes minutes.
+
 Folders, files and fixtures are named here, and few single tests. Each kind of process keeps one
 test in `make test`.
 """
@@ -29,6 +31,7 @@ FILES = (
     "tests/embeddings/test_embeddings_qdrant_service.py",
 )
 TESTS = (
+    "tests/backend/test_executor_warm_up.py::test_none_of_ten_thousand_batches_compiles",
     (
         "tests/backend/test_engine_watchdog.py"
         "::test_the_real_engine_answers_when_idle_and_is_replaced_when_it_stands_still"
