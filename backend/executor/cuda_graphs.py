@@ -153,5 +153,6 @@ class PieceGraphs:
 
     def _between(self, index: int, size: int) -> None:
         hidden, qkv = self._decoder.between(index, self._hidden[:size], self._attended[:size])
-        self._hidden[:size].copy_(hidden)
+        if hidden.data_ptr() != self._hidden.data_ptr():  # our kernel adds in place
+            self._hidden[:size].copy_(hidden)
         self._qkv[:size].copy_(qkv)

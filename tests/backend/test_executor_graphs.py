@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from backend.executor.cuda_graphs import PieceGraphs, graph_sizes, size_for
 from backend.models.decoder import Decoder
@@ -87,6 +88,26 @@ def test_pieces_compute_what_the_decoder_does(decoder):
             expected = decoder.forward(tokens, positions, Attend(), rows)
             torch.testing.assert_close(found, expected)
     assert recorder.replays == 8 * 3
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += function is torch.ops.aten.copy_.default
+        return function(*args, **(kwargs or {}))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("operations", "each"), [(OverwritingOperations, 1), (TorchOperations, 2)])
+def test_what_is_summed_in_place_is_not_copied_onto_itself(decoder, operations, each):
+    decoder._operations = operations()
+    pieces = PieceGraphs(decoder, Rerun(), (8,))
+    with Copies() as copies:
+        pieces._between(0, 8)
+    assert copies.number == each
 
 
 @torch.inference_mode()
