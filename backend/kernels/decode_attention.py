@@ -41,15 +41,22 @@ SPLIT_KEYS = 512
 _fitting: dict[tuple[Any, ...], int] = {}
 # Splits of all KV heads of one sequence that fill every device.
 _USEFUL_SPLITS = 256
+# Bytes that sm_80 and, from sm_90 on, all GPUs for servers have.
+_AMPERE_MEMORY = 160 * 2**10
 # Numbers of sequences up to this share one compiled kernel.
 _SEQUENCES = 256
 
 
-def decode_tiling(dtype: torch.dtype, block_d: int) -> Tiling:
-    """Return what neither spills registers nor asks for more shared memory than any GPU has."""
-    if dtype is torch.float32:
-        return Tiling(keys=32 if block_d <= LARGE_HEAD else 16)
-    return Tiling(keys=64 if block_d <= LARGE_HEAD else 32)
+def decode_tiling(
+    dtype: torch.dtype, block_d: int, shared_memory: int, *, quantized: bool
+) -> Tiling:
+    """Return what does not spill in the loop, and fits twice where ``shared_memory`` is small.
+
+    ``quantized`` is a cache of 8 bits, whose tiles take half of the memory.
+    """
+    keys = 64 if block_d <= LARGE_HEAD else 32
+    small = shared_memory < _AMPERE_MEMORY and block_d >= LARGE_HEAD and not quantized
+    return Tiling(keys // 2 if small or dtype is torch.float32 else keys)
 
 
 def num_splits(kv_heads: int, max_keys: int) -> int:
@@ -244,7 +251,9 @@ def decode_attention(
         rows = sequences * heads * splits if splits > 1 else 0
         workspace = SplitWorkspace.allocate(rows, head_dim, queries.device)
     block_d = padded_head(head_dim)
-    tiling = tiling or decode_tiling(queries.dtype, block_d)
+    tiling = tiling or decode_tiling(
+        queries.dtype, block_d, limits.shared_memory, quantized=scales is not None
+    )
     cut = {
         "WINDOW": window or 0,
         "SPLITS": splits,

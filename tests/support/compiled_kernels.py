@@ -39,6 +39,18 @@ SHARED_MEMORY = {
     100: 227 * 2**10,
 }
 """Bytes that a block of threads may have, by architecture."""
+PROCESSORS = {
+    80: attention.DeviceLimits(108, SHARED_MEMORY[80], 164 * 2**10, 2048),
+    86: attention.DeviceLimits(84, SHARED_MEMORY[86], 100 * 2**10, 1536),
+    89: attention.DeviceLimits(128, SHARED_MEMORY[89], 100 * 2**10, 1536),
+    90: attention.DeviceLimits(132, SHARED_MEMORY[90], 228 * 2**10, 2048),
+    100: attention.DeviceLimits(148, SHARED_MEMORY[100], 228 * 2**10, 2048),
+}
+"""NVIDIA's figures: CUDA C++ Programming Guide, compute capabilities."""
+# An instruction of SASS: its address, name and operands.
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
+# Loops that only wait have fewer instructions.
+_LEAST_LOOP = 50
 
 _MODULES = (
     decode_attention,
@@ -71,13 +83,18 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """``stack`` is what spilled registers take, in bytes a thread."""
+    """``stack`` is what spilled registers take, in bytes a thread.
+
+    ``loops`` are the SASS instructions of every loop that holds no other and does not only wait.
+    """
 
     name: str
     registers: int
     stack: int
     shared: int
+    num_warps: int
     ptx: str
+    loops: list[list[str]]
 
     def inner_loops(self) -> list[str]:
         """Return the PTX of every loop that holds no other."""
@@ -95,6 +112,11 @@ class Compiled:
             for first, last in jumps
             if not any(first < other[0] and other[1] < last for other in jumps)
         ]
+
+    @property
+    def spills(self) -> int:
+        """Return how often the loops read or write spilled registers."""
+        return sum(name[:3] in {"LDL", "STL"} for loop in self.loops for name in loop)
 
     @property
     def tiles_in_flight(self) -> int:
@@ -154,7 +176,7 @@ def compile_for(architecture: int, launch: Launch, folder: Path) -> Compiled:
     binary = folder / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
     told = subprocess.run(
-        [BINARIES / "cuobjdump", "--dump-resource-usage", binary],
+        [BINARIES / "cuobjdump", "--dump-resource-usage", "--dump-sass", binary],
         capture_output=True,
         text=True,
         check=True,
@@ -165,13 +187,34 @@ def compile_for(architecture: int, launch: Launch, folder: Path) -> Compiled:
         used["REG"],
         used["STACK"],
         compiled.metadata.shared,
+        launch.meta.get("num_warps", 4),
         compiled.asm["ptx"],
+        _inner_loops(told),
     )
+
+
+def _inner_loops(sass: str) -> list[list[str]]:
+    found = [(int(at, 16), name, rest) for at, name, rest in _INSTRUCTION.findall(sass)]
+    places = {at: place for place, (at, _, _) in enumerate(found)}
+    loops = [
+        (places[int(match[1], 16)], place)
+        for place, (at, name, rest) in enumerate(found)
+        if name.startswith("BRA")
+        and (match := re.search(r"0x([0-9a-f]+)", rest))
+        and int(match[1], 16) < at
+    ]
+    return [
+        [name for _, name, _ in found[first : last + 1]]
+        for first, last in loops
+        if last - first >= _LEAST_LOOP
+        and not any(first <= a and b <= last and (a, b) != (first, last) for a, b in loops)
+    ]
 
 
 def decode(
     dtype: torch.dtype,
     head_dim: int,
+    architecture: int,
     *,
     heads: int = 32,
     splits: int = 32,
@@ -188,6 +231,7 @@ def decode(
         tensor(33),
         splits=splits,
         scales=tensor(16, dtype=torch.float32) if storage else None,
+        limits=PROCESSORS[architecture],
         **options,
     )
 
@@ -204,7 +248,7 @@ def prefill(
 ):
     """Prefill attention over 8 KV heads in small and in large tiles, and the join, as a call."""
     qkv, cache = _projection(dtype, heads, head_dim), _cache(storage or dtype, head_dim)
-    limits = attention.DeviceLimits(132, SHARED_MEMORY[architecture])
+    limits = PROCESSORS[architecture]
     shape = prefill_attention.PrefillShape.of(
         dtype,
         heads=heads,
