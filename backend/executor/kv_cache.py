@@ -2,7 +2,7 @@
 
 A layer's blocks are [blocks + 1, 2 * kv_heads, block, head_dim]: in every block the heads of the
 keys, then those of the values. Block 0 pads block tables. KV in eight bits has scales beside it:
-int8 one for each token and head, FP8 one for each head.
+int8 one for each token and head, FP8 one for each head. ``models.dtypes`` chooses the type.
 """
 
 from collections.abc import Iterable

@@ -5,7 +5,6 @@ A step of a small model on CPU is as much overhead as arithmetic.
 
 import math
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -147,12 +146,7 @@ class SingleThreadIfSmall:
         if self._before > 1:
             torch.set_num_threads(1)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give them back."""
         if self._before > 1:
             torch.set_num_threads(self._before)

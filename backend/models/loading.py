@@ -84,15 +84,9 @@ def _generic(
     tell: Callable[[str], None],
 ) -> Network:
     text = values.get("text_config")
-    named = next(
-        (
-            each[key]
-            for each in (values, text if isinstance(text, dict) else {})
-            for key in ("dtype", "torch_dtype")
-            if isinstance(each.get(key), str)
-        ),
-        "float32",
-    )
+    configs = [each for each in (values, text) if isinstance(each, Mapping)]
+    names = [each.get(key) for each in configs for key in ("dtype", "torch_dtype")]
+    named = next((name for name in names if isinstance(name, str)), "float32")
     chosen = compute_dtype(dtype, named, device)
     checkpoint = Checkpoint(directory)
     checkpoint.check_files()

@@ -1,6 +1,5 @@
 """What the executor runs: a model, and the network that makes one for a context."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,13 +8,11 @@ import torch
 from torch import Tensor
 
 from backend.models.attention import Attention, ScoreRules
-from backend.models.config import DecoderConfig, LongRopeScaling, ModelShape
+from backend.models.config import DecoderConfig, ModelShape
 from backend.models.cpu_decoder import CpuDecoder
 from backend.models.decoder import Decoder, DecoderWeights
 from backend.models.layers import Operations
 from backend.models.rope import rotation_table
-
-logger = logging.getLogger(__name__)
 
 
 class Model(Protocol):
@@ -70,20 +67,8 @@ def network_of(config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtyp
     device = weights.embedding.rows.device
 
     def with_context(length: int, operations: Operations) -> Model:
-        _tell_of_long_factors(config, length)
         rotations = rotation_table(config.rotary, config.head_dim, length, device=device)
         fast = CpuDecoder.of(config, weights, rotations, operations)
         return fast or Decoder(config, weights, rotations, operations)
 
     return Network(config, dtype, with_context, weights=weights)
-
-
-def _tell_of_long_factors(config: DecoderConfig, context: int) -> None:
-    scaling = config.rotary.scaling
-    if isinstance(scaling, LongRopeScaling) and context > scaling.original_max_positions:
-        logger.warning(
-            "LongRoPE: all texts take the factors of a context of %d tokens; with --max-model-len "
-            "%d they take those of short texts",
-            context,
-            scaling.original_max_positions,
-        )

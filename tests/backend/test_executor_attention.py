@@ -196,7 +196,7 @@ def test_a_sequence_that_decodes_is_copied_once():
         missing = blocks_for(world.computed[sequence] + 1) - len(sequence.block_table)
         sequence.block_table += [world.free.pop() for _ in range(missing)]
         world.run(step, None)
-        copies.add(world.attention._decode[0].copies.layers[0].rows.data_ptr())
+        copies.add(world.attention._decode[0].layers[0].rows.data_ptr())
     assert len(copies) == 1
 
 
@@ -227,7 +227,7 @@ def test_a_copy_catches_up_with_what_steps_of_several_tokens_computed():
         world.computed[sequence] = start
         world.kept[sequence] = [kept[:start] for kept in world.kept[sequence]]
         if world.attention._decode:
-            copies.add(world.attention._decode[0].copies.layers[0].rows.data_ptr())
+            copies.add(world.attention._decode[0].layers[0].rows.data_ptr())
     assert len(copies) == 1
 
 

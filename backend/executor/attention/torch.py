@@ -231,8 +231,8 @@ class TorchAttention:
         num_tokens, _, head_dim = queries.shape
         batch, _, num_keys = group.mask.shape
         if isinstance(group, CopiedGroup):
-            copied = group.copies.layers[layer.index]
-            copied.rows.index_copy_(0, group.copies.write_rows, new_rows)
+            copied = group.layers[layer.index]
+            copied.rows.index_copy_(0, group.write_rows, new_rows)
             keys, values = copied.keys, copied.values
         else:
             found = self._read(self._layers[layer.index], group.cache_rows)

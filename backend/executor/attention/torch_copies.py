@@ -60,24 +60,18 @@ class CopiedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupCopies:
-    """Copies of a group's KV; ``write_rows`` [sequences * 2 * kv_heads] takes the new tokens'."""
-
-    write_rows: Tensor
-    layers: SequenceOf[CopiedLayer]
-
-
-@dataclass(frozen=True, slots=True)
 class CopiedGroup:
     """Sequences whose copies lie side by side: the single tokens ``start`` to ``stop``.
 
-    ``mask`` [sequences * kv_heads, 1, keys] is 0 where there is a key, else -inf.
+    ``mask`` [sequences * kv_heads, 1, keys] is 0 where there is a key, else -inf. ``write_rows``
+    [sequences * 2 * kv_heads] takes the new tokens' KV.
     """
 
     start: int
     stop: int
     mask: Tensor
-    copies: GroupCopies
+    write_rows: Tensor
+    layers: SequenceOf[CopiedLayer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +205,7 @@ class _Group:
         """Describe the group, whose first token in the step is ``start``."""
         stop = start + len(self.members)
         mask = self._mask[: len(self.members) * self._num_kv_heads, :, : self._width]
-        return CopiedGroup(start, stop, mask, GroupCopies(self._write_rows, self._layers))
+        return CopiedGroup(start, stop, mask, self._write_rows, self._layers)
 
     def _clear(self, slot: int, width: int) -> None:
         rows = slice(slot * self._num_kv_heads, (slot + 1) * self._num_kv_heads)
