@@ -12,12 +12,20 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h)?", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 _UNITS = {"s": "seconds", "ms": "milliseconds"}
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?", re.ASCII)
 
 
 def name(text: str) -> str:
     """Read a name that people and logs can show."""
     if not text.strip() or not text.isprintable():
         raise ValueError(f"expected a name, got {text!a}")
+    return text
+
+
+def device_name(text: str) -> str:
+    """Read where to compute."""
+    if not _DEVICE.fullmatch(text):
+        raise ValueError(f"expected auto, cpu, cuda or cuda:N, got '{text}'")
     return text
 
 
@@ -122,8 +130,10 @@ class EngineOptions:
     model: str = _flag(MISSING, "what to serve", metavar="DIR_OR_HUB_ID")
     device: str = _flag(
         "auto",
-        "where to compute; auto takes CUDA where there is a device",
-        choices=("auto", "cpu", "cuda"),
+        "where to compute: auto, cpu, cuda, or cuda:1 for the second GPU; auto takes CUDA where "
+        "there is a device",
+        read=device_name,
+        metavar="DEVICE",
     )
     dtype: str = _flag(
         "auto",

@@ -218,6 +218,11 @@ class EmbeddingModel:
         self._model = model
         self._num_threads = torch.get_num_threads()
 
+    @property
+    def on_cuda(self) -> bool:
+        """Whether a GPU computes."""
+        return bool(self._model.device.type == "cuda")
+
     @torch.inference_mode()
     def embed(self, batch: Sequence[Sequence[int]]) -> list[bytes | None]:
         """Return each input's vector as packed little-endian float32, None where it is not finite.
@@ -257,8 +262,7 @@ class PromptedTokenizer(Tokenizer):
 def start_embedding_engine(options: EngineOptions) -> tuple[EmbeddingEngine, Tokenizer]:
     """Load what ``options`` name and start its engine. Raises ModelLoadError."""
     model, tokenizer = load_embedding_model(options)
-    on_cuda = device_of(options.device).type == "cuda"
-    tokens = _TOKENS_PER_PASS_CUDA if on_cuda else _TOKENS_PER_PASS_CPU
+    tokens = _TOKENS_PER_PASS_CUDA if model.on_cuda else _TOKENS_PER_PASS_CPU
     queue = EmbeddingQueue(max_tokens_per_pass=tokens, max_waiting_tokens=_MAX_WAITING_TOKENS)
     engine = EmbeddingEngine(model, queue)
     engine.start()
@@ -280,7 +284,7 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
         raise ModelLoadError(f"{options.model} needs {error.name}: {install}") from error
 
     disable_progress_bar()
-    directory, device = Path(options.model), device_of(options.device).type
+    directory, device = Path(options.model), str(device_of(options.device))
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype

@@ -33,11 +33,13 @@ from backend.models.loading import load_network
 from backend.models.model import Network
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.scheduler import slots_for
-from backend.settings import EngineOptions
+from backend.settings import EngineOptions, device_name
 from backend.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+# One of these is there where a driver runs.
+_DRIVER_FILES = (Path("/proc/driver/nvidia"), Path("/dev/nvidia0"))
 # A chunk of prefill delays everybody's next token by the time that it takes to compute.
 _TOKENS_PER_STEP = {"cpu": 512, "cuda": 8192}
 _MAX_NUM_SEQS = {"cpu": 16, "cuda": 256}
@@ -113,7 +115,12 @@ def load_model(
         progress("measuring the memory of the largest step")
         try:
             reading = read_memory(
-                network, batches, kv_dtype, options.gpu_memory_utilization, kernels
+                network,
+                batches,
+                device=torch_device,
+                kv_dtype=kv_dtype,
+                utilization=utilization,
+                kernels=kernels,
             )
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
@@ -226,10 +233,40 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device that auto, cpu or cuda names here. Raises ModelLoadError."""
-    if name not in {"auto", "cpu", "cuda"}:
-        raise ModelLoadError(f"device {name}: expected auto, cpu or cuda")
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise ModelLoadError("device cuda: torch finds no CUDA device")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
+    """Return the device that ``name`` means; this thread launches kernels there from now on.
+
+    Raises ModelLoadError.
+    """
+    try:
+        kind, _, number = device_name(name).partition(":")
+    except ValueError as error:
+        raise ModelLoadError(f"device: {error}") from error
+    if kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        why = f"torch finds no CUDA device: {_no_cuda_reason()}"
+        if kind == "cuda":
+            raise ModelLoadError(f"device {name}: {why}")
+        if any(path.exists() for path in _DRIVER_FILES):
+            logger.warning("computing on the CPU though there is an NVIDIA driver: %s", why)
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    index = int(number) if number else torch.cuda.current_device()
+    if index >= count:
+        raise ModelLoadError(
+            f"device {name}: torch finds {count} CUDA devices, counted from cuda:0"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _no_cuda_reason() -> str:
+    """Return why torch cannot use CUDA, and what to do about that."""
+    if torch.version.cuda is None:
+        return "it is built without CUDA; install the extra gpu: pip install 'refrain-gateway[gpu]'"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (AssertionError, RuntimeError) as error:
+        if "No CUDA GPUs" not in str(error):
+            return " ".join(str(error).split())
+    return "it shows no GPU to this process; look at CUDA_VISIBLE_DEVICES and at the container"

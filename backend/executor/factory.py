@@ -123,12 +123,13 @@ def kernels_for(attention: str) -> Kernels:
 def read_memory(
     network: Network,
     limits: BatchLimits,
+    *,
+    device: torch.device,
     kv_dtype: torch.dtype,
     utilization: float,
     kernels: Kernels,
 ) -> MemoryReading:
     """Measure what the steps that need most memory take beside the weights; on CUDA only."""
-    device = torch.device("cuda")
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

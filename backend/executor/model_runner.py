@@ -176,7 +176,12 @@ class ModelRunner:
         return [sampled for _, sampled in sorted(results, key=lambda each: each[0])]
 
     def warm_up(self) -> None:
-        """Run steps in the padding block: kernels are compiled, graphs captured, errors show."""
+        """Run steps in the padding block: kernels are compiled, graphs captured, errors show.
+
+        The thread that calls it takes all steps.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # each thread has one of its own
         some = 2 * BLOCK_SIZE
         # Each token of it has logits, as drafts have.
         self._run(_dummy_step([min(some, self._limits.max_model_len - 1)], _SCORED))

@@ -187,14 +187,6 @@ def test_options_that_contradict_model_or_memory(checkpoint, options, message):
     assert message in refused(checkpoint("llama")[0], **options)
 
 
-def test_an_unknown_device_and_one_that_is_not_there(checkpoint):
-    with pytest.raises(ModelLoadError, match="device tpu: expected auto, cpu or cuda"):
-        load_engine(str(checkpoint("llama")[0]), device="tpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(ModelLoadError, match="torch finds no CUDA device"):
-            load_engine(str(checkpoint("llama")[0]), device="cuda")
-
-
 def test_the_context_shrinks_to_what_the_pool_holds(checkpoint):
     directory, _ = checkpoint("llama")
     per_block = block_bytes(load_config(directory), torch.float32)
