@@ -49,6 +49,7 @@ class BlockPool:
         self._cached = bytearray(num_blocks + 1)
         self._corrupt: set[int] = set()
         self._to_erase: list[int] = []
+        self._checked = 0
 
     @property
     def num_used(self) -> int:
@@ -141,41 +142,54 @@ class BlockPool:
         held = Counter(block for table in tables for block in table)
         return sum(self._holders[block] == count for block, count in held.items())
 
-    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Compare the pool with the block tables of everyone who holds blocks.
+    def next_to_check(self, most: int) -> range:
+        """Return the blocks behind those of the last call, at most ``most``, and round again."""
+        first = self._checked % self.num_blocks + 1
+        self._checked = min(first + most - 1, self.num_blocks)
+        return range(first, self._checked + 1)
 
-        Raises BlockPoolCorruptError when a block is lost, free and held, free twice, or held by
-        another number of tables than the pool believes.
+    def check_integrity(
+        self, block_tables: Iterable[Sequence[int]], blocks: range | None = None
+    ) -> None:
+        """Compare ``blocks`` with the block tables of everyone who holds blocks.
+
+        None: all, and the free list from end to end. Raises BlockPoolCorruptError when a block is
+        lost, free and held, free twice, or held by another number of tables than the pool believes.
         """
-        free = Counter(self._walk())
         held = Counter(block for table in block_tables for block in table)
-        for block in range(1, self.num_blocks + 1):
+        if strangers := [block for block in held if not 0 < block <= self.num_blocks]:
+            raise BlockPoolCorruptError(f"blocks that are not the pool's: {sorted(strangers)}")
+        self._check_links(PADDING_BLOCK)
+        for block in blocks or range(1, self.num_blocks + 1):
             if self._holders[block] != held[block]:
                 raise BlockPoolCorruptError(
                     f"block {block}: {self._holders[block]} holders counted, {held[block]} found"
                 )
-            if free[block] != (0 if held[block] else 1):
-                raise BlockPoolCorruptError(
-                    f"block {block}: {free[block]} times on the free list, {held[block]} holders"
-                )
-        if strangers := (free.keys() | held.keys()) - set(range(1, self.num_blocks + 1)):
-            raise BlockPoolCorruptError(f"blocks that are not the pool's: {sorted(strangers)}")
-        if free.total() != self.num_free:
-            raise BlockPoolCorruptError(f"{self.num_free} free counted, {free.total()} found")
+            if not held[block]:
+                self._check_links(block)
+        found = self.num_blocks - len(held) if blocks else self._length()
+        if found != self.num_free or found + len(held) != self.num_blocks:
+            raise BlockPoolCorruptError(f"{self.num_free} free counted, {found} found")
         if unheld := [block for block in self._corrupt if not held[block]]:
             raise BlockPoolCorruptError(f"corrupt and free, but not to be erased: {unheld}")
 
-    def _walk(self) -> Iterable[int]:
-        """Yield the free list, and stop where it is no ring."""
+    def _check_links(self, block: int) -> None:
+        """Expect the two neighbours of a free block to be free, and to know it."""
+        before, following = self._previous[block], self._next[block]
+        if self._next[before] != block:
+            raise BlockPoolCorruptError(f"the free list is torn between {before}, {block}")
+        if self._previous[following] != block:
+            raise BlockPoolCorruptError(f"the free list is torn between {block}, {following}")
+        if self._holders[before] or self._holders[following]:
+            raise BlockPoolCorruptError(f"on the free list, and held: {before} or {following}")
+
+    def _length(self) -> int:
+        """Return how many blocks are on the free list, and stop where it is no ring."""
         block = PADDING_BLOCK
-        for _ in range(self.num_blocks + 1):
-            following = self._next[block]
-            if self._previous[following] != block:
-                raise BlockPoolCorruptError(f"the free list is torn between {block}, {following}")
-            if following == PADDING_BLOCK:
-                return
-            yield following
-            block = following
+        for count in range(self.num_blocks + 1):
+            block = self._next[block]
+            if block == PADDING_BLOCK:
+                return count
         raise BlockPoolCorruptError("the free list has no end")
 
     def _link(self, block: int, after: int) -> None:

@@ -153,16 +153,15 @@ class PrefixCache:
         for block in found:
             self.pool.evict(block)
 
-    def check_integrity(self) -> None:
-        """Raise BlockPoolCorruptError when hashes and blocks contradict one another."""
-        known = {
-            block_hash: block
-            for block, block_hash in enumerate(self._hash_of)
-            if block_hash is not None
-        }
-        if known != self._block_of:
+    def check_integrity(self, blocks: range | None = None) -> None:
+        """Raise BlockPoolCorruptError when hashes and ``blocks`` (None: all) contradict."""
+        hashes = self._hash_of[blocks.start : blocks.stop] if blocks else self._hash_of
+        first = blocks.start if blocks else 0
+        known = [(each, block) for block, each in enumerate(hashes, first) if each is not None]
+        differ = any(self._block_of.get(each) != block for each, block in known)
+        if differ or (blocks is None and len(known) != len(self._block_of)):
             raise BlockPoolCorruptError("hashes and blocks of the prefix cache differ")
-        if sum(self._blocks_of_tenant.values()) != len(known):
+        if sum(self._blocks_of_tenant.values()) != len(self._block_of):
             raise BlockPoolCorruptError("the tenants' blocks are not those of the cache")
 
     def _announce(self, events: EventLog, stored: list[int], hashes: Sequence[bytes]) -> None:

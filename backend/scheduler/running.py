@@ -159,11 +159,13 @@ class RunningSet:
             sequence.status = SequenceStatus.WAITING
             self._waiting.resume(sequence)
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, most_blocks: int | None) -> None:
         """Raise BlockPoolCorruptError or RuntimeError when state contradicts itself."""
-        running = self.running()
-        self.pool.check_integrity(each.block_table for each in (*running, *self.draining))
-        self.cache.check_integrity()
+        running, pool, blocks = self.running(), self.pool, None
+        if most_blocks is not None and most_blocks < pool.num_blocks:
+            blocks = pool.next_to_check(most_blocks)
+        pool.check_integrity((each.block_table for each in (*running, *self.draining)), blocks)
+        self.cache.check_integrity(blocks)
         if len(set(running)) != len(running):
             raise RuntimeError("a sequence runs in two places")
         for sequence in running:

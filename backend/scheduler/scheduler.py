@@ -307,9 +307,12 @@ class Scheduler:
             self.finish(sequence)
         return late
 
-    def check_integrity(self) -> None:
-        """Raise BlockPoolCorruptError or RuntimeError when state contradicts itself."""
-        self._running.check_integrity()
+    def check_integrity(self, most_blocks: int | None = None) -> None:
+        """Raise BlockPoolCorruptError or RuntimeError when state contradicts itself.
+
+        Of a pool of over ``most_blocks`` a call looks at so many, and the next call at others.
+        """
+        self._running.check_integrity(most_blocks)
         running = self._running.running()
         self._waiting.check_integrity(running)
         launched = [each.sequence for flight in self._in_flight for each in flight.step]

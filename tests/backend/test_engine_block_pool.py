@@ -6,6 +6,7 @@ from backend.scheduler.block_pool import (
     OutOfBlocksError,
     blocks_for,
 )
+from backend.scheduler.scheduler import Scheduler
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (160, 10)])
@@ -57,6 +58,72 @@ def test_integrity_check_sees_a_lost_block_and_a_second_owner():
         pool.check_integrity([[*blocks, 4]])
     with pytest.raises(BlockPoolCorruptError, match="not the pool's"):
         pool.check_integrity([[*blocks, 77]])
+
+
+class Counted(list):
+    """Counts how many of its items are looked at."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.looks = 0
+
+    def __getitem__(self, place):
+        items = super().__getitem__(place)
+        self.looks += len(items) if isinstance(place, slice) else 1
+        return items
+
+
+MOST = 1_000
+
+
+def test_a_large_pool_is_checked_a_part_at_a_time():
+    engine = Scheduler(BlockPool(100_000), max_num_seqs=1, max_tokens_per_step=1)
+    pool, cache = engine._running.pool, engine._running.cache
+    pool._holders, pool._next, pool._previous = map(
+        Counted, (pool._holders, pool._next, pool._previous)
+    )
+    cache._hash_of = Counted(cache._hash_of)
+    seen = []
+    for _ in range(101):
+        before = pool._checked
+        engine.check_integrity(MOST)
+        seen.append((before, pool._checked))
+    assert seen[:2] == [(0, MOST), (MOST, 2 * MOST)]
+    assert seen[-2:] == [(99_000, 100_000), (100_000, MOST)]
+    looks = [each.looks for each in (pool._holders, pool._next, pool._previous, cache._hash_of)]
+    assert max(looks) <= 101 * (3 * MOST + 10)
+
+
+def check_all(engine):
+    for _ in range(10):
+        engine.check_integrity(MOST)
+
+
+@pytest.mark.parametrize("damage", ["lost", "torn", "count", "hash"])
+def test_each_damage_of_a_large_pool_is_found_in_one_round(damage):
+    engine = Scheduler(BlockPool(10 * MOST), max_num_seqs=1, max_tokens_per_step=1)
+    pool = engine._running.pool
+    check_all(engine)
+    match damage:
+        case "lost":
+            pool._holders[7_500] = 1
+        case "torn":
+            pool._next[7_500] = 7_502
+        case "count":
+            pool.num_free -= 1
+        case "hash":
+            engine._running.cache._hash_of[7_500] = b"unknown"
+    with pytest.raises(BlockPoolCorruptError):
+        check_all(engine)
+
+
+def test_a_held_block_on_the_free_list_is_found_by_its_neighbour():
+    pool = BlockPool(10)
+    pool._holders[5] = 1
+    pool.num_free = 9
+    pool.check_integrity([[5]], range(7, 10))
+    with pytest.raises(BlockPoolCorruptError, match="on the free list, and held: 3 or 5"):
+        pool.check_integrity([[5]], range(1, 5))
 
 
 def test_what_was_kept_is_handed_out_last_oldest_first_and_tails_before_heads():
