@@ -12,7 +12,7 @@ from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
 from backend.executor.model_runner import ModelRunner
 from backend.models.config import ModelLoadError
-from backend.models.registry import load_network
+from backend.models.loading import load_network
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -19,10 +19,10 @@ from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import FP8, KVCache
 from backend.executor.sampler import batch as sampling_batch
 from backend.executor.sampler.sampler import GrammarMask
-from backend.models.registry import load_network
+from backend.models.loading import load_network
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import blocks_for
-from backend.scheduler.prompt_lookup import MOST_DRAFTS
+from backend.scheduler.drafts import MOST_DRAFTS
 from backend.scheduler.request import SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
