@@ -17,7 +17,7 @@ FILES = (
     "tests/backend/test_engine_worker.py",
     "tests/backend/test_kernels_compile.py",
     "tests/backend/test_server_command.py",
-    "tests/benchmarks/test_gpu_engine.py",
+    "tests/benchmarks/test_first_card.py",
     "tests/deploy/test_compose.py",
     "tests/deploy/test_container_scripts.py",
     "tests/deploy/test_dockerfile.py",
