@@ -168,6 +168,8 @@ def main() -> int:
     if options.step:
         step = next(each for each in STEPS if each.name == options.step)
         return run_here(step, out, smoke=options.smoke)
+    # Else the step that runs would outlive this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     chosen = [step.name for step in STEPS if options.smoke or not step.asked_for]
     if options.only is not None:
         chosen = options.only.split(",")

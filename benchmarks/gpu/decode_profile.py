@@ -11,7 +11,7 @@ from backend.engine.core import EngineCore
 from backend.scheduler.block_pool import blocks_for
 from gpu.machine import Machine, Note
 from gpu.serving import BATCHES, CONTEXT
-from gpu.shapes import card_shape, engine, random_model, random_prompts, submit
+from gpu.shapes import advance, card_shape, engine, random_model, random_prompts, submit
 
 ROWS = 25
 _STEPS = 8
@@ -38,7 +38,7 @@ def decode_profile(machine: Machine, note: Note) -> None:
             prompts = random_prompts(model.config.vocab_size, [context] * count)
             submit(core, prompts, [longest - context] * count)
             while core.stats().generated_tokens < count:
-                core.step()
+                advance(core)
             note(f"{count} x {context}", _profiled(machine, core, steps))
         del core
 

@@ -214,12 +214,20 @@ def generate(
     submit(core, prompts, new_tokens, sampling)
     results: list[list[int]] = [[] for _ in prompts]
     while core.has_work:
-        core.step()
-        for number, item in core.take_items():
-            if isinstance(item, Exception):
-                raise item
-            results[number] += item.tokens
+        for number, tokens in advance(core):
+            results[number] += tokens
     return results
+
+
+def advance(core: EngineCore) -> list[tuple[int, tuple[int, ...]]]:
+    """Take a step, and return the tokens that requests got, by number; a failure is raised."""
+    core.step()
+    got = []
+    for number, item in core.take_items():
+        if isinstance(item, Exception):
+            raise item
+        got.append((number, tuple(item.tokens)))
+    return got
 
 
 def random_prompts(vocab: int, lengths: Sequence[int], seed: int = 2) -> list[list[int]]:
