@@ -78,7 +78,9 @@ def _decode(machine: Machine, shape: Shape, lengths: list[int], bandwidth: float
     def run(tiling: Tiling, at: int) -> Callable[[], Tensor]:
         return partial(decode_attention, queries, caches[at], tables, counts, tiling=tiling, **how)
 
-    served = decode_tiling(machine.dtype, padded_head(shape.head_dim))
+    memory = device_limits(machine.device).shared_memory
+    block_d = padded_head(shape.head_dim)
+    served = decode_tiling(machine.dtype, block_d, memory, quantized=False)
     result = _ways(machine, served, run, copies)
     result["floor_us"] = sum(lengths) * row / bandwidth * 1e6
     if len(set(lengths)) == 1:

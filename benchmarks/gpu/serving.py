@@ -12,8 +12,8 @@ from backend.executor.factory import ALL_KERNELS, KernelGroup
 from backend.executor.kv_cache import FP8
 from backend.executor.self_check import self_check
 from backend.models.config import ModelLoadError
+from backend.models.dtypes import kv_cache_dtype
 from backend.models.layers import DenseLinear
-from backend.models.registry import kv_cache_dtype
 from backend.scheduler.block_pool import blocks_for
 from gpu.checks import short
 from gpu.machine import Machine, Note

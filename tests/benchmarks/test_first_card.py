@@ -150,17 +150,19 @@ def test_all_steps_take_twelve_minutes_at_most():
     assert sum(step.seconds for step in STEPS if not step.asked_for) <= 12 * 60
 
 
-def test_ids_in_turn_leave_no_tile_in_flight(monkeypatch, tmp_path):
+@pytest.mark.parametrize("kind", [kernels.decode, kernels.prefill], ids=lambda kind: kind.__name__)
+def test_ids_in_turn_leave_no_tile_in_flight(monkeypatch, tmp_path, kind):
     """The other way of loading compiles for a real card, and is the one that waits."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    call = kernels.decode(torch.bfloat16, 128, splits=1)
+    call = kind(torch.bfloat16, 128, 90)
 
     def in_turn():
         with ids_in_turn():
             return call()
 
-    flights = []
-    for each in (call, in_turn):
-        (launch,) = kernels.launches(each, monkeypatch)
-        flights.append(kernels.compile_for(90, launch, tmp_path).tiles_in_flight)
-    assert flights == [2, 0]
+    served, other = (
+        kernels.compile_for(90, kernels.launches(each, monkeypatch)[0], tmp_path).tiles_in_flight
+        for each in (call, in_turn)
+    )
+    assert served >= 2
+    assert other == 0
