@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE ?= 1
 # Images often set it. Each process of the tests would then compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-all lint bench eval soak chaos docs reference manifests lock clean docs-serve
+.PHONY: help setup demo test test-all lint bench first-card eval soak chaos docs reference manifests lock clean docs-serve
 .DEFAULT_GOAL := help
 
 help: ## show this help
@@ -97,6 +97,9 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/load_signal.py
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/ablation.py
+
+first-card: setup ## the engine's first twelve minutes on an NVIDIA card: paste the output into an issue; CARD="--only check" passes options on
+	@$(BIN)/python benchmarks/first_card.py $(CARD)
 
 eval: setup ## quality of semantic hits on the evaluation data; EVAL="--only checklist" passes options on
 	$(BIN)/python benchmarks/semantic_quality.py $(EVAL)

@@ -13,10 +13,11 @@ from typing import Any
 
 import click
 
+from backend.served import summary
 from backend.settings import Settings, seconds, seconds_from_zero
 
 _INSTALL = "pip install 'refrain-gateway[cpu]', or [gpu]"
-_EPILOG = """\
+_EPILOG = f"""\
 \b
 examples:
   refrain backend --model ./my-model
@@ -35,6 +36,10 @@ before the first use of a GPU:
 then:
   curl http://127.0.0.1:8000/v1/models
   curl http://127.0.0.1:8000/readyz        503 with the reason until the model is loaded
+
+\b
+what it serves:
+{summary()}
 """
 
 

@@ -1,1 +1,1 @@
-"""The engine's kernels and its CUDA path: checked, then timed; ``gpu_engine.py`` runs it."""
+"""The engine's kernels and its CUDA path: checked, then timed; ``first_card.py`` runs it."""

@@ -17,6 +17,7 @@ import yaml
 from aiohttp import web
 from click.testing import CliRunner
 
+from backend.served import ROWS
 from gateway.cli.commands import cli
 from gateway.cli.operator.config import json_schema as settings_schema
 from gateway.server.admin.api import Admin
@@ -309,6 +310,10 @@ def _help(words: Sequence[str]) -> str:
     return asked.output.rstrip()
 
 
+def _served(_link: Link) -> Iterator[str]:
+    return _table("What", "Served", "Refused", "Not tested", rows=ROWS)
+
+
 def _operator_api(_link: Link) -> Iterator[str]:
     """Yield a table of the paths below /admin, each with the first sentence of its docstring."""
     admin = _bare(Admin)
@@ -338,6 +343,7 @@ def _bare(part: Any) -> Any:
 PARTS: dict[str, Part] = {
     "operator-api": _operator_api,
     "commands": _commands,
+    "served": _served,
     "settings": _settings,
     "secrets": _secrets,
     "upstreams": _upstreams,

@@ -1,0 +1,73 @@
+"""What the engine serves, refuses and has not been tested with: for `--help` and for the docs."""
+
+from textwrap import fill
+from typing import NamedTuple
+
+from backend.models.families import FAMILIES
+
+
+class Row(NamedTuple):
+    """One subject, in Markdown; an empty text says that there is nothing to say."""
+
+    what: str
+    served: str
+    refused: str = ""
+    untested: str = ""
+
+
+ROWS = (
+    Row(
+        "models by our own code",
+        ", ".join(f"`{name}`" for name in FAMILIES),
+        "rotary scalings other than linear, Llama 3's, YaRN and LongRoPE",
+    ),
+    Row(
+        "other decoder-only models",
+        "by `transformers`, without CUDA graphs: Gemma, GPT-OSS, OLMo, Cohere and others whose "
+        "logits for two short texts are equal at load",
+        "encoder-decoders, state-space models, linear and chunked attention, ALiBi, Falcon, GPT-J, "
+        "code that comes with a model",
+    ),
+    Row("weights", "safetensors in `float64`, `float32`, `bfloat16`, `float16`", "pickled weights"),
+    Row(
+        "weights in 8 bits",
+        "`--quantization int8` at load; FP8 with a scale for each tensor, row or block (`fp8`, "
+        "`compressed-tensors`); int8 (`gptq`, `compressed-tensors`)",
+        "zero points and transforms in `compressed-tensors`, models that `transformers` computes",
+    ),
+    Row(
+        "weights in 4 bits",
+        "`gptq`; `awq` with version `gemm`",
+        "`gptq` with columns in order of activation, other versions of `awq`, `compressed-tensors`,"
+        " bitsandbytes, GGUF, MXFP4, models that `transformers` computes",
+    ),
+    Row(
+        "KV cache",
+        "type of the activations; `int8` on the CPU; `fp8` on GPUs of capability 8.9 or later",
+        "`int8` on GPUs, `fp8` on the CPU and with `--attention torch`",
+    ),
+    Row("attention", "full, sliding windows by layer, capped scores, sinks", "attention biases"),
+    Row(
+        "mixture of experts",
+        "Mixtral, Qwen3-MoE; in `float32` and quantised one expert at a time, without CUDA graphs",
+    ),
+    Row("CPU", "x86-64, run and measured", untested="Arm"),
+    Row(
+        "NVIDIA GPUs",
+        "capability 8.0 or later",
+        untested="all of them: kernels are compiled for 8.0, 8.6, 8.9, 9.0 and 10.0 and compared "
+        "in Triton's interpreter, and none has run on a GPU",
+    ),
+    Row("several GPUs", "`--device cuda:1` takes one", "one model over several GPUs"),
+)
+
+
+def summary() -> str:
+    """Return the rows as plain text."""
+    lines = []
+    for what, served, refused, untested in ROWS:
+        notes = (("refused", refused), ("not tested", untested))
+        told = "; ".join((served, *(f"{word}: {text}" for word, text in notes if text)))
+        text = f"{what}: {told}".replace("`", "")
+        lines.append(fill(text, 86, initial_indent="  ", subsequent_indent="      "))
+    return "\n".join(lines)
