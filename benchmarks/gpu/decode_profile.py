@@ -11,7 +11,7 @@ from backend.engine.core import EngineCore
 from backend.scheduler.block_pool import blocks_for
 from gpu.machine import Machine, Note
 from gpu.serving import BATCHES, CONTEXT
-from gpu.shapes import advance, card_shape, engine, random_model, random_prompts, submit
+from gpu.shapes import advance, card_shape, engine, generate, random_model, random_prompts, submit
 
 ROWS = 25
 _STEPS = 8
@@ -32,13 +32,17 @@ def decode_profile(machine: Machine, note: Note) -> None:
             model,
             max_num_seqs=count,
             max_model_len=longest,
-            num_blocks=count * blocks_for(longest),
+            num_blocks=count * (blocks_for(longest) + 2),
             overlap=False,
         ) as core:
             prompts = random_prompts(model.config.vocab_size, [context] * count)
+            # Once the prefix cache has the prompts, all of them decode from the first steps on.
+            generate(core, prompts, [1] * count)
             submit(core, prompts, [longest - context] * count)
-            while core.stats().generated_tokens < count:
+            for _ in range(3):
                 advance(core)
+            if core.scheduler.num_running != count:
+                raise RuntimeError(f"{core.scheduler.num_running} of {count} sequences run")
             note(f"{count} x {context}", _profiled(machine, core, steps))
         del core
 

@@ -165,13 +165,16 @@ def _driver(machine: Machine) -> dict[str, str] | str:
     # The driver counts all cards, torch only the visible ones.
     identity = getattr(torch.cuda.get_device_properties(machine.device), "uuid", None)
     which = [] if identity is None else [f"--id=GPU-{identity}"]
-    done = subprocess.run(
-        [program, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader", *which],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [program, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader", *which],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
     if done.returncode:
         return (done.stderr or done.stdout).strip()[:300]
     values = done.stdout.splitlines()[0].split(",")
