@@ -99,7 +99,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/ablation.py
 
 first-card: setup ## the engine's first twelve minutes on an NVIDIA card: paste the output into an issue; CARD="--only check" passes options on
-	@$(BIN)/python benchmarks/first_card.py $(CARD)
+	@$(BIN)/python benchmarks/gpu/first_card.py $(CARD)
 
 eval: setup ## quality of semantic hits on the evaluation data; EVAL="--only checklist" passes options on
 	$(BIN)/python benchmarks/semantic_quality.py $(EVAL)

@@ -193,11 +193,17 @@ class _Check:
         own, allowed = KernelGroup.ATTENTION, None
         if kv_dtype is not self.network.dtype:
             own, allowed = KernelGroup.KV_8_BITS, _FP8_STEP
-        for kernel, spans in (
+        for kernel, cases in (
             ("decode attention, one split", ((0, 1), (16, 1), (69, 1))),
             ("decode attention, several splits", ((longest, 1), (3, 1))),
             ("prefill attention", ((0, 20), (min(90, longest // 2), 9), (max(longest - 5, 0), 5))),
         ):
+            # A short context has no room for all keys.
+            starts = [min(start, longest) for start, _ in cases]
+            spans = [
+                (start, min(count, self.max_model_len - start))
+                for start, (_, count) in zip(starts, cases, strict=True)
+            ]
             shown = f"{about}, {'/'.join(str(start + count) for start, count in spans)} keys"
             step = _Step(self, layer, kv_dtype, spans)
             written = partial(step.write, kernels)

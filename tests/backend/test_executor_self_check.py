@@ -58,11 +58,25 @@ def test_sound_kernels_pass(interpreter, checkpoint, family):
 @pytest.mark.parametrize(("family", "rule"), [("gemma2", "cap 3"), ("gpt_oss", "sinks")])
 def test_softcaps_and_sinks_are_compared(interpreter, checkpoint, family, rule):
     directory = str(checkpoint(family)[0])
-    findings = interpreter("interpreted_check:rule_findings", directory)
+    findings = interpreter("interpreted_check:shape_findings", directory)
     assert all(passes for _, _, passes in findings)
     shapes = {shape for kernel, shape, _ in findings if kernel.startswith("decode attention")}
     assert any(rule in shape for shape in shapes)
     assert any("window" in shape and rule in shape for shape in shapes)
+
+
+@pytest.mark.parametrize("context", [20, 70])
+def test_a_short_context_is_compared_within_its_length(interpreter, checkpoint, context):
+    directory = str(checkpoint("llama")[0])
+    findings = interpreter("interpreted_check:shape_findings", directory, context)
+    assert all(passes for _, _, passes in findings)
+    keys = [
+        int(number)
+        for kernel, shape, _ in findings
+        if "attention" in kernel
+        for number in shape.removesuffix(" keys").rpartition(", ")[2].split("/")
+    ]
+    assert max(keys) == context
 
 
 def test_fp8_that_is_rounded_wrong_gives_way_to_kv_in_the_type_of_activations(

@@ -14,13 +14,13 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import compiled_kernels as kernels
-import first_card
-from first_card import STEPS, Step, run_apart
+from gpu import first_card
+from gpu.first_card import STEPS, Step, run_apart
 from gpu.id_loading import ids_in_turn
 from gpu.summary import markdown, passed
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "first_card.py"
+SCRIPT = ROOT / "benchmarks" / "gpu" / "first_card.py"
 
 
 def run(*arguments, **environment):

@@ -80,10 +80,10 @@ def findings(directory, kv_dtype=None):
     return told, torch.equal(before, torch.get_rng_state())
 
 
-def rule_findings(directory):
-    """Check a model whose attention has rules; return kernels, shapes and verdicts."""
+def shape_findings(directory, context=2048):
+    """Check a model; return kernels, shapes and verdicts."""
     network = load_network(Path(directory), device=CPU, dtype="float32")
-    proved = self_check(network, CPU, network.dtype, 2048)
+    proved = self_check(network, CPU, network.dtype, context)
     return [(each.kernel, each.shape, each.passes) for each in proved.findings]
 
 

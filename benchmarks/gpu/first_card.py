@@ -5,9 +5,9 @@ process of its own with a bound, and writes its file before the next begins: a c
 costs one step. Floors and peers are measured in the same run: the card's copy rate, torch's flash
 attention and products. The last line is JSON, also in summary.json.
 
-    python benchmarks/first_card.py [--out ./first-card] [--only machine,attention]
-    python benchmarks/first_card.py --only many    beside transformers' continuous batching: 5 min
-    python benchmarks/first_card.py --smoke        tiny, on CPU in Triton's interpreter
+    python benchmarks/gpu/first_card.py [--out ./first-card] [--only machine,attention]
+    python benchmarks/gpu/first_card.py --only many    beside transformers: 5 min
+    python benchmarks/gpu/first_card.py --smoke        tiny, on CPU in Triton's interpreter
 """
 
 import argparse
@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _PATHS = [str(ROOT), str(ROOT / "benchmarks")]
 # The engine's image has Python's safe path, which leaves the script's own folder out.
 sys.path[:0] = _PATHS
