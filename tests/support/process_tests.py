@@ -31,7 +31,7 @@ FILES = (
     "tests/embeddings/test_embeddings_qdrant_service.py",
 )
 TESTS = (
-    "tests/backend/test_executor_warm_up.py::test_none_of_ten_thousand_batches_compiles",
+    "tests/backend/test_executor_warm_up.py::test_none_of_many_batches_compiles",
     (
         "tests/backend/test_engine_watchdog.py"
         "::test_the_real_engine_answers_when_idle_and_is_replaced_when_it_stands_still"
