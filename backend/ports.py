@@ -51,22 +51,18 @@ class Generator(Protocol):
     @property
     def ready(self) -> bool:
         """Weights are loaded and one step has run."""
-        ...
 
     @property
     def unready_reason(self) -> str:
         """Why it is not ready, for people; read only then."""
-        ...
 
     @property
     def detail(self) -> tuple[str, ...]:
         """What was replaced because it does not compute as it should, for people."""
-        ...
 
     @property
     def max_model_len(self) -> int:
         """Prompt and completion together, in tokens."""
-        ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
         """Yield deltas of all choices as they come.
@@ -75,11 +71,9 @@ class Generator(Protocol):
         the sequences and frees their blocks within one step. Raises RequestRejectedError and
         OverloadedError before the first delta, UnavailableError, and EngineError.
         """
-        ...
 
     def stats(self) -> EngineStats:
         """Snapshot, callable from any thread."""
-        ...
 
 
 class PromptEncoder(Protocol):
@@ -88,23 +82,18 @@ class PromptEncoder(Protocol):
     @property
     def vocab_size(self) -> int:
         """Token ids are below this."""
-        ...
 
     def token_bytes(self, token: int) -> bytes:
         """Return the text of one token, a special one's name; empty where it has none."""
-        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the tokens of ``text``, with a beginning token if the model wants one."""
-        ...
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``tokens``; ids without a token have none."""
-        ...
 
     def token_strings(self, tokens: Sequence[int]) -> list[str]:
         """Return each token as the vocabulary writes it, empty for ids without a token."""
-        ...
 
     def apply_chat_template(
         self,
@@ -119,7 +108,6 @@ class PromptEncoder(Protocol):
 
         ``variables`` are what a client tells the template besides.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +125,14 @@ class Embedder(Protocol):
     @property
     def ready(self) -> bool:
         """Whether it computes."""
-        ...
 
     @property
     def shape(self) -> EmbeddingShape:
         """What it takes and makes."""
-        ...
 
     @property
     def num_waiting(self) -> int:
         """Inputs that wait for a pass."""
-        ...
 
     async def embed(self, inputs: Sequence[tuple[int, ...]]) -> list[bytes]:
         """Return each input's vector as packed little-endian float32.
@@ -155,4 +140,3 @@ class Embedder(Protocol):
         Cancelling gives up what has not been computed. Raises OverloadedError at once when too much
         waits, and EngineError.
         """
-        ...

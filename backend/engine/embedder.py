@@ -255,7 +255,6 @@ class PromptedTokenizer(Tokenizer):
     prompt: str = ""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Return the tokens of ``text`` behind the prompt."""
         return super().encode(self.prompt + text, add_special_tokens=add_special_tokens)
 
 

@@ -49,7 +49,6 @@ class Recorder(Protocol):
 
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Return what replays ``run``, and what it returned, which each replay writes anew."""
-        ...
 
 
 class CudaRecorder:

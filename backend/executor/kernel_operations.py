@@ -10,7 +10,6 @@ class KernelOperations:
     """``Operations`` by the kernels of ``kernels.elementwise``."""
 
     def norm(self, rows: Tensor, norm: RMSNorm) -> Tensor:
-        """Normalise into new memory."""
         return rms_norm(rows, norm.weight, norm.eps)
 
     def add_norm(self, hidden: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
@@ -19,5 +18,4 @@ class KernelOperations:
         return hidden, add_rms_norm(update.contiguous(), hidden, norm.weight, norm.eps)
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up, by rows."""
         return silu_mul(gate_up.contiguous())

@@ -89,6 +89,7 @@ class ModelRunner:
     ) -> None:
         """Capture graphs with ``recorder``; ``pads`` fills up decode batches to their sizes."""
         self._model = parts.model
+        self.device = parts.model.device
         self._cache = parts.cache
         self._attention = parts.attention
         self._limits = limits
@@ -104,11 +105,6 @@ class ModelRunner:
                 with torch.inference_mode():
                     self._pieces = PieceGraphs(self._model, recorder, sizes)
         self._prompt_logprobs = PromptLogprobs()
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self._model.device
 
     @torch.inference_mode()
     def launch(self, step: StepBatch) -> Launched:

@@ -63,19 +63,14 @@ class Checkpoint:
         self._read: set[str] = set()
         index = directory / "model.safetensors.index.json"
         if index.is_file():
-            self._source = index
+            self.source = str(index)
             self._path_of = _shards(index)
         else:
-            self._source = directory / "model.safetensors"
-            self._path_of = dict.fromkeys(self._open(self._source).keys(), self._source)
-
-    @property
-    def source(self) -> str:
-        """Which file names the tensors."""
-        return str(self._source)
+            path = directory / "model.safetensors"
+            self.source = str(path)
+            self._path_of = dict.fromkeys(self._open(path).keys(), path)
 
     def has(self, name: str) -> bool:
-        """Return whether there is a tensor ``name``."""
         return name in self._path_of
 
     @property
@@ -105,12 +100,11 @@ class Checkpoint:
         room = _room(device)
         if needed > room:
             raise ModelLoadError(
-                f"{self._source}: the weights take {needed / 2**30:.1f} GiB as {dtype}, "
+                f"{self.source}: the weights take {needed / 2**30:.1f} GiB as {dtype}, "
                 f"{device} has {room / 2**30:.1f} GiB"
             )
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ModelLoadError unless the tensor ``name`` is there and has ``shape``."""
         if (actual := self._shape(name)) != shape:
             raise _refusal(
                 self._path_of[name],
@@ -128,7 +122,6 @@ class Checkpoint:
     def read(
         self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Collection[torch.dtype]
     ) -> Tensor:
-        """Return the tensor ``name``, which has one of ``shapes`` and one of ``dtypes``."""
         if self._shape(name) not in shapes[1:]:
             self.expect(name, shapes[0])
         path = self._path_of[name]
@@ -153,13 +146,13 @@ class Checkpoint:
         ]
         if unread:
             logger.warning(
-                "%s: %d tensors are not used, such as %s", self._source, len(unread), unread[0]
+                "%s: %d tensors are not used, such as %s", self.source, len(unread), unread[0]
             )
         self._files.clear()
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self._path_of:
-            raise ModelLoadError(f"{self._source}: tensor {name} is missing")
+            raise ModelLoadError(f"{self.source}: tensor {name} is missing")
         path = self._path_of[name]
         try:
             return tuple(self._open(path).get_slice(name).get_shape())

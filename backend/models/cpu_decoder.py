@@ -71,7 +71,6 @@ class CpuDecoder(Decoder):
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
     ) -> Tensor:
-        """See Decoder."""
         if logit_rows is not None or tokens.shape[0] != 1:
             return super().forward(tokens, positions, attention, logit_rows)
         hidden = self._hidden

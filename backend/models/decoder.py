@@ -9,7 +9,6 @@ The CPU's way of a single token is in ``cpu_decoder``.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from backend.models.attention import Attention, AttentionLayer
@@ -106,6 +105,7 @@ class Decoder:
         operations: Operations,
     ) -> None:
         """``rotations`` comes from ``rope.rotation_table`` and bounds the context."""
+        self.device = weights.embedding.rows.device
         self._head_dim = config.head_dim
         self._weights = weights
         self.attended_size = config.num_heads * config.head_dim
@@ -123,16 +123,6 @@ class Decoder:
         self._next_norms = (*next_norms, weights.final_norm)
         self.logits = weights.head
         """From hidden states [rows, hidden] of ``forward`` to [rows, vocab]."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._weights.embedding.rows.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the type of activations, and of KV unless it is quantised."""
-        return self._weights.embedding.dtype
 
     def forward(
         self,

@@ -70,6 +70,8 @@ class GenericModel:
     def __init__(self, model: Any, source: str) -> None:
         """``model`` is a transformers model in evaluation mode, with eager attention."""
         self.source = source
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
         self._model = model
         self._step = _Step()
         self.rules: tuple[ScoreRules | None, ...] = ()
@@ -85,18 +87,6 @@ class GenericModel:
     def config(self) -> Any:
         """The text model's configuration, as transformers read it."""
         return self._model.config.get_text_config(decoder=True)
-
-    @property
-    def device(self) -> torch.device:
-        """See Model."""
-        device: torch.device = self._model.device
-        return device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """See Model."""
-        dtype: torch.dtype = self._model.dtype
-        return dtype
 
     def modules(self) -> list[nn.Module]:
         """Return all modules of the network."""
@@ -126,7 +116,7 @@ class GenericModel:
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
     ) -> Tensor:
-        """See Model; after ``take_over``."""
+        # After ``take_over``.
         self._step.attention = attention
         picked = logit_rows is not None and self._picks_rows
         logits: Tensor = self._model(
@@ -138,7 +128,6 @@ class GenericModel:
         return logits if picked or logit_rows is None else logits.index_select(0, logit_rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See Model."""
         return hidden
 
 

@@ -148,15 +148,12 @@ class TorchOperations:
     """``Operations`` in plain torch, on any device."""
 
     def norm(self, rows: Tensor, norm: RMSNorm) -> Tensor:
-        """See Operations."""
         return norm(rows)
 
     def add_norm(self, hidden: Tensor, update: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-        """See Operations."""
         total = torch.add(hidden, update)
         return total, norm(total)
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """See Operations."""
         gate, up = gate_up.chunk(2, -1)
         return functional.silu(gate) * up

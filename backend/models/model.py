@@ -22,10 +22,6 @@ class Model(Protocol):
     def device(self) -> torch.device:
         """Where the weights are."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the type of weights, activations and KV."""
-
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
     ) -> Tensor:

@@ -44,11 +44,9 @@ class BudgetPolicy(Protocol):
 
     def allow(self, num_decodes: int) -> TokenBudget:
         """Return the budget of a step in which ``num_decodes`` sequences decode."""
-        ...
 
     def observe(self, num_decode_tokens: int, num_prefill_tokens: int, seconds: float) -> None:
         """Learn how long a step took."""
-        ...
 
 
 class FixedBudget:

@@ -22,11 +22,9 @@ class Matcher(Protocol):
 
     def accept_tokens(self, tokens: list[int]) -> None:
         """Advance by the generated tokens behind the last ones."""
-        ...
 
     def fill_bitmask(self, bitmask: Any, row: int) -> None:
         """Write into ``bitmask[row]``, int32 words, which tokens may come next: a bit each."""
-        ...
 
 
 class SequenceStatus(Enum):

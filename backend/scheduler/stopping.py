@@ -41,11 +41,9 @@ class IncrementalDetokenizer(Protocol):
 
     def push(self, token: int) -> str:
         """Return the text that ``token`` completes, possibly empty."""
-        ...
 
     def finish(self) -> str:
         """Return what still waits; an unfinished character becomes U+FFFD."""
-        ...
 
 
 class ByteLevelDetokenizer:
@@ -57,11 +55,9 @@ class ByteLevelDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """Decode the bytes of ``token``."""
         return self._decoder.decode(self._bytes_of(token))
 
     def finish(self) -> str:
-        """End the text."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -97,7 +93,6 @@ class WindowDetokenizer:
         self._emitted = len(text) if self._window else 0
 
     def push(self, token: int) -> str:
-        """Decode the window with ``token`` in it."""
         if token in self._markup:
             text = self.finish() + self._markup[token]
             self._begin_behind(self._window)
@@ -113,7 +108,6 @@ class WindowDetokenizer:
         return delta
 
     def finish(self) -> str:
-        """Emit what the window still holds back."""
         return self._decode(self._window)[self._emitted :]
 
 

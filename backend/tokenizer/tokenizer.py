@@ -41,6 +41,9 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._template = template
+        self.chat_template = "" if template is None else template.source
+        self.tool_template = "" if template is None else template.tool_source
+        """The chat template for requests with tools."""
         self._special_ids = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
@@ -95,13 +98,11 @@ class Tokenizer:
         return ids
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of ``tokens``; ids without a token have none."""
         batch = self._backend.decode_batch([list(tokens)], skip_special_tokens=skip_special_tokens)
         text: str = batch[0]
         return text
 
     def token_strings(self, tokens: Sequence[int]) -> list[str]:
-        """Return each token as the vocabulary writes it, empty for ids without a token."""
         return [self._backend.id_to_token(token) or "" for token in tokens]
 
     def apply_chat_template(
@@ -113,11 +114,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt for ``messages`` (OpenAI's form, content as strings).
-
-        Raises ChatTemplateError, a ValueError, when the template refuses the messages or the
-        model has none.
-        """
+        # Its ValueError is ChatTemplateError, also where the model has no template.
         if self._template is None:
             raise ChatTemplateError("this model has no chat template; use /v1/completions")
         return self._template.render(
@@ -128,18 +125,7 @@ class Tokenizer:
             variables=variables or {},
         )
 
-    @property
-    def chat_template(self) -> str:
-        """The chat template as text; empty where there is none."""
-        return "" if self._template is None else self._template.source
-
-    @property
-    def tool_template(self) -> str:
-        """The chat template for requests with tools, as text; empty where there is none."""
-        return "" if self._template is None else self._template.tool_source
-
     def token_bytes(self, token: int) -> bytes:
-        """Return the text of one token, perhaps a part of a character; a special one's name."""
         if token in self._special_ids:
             return str(self._backend.id_to_token(token)).encode()
         return self.visible_bytes(token)

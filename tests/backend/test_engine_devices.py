@@ -10,7 +10,6 @@ from backend.engine.loading import device_of, load_engine
 from backend.executor.factory import NO_KERNELS, make_runner, read_memory
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import KVCache
-from backend.executor.model_runner import ModelRunner
 from backend.models.config import ModelLoadError
 from backend.models.loading import load_network
 
@@ -98,7 +97,7 @@ def test_the_thread_that_warms_up_launches_on_the_models_gpu(checkpoint, chosen,
     cache = KVCache(network.shape, 4, device=CPU, dtype=torch.float32)
     runner = make_runner(network, cache, LIMITS, kernels=NO_KERNELS)
     gpu = torch.device("cuda:1")
-    monkeypatch.setattr(ModelRunner, "device", property(lambda _: gpu))
+    monkeypatch.setattr(runner, "device", gpu)
     runner.warm_up()
     assert chosen == [gpu]
 
