@@ -244,7 +244,7 @@ class EngineCore:
 
     def take_cache_events(self) -> list[EventBatch]:
         """Return what the prefix cache stored and removed since the last call."""
-        return [] if self._cache_log is None else self._cache_log.take_batches()
+        return [] if self._cache_log is None else self._cache_log.take()
 
     def stats(self) -> EngineStats:
         """Return the figures as of now."""
@@ -257,8 +257,8 @@ class EngineCore:
             preemptions=scheduler.num_preemptions,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            prefix_queries=scheduler.cache.stats.queries,
-            prefix_hits=scheduler.cache.stats.hits,
+            prefix_queries=scheduler.cache.queries,
+            prefix_hits=scheduler.cache.hits,
             tokens_after_disconnect=self._recorder.num_tokens_after_disconnect,
             draft_tokens=scheduler.num_draft_tokens,
             accepted_draft_tokens=scheduler.num_accepted_draft_tokens,

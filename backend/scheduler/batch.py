@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from backend.scheduler.request import SamplingParams
-from backend.scheduler.sequence import ScheduledSequence, Sequence
+from backend.scheduler.sequence import ScheduledSequence
 
 
 class NewSequence(NamedTuple):
@@ -68,7 +68,16 @@ def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
         sent = sequence.num_sent_blocks
         if sent < len(table):
             if sent == 0:
-                new.append(_described(sequence))
+                new.append(
+                    NewSequence(
+                        sequence.slot,
+                        tuple(sequence.tokens),
+                        sequence.num_prompt_tokens,
+                        sequence.sampling,
+                        sequence.seed,
+                        sequence.end_token_ids,
+                    )
+                )
             appended.append(AppendedBlocks(sequence.slot, sent, tuple(table[sent:])))
         drafted = (sequence.tokens[-1], *drafts) if drafts else ()
         rows.append(Row(sequence.slot, start, num_tokens, samples, drafted))
@@ -80,14 +89,3 @@ def note_launched(step: Iterable[ScheduledSequence]) -> None:
     for scheduled in step:
         sequence = scheduled.sequence
         sequence.num_sent_blocks = len(sequence.block_table)
-
-
-def _described(sequence: Sequence) -> NewSequence:
-    return NewSequence(
-        sequence.slot,
-        tuple(sequence.tokens),
-        sequence.num_prompt_tokens,
-        sequence.sampling,
-        sequence.seed,
-        sequence.end_token_ids,
-    )

@@ -71,7 +71,7 @@ class EventLog:
         self._total = 0
         self._began_anew = True
 
-    def take_batches(self) -> list[EventBatch]:
+    def take(self) -> list[EventBatch]:
         """Return what gathered since the last call, if anything did.
 
         After ``start_over`` an empty batch that begins with 0 comes first.
@@ -79,14 +79,9 @@ class EventLog:
         batches = [NOTHING_CACHED] if self._began_anew else []
         self._began_anew = False
         if self._events:
-            batches.append(self.take())
+            batches.append(EventBatch(self._total - len(self._events), tuple(self._events)))
+            self._events.clear()
         return batches
-
-    def take(self) -> EventBatch:
-        """Return what gathered since the last call."""
-        batch = EventBatch(self._total - len(self._events), tuple(self._events))
-        self._events.clear()
-        return batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +91,9 @@ class Cleared:
 
 Change = BlocksStored | BlockRemoved | Cleared
 
+Blocks = tuple[tuple[bytes, bytes], ...]
+"""Digests with their parents."""
+
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
@@ -103,14 +101,6 @@ class Numbered:
 
     sequence: int
     change: Change
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All blocks that could be found after change ``sequence``: digests with their parents."""
-
-    sequence: int
-    blocks: tuple[tuple[bytes, bytes], ...]
 
 
 class CacheFeed:
@@ -141,9 +131,9 @@ class CacheFeed:
             return None
         return tuple(islice(self._changes, len(self._changes) - missing, None))
 
-    def snapshot(self) -> Snapshot:
-        """Return what can be found now."""
-        return Snapshot(self.sequence, tuple(self._parents.items()))
+    def snapshot(self) -> Blocks:
+        """Return all blocks that can be found after the latest change."""
+        return tuple(self._parents.items())
 
     def _add(self, change: Change) -> None:
         self.sequence += 1
@@ -159,7 +149,7 @@ class CacheFeed:
                 self._parents.clear()
 
 
-def parts(snapshot: Snapshot, size: int) -> Iterator[tuple[tuple[bytes, bytes], ...]]:
-    """Yield a snapshot's blocks, at most ``size`` at a time; one empty part when there are none."""
-    for start in range(0, max(len(snapshot.blocks), 1), size):
-        yield snapshot.blocks[start : start + size]
+def parts(blocks: Blocks, size: int) -> Iterator[Blocks]:
+    """Yield ``blocks``, at most ``size`` at a time; one empty part when there are none."""
+    for start in range(0, max(len(blocks), 1), size):
+        yield blocks[start : start + size]

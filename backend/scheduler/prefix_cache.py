@@ -15,7 +15,6 @@ Laws:
 import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, BlockPoolCorruptError
 from backend.scheduler.cache_events import BlockRemoved, BlocksStored, EventLog
@@ -50,44 +49,27 @@ def extend_block_hashes(hashes: list[bytes], tokens: Sequence[int], num_blocks: 
         hashes.append(block_hash)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixCacheStats:
-    """Tokens looked up, and tokens of them found, at first admissions."""
-
-    queries: int
-    hits: int
-
-
 class PrefixCache:
     """Blocks of ``pool`` by content."""
 
     def __init__(
-        self,
-        pool: BlockPool,
-        *,
-        fingerprint: bytes = b"",
-        enabled: bool = True,
-        events: EventLog | None = None,
+        self, pool: BlockPool, *, fingerprint: bytes = b"", events: EventLog | None = None
     ) -> None:
         """``fingerprint`` tells models apart; ``events`` is told what comes and goes."""
         self.pool = pool
-        self.enabled = enabled
+        self.queries = 0
+        """Tokens looked up at first admissions."""
+        self.hits = 0
+        """Tokens of them that were found."""
         self._fingerprint = fingerprint
         self._events = events
         self._block_of: dict[bytes, int] = {}
         self._hash_of: list[bytes | None] = [None] * (pool.num_blocks + 1)
         self._tenant_of: list[str] = [""] * (pool.num_blocks + 1)
         self._blocks_of_tenant: dict[str, int] = {}
-        self._queries = 0
-        self._hits = 0
 
     def __len__(self) -> int:
         return len(self._block_of)
-
-    @property
-    def stats(self) -> PrefixCacheStats:
-        """The counters so far."""
-        return PrefixCacheStats(self._queries, self._hits)
 
     def blocks_by_tenant(self) -> dict[str, int]:
         """Return how many blocks of each tenant can be found; see ``tenant_of``."""
@@ -96,8 +78,7 @@ class PrefixCache:
     def hash_blocks(self, tokens: Sequence[int], salt: str) -> list[bytes]:
         """Return the hashes of all full blocks of ``tokens``, after the root hash."""
         hashes = [root_hash(self._fingerprint, salt)]
-        if self.enabled:
-            extend_block_hashes(hashes, tokens, len(tokens) // BLOCK_SIZE)
+        extend_block_hashes(hashes, tokens, len(tokens) // BLOCK_SIZE)
         return hashes
 
     def match_prefix(self, hashes: Sequence[bytes], length: int) -> list[int]:
@@ -116,8 +97,8 @@ class PrefixCache:
 
     def count(self, num_tokens: int, num_found: int) -> None:
         """Count one look-up that was acted upon."""
-        self._queries += num_tokens
-        self._hits += num_found
+        self.queries += num_tokens
+        self.hits += num_found
 
     def allocate(self, count: int) -> list[int]:
         """Take blocks out of the pool; what they held before is found no longer."""
@@ -131,7 +112,9 @@ class PrefixCache:
     ) -> None:
         """Let each of ``blocks`` be found by its hash; ``parent`` is before the first."""
         block_of, hash_of, tenants = self._block_of, self._hash_of, self._tenant_of
-        tenant = self._counted_as(tenant_of(salt))
+        tenant, counts = tenant_of(salt), self._blocks_of_tenant
+        if tenant not in counts and len(counts) >= _MOST_TENANTS:
+            tenant = OTHER_TENANTS
         stored: list[int] = []
         for block, block_hash in zip(blocks, hashes, strict=True):
             if block_hash not in block_of:
@@ -141,7 +124,6 @@ class PrefixCache:
                 stored.append(block)
         if stored:
             self.pool.mark_cached(stored)
-            counts = self._blocks_of_tenant
             counts[tenant] = counts.get(tenant, 0) + len(stored)
             if self._events is not None:
                 self._announce(self._events, stored, (parent, *hashes))
@@ -192,7 +174,3 @@ class PrefixCache:
                 del counts[tenant]
             if self._events is not None:
                 self._events.append(BlockRemoved(block_hash))
-
-    def _counted_as(self, tenant: str) -> str:
-        counts = self._blocks_of_tenant
-        return tenant if tenant in counts or len(counts) < _MOST_TENANTS else OTHER_TENANTS

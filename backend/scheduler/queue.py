@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.prefix_cache import PrefixCache
-from backend.scheduler.sequence import Sequence
+from backend.scheduler.sequence import Sequence, SequenceStatus
 
 _ADMISSIONS_REMEMBERED = 64
 _RETRY_AFTER = (1.0, 300.0)
@@ -84,7 +84,7 @@ class WaitingQueue:
     def add(self, sequence: Sequence, twin: Sequence | None = None) -> None:
         """Queue a new sequence; a ``twin`` that was queued may have the same prompt."""
         salt = sequence.cache_salt
-        if not (sequence.block_hashes and self._cache.enabled):
+        if not sequence.block_hashes:
             if twin is not None and twin.cache_salt == salt and twin.tokens == sequence.tokens:
                 sequence.block_hashes = twin.block_hashes.copy()
             else:
@@ -203,7 +203,7 @@ class WaitingQueue:
         """Raise RuntimeError when state contradicts itself or what is ``running``."""
         self._shared.check_integrity(set(running), self._lanes[Lane.PARKED].members)
         for sequence in self._sequence_of.values():
-            if not sequence.is_waiting or sequence.block_table:
+            if sequence.status is not SequenceStatus.WAITING or sequence.block_table:
                 raise RuntimeError(f"{sequence.sequence_id} waits but holds blocks or runs")
 
     def _enter(self, sequence: Sequence, lane: Lane) -> None:

@@ -92,7 +92,8 @@ class RunningSet:
         }
         while sum(needs.values()) > self.pool.num_free + self._num_leaving():
             victim = max(self.running(), key=lambda each: self.preemption_key(each, now))
-            self._preempt(victim)
+            self.num_preemptions += 1
+            self._stop_running(victim, SequenceStatus.PREEMPTING)
             needs.pop(victim, None)
             stalled.add(victim)
         if sum(needs.values()) > self.pool.num_free:
@@ -183,10 +184,6 @@ class RunningSet:
         if not self.draining:
             return 0
         return self.pool.num_freed_by(sequence.block_table for sequence in self.draining)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self.num_preemptions += 1
-        self._stop_running(sequence, SequenceStatus.PREEMPTING)
 
     def _stop_running(self, sequence: Sequence, status: SequenceStatus) -> None:
         self._leave_running(sequence)

@@ -379,7 +379,7 @@ class Scheduler:
             end = sequence.num_computed_tokens
         elif samples:
             _append(sequence, tokens, 1)
-        if self.cache.enabled and end // BLOCK_SIZE > sequence.num_cached_blocks:
+        if end // BLOCK_SIZE > sequence.num_cached_blocks:
             self._running.cache_blocks(sequence, end // BLOCK_SIZE)
 
     def _verify(

@@ -110,11 +110,6 @@ class Sequence:
         """Tokens whose KV is neither computed nor being computed; 1 while decoding."""
         return len(self.tokens) + self.num_unseen_tokens - self.num_computed_tokens
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it holds no blocks and wants some."""
-        return self.status is SequenceStatus.WAITING
-
 
 class ScheduledSequence(NamedTuple):
     """The ``num_tokens`` tokens of ``sequence`` from ``start`` on are computed in this step.

@@ -16,13 +16,13 @@ from aiohttp import web
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.cache_events import (
     BlockRemoved,
+    Blocks,
     BlocksStored,
     CacheFeed,
     Change,
     Cleared,
     EventBatch,
     Numbered,
-    Snapshot,
     parts,
 )
 from backend.server.protocol.errors import ApiError
@@ -100,10 +100,9 @@ class KvEvents:
         while not self._closed:
             changes = None if position is None else self._feed.since(position)
             if changes is None:
-                snapshot = self._feed.snapshot()
-                for written in self._written_snapshot(snapshot):
+                position = self._feed.sequence
+                for written in self._written_snapshot(position, self._feed.snapshot()):
                     await response.write(written)
-                position = snapshot.sequence
             elif changes:
                 await response.write(b"".join(map(self._written, changes)))
                 position = changes[-1].sequence
@@ -129,19 +128,19 @@ class KvEvents:
         self._news.set()
         self._news = asyncio.Event()
 
-    def _written_snapshot(self, snapshot: Snapshot) -> Iterable[bytes]:
-        left = len(snapshot.blocks)
-        for part in parts(snapshot, _BLOCKS_A_PART):
+    def _written_snapshot(self, sequence: int, blocks: Blocks) -> Iterable[bytes]:
+        left = len(blocks)
+        for part in parts(blocks, _BLOCKS_A_PART):
             left -= len(part)
             data = {
-                "sequence": snapshot.sequence,
+                "sequence": sequence,
                 "fingerprint": hashlib.sha256(self.fingerprint()).hexdigest(),
                 "block_size": BLOCK_SIZE,
                 "blocks": [[digest.hex(), parent.hex()] for digest, parent in part],
                 "more": left > 0,
             }
             # Only the last part has an id: who loses the connection before it begins again.
-            yield _event("snapshot", data, "" if left else self._id(snapshot.sequence))
+            yield _event("snapshot", data, "" if left else self._id(sequence))
 
     def _written(self, numbered: Numbered) -> bytes:
         kind, data = _describe(numbered.change)

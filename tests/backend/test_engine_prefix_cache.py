@@ -94,31 +94,25 @@ def test_what_is_forgotten_is_not_found_and_goes_first():
     cache.check_integrity()
 
 
-def test_a_cache_that_is_off_hashes_and_finds_nothing():
-    cache = PrefixCache(BlockPool(10), enabled=False)
-    assert len(cache.hash_blocks(PROMPT, "")) == 1
-    assert found(cache, PROMPT) == []
-
-
 def test_events_tell_of_chains_and_of_blocks_that_go():
     events = EventLog(100)
     cache = PrefixCache(BlockPool(8), fingerprint=b"m", events=events)
     _, hashes = stored(cache, PROMPT[:48])
-    assert events.take() == EventBatch(0, (BlocksStored(hashes[0], tuple(hashes[1:]), 48),))
+    assert events.take() == [EventBatch(0, (BlocksStored(hashes[0], tuple(hashes[1:]), 48),))]
     assert hashes[0] == root_hash(b"m", "")
     _, longer = stored(cache, PROMPT[:80])
     cache.allocate(5)
     tail = BlocksStored(hashes[3], tuple(longer[4:]), 32)
     removed = BlockRemoved(longer[3]), BlockRemoved(longer[2])
-    assert events.take() == EventBatch(1, (tail, *removed))
-    assert events.take() == EventBatch(4, ())
+    assert events.take() == [EventBatch(1, (tail, *removed))]
+    assert events.take() == []
 
 
 def test_events_that_nobody_takes_are_dropped_and_leave_a_gap_in_the_numbers():
     events = EventLog(2)
     for number in range(5):
         events.append(BlockRemoved(b"%d" % number))
-    assert events.take() == EventBatch(3, (BlockRemoved(b"3"), BlockRemoved(b"4")))
+    assert events.take() == [EventBatch(3, (BlockRemoved(b"3"), BlockRemoved(b"4")))]
 
 
 def test_a_tenants_share_is_counted_without_its_salt_and_within_bounds():

@@ -48,15 +48,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         spare_budget=st.integers(0, 60),
         long_prompt_tokens=st.integers(0, 60),
-        caches=st.sampled_from([True, True, True, False]),
         drafts=st.none() | st.integers(0, 2**20),
     )
-    def start(self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, caches, drafts):
+    def start(self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, drafts):
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
         pool = BlockPool(num_blocks)
         self.events = EventLog(10_000)
-        self.cache = PrefixCache(pool, enabled=caches, events=self.events)
+        self.cache = PrefixCache(pool, events=self.events)
         drafter = None if drafts is None else RandomDrafter(drafts)
         self.scheduler = Scheduler(
             pool,
@@ -226,7 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def events_tell_what_can_be_found(self):
-        for event in self.events.take().events:
+        for event in (event for batch in self.events.take() for event in batch.events):
             if isinstance(event, BlockRemoved):
                 self.published.remove(event.digest)
             else:
