@@ -75,7 +75,7 @@ def cost_without_hits(directory: Path) -> dict[str, float]:
         sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
         request = GenerationRequest("benchmark", tuple(prompt), sampling, stream=False)
         core.submit(Submit(number, request, time.monotonic()))
-    while core.has_work:
+    while core.scheduler.has_work:
         core.step()
     seconds = time.thread_time() - start
     if core.scheduler.cache.hits:

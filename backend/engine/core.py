@@ -127,11 +127,6 @@ class EngineCore:
         """The current scheduler; ``start_over`` replaces it."""
         return self._stepper.scheduler
 
-    @property
-    def has_work(self) -> bool:
-        """Whether ``step`` has anything to do."""
-        return self.scheduler.has_work
-
     def submit(self, message: Submit) -> None:
         """Queue the choices of a request, once its grammar is compiled, or say why it cannot be."""
         grammar = message.request.sampling.grammar

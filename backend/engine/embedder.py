@@ -28,7 +28,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from backend.engine.loading import device_of
 from backend.engine.stepper import Fault, fault_of
-from backend.models.config import ModelLoadError, read_json
+from backend.models.config import ModelLoadError, first_line, read_json
+from backend.models.dtypes import DTYPES
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.settings import EngineOptions
 from backend.tokenizer.tokenizer import Tokenizer
@@ -36,13 +37,10 @@ from backend.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 # A pass cannot be broken off: a new request waits for one at most.
-_TOKENS_PER_PASS_CPU = 2_048
-_TOKENS_PER_PASS_CUDA = 65_536
+_TOKENS_PER_PASS = {"cpu": 2_048, "cuda": 65_536}
 # OpenAI takes 300,000 tokens in one request.
 _MAX_WAITING_TOKENS = 2_000_000
 _RETRY_SECONDS = 1.0
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(slots=True, eq=False)
@@ -215,13 +213,9 @@ class EmbeddingModel:
     def __init__(self, model: Any, shape: EmbeddingShape) -> None:
         """``model`` is a SentenceTransformer whose first module reads token ids."""
         self.shape = shape
+        self.device: torch.device = model.device
         self._model = model
         self._num_threads = torch.get_num_threads()
-
-    @property
-    def on_cuda(self) -> bool:
-        """Whether a GPU computes."""
-        return bool(self._model.device.type == "cuda")
 
     @torch.inference_mode()
     def embed(self, batch: Sequence[Sequence[int]]) -> list[bytes | None]:
@@ -246,7 +240,7 @@ class EmbeddingModel:
     def _padded(self, rows: list[Tensor], value: int) -> Tensor:
         side = self._model.tokenizer.padding_side
         padded = pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)
-        return padded.to(self._model.device)
+        return padded.to(self.device)
 
 
 class PromptedTokenizer(Tokenizer):
@@ -261,7 +255,7 @@ class PromptedTokenizer(Tokenizer):
 def start_embedding_engine(options: EngineOptions) -> tuple[EmbeddingEngine, Tokenizer]:
     """Load what ``options`` name and start its engine. Raises ModelLoadError."""
     model, tokenizer = load_embedding_model(options)
-    tokens = _TOKENS_PER_PASS_CUDA if model.on_cuda else _TOKENS_PER_PASS_CPU
+    tokens = _TOKENS_PER_PASS[model.device.type]
     queue = EmbeddingQueue(max_tokens_per_pass=tokens, max_waiting_tokens=_MAX_WAITING_TOKENS)
     engine = EmbeddingEngine(model, queue)
     engine.start()
@@ -292,11 +286,10 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
             str(directory),
             device=device,
             local_files_only=True,
-            model_kwargs={"dtype": _DTYPES.get(dtype, dtype)},
+            model_kwargs={"dtype": DTYPES.get(dtype, dtype)},
         )
     except Exception as error:  # damaged files raise whatever the library trips over first
-        line = str(error).strip().partition("\n")[0]
-        raise ModelLoadError(f"{directory}: {line or type(error).__name__}") from error
+        raise ModelLoadError(f"{directory}: {first_line(error)}") from error
     model.eval()
     prompt = model.prompts.get(model.default_prompt_name or "", "")
     _check_kind(model, directory, prompted=bool(prompt))

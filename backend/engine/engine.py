@@ -75,16 +75,16 @@ class EngineLoop:
     def run(self) -> None:
         """Run until a Stop arrives. Raises the error that makes it impossible to go on."""
         while self._take_in():
-            worked = self._core.has_work
+            worked = self._core.scheduler.has_work
             if worked:
                 self._step()
-            self._report(idle=not self._core.has_work)
-            if worked and not self._core.has_work:
+            self._report(idle=not self._core.scheduler.has_work)
+            if worked and not self._core.scheduler.has_work:
                 self._check()
 
     def _take_in(self) -> bool:
         """Take all messages. False: stop."""
-        for message in self._endpoint.receive(wait=not self._core.has_work):
+        for message in self._endpoint.receive(wait=not self._core.scheduler.has_work):
             match message:
                 case Submit():
                     self._core.submit(message)

@@ -6,7 +6,7 @@ Needs no torch, so the server can ask as well as the engine.
 from pathlib import Path
 from typing import Any
 
-from backend.models.config import ModelLoadError, read_json
+from backend.models.config import ModelLoadError, first_line, read_json
 from backend.scheduler.request import SamplingParams
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -30,10 +30,8 @@ def resolve_model(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
     except (OSError, ValueError, HFValidationError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelLoadError(
-            f"{model}: no such directory, and the hub does not provide it: {reason}"
-        ) from error
+        problem = f"no such directory, and the hub does not provide it: {first_line(error)}"
+        raise ModelLoadError(f"{model}: {problem}") from error
 
 
 def _refuse_pipes(directory: Path) -> None:

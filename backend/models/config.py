@@ -15,6 +15,11 @@ class ModelLoadError(Exception):
     """The model cannot be served: something is missing, damaged, or not supported here."""
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or the error's type where it has no text."""
+    return str(error).strip().partition("\n")[0].rstrip() or type(error).__name__
+
+
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """Read a JSON object; empty where an ``optional`` file is missing. Raises ModelLoadError."""
     if optional and not path.is_file():

@@ -9,11 +9,7 @@ from backend.models.quantization.weight import FP8, FP8_CAPABILITY
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def kv_cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -54,8 +50,8 @@ def compute_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> tor
                 "--dtype float32 keeps it",
                 device,
             )
-        if name not in _DTYPES:
-            raise ModelLoadError(f"config.json: dtype: {name} is none of {', '.join(_DTYPES)}")
-    if name not in _DTYPES:
-        raise ModelLoadError(f"dtype {name}: expected auto or one of {', '.join(_DTYPES)}")
-    return _DTYPES[name]
+        if name not in DTYPES:
+            raise ModelLoadError(f"config.json: dtype: {name} is none of {', '.join(DTYPES)}")
+    if name not in DTYPES:
+        raise ModelLoadError(f"dtype {name}: expected auto or one of {', '.join(DTYPES)}")
+    return DTYPES[name]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from backend.models.attention import Attention, AttentionLayer, ScoreRules
-from backend.models.config import ModelLoadError
+from backend.models.config import ModelLoadError, first_line
 
 _INTERFACE = "refrain_paged"
 _STEP = "refrain_step"
@@ -182,7 +182,7 @@ def load_generic(
             directory, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
-        raise ModelLoadError(f"{source}: {_first_line(error)}") from error
+        raise ModelLoadError(f"{source}: {first_line(error)}") from error
     _refuse_architecture(config, values.get("architectures") or [], source)
     _refuse_config(config, source)
     try:
@@ -198,7 +198,7 @@ def load_generic(
     except (torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        raise ModelLoadError(f"{directory}: {_first_line(error)}") from error
+        raise ModelLoadError(f"{directory}: {first_line(error)}") from error
     for problem in ("missing_keys", "mismatched_keys"):
         if names := sorted(str(name) for name in loaded[problem]):
             word = "is missing" if problem == "missing_keys" else "has another shape"
@@ -248,8 +248,3 @@ def _rotary_types(parameters: object) -> list[str]:
         return []
     nested = [name for value in parameters.values() for name in _rotary_types(value)]
     return [str(parameters.get("rope_type", "default")), *nested]
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from backend.models.attention import AttentionLayer, ScoreRules, ruled_prefill
-from backend.models.config import ModelLoadError, ModelShape
+from backend.models.config import ModelLoadError, ModelShape, first_line
 from backend.models.hf import GenericModel
 
 # Greatest difference of a logit, in standard deviations of all logits.
@@ -76,10 +76,8 @@ def verify(model: GenericModel, checkpoint_dtype: str) -> ModelShape:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelLoadError(
-            f"{model.source}: {_name(model)} does not run with paged attention: {reason}"
-        ) from error
+        problem = f"does not run with paged attention: {first_line(error)}"
+        raise ModelLoadError(f"{model.source}: {_name(model)} {problem}") from error
     _compare(model, torch.cat(expected).float(), torch.cat(computed).float())
     return shape
 

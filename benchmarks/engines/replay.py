@@ -47,7 +47,7 @@ class StepCost:
                 request = GenerationRequest("cost", tuple(prompt), sampling, stream=False)
                 core.submit(Submit(next(numbers), request, time.monotonic()))
             seconds: list[float] = []
-            while core.has_work:
+            while core.scheduler.has_work:
                 start = time.thread_time()
                 core.step()
                 seconds.append(time.thread_time() - start)

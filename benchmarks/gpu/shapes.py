@@ -213,7 +213,7 @@ def generate(
     """Ask for all at once and step until all have ended."""
     submit(core, prompts, new_tokens, sampling)
     results: list[list[int]] = [[] for _ in prompts]
-    while core.has_work:
+    while core.scheduler.has_work:
         for number, tokens in advance(core):
             results[number] += tokens
     return results

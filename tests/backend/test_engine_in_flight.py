@@ -68,7 +68,7 @@ def engine_for(checkpoint):
 
 async def idle(engine):
     async with asyncio.timeout(LIMIT):
-        while engine._core.has_work or engine.stats().kv_blocks_used:  # noqa: ASYNC110 (silent)
+        while engine._core.scheduler.has_work or engine.stats().kv_blocks_used:  # noqa: ASYNC110 (silent)
             await asyncio.sleep(0.001)
 
 

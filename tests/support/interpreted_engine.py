@@ -107,7 +107,7 @@ def generate(
         request = GenerationRequest("r", tuple(prompt), SamplingParams(**params))
         core.submit(Submit(number, request, 0.0))
     tokens: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
-    while core.has_work:
+    while core.scheduler.has_work:
         core.step()
         for number, item in core.take_items():
             if isinstance(item, Exception):
