@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from backend.server.embeddings import embeddings
 from backend.server.http_server import Runner, refusal
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import CONTENT_TYPE, Metrics
-from backend.server.pipeline import TRACE
+from backend.server.pipeline import WATCH
 from backend.server.protocol.errors import ApiError, internal_error
 from backend.server.replies import EventStream
 from backend.server.responses import responses
@@ -102,10 +102,23 @@ def build_application(
         app[KV_EVENTS] = kv_events
         get("/kv_events", kv_events.stream)
 
-    async def give_up(_: web.Application) -> None:
+    async def give_up(_app: web.Application) -> None:
+        """End the engine, so that open requests fail and their clients get an error.
+
+        What does not end even then is cancelled.
+        """
         if kv_events is not None:
             kv_events.close()
-        await _give_up(in_flight, model.close)
+        late = set(in_flight)
+        if not late:
+            return
+        log.warning("%d requests did not end in time and were given up", len(late))
+        await model.close()
+        _, stuck = await asyncio.wait(late, timeout=_GIVEN_UP_SECONDS)
+        for task in stuck:
+            task.cancel()
+        if stuck:
+            await asyncio.wait(stuck, timeout=_GIVEN_UP_SECONDS)
 
     async def model_lifetime(_: web.Application) -> AsyncIterator[None]:
         if kv_events is not None:
@@ -173,23 +186,20 @@ def _middleware(
         in_flight.add(task)
         outcome, trace = "cancelled", None
         if tracing is not None and request.method == "POST":
-            trace = request[TRACE] = tracing.begin(endpoint, request.headers)
+            trace = tracing.begin(endpoint, request.headers)
+            request[WATCH] = trace.watch
         try:
             response = await _answer(request, handler)
             outcome = _outcome(response)
-        except asyncio.CancelledError:
-            metrics.count_request(endpoint, "cancelled")
-            raise
         except ConnectionResetError as error:
             # A write found out before the cancellation came that the client has left; aiohttp would
             # log it as a failure of ours.
-            metrics.count_request(endpoint, "cancelled")
             raise asyncio.CancelledError from error
         finally:
             in_flight.discard(task)
+            metrics.count_request(endpoint, outcome)
             if trace is not None:
                 trace.end(outcome, None if outcome == "cancelled" else response.status)
-        metrics.count_request(endpoint, outcome)
         if outcome == "ok" and request.method == "POST":
             metrics.observe_request(endpoint, time.perf_counter() - began)
         return response
@@ -252,25 +262,6 @@ def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
             413, f"The request body is too large. {error.text}", code="request_too_large"
         )
     return ApiError(error.status, error.reason)
-
-
-async def _give_up(
-    in_flight: set[asyncio.Task[object]], end_engine: Callable[[], Awaitable[None]]
-) -> None:
-    """End the engine, so that open requests fail and their clients get an error.
-
-    What does not end even then is cancelled.
-    """
-    late = set(in_flight)
-    if not late:
-        return
-    log.warning("%d requests did not end in time and were given up", len(late))
-    await end_engine()
-    _, stuck = await asyncio.wait(late, timeout=_GIVEN_UP_SECONDS)
-    for task in stuck:
-        task.cancel()
-    if stuck:
-        await asyncio.wait(stuck, timeout=_GIVEN_UP_SECONDS)
 
 
 async def serve(

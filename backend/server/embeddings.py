@@ -13,7 +13,7 @@ from backend.server.body import read_request
 from backend.server.metrics import Metrics
 from backend.server.prompts import encode_each, off_loop
 from backend.server.protocol import Closed, only
-from backend.server.protocol.errors import ApiError, engine_failed, overloaded
+from backend.server.protocol.errors import engine_failed, invalid, overloaded
 from backend.server.protocol.messages import Prompt, each_of
 from backend.server.served_model import ServedModel
 
@@ -69,33 +69,24 @@ async def input_tokens(
     for position, given in enumerate(inputs):
         if not given:
             param = f"input[{position}]" if len(inputs) > 1 else "input"
-            raise ApiError(
-                400,
-                f"Invalid '{param}': input cannot be an empty string.",
-                param=param,
-                code="empty_string",
-            )
+            problem = f"Invalid '{param}': input cannot be an empty string."
+            raise invalid(problem, param, "empty_string")
 
     def check(tokens: tuple[int, ...]) -> None:
         if len(tokens) > max_tokens:
-            raise ApiError(
-                400,
+            raise invalid(
                 f"This model's maximum context length is {max_tokens} tokens, however you "
                 f"requested {len(tokens)} tokens ({len(tokens)} in your prompt; 0 for the "
                 "completion). Please reduce your prompt; or completion length.",
-                param="input",
-                code="context_length_exceeded",
+                "input",
+                "context_length_exceeded",
             )
 
     encoded = await encode_each(encoder, inputs, "input", check)
     total = sum(map(len, encoded))
     if total > MAX_TOKENS_OF_A_REQUEST:
-        raise ApiError(
-            400,
-            f"Requested {total} tokens, max {MAX_TOKENS_OF_A_REQUEST} tokens per request.",
-            param="input",
-            code="max_tokens_per_request",
-        )
+        problem = f"Requested {total} tokens, max {MAX_TOKENS_OF_A_REQUEST} tokens per request."
+        raise invalid(problem, "input", "max_tokens_per_request")
     return encoded
 
 
@@ -113,7 +104,7 @@ def _dimensions(wanted: int | None, shape: EmbeddingShape) -> int:
             f"{shape.dimensions}, and shorter ones from {shortest} to {longest} that it was "
             "trained for."
         )
-    raise ApiError(400, message, param="dimensions", code="invalid_value")
+    raise invalid(message, "dimensions")
 
 
 def _reply(model: str, embeddings: Sequence[Any], num_tokens: int) -> bytes:

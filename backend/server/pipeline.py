@@ -12,7 +12,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import orjson
 from aiohttp import web
@@ -39,6 +38,7 @@ from backend.server.protocol.errors import (
     ApiError,
     engine_failed,
     internal_error,
+    invalid,
     overloaded,
     unavailable,
 )
@@ -94,15 +94,9 @@ class Generation:
 async def _emptied(deltas: AsyncGenerator[TextDelta, None]) -> AsyncGenerator[TextDelta, None]:
     async with aclosing(deltas):
         async for delta in deltas:
-            reason = None if delta.finish_reason is None else FinishReason.LENGTH
-            if delta.finish_reason is FinishReason.ABORT:
-                reason = FinishReason.ABORT
+            is_stop = delta.finish_reason is FinishReason.STOP
+            reason = FinishReason.LENGTH if is_stop else delta.finish_reason
             yield replace(delta, text="", completion_tokens=0, logprobs=(), finish_reason=reason)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    error: Exception | None
 
 
 async def _merge(
@@ -112,17 +106,18 @@ async def _merge(
 
     What is not read is not fetched either: it gathers where it becomes one delta.
     """
-    arrivals: asyncio.Queue[TextDelta | _Ended] = asyncio.Queue(maxsize=len(streams))
+    # None, or an exception, is a stream's end.
+    arrivals: asyncio.Queue[TextDelta | Exception | None] = asyncio.Queue(maxsize=len(streams))
 
     async def pump(position: int, stream: AsyncGenerator[TextDelta, None]) -> None:
-        error: Exception | None = None
+        end: Exception | None = None
         try:
             async with aclosing(stream):
                 async for delta in stream:
                     await arrivals.put(replace(delta, index=position * n + delta.index))
         except Exception as failure:  # noqa: BLE001  # raised again by the reader
-            error = failure
-        await arrivals.put(_Ended(error))
+            end = failure
+        await arrivals.put(end)
 
     pumps = [asyncio.create_task(pump(*item)) for item in enumerate(streams)]
     try:
@@ -131,8 +126,8 @@ async def _merge(
             arrival = await arrivals.get()
             if isinstance(arrival, TextDelta):
                 yield arrival
-            elif arrival.error is not None:
-                raise arrival.error
+            elif arrival is not None:
+                raise arrival
             else:
                 open_streams -= 1
     finally:
@@ -158,13 +153,8 @@ def sampling_params(
     biases = body.token_biases
     for token, _ in biases:
         if token >= vocab_size:
-            raise ApiError(
-                400,
-                f"Invalid key in 'logit_bias': token {token} is not in the vocabulary of "
-                f"{vocab_size} tokens.",
-                param="logit_bias",
-                code="invalid_value",
-            )
+            problem = f"token {token} is not in the vocabulary of {vocab_size} tokens"
+            raise invalid(f"Invalid key in 'logit_bias': {problem}.", "logit_bias")
     return SamplingParams(
         temperature=advised.temperature if body.temperature is None else body.temperature,
         top_p=advised.top_p if body.top_p is None else body.top_p,
@@ -247,12 +237,7 @@ def _queue_seconds(headers: Mapping[str, str]) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise ApiError(
-            400,
-            f"Invalid header '{QUEUE_TIMEOUT}': expected seconds above 0.",
-            param=QUEUE_TIMEOUT,
-            code="invalid_value",
-        )
+        raise invalid(f"Invalid header '{QUEUE_TIMEOUT}': expected seconds above 0.", QUEUE_TIMEOUT)
     return seconds
 
 
@@ -270,15 +255,8 @@ class GenerationFacts:
     times: tuple[float, float] | None
 
 
-class RequestTrace(Protocol):
-    """Records one request for OpenTelemetry."""
-
-    def watch(self, facts: Callable[[], GenerationFacts]) -> None:
-        """Record a generation: ``facts`` returns what is known of it when the request ends."""
-
-
-TRACE: web.RequestKey[RequestTrace] = web.RequestKey("trace", RequestTrace)
-"""The trace of a request, if there is one."""
+WATCH: web.RequestKey[Callable[[Callable[[], GenerationFacts]], None]] = web.RequestKey("watch")
+"""Called with what tells of a generation at the request's end, if a trace records the request."""
 
 
 @dataclass(slots=True)
@@ -360,13 +338,6 @@ class Answer:
         )
 
 
-def _new_answer(request: web.Request, generation: Generation) -> Answer:
-    collected = Answer(generation)
-    if (trace := request.get(TRACE)) is not None:
-        trace.watch(collected.facts)
-    return collected
-
-
 async def answer(
     request: web.Request,
     generation: Generation,
@@ -375,7 +346,9 @@ async def answer(
     constraint: Constraint | None,
 ) -> web.StreamResponse:
     """Generate, and write the reply. Raises ApiError for what fails before its first byte."""
-    collected = _new_answer(request, generation)
+    collected = Answer(generation)
+    watch = request.get(WATCH, lambda _: None)
+    watch(collected.facts)
     events = EventStream(typed=reply.typed) if generation.first.stream else None
     try:
         async with aclosing(generation.deltas(generator)) as deltas:

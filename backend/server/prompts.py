@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from backend.ports import PromptEncoder
-from backend.server.protocol.errors import ApiError
+from backend.server.protocol.errors import invalid
 from backend.server.protocol.messages import (
     DEFAULT_TEMPLATE,
     AnyMessage,
@@ -76,12 +76,8 @@ async def render_chat(
     """Return a conversation, however long. Raises ApiError."""
     last = messages[-1]
     if template.continue_final_message and isinstance(last, AssistantMessage) and last.tool_calls:
-        raise ApiError(
-            400,
-            "'continue_final_message' cannot be true where the last message has 'tool_calls'.",
-            param=param,
-            code="invalid_parameter_combination",
-        )
+        problem = "'continue_final_message' cannot be true where the last message has 'tool_calls'."
+        raise invalid(problem, param, "invalid_parameter_combination")
 
     def encode() -> ChatPrompt:
         plain = [_for_template(message) for message in messages]
@@ -95,7 +91,7 @@ async def render_chat(
                 variables=template.variables,
             )
         except ValueError as error:
-            raise ApiError(400, str(error), param=param, code="invalid_messages") from None
+            raise invalid(str(error), param, "invalid_messages") from None
         tokens = tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
         continued = len(plain[-1]["content"]) if template.continue_final_message else 0
         return ChatPrompt(tokens, prompt_end(text, continued))
@@ -126,12 +122,8 @@ async def completion_prompts(
 
     def check(tokens: tuple[int, ...]) -> None:
         if not tokens:
-            raise ApiError(
-                400,
-                "Invalid 'prompt': empty string. Expected at least one token.",
-                param="prompt",
-                code="empty_string",
-            )
+            problem = "Invalid 'prompt': empty string. Expected at least one token."
+            raise invalid(problem, "prompt", "empty_string")
         _check_room(tokens[-(keep_last or 0) :], "prompt", max_model_len)
 
     encoded = await encode_each(encoder, prompts, "prompt", check)
@@ -206,12 +198,8 @@ def refuse_outside_vocabulary(
     """Return ``tokens``, which are not empty. Raises ApiError (400) naming one that is none."""
     largest = max(tokens)
     if largest >= vocab_size:
-        raise ApiError(
-            400,
-            f"Invalid '{param}': token {largest} is not in the vocabulary of {vocab_size} tokens.",
-            param=param,
-            code="invalid_value",
-        )
+        problem = f"token {largest} is not in the vocabulary of {vocab_size} tokens"
+        raise invalid(f"Invalid '{param}': {problem}.", param)
     return tokens
 
 
@@ -222,4 +210,4 @@ def _check_room(tokens: tuple[int, ...], param: str, max_model_len: int) -> None
             f"is the answer's. However, your {param} resulted in {len(tokens)} tokens. "
             f"Please reduce the length of the {param}."
         )
-        raise ApiError(400, message, param=param, code="context_length_exceeded")
+        raise invalid(message, param, "context_length_exceeded")

@@ -10,7 +10,7 @@ import orjson
 from backend.grammar.json_schema import MOST_ENFORCED_BYTES, Schema, SchemaError, enforceable
 from backend.scheduler.request import Grammar, GrammarKind
 from backend.server.prompts import off_loop
-from backend.server.protocol.errors import ApiError
+from backend.server.protocol.errors import ApiError, invalid
 from backend.server.protocol.generation import (
     MOST_CHARACTERS,
     GenerationFields,
@@ -66,7 +66,7 @@ async def constraint_of(
 
 
 def _combination(problem: str, param: str) -> ApiError:
-    return ApiError(400, problem, param=param, code="invalid_parameter_combination")
+    return invalid(problem, param, "invalid_parameter_combination")
 
 
 def _of_response_format(form: ResponseFormat, param: str) -> Constraint | None:
@@ -175,4 +175,4 @@ def _parameters(function: Function, param: str) -> Schema:
     except SchemaError as error:
         problem = str(error)
     problem = f"Invalid schema for function '{function.name}': {problem}"
-    raise ApiError(400, problem, param=param, code="invalid_function_parameters")
+    raise invalid(problem, param, "invalid_function_parameters")

@@ -39,6 +39,11 @@ class ApiError(Exception):
         return {"error": error}
 
 
+def invalid(message: str, param: str, code: str = "invalid_value") -> ApiError:
+    """Return the error of a request whose ``param`` is at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
 def unavailable(reason: str) -> ApiError:
     """Return the error of a server that cannot generate now but may soon."""
     return ApiError(
@@ -68,8 +73,5 @@ def engine_failed(reason: str) -> ApiError:
 
 def internal_error() -> ApiError:
     """Return the error of a defect of ours, which is in the log alone."""
-    return ApiError(
-        500,
-        "The server had an error while processing your request.",
-        code="internal_error",
-    )
+    message = "The server had an error while processing your request."
+    return ApiError(500, message, code="internal_error")
