@@ -13,17 +13,10 @@ from aiohttp import web
 from backend.engine.model_files import is_embedding_model, recommended_sampling, resolve_model
 from backend.engine.supervisor import EngineSupervisor
 from backend.process import in_background
-from backend.scheduler.request import SamplingParams
 from backend.server.app import build_application
 from backend.server.kv_events import KvEvents
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
-from backend.server.tool_parsers import (
-    FORMATS,
-    ToolFormat,
-    format_of,
-    reasoning,
-    without_format,
-)
+from backend.server.tool_parsers import FORMATS, ToolFormat, format_of, reasoning, without_format
 from backend.server.tool_parsers.reasoning import ReasoningFormat
 from backend.settings import Settings
 from backend.tokenizer.tokenizer import Tokenizer
@@ -84,7 +77,9 @@ async def _load(
         host.client.follow_cache(kv_events.publish)
         kv_events.fingerprint = lambda: host.client.fingerprint
     # Meanwhile, in this process, which never imports torch.
-    reading = asyncio.create_task(in_background(lambda: _read(directory)))
+    reading = asyncio.create_task(
+        in_background(lambda: (Tokenizer.load(directory), recommended_sampling(directory)))
+    )
     try:
         await host.start()
         tokenizer, sampling = await reading
@@ -102,10 +97,6 @@ async def _load(
         _tool_format(settings, tokenizer),
         _reasoning_format(settings, tokenizer),
     )
-
-
-def _read(directory: Path) -> tuple[Tokenizer, SamplingParams]:
-    return Tokenizer.load(directory), recommended_sampling(directory)
 
 
 def _tool_format(settings: Settings, tokenizer: Tokenizer) -> ToolFormat | str:

@@ -14,11 +14,7 @@ from backend.server.body import read_request
 from backend.server.pipeline import Generation, answer, new_generation, sampling_params
 from backend.server.prompts import chat_prompt
 from backend.server.protocol import combination, one_of, only
-from backend.server.protocol.generation import (
-    CompletionFields,
-    GenerationFields,
-    ResponseFormat,
-)
+from backend.server.protocol.generation import CompletionFields, GenerationFields, ResponseFormat
 from backend.server.protocol.messages import (
     DEFAULT_TEMPLATE,
     AnyMessage,
@@ -154,7 +150,7 @@ class Conversation:
     parameters_at: str = "function.parameters"
 
 
-ReplyTo = Callable[[Generation, AnswerFormat | None, TokenBytes | None], Reply]
+ReplyTo = Callable[[Generation, AnswerFormat, TokenBytes | None], Reply]
 """How an endpoint replies; the last is given where log probabilities are wanted."""
 
 
@@ -196,17 +192,10 @@ async def answer_conversation(
         sampling,
         request,
         arrived=arrived,
-        text=TextForm(
-            () if form is None else form.markup,
-            None if form is None else form.span,
-            chat.template.continue_final_message,
-        ),
+        text=TextForm(form.markup, form.span, chat.template.continue_final_message),
     )
-    reply = reply_to(
-        generation,
-        form,
-        None if chat.logprobs is None else loaded.encoder.token_bytes,
-    )
+    token_bytes = None if chat.logprobs is None else loaded.encoder.token_bytes
+    reply = reply_to(generation, form, token_bytes)
     return await answer(request, generation, loaded.generator, reply, constraint)
 
 
@@ -228,7 +217,7 @@ async def chat_completions(model: ServedModel, request: web.Request) -> web.Stre
     )
 
     def reply_to(
-        generation: Generation, form: AnswerFormat | None, token_bytes: TokenBytes | None
+        generation: Generation, form: AnswerFormat, token_bytes: TokenBytes | None
     ) -> ChatReply:
         return ChatReply(generation.id, body, form, token_bytes)
 
@@ -255,7 +244,7 @@ class ChatReply(ChoicesReply):
         self,
         reply_id: str,
         body: ChatRequest,
-        form: AnswerFormat | None,
+        form: AnswerFormat,
         token_bytes: TokenBytes | None,
     ) -> None:
         super().__init__(reply_id, body, token_bytes)
@@ -270,8 +259,7 @@ class ChatReply(ChoicesReply):
             "annotations": [],
         }
         reason = choice.finish_reason.value
-        if self._format is not None:
-            parser = self._format.parser(eager=self._format.demanded)
+        if (parser := self._format.parser(eager=self._format.demanded)) is not None:
             events = [*parser.push(choice.text), *parser.finish()]
             message["content"], calls = gather(events)
             reasoning = "".join(each.text for each in events if isinstance(each, Reasoning))
@@ -287,14 +275,13 @@ class ChatReply(ChoicesReply):
 
     def opening(self, index: int, prompt: Sequence[TokenLogprobs]) -> list[Object]:
         del prompt
-        parser = None if self._format is None else self._format.parser(eager=True)
-        self._streamed[index] = _Streamed(parser)
+        self._streamed[index] = _Streamed(self._format.parser(eager=True))
         return [_chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)]
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[Object]:
-        if self._format is None and self._token_bytes is None:
-            return [_chunk(index, {"content": text}, None)]
         choice = self._streamed[index]
+        if choice.parser is None and self._token_bytes is None:
+            return [_chunk(index, {"content": text}, None)]
         choice.logprobs += logprobs
         events = [Content(text)] if choice.parser is None else choice.parser.push(text)
         return [self._chunk_of(index, choice, _delta(choice, event)) for event in events]

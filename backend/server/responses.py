@@ -41,9 +41,6 @@ from backend.server.tool_parsers.streaming_json import (
 ON_LOOP_ITEMS = 500
 """Translating this many takes a millisecond or two."""
 
-NewId = Callable[[str], str]
-"""Returns an id that begins with what it is given."""
-
 
 async def responses(model: ServedModel, request: web.Request) -> web.StreamResponse:
     """Answer POST /v1/responses."""
@@ -67,7 +64,7 @@ async def responses(model: ServedModel, request: web.Request) -> web.StreamRespo
     )
 
     def reply_to(
-        generation: Generation, form: AnswerFormat | None, token_bytes: TokenBytes | None
+        generation: Generation, form: AnswerFormat, token_bytes: TokenBytes | None
     ) -> ResponseReply:
         repeated = _repeated(body, generation.first.sampling, generation.id)
         return ResponseReply(repeated, form, token_bytes)
@@ -114,20 +111,19 @@ class ResponseReply:
     def __init__(
         self,
         repeated: Mapping[str, Any],
-        form: AnswerFormat | None,
+        form: AnswerFormat,
         token_bytes: TokenBytes | None,
-        new_id: NewId = _new_id,
+        new_id: Callable[[str], str] = _new_id,
         *,
         eager: bool = True,
     ) -> None:
         """``repeated`` are the fields of the response that are known from the start.
 
-        ``form`` is given where the text is read, ``token_bytes`` where log probabilities are
-        wanted.
+        ``token_bytes`` is given where log probabilities are wanted.
         """
         self._repeated = repeated
         self._format = form
-        self._parser = None if form is None else form.parser(eager=eager)
+        self._parser = form.parser(eager=eager)
         self._token_bytes = token_bytes
         self._new_id = new_id
         self._output: list[Object] = []
@@ -140,10 +136,8 @@ class ResponseReply:
         self._number = 0
 
     def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> Object:
-        eager = self._format is not None and self._format.demanded
-        reply = ResponseReply(
-            self._repeated, self._format, self._token_bytes, self._new_id, eager=eager
-        )
+        form, eager = self._format, self._format.demanded
+        reply = ResponseReply(self._repeated, form, self._token_bytes, self._new_id, eager=eager)
         [choice] = choices
         reply._take(choice.text, choice.logprobs)
         *_, last = reply.finish(choices, usage)

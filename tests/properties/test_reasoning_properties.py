@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backend.server.tool_parsers.hermes import HermesToolCallParser
+from backend.server.tool_parsers.families import HermesToolCallParser
 from backend.server.tool_parsers.reasoning import ReasoningParser
 from backend.server.tool_parsers.streaming_json import Content, Reasoning, gather, joined
 

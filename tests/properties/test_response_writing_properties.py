@@ -58,7 +58,7 @@ def parser(form):
 
 def events_of(form, pieces, reason):
     repeated = {"id": "resp_1", "object": "response"}
-    read = form and SimpleNamespace(parser=lambda eager: parser(form))
+    read = SimpleNamespace(parser=lambda eager: parser(form))
     reply = ResponseReply(repeated, read, None, counting())
     events = reply.begin()
     for piece in pieces:

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backend.server.tool_parsers.hermes import CLOSE_TAG, OPEN_TAG, HermesToolCallParser
-from backend.server.tool_parsers.llama import PYTHON_TAG, LlamaToolCallParser
+from backend.server.tool_parsers.families import (
+    CLOSE_TAG,
+    OPEN_TAG,
+    PYTHON_TAG,
+    HermesToolCallParser,
+    LlamaToolCallParser,
+)
 from backend.server.tool_parsers.streaming_json import (
     CallArguments,
     CallStart,

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from backend.scheduler.request import Grammar, GrammarKind, ReasoningSpan
 from backend.server.protocol.errors import ApiError
 from backend.server.protocol.messages import Function, FunctionName, ToolChoice
-from backend.server.tool_parsers import hermes, llama
-from backend.server.tool_parsers.hermes import HermesToolCallParser
-from backend.server.tool_parsers.llama import LlamaToolCallParser
+from backend.server.tool_parsers.families import (
+    OPEN_TAG,
+    PYTHON_TAG,
+    HermesToolCallParser,
+    LlamaToolCallParser,
+)
 from backend.server.tool_parsers.reasoning import TAGS as REASONING_TAGS
 from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
 from backend.server.tool_parsers.streaming_json import CallsParser, ToolCallParser
@@ -38,10 +41,10 @@ def format_of(template: str) -> ToolFormat | None:
     """Return the format that a chat template teaches, None if it teaches none that is known."""
     if "tools" not in template or any(tag in template for tag in _FOREIGN):
         return None
-    if hermes.OPEN_TAG in template:
+    if OPEN_TAG in template:
         return HermesToolCallParser
     # Templates of Llama 3.2's small models ask for JSON alone, without the tag.
-    if llama.PYTHON_TAG in template or ('"parameters"' in template and '"name"' in template):
+    if PYTHON_TAG in template or ('"parameters"' in template and '"name"' in template):
         return LlamaToolCallParser
     return None
 
@@ -129,16 +132,17 @@ class AnswerFormat:
         """Where the reasoning stands."""
         return None if self.reasoning is None else self.reasoning.span(self.prompt_end)
 
-    def parser(self, *, eager: bool) -> ToolCallParser:
-        """Return fresh state for one choice; see ``CallReader`` for ``eager``."""
+    def parser(self, *, eager: bool) -> ToolCallParser | None:
+        """Return fresh state for one choice, None where its text is the answer.
+
+        ``CallReader`` says what ``eager`` means.
+        """
         calls: ToolCallParser | None = None
         if (tools := self.tools) is not None:
             names = [function.name for function in tools.functions]
             calls = tools.form(names, max_calls=None if tools.several else 1, eager=eager)
         if self.reasoning is not None:
             return self.reasoning.parser(self.prompt_end, calls)
-        if calls is None:
-            raise RuntimeError("there is nothing to be read")
         return calls
 
 
@@ -147,13 +151,8 @@ def answer_format(
     reasoning: ReasoningFormat | None,
     end: PromptEnd,
     grammar: Grammar | None,
-) -> AnswerFormat | None:
-    """Return how an answer is read, None where its text is the answer.
-
-    A grammar that holds from the first token on leaves no room for reasoning.
-    """
+) -> AnswerFormat:
+    """Return how an answer is read: without reasoning if a grammar holds from its first token."""
     if grammar is not None and grammar.kind is not GrammarKind.TEXT_WITH_STRUCTURE:
         reasoning = None
-    if tools is None and reasoning is None:
-        return None
     return AnswerFormat(tools, reasoning, end)
