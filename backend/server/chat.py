@@ -87,19 +87,15 @@ class ChatRequest(CompletionFields, TemplateFields):
     def _top_needs_logprobs(self) -> Self:
         # 0 asks for nothing, so clients that always send it are let through.
         if self.top_logprobs and not self.logprobs:
-            raise combination(
-                "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
-                "top_logprobs",
-            )
+            problem = "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled."
+            raise combination(problem, "top_logprobs")
         return self
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise combination(
-                "'max_tokens' and 'max_completion_tokens' cannot be set at the same time.",
-                "max_tokens",
-            )
+            problem = "'max_tokens' and 'max_completion_tokens' cannot be set at the same time."
+            raise combination(problem, "max_tokens")
         self.check_min_tokens(self.most_tokens)
         return self
 

@@ -112,10 +112,8 @@ class StreamOptions(Closed):
     @model_validator(mode="after")
     def _usage_is_wanted(self) -> Self:
         if self.continuous_usage_stats and not self.include_usage:
-            raise combination(
-                "'continuous_usage_stats' is only allowed when 'include_usage' is enabled.",
-                "stream_options.continuous_usage_stats",
-            )
+            problem = "'continuous_usage_stats' is only allowed when 'include_usage' is enabled."
+            raise combination(problem, "stream_options.continuous_usage_stats")
         return self
 
 
@@ -172,9 +170,8 @@ class GenerationFields(Closed):
         names = ("structured_outputs", *guided)
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
-            raise combination(
-                f"'{given[0]}' and '{given[1]}' cannot be set at the same time.", given[1]
-            )
+            problem = f"'{given[0]}' and '{given[1]}' cannot be set at the same time."
+            raise combination(problem, given[1])
         return self
 
     @property
@@ -192,11 +189,8 @@ class GenerationFields(Closed):
     def check_min_tokens(self, most: int | None) -> None:
         """Raise where more tokens are wanted at least than at ``most``."""
         if self.min_tokens is not None and most is not None and self.min_tokens > most:
-            raise combination(
-                f"'min_tokens' is {self.min_tokens} and more than the {most} tokens that are "
-                "allowed.",
-                "min_tokens",
-            )
+            problem = f"is {self.min_tokens} and more than the {most} tokens that are allowed"
+            raise combination(f"'min_tokens' {problem}.", "min_tokens")
 
 
 def _keeps_some(tokens: int) -> int:
@@ -230,8 +224,6 @@ class CompletionFields(GenerationFields):
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise combination(
-                "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
-                "stream_options",
-            )
+            problem = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+            raise combination(problem, "stream_options")
         return self

@@ -204,10 +204,8 @@ class TemplateFields(TemplateVariables):
     @model_validator(mode="after")
     def _one_ending(self) -> Self:
         if self.add_generation_prompt and self.continue_final_message:
-            raise combination(
-                "'add_generation_prompt' and 'continue_final_message' cannot both be true.",
-                "continue_final_message",
-            )
+            problem = "'add_generation_prompt' and 'continue_final_message' cannot both be true."
+            raise combination(problem, "continue_final_message")
         return self
 
 
@@ -264,9 +262,8 @@ ToolChoice = ChoiceMode | FunctionName | None
 def check_choice(functions: Sequence[Function], choice: ToolChoice) -> None:
     """Raise where a call is demanded of a function that is not among the tools."""
     if not functions and (choice == "required" or isinstance(choice, FunctionName)):
-        raise combination(
-            "'tool_choice' is only allowed when 'tools' are specified.", "tool_choice"
-        )
+        problem = "'tool_choice' is only allowed when 'tools' are specified."
+        raise combination(problem, "tool_choice")
     if isinstance(choice, FunctionName) and choice.name not in {each.name for each in functions}:
         problem = f"Tool choice '{choice.name}' not found in 'tools' parameter."
         raise combination(problem, "tool_choice")

@@ -5,7 +5,7 @@ answered in one turn is several items here, and one message to a chat template.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -90,31 +90,24 @@ class ReasoningItem(Strict):
     type: Literal["reasoning"]
 
 
+_Kind = Literal["message", "function_call", "function_call_output", "reasoning"]
+
+
 class UnknownItem(Strict):
     """Refused: its type names what is not supported."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"]
-
-
-_TAGS = {
-    "message": "<message>",
-    "function_call": "<call>",
-    "function_call_output": "<output>",
-    "reasoning": "<reasoning>",
-}
+    type: _Kind
 
 
 def _item_tag(value: Any) -> str:
-    if not isinstance(value, dict):
-        return "<message>"
-    kind = value.get("type", "message")
-    return _TAGS.get(kind, "<unknown>") if isinstance(kind, str) else "<unknown>"
+    kind = value.get("type", "message") if isinstance(value, dict) else "message"
+    return f"<{kind}>" if kind in get_args(_Kind) else "<unknown>"
 
 
 Item = Annotated[
     Annotated[MessageItem, Tag("<message>")]
-    | Annotated[FunctionCallItem, Tag("<call>")]
-    | Annotated[FunctionOutputItem, Tag("<output>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionOutputItem, Tag("<function_call_output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[UnknownItem, Tag("<unknown>")],
     Discriminator(_item_tag),
@@ -153,48 +146,35 @@ def messages_of(given: str | Sequence[Item]) -> Iterator[AnyMessage]:
     if isinstance(given, str):
         yield Message(role="user", content=given)
         return
-    turn = _Turn()
-    for item in given:
-        if isinstance(item, ReasoningItem | UnknownItem):
-            continue
-        if isinstance(item, FunctionCallItem):
-            turn.call(item)
-            continue
-        if isinstance(item, MessageItem) and item.role == "assistant":
-            if not turn.calls:
-                yield from turn.end()
-            turn.say(item)
-            continue
-        yield from turn.end()
-        if isinstance(item, FunctionOutputItem):
-            output = text_of(item.output)
-            yield ToolMessage(role="tool", content=output, tool_call_id=item.call_id)
-        else:
-            yield Message(role=item.role, content=text_of(item.content))
-    yield from turn.end()
+    # What the model answered at one go: text, and calls after it.
+    texts: list[str] = []
+    calls: list[ToolCall] = []
 
-
-class _Turn:
-    """What the model answered at one go: text, and calls after it."""
-
-    def __init__(self) -> None:
-        self.calls: list[ToolCall] = []
-        self._texts: list[str] = []
-
-    def say(self, item: MessageItem) -> None:
-        self._texts.append(text_of(item.content))
-
-    def call(self, item: FunctionCallItem) -> None:
-        function = CalledFunction(name=item.name, arguments=item.arguments)
-        self.calls.append(ToolCall(id=item.call_id, type="function", function=function))
-
-    def end(self) -> Iterator[AnyMessage]:
-        """Yield the message, if there is one, and begin another."""
-        if self._texts or self.calls:
+    def end_turn() -> Iterator[AnyMessage]:
+        if texts or calls:
             yield AssistantMessage(
-                role="assistant", content="".join(self._texts), tool_calls=self.calls or None
+                role="assistant", content="".join(texts), tool_calls=[*calls] or None
             )
-        self.calls, self._texts = [], []
+        texts.clear()
+        calls.clear()
+
+    for item in given:
+        match item:  # reasoning is left out
+            case FunctionCallItem():
+                function = CalledFunction(name=item.name, arguments=item.arguments)
+                calls.append(ToolCall(id=item.call_id, type="function", function=function))
+            case MessageItem(role="assistant"):
+                if not calls:
+                    yield from end_turn()
+                texts.append(text_of(item.content))
+            case MessageItem():
+                yield from end_turn()
+                yield Message(role=item.role, content=text_of(item.content))
+            case FunctionOutputItem():
+                yield from end_turn()
+                output = text_of(item.output)
+                yield ToolMessage(role="tool", content=output, tool_call_id=item.call_id)
+    yield from end_turn()
 
 
 def _moved(place: str) -> AfterValidator:
@@ -227,10 +207,8 @@ class TextFormat(Closed):
                 if value is None:
                     raise PydanticCustomError("missing", "", {"param": f"text.format.{field}"})
         elif self.type == "text" and self.definition is not None:
-            raise combination(
-                "'schema' is only allowed where the type is 'json_schema' or 'json_object'.",
-                "text.format.schema",
-            )
+            problem = "'schema' is only allowed where the type is 'json_schema' or 'json_object'."
+            raise combination(problem, "text.format.schema")
         return self
 
     def for_chat(self) -> ResponseFormat:
@@ -325,10 +303,8 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
         self.check_min_tokens(self.max_output_tokens)
         # 0 asks for nothing, so clients that always send it are let through.
         if self.top_logprobs and LOGPROBS not in (self.include or ()):
-            raise combination(
-                f"The 'top_logprobs' parameter is only allowed when 'include' has '{LOGPROBS}'.",
-                "top_logprobs",
-            )
+            problem = f"is only allowed when 'include' has '{LOGPROBS}'"
+            raise combination(f"The 'top_logprobs' parameter {problem}.", "top_logprobs")
         check_choice(self.tools or (), self.tool_choice)
         return self
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from backend.scheduler.request import Grammar, GrammarKind, ReasoningSpan
-from backend.server.protocol.errors import ApiError
+from backend.server.protocol.errors import invalid
 from backend.server.protocol.messages import Function, FunctionName, ToolChoice
 from backend.server.tool_parsers.families import (
     OPEN_TAG,
@@ -88,12 +88,8 @@ def tool_use(
     if not functions or choice == "none":
         return None
     if isinstance(form, str):
-        raise ApiError(
-            400,
-            f"Unsupported parameter: 'tools' cannot be used with this model: {form}. Leave it out.",
-            param="tools",
-            code="unsupported_parameter",
-        )
+        problem = f"'tools' cannot be used with this model: {form}. Leave it out."
+        raise invalid(f"Unsupported parameter: {problem}", "tools", "unsupported_parameter")
     positions = tuple(range(len(functions)))
     named = isinstance(choice, FunctionName)
     if isinstance(choice, FunctionName):
