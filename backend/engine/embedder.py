@@ -299,7 +299,7 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
     )
     # A copy of what the library made of the files: its own is changed by every call.
     copy = tokenizers.Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
-    tokenizer = PromptedTokenizer(copy, eos_token_ids=frozenset(), bos_token_id=None, template=None)
+    tokenizer = PromptedTokenizer(copy, eos_token_ids=frozenset(), template=None)
     tokenizer.prompt = prompt
     return EmbeddingModel(model, shape), tokenizer
 

@@ -75,27 +75,6 @@ class CudaRecorder:
         return graph.replay, output
 
 
-class DecodeGraphs:
-    """Captured steps of single tokens, by size."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
-
-    def __contains__(self, size: object) -> bool:
-        return size in self._graphs
-
-    def capture(self, size: int, run: Callable[[], Tensor]) -> None:
-        """Capture ``run``; the largest size comes first, others find room in its memory."""
-        self._graphs[size] = self._recorder.record(run)
-
-    def replay(self, size: int) -> Tensor:
-        """Run the graph and return its output, which the next replay overwrites."""
-        replay, output = self._graphs[size]
-        replay()
-        return output
-
-
 class PieceGraphs:
     """Captured pieces of a decoder between its attentions, by number of tokens."""
 

@@ -233,7 +233,14 @@ class InputBatchBuilder:
     ) -> "_LaidOut":
         places = singles + [place for place, row in enumerate(step.rows) if row.num_tokens > 1]
         ordered = [step.rows[place] for place in places]
-        rows = self._host_rows(ordered, len(singles), padded)
+        rows = HostRows(
+            slots=_ints([row.slot for row in ordered]),
+            starts=_ints([row.start for row in ordered]),
+            counts=_ints([row.num_tokens for row in ordered]),
+            num_singles=len(singles),
+            num_padded=padded or len(singles),
+            tables=self._tables,
+        )
         self._send_last_tokens(rows, where, what)
         first_rows = self._first_rows(rows)
         sampled, logit_rows = _sampled(ordered, first_rows, places)
@@ -345,16 +352,6 @@ class InputBatchBuilder:
             where.append(np.arange(first, first + len(blocks), dtype=np.int32))
             what.append(np.array(blocks, np.int32))
         return where, what
-
-    def _host_rows(self, ordered: list[Row], num_singles: int, padded: int | None) -> HostRows:
-        return HostRows(
-            slots=_ints([row.slot for row in ordered]),
-            starts=_ints([row.start for row in ordered]),
-            counts=_ints([row.num_tokens for row in ordered]),
-            num_singles=num_singles,
-            num_padded=padded or num_singles,
-            tables=self._tables,
-        )
 
     def _send_last_tokens(self, rows: HostRows, where: list[Ints], what: list[Ints]) -> None:
         """Send the last tokens that the host knows and the device does not."""

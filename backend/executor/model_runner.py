@@ -14,7 +14,6 @@ from torch import Tensor
 from backend.executor.attention.backend import AttentionBackend
 from backend.executor.cuda_graphs import (
     PIECE_SIZES,
-    DecodeGraphs,
     PieceGraphs,
     Recorder,
     graph_sizes,
@@ -97,7 +96,9 @@ class ModelRunner:
         self._inputs = InputBatchBuilder(limits, parts.attention, self.device)
         self._sampler = Sampler(limits.num_slots + 1, parts.vocab_size, self.device, parts.draw)
         self._sizes = graph_sizes(limits.max_num_seqs) if pads or recorder else ()
-        self._graphs = None if recorder is None else DecodeGraphs(recorder)
+        self._recorder = recorder
+        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
+        """Captured steps of single tokens, by size."""
         self._pieces = None
         if recorder is not None and isinstance(self._model, Decoder):
             sizes = [size for size in PIECE_SIZES if size <= limits.max_tokens_per_step]
@@ -189,8 +190,8 @@ class ModelRunner:
         while self._sizes and some < 2 * most:
             self._run(_dummy_step([1] * min(some, most), _GREEDY))
             some *= 2
-        if self._graphs is not None:
-            self._capture_all(self._graphs)
+        if self._recorder is not None:
+            self._capture_all(self._recorder)
         self.discard([PADDING_BLOCK])
 
     def run_worst_case(self) -> None:
@@ -215,8 +216,10 @@ class ModelRunner:
         self._cache.clear(blocks)
 
     def _hidden(self, batch: InputBatch, size: int | None) -> Tensor:
-        if size is not None and self._graphs is not None and size in self._graphs:
-            return self._graphs.replay(size)
+        if size is not None and size in self._graphs:
+            replay, output = self._graphs[size]
+            replay()
+            return output  # which the next replay overwrites
         if self._pieces is not None and size is None:
             piece = self._pieces.size_for(len(batch.tokens))
             if piece is not None:
@@ -235,10 +238,10 @@ class ModelRunner:
             mask = GrammarMask((0,), torch.full((1, words), -1, dtype=torch.int32))
         self.collect(self.sample(self.launch(step), mask))
 
-    def _capture_all(self, graphs: DecodeGraphs) -> None:
+    def _capture_all(self, recorder: Recorder) -> None:
         # The largest first: the others then find room in its memory.
         captures: list[tuple[str, Callable[[], None]]] = [
-            (f"{size} sequences", lambda size=size: self._capture(graphs, size))  # type: ignore[misc]
+            (f"{size} sequences", lambda size=size: self._capture(recorder, size))  # type: ignore[misc]
             for size in reversed(self._sizes)
         ]
         if (pieces := self._pieces) is not None:
@@ -256,9 +259,9 @@ class ModelRunner:
                 logger.warning("no graph of %s and less: %s", what, error)
                 return
 
-    def _capture(self, graphs: DecodeGraphs, size: int) -> None:
+    def _capture(self, recorder: Recorder, size: int) -> None:
         batch = self._inputs.build(_dummy_step([1] * size, _GREEDY), size)
-        graphs.capture(size, lambda: self._forward(batch))
+        self._graphs[size] = recorder.record(lambda: self._forward(batch))
 
 
 def _num_accepted(row: SampledRow, tokens: Sequence[int]) -> int:

@@ -32,7 +32,6 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         eos_token_ids: frozenset[int],
-        bos_token_id: int | None,
         template: ChatTemplate | None,
     ) -> None:
         """Wrap a loaded ``tokenizers.Tokenizer``; see ``load`` for the usual way."""
@@ -53,7 +52,6 @@ class Tokenizer:
         self._byte_level = decoder.get("type") == "ByteLevel"
         self._bytes: dict[int, bytes] = {}
         self.eos_token_ids = eos_token_ids
-        self.bos_token_id = bos_token_id
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
@@ -78,13 +76,7 @@ class Tokenizer:
             and (token_id := backend.token_to_id(special["eos_token"])) is not None
         ):
             eos |= {token_id}
-        bos = special.get("bos_token")
-        return cls(
-            backend,
-            eos_token_ids=eos,
-            bos_token_id=None if bos is None else backend.token_to_id(bos),
-            template=template,
-        )
+        return cls(backend, eos_token_ids=eos, template=template)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the tokens of ``text``; special tokens written in it are recognised.

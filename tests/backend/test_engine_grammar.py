@@ -227,7 +227,7 @@ def test_a_vocabulary_of_sentencepiece_spells_what_its_decoder_writes():
         )
     )
     raw.add_special_tokens(["</s>"])
-    tokenizer = Tokenizer(raw, eos_token_ids=frozenset({1}), bos_token_id=None, template=None)
+    tokenizer = Tokenizer(raw, eos_token_ids=frozenset({1}), template=None)
     spelled = tuple(tokenizer.visible_bytes(token) for token in range(len(pieces)))
     assert spelled[1] == b""
     assert spelled[2:258] == tuple(bytes([byte]) for byte in range(256))

@@ -16,7 +16,7 @@ pytest_plugins = ["tiny_checkpoints"]
 from interpreted_engine import generate
 from quantized_checkpoints import quantize_checkpoint
 
-from backend.executor.cuda_graphs import DecodeGraphs
+from backend.executor.cuda_graphs import CudaRecorder
 
 NEW_TOKENS = 20
 
@@ -95,10 +95,10 @@ def test_overlap_changes_no_draw(checkpoint, batch, dtype):
 
 
 def test_what_cannot_be_captured_runs_without_graphs(checkpoint, batch, monkeypatch):
-    def capture(graphs, size, run):
+    def record(recorder, run):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(DecodeGraphs, "capture", capture)
+    monkeypatch.setattr(CudaRecorder, "record", record)
     tokens = run(checkpoint, "llama", batch, graphs=True)
     assert tokens == [reference(checkpoint("llama")[1], prompt) for prompt in batch]
 

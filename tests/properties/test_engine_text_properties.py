@@ -34,7 +34,7 @@ def _byte_level() -> Tokenizer:
     )
     raw.train_from_iterator(CORPUS, trainer)
     raw.add_tokens(["<tool_call>", "größe"])
-    return Tokenizer(raw, eos_token_ids=frozenset(), bos_token_id=None, template=None)
+    return Tokenizer(raw, eos_token_ids=frozenset(), template=None)
 
 
 def _sentencepiece_like() -> Tokenizer:
@@ -53,7 +53,7 @@ def _sentencepiece_like() -> Tokenizer:
         ]
     )
     raw.add_special_tokens(["<s>"])
-    return Tokenizer(raw, eos_token_ids=frozenset(), bos_token_id=None, template=None)
+    return Tokenizer(raw, eos_token_ids=frozenset(), template=None)
 
 
 BYTE_LEVEL = _byte_level()

@@ -330,7 +330,6 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_key_value_heads=1,
         max_position_embeddings=512,
         initializer_range=0.2,
-        bos_token_id=None,
         eos_token_id=256,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(directory)

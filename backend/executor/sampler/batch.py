@@ -211,9 +211,3 @@ def _index(rows: NDArray[np.intp] | list[int], num_rows: int, like: Tensor) -> T
     if len(rows) == num_rows:
         return None
     return on_device(np.asarray(rows, np.int64), like)
-
-
-def numbers_of(positions: Ints, batch: SamplingBatch) -> Uint64s:
-    """Return how many tokens each row's sequence has generated: the number of the one to come."""
-    numbers: Uint64s = (positions - batch.prompt_lengths).astype(np.uint64)
-    return numbers

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from backend.executor.attention.backend import Ints
 from backend.executor.sampled import SampledTokens, on_device, raw_logprobs
-from backend.executor.sampler.batch import DrawGroup, SamplingBatch, SlotSampling, numbers_of
+from backend.executor.sampler.batch import DrawGroup, SamplingBatch, SlotSampling
 from backend.executor.sampler.penalties import Penalties
 from backend.grammar.matcher import apply_bitmask_
 from backend.kernels.noise import Uint64s, log_exponential, vocabulary
@@ -79,8 +79,10 @@ class Sampler:
         self, logits: Tensor, batch: SamplingBatch, positions: Ints, mask: GrammarMask | None
     ) -> SampledTokens:
         tokens, finite = _largest(logits)
-        needs_numbers = batch.bounded or batch.groups
-        numbers = numbers_of(positions, batch) if needs_numbers else np.zeros(0, np.uint64)
+        # How many tokens each row's sequence has generated: the number of the one to come.
+        numbers: Uint64s = np.zeros(0, np.uint64)
+        if batch.bounded or batch.groups:
+            numbers = (positions - batch.prompt_lengths).astype(np.uint64)
         adjusted = self._adjust(logits, batch, numbers, mask)
         if adjusted is not logits:
             tokens, _ = _largest(adjusted)
@@ -130,11 +132,6 @@ def _largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return places, best.abs() < torch.inf
 
 
-def _draw_in_torch(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
-    draw = _draw_best if group.filters else _draw
-    return draw(logits, group, keys)
-
-
 def _scaled(logits: Tensor, group: DrawGroup) -> Tensor:
     """Apply temperature and min_p."""
     scaled = (logits.float() / group.temperature).contiguous()
@@ -144,7 +141,9 @@ def _scaled(logits: Tensor, group: DrawGroup) -> Tensor:
     return scaled
 
 
-def _draw(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+def _draw_in_torch(logits: Tensor, group: DrawGroup, keys: Tensor) -> Tensor:
+    if group.filters:
+        return _draw_best(logits, group, keys)
     noise = log_exponential(keys, vocabulary(logits.shape[-1], logits.device))
     return (_scaled(logits, group) - noise).argmax(dim=-1)
 
