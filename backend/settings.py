@@ -48,21 +48,13 @@ def up_to(most: int) -> Callable[[str], int]:
     return read
 
 
-def above_zero(text: str) -> float:
-    """Read a number above 0."""
+def share(text: str) -> float:
+    """Read a number above 0 and of at most 1."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise ValueError(f"expected a number above 0, got '{text}'")
-    return number
-
-
-def share(text: str) -> float:
-    """Read a number above 0 and of at most 1."""
-    number = above_zero(text)
-    if number > 1:
+    if not 0 < number <= 1:
         raise ValueError(f"expected a number above 0 and at most 1, got '{text}'")
     return number
 
@@ -110,6 +102,9 @@ def _time(text: str, bare: str, *, above_zero: bool = False) -> float:
     return number
 
 
+_METAVARS: dict[Any, str] = {seconds: "TIME", seconds_from_zero: "TIME", milliseconds: "MS"}
+
+
 def _flag(
     default: Any = None,
     explanation: str = "",
@@ -119,6 +114,7 @@ def _flag(
     choices: Sequence[str] | None = None,
 ) -> Any:
     """Return a field with a flag of its name; ``default`` MISSING makes the flag required."""
+    metavar = metavar or _METAVARS.get(read)
     flag = {"help": explanation, "read": read, "metavar": metavar, "choices": choices}
     return field(default=default, metadata={"flag": flag})
 
@@ -208,21 +204,18 @@ class EngineOptions:
         "answer 503 when nothing of a request was computed after so long; a request's own "
         "X-Refrain-Queue-Timeout goes before it [default: wait without end]",
         read=seconds,
-        metavar="TIME",
     )
     target_ttft_ms: float | None = _flag(
         None,
         "keep steps so short that a first token comes within this, where nobody waits in the "
         "queue [default: as long as the token budget makes them]",
         read=milliseconds,
-        metavar="MS",
     )
     target_itl_ms: float | None = _flag(
         None,
         "keep steps so short, and so few sequences in them, that the next token comes within "
         "this [default: no target]",
         read=milliseconds,
-        metavar="MS",
     )
     speculation: str = _flag(
         "prompt-lookup",
@@ -273,26 +266,20 @@ class Settings(EngineOptions):
         "kill an engine that has requests and says nothing for so long, and start another; "
         "longer than the longest step may take",
         read=seconds,
-        metavar="TIME",
     )
     load_timeout: float = _flag(
         600.0,
         "give up an engine that reports no progress for so long while it is loaded; the "
         "whole may take longer",
         read=seconds,
-        metavar="TIME",
     )
     drain_delay: float = _flag(
         1.0,
         "told to stop, answer /readyz with 503 for so long before the port is closed",
         read=seconds_from_zero,
-        metavar="TIME",
     )
     drain_timeout: float = _flag(
-        30.0,
-        "and wait for open requests for so long",
-        read=seconds_from_zero,
-        metavar="TIME",
+        30.0, "and wait for open requests for so long", read=seconds_from_zero
     )
 
     @property

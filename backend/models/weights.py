@@ -15,7 +15,6 @@ from torch import Tensor
 from backend.models.checkpoint import FLOATS, Checkpoint, Tensors
 from backend.models.config import DecoderConfig, ExpertsConfig, ModelLoadError, read_json
 from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
-from backend.models.families import parse_config
 from backend.models.layers import DenseLinear, Embedding, Linear, RMSNorm
 from backend.models.moe import Experts
 from backend.models.quantization.formats import (
@@ -31,12 +30,6 @@ logger = logging.getLogger(__name__)
 
 _RANDOM_SCALE = 0.02
 _LARGE_BYTES = 2 * 2**30
-
-
-def load_config(directory: Path) -> DecoderConfig:
-    """Read ``config.json``. Raises ModelLoadError."""
-    path = directory / "config.json"
-    return parse_config(read_json(path), str(path))
 
 
 def load_weights(

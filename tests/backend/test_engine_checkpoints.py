@@ -6,12 +6,13 @@ import logging
 
 import pytest
 import torch
+from model_configs import load_config
 from safetensors.torch import load_file, save_file
 
 from backend.models import checkpoint as checkpoints
 from backend.models.config import ModelLoadError
 from backend.models.loading import load_network
-from backend.models.weights import load_config, load_weights, random_weights
+from backend.models.weights import load_weights, random_weights
 
 pytest_plugins = ["tiny_checkpoints"]
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from model_configs import load_config
 from tiny_checkpoints import DECODER_CHECKPOINTS
 
 from backend.engine.engine import Engine
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.models.families import FAMILIES as DECODER_FAMILIES
-from backend.models.weights import load_config
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
+from model_configs import load_config
 
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
-from backend.models.weights import load_config
 from backend.ports import EngineError
 from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
 

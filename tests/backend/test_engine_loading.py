@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
+from model_configs import load_config
 from safetensors.torch import load_file, save_file
 
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.models.config import ModelLoadError
-from backend.models.weights import load_config, load_weights
+from backend.models.weights import load_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import quantized_checkpoints
 import torch
+from model_configs import load_config
 from quantized_checkpoints import LAYOUTS, compressed_tensors, quantize_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -31,7 +32,7 @@ from backend.models.quantization.linears import (
     quantized_linear,
 )
 from backend.models.quantization.weight import QuantizedWeight, quantize
-from backend.models.weights import load_config, load_weights, random_weights
+from backend.models.weights import load_weights, random_weights
 from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints", "interpreter"]

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 import torch
+from model_configs import load_config
 
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
-from backend.models.weights import load_config
 from backend.scheduler import drafts
 from backend.scheduler.drafts import Drafter
 from backend.scheduler.request import GenerationRequest, SamplingParams
