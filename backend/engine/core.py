@@ -29,12 +29,7 @@ from backend.scheduler.budget import OomBackoff, TokenBudget, budget_policy
 from backend.scheduler.cache_events import EventBatch, EventLog
 from backend.scheduler.drafts import Drafter
 from backend.scheduler.prefix_cache import PrefixCache
-from backend.scheduler.request import (
-    FinishReason,
-    TokenDelta,
-    TokenLogprobs,
-    choice_seed,
-)
+from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs, choice_seed
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence
 from backend.scheduler.stats import EngineStats, Recorder

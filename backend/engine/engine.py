@@ -57,11 +57,7 @@ class EngineLoop:
     """Owns ``core`` from ``run`` on."""
 
     def __init__(
-        self,
-        core: EngineCore,
-        endpoint: SocketEndpoint | QueueEndpoint,
-        *,
-        stats_seconds: float,
+        self, core: EngineCore, endpoint: SocketEndpoint | QueueEndpoint, *, stats_seconds: float
     ) -> None:
         """Figures are reported when all work is done, and else every ``stats_seconds``."""
         self._core = core

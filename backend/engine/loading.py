@@ -13,13 +13,7 @@ from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import resolve_model
 from backend.engine.stepper import Fault, fault_of
-from backend.executor.factory import (
-    NO_KERNELS,
-    KernelGroup,
-    kernels_for,
-    make_runner,
-    read_memory,
-)
+from backend.executor.factory import NO_KERNELS, KernelGroup, kernels_for, make_runner, read_memory
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import FP8, KVCache, block_bytes
 from backend.executor.memory import Sizing, context_length, size_cache

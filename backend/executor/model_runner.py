@@ -12,22 +12,10 @@ import torch
 from torch import Tensor
 
 from backend.executor.attention.backend import AttentionBackend
-from backend.executor.cuda_graphs import (
-    PIECE_SIZES,
-    PieceGraphs,
-    Recorder,
-    graph_sizes,
-    size_for,
-)
+from backend.executor.cuda_graphs import PIECE_SIZES, PieceGraphs, Recorder, graph_sizes, size_for
 from backend.executor.input_batch import BatchLimits, InputBatch, InputBatchBuilder, SampledRow
 from backend.executor.kv_cache import KVCache
-from backend.executor.sampled import (
-    PromptLogprobs,
-    Sampled,
-    SampledTokens,
-    SpanLogprobs,
-    score,
-)
+from backend.executor.sampled import PromptLogprobs, Sampled, SampledTokens, SpanLogprobs, score
 from backend.executor.sampler.sampler import Draw, GrammarMask, Sampler
 from backend.models.decoder import Decoder
 from backend.models.model import Model

@@ -125,11 +125,7 @@ class Decoder:
         """From hidden states [rows, hidden] of ``forward`` to [rows, vocab]."""
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        attention: Attention,
-        logit_rows: Tensor | None,
+        self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
     ) -> Tensor:
         """Return the last hidden states [len(logit_rows), hidden], normalised.
 

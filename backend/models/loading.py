@@ -103,9 +103,4 @@ def _generic(
     model = load_generic(directory, values, device=device, dtype=chosen)
     tell(f"comparing {directory} with transformers")
     shape = verify(model, named)
-    return Network(
-        shape,
-        chosen,
-        lambda _length, _operations: model,
-        rules=model.rules,
-    )
+    return Network(shape, chosen, lambda _length, _operations: model, rules=model.rules)

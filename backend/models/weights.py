@@ -17,11 +17,7 @@ from backend.models.config import DecoderConfig, ExpertsConfig, ModelLoadError, 
 from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
 from backend.models.layers import DenseLinear, Embedding, Linear, RMSNorm
 from backend.models.moe import Experts
-from backend.models.quantization.formats import (
-    CheckpointFormat,
-    checkpoint_format,
-    has_quantized,
-)
+from backend.models.quantization.formats import CheckpointFormat, checkpoint_format, has_quantized
 from backend.models.quantization.linears import quantized_embedding, quantized_linear
 from backend.models.quantization.weight import QuantizedWeight, quantize
 from backend.models.rope import interleave

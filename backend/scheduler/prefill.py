@@ -92,13 +92,7 @@ class PrefillPlanner:
         return budget, slots
 
     def _admit_short(
-        self,
-        planned: dict[Sequence, int],
-        budget: int,
-        slots: int,
-        now: float,
-        *,
-        long_waits: bool,
+        self, planned: dict[Sequence, int], budget: int, slots: int, now: float, *, long_waits: bool
     ) -> tuple[int, int]:
         """Return the budget left, and how many may run: 0 where the next one lacks blocks."""
         running, waiting = self._running, self._waiting

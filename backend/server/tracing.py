@@ -84,10 +84,7 @@ class Tracing:
         """Begin the span of a request, as the child of the client's if it has one."""
         carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         operation, began = _OPERATIONS.get(endpoint), time.time_ns()
-        attributes: dict[str, Any] = {
-            http.HTTP_REQUEST_METHOD: "POST",
-            http.HTTP_ROUTE: endpoint,
-        }
+        attributes: dict[str, Any] = {http.HTTP_REQUEST_METHOD: "POST", http.HTTP_ROUTE: endpoint}
         name = f"POST {endpoint}"
         if operation is not None:
             name = f"{operation} {self._model}"

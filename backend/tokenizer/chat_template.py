@@ -42,11 +42,7 @@ def _to_json(
 ) -> str:
     # jinja2's own filter escapes HTML characters, which would change what the model reads.
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

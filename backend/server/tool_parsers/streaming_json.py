@@ -29,11 +29,7 @@ Tag = dict[str, Any]
 
 def json_tag(schema: Mapping[str, Any]) -> Tag:
     """Return the tag of JSON by ``schema``."""
-    return {
-        "type": "json_schema",
-        "json_schema": dict(schema),
-        "max_whitespace_cnt": MOST_SPACES,
-    }
+    return {"type": "json_schema", "json_schema": dict(schema), "max_whitespace_cnt": MOST_SPACES}
 
 
 @dataclass(frozen=True, slots=True)
