@@ -79,10 +79,6 @@ class _Read(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def _type(flag: Mapping[str, Any]) -> click.ParamType[Any]:
-    return click.Choice(flag["choices"]) if flag["choices"] else _Read(flag["read"])
-
-
 def options(only: Collection[str] | None = None) -> Iterator[click.Option]:
     """Yield an option for each setting; ``only`` names those that get one, None: all."""
     for each in fields(Settings):
@@ -91,10 +87,11 @@ def options(only: Collection[str] | None = None) -> Iterator[click.Option]:
         flag, default = each.metadata["flag"], each.default
         name = f"--{each.name.replace('_', '-')}"
         is_switch = isinstance(default, bool)
+        kind = click.Choice(flag["choices"]) if flag["choices"] else _Read(flag["read"])
         yield click.Option(
             [f"{name}/--no-{name[2:]}" if default is True else name, each.name],
             is_flag=is_switch,
-            type=_type(flag) if not is_switch else click.BOOL,
+            type=click.BOOL if is_switch else kind,
             default=None if default is MISSING else default,
             metavar=flag["metavar"],
             help=_help(flag, default),

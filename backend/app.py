@@ -74,7 +74,7 @@ async def _load(
         load_seconds=settings.load_timeout,
     )
     if kv_events is not None:
-        host.client.follow_cache(kv_events.publish)
+        host.client.cache_listener = kv_events.publish
         kv_events.fingerprint = lambda: host.client.fingerprint
     # Meanwhile, in this process, which never imports torch.
     reading = asyncio.create_task(

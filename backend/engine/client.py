@@ -138,7 +138,8 @@ class EngineClient:
         self._engine: _Engine | None = None
         self._last: _Engine | None = None
         self._streams: dict[int, Stream] = {}
-        self._cache_listener: Callable[[list[EventBatch]], None] = lambda _: None
+        self.cache_listener: Callable[[list[EventBatch]], None] = lambda _: None
+        """Called with news of the prefix cache, from any thread, one at a time."""
         self._before = _NO_STATS
         self._stats = _NO_STATS
 
@@ -159,7 +160,7 @@ class EngineClient:
             self._stats = replace(self._stats, running=0, waiting=0, kv_blocks_used=0)
             streams, self._streams = self._streams, {}
         if was_open:
-            self._cache_listener([NOTHING_CACHED])
+            self.cache_listener([NOTHING_CACHED])
         deliver((stream, EngineError(reason)) for stream in streams.values())
 
     def receive(self, report: Report) -> None:
@@ -168,7 +169,7 @@ class EngineClient:
             first = self._before is _NO_STATS
             self._stats = report.stats if first else report.stats.following(self._before)
         if report.cache_events:
-            self._cache_listener(report.cache_events)
+            self.cache_listener(report.cache_events)
         numbers = {}
         items = []
         for number, item in report.items:
@@ -178,10 +179,6 @@ class EngineClient:
                 items.append((stream, item))
         for stream in deliver(items):
             self._leave(numbers[stream], aborts=True)
-
-    def follow_cache(self, listener: Callable[[list[EventBatch]], None]) -> None:
-        """Call ``listener`` with news of the prefix cache, from any thread, one at a time."""
-        self._cache_listener = listener
 
     @property
     def fingerprint(self) -> bytes:

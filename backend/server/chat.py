@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from aiohttp import web
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from backend.scheduler.request import FinishReason, TextForm, TokenLogprobs
 from backend.server.body import read_request
 from backend.server.pipeline import Generation, answer, new_generation, sampling_params
 from backend.server.prompts import chat_prompt
-from backend.server.protocol import combination, one_of, only
+from backend.server.protocol import combination, only
 from backend.server.protocol.generation import CompletionFields, GenerationFields, ResponseFormat
 from backend.server.protocol.messages import (
     DEFAULT_TEMPLATE,
     AnyMessage,
-    ChoiceMode,
     Function,
+    ModeOr,
     NamedChoice,
     TemplateFields,
     TemplateOptions,
@@ -63,13 +63,7 @@ class ChatRequest(CompletionFields, TemplateFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     tools: Tools | None = None
-    tool_choice: (
-        Annotated[
-            Annotated[ChoiceMode, Tag("<mode>")] | Annotated[NamedChoice, Tag("<named>")],
-            one_of("one of a string or an object", mode=str, named=dict),
-        ]
-        | None
-    ) = None
+    tool_choice: ModeOr[NamedChoice] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     # The template writes the special tokens.

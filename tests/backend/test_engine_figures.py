@@ -183,7 +183,7 @@ def figures_of(sequences):
 def test_an_engines_process_that_dies_is_a_restart_and_counters_never_fall():
     client = EngineClient(lambda _: None)
     told = []
-    client.follow_cache(told.extend)
+    client.cache_listener = told.extend
     description = EngineDescription(100, 100)
     client.open(description, None)
     client.receive(Report(stats=figures_of(3), cache_events=[EventBatch(0, ())]))

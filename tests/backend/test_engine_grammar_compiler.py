@@ -353,7 +353,7 @@ def test_a_bitmask_excludes_the_tokens_of_its_rows_alone():
     for row, matcher in enumerate(matchers):
         matcher.fill_bitmask(bitmask, row)
     logits = torch.zeros(3, 257)
-    apply_bitmask_(logits, bitmask)
+    apply_bitmask_(logits, bitmask, torch.arange(len(bitmask)))
     assert [row.isfinite().nonzero().flatten().tolist() for row in logits] == [
         [ord("a")],
         list(b"bc"),

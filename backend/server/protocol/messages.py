@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import orjson
 from pydantic import (
@@ -255,6 +255,13 @@ class NamedChoice(OfFunction):
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 ChoiceMode = Literal["none", "auto", "required"]
+NamedT = TypeVar("NamedT")
+ModeOr = Annotated[
+    Annotated[ChoiceMode, Tag("<mode>")] | Annotated[NamedT, Tag("<named>")],
+    one_of("one of a string or an object", mode=str, named=dict),
+]
+"""Which function to call, as a client says it: chat and responses name one in two ways."""
+
 ToolChoice = ChoiceMode | FunctionName | None
 """What may be called: nothing, anything, or this function."""
 

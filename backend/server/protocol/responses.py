@@ -17,10 +17,10 @@ from backend.server.protocol.messages import (
     AnyMessage,
     AssistantMessage,
     CalledFunction,
-    ChoiceMode,
     Function,
     FunctionName,
     Message,
+    ModeOr,
     Name,
     OfFunction,
     Part,
@@ -258,13 +258,7 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: (
-        Annotated[
-            Annotated[ChoiceMode, Tag("<mode>")] | Annotated[NamedFunction, Tag("<named>")],
-            one_of("one of a string or an object", mode=str, named=dict),
-        ]
-        | None
-    ) = None
+    tool_choice: ModeOr[NamedFunction] | None = None
     parallel_tool_calls: bool | None = None
     include: list[Included] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
