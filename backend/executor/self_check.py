@@ -296,7 +296,7 @@ class _Check:
             return _difference(linear(rows)[:, some], exact)
 
         for weight in layouts.values():
-            for tokens in (3, 40):
+            for tokens in (3, 40, 200):
                 product = partial(multiply, self.random(tokens, weight.columns), weight)
                 shape = f"{tokens} x {weight.columns} x {weight.codes.shape[1]}"
                 name = f"product with {weight.kind}"

@@ -6,6 +6,7 @@ memory, and whether loads are wide and in flight and products run on the matrix 
 
 import os
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -163,15 +164,43 @@ def test_sampling(compiled, dtype):
 
 
 @pytest.mark.parametrize("architecture", sorted(kernels.SHARED_MEMORY))
+@pytest.mark.parametrize(("kind", "most"), [("int4", 400), ("int8", 470), ("fp8", 540)])
+def test_products_of_few_rows_with_quantized_weights(compiled, architecture, kind, most):
+    product, join = compiled(partial(kernels.quantized, kind, 16), architecture)
+    assert WIDE_AND_IN_FLIGHT in product.ptx
+    assert product.tiles_in_flight >= 2
+    assert WARPS_PRODUCT in product.ptx
+    # Of a warp, for 32 x 128 weights.
+    assert product.loop_instructions <= most
+    # The smallest codes and FP8 values are subnormal until they are scaled.
+    assert ".ftz" not in product.ptx
+    assert "ld.global.v4" in join.ptx
+
+
+@pytest.mark.parametrize(("kind", "most"), [("int4", 320), ("int8", 420), ("fp8", 460)])
+def test_products_of_one_row_with_quantized_weights(compiled, kind, most):
+    product, _ = compiled(partial(kernels.quantized, kind, 1))
+    assert product.tiles_in_flight >= 2
+    assert product.loop_instructions <= most
+
+
+@pytest.mark.parametrize("architecture", sorted(kernels.SHARED_MEMORY))
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
-def test_products_with_quantized_weights(compiled, architecture, kind):
-    (one,) = compiled(lambda: kernels.quantized(kind, 1), architecture)
-    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in one.ptx
-    (many,) = compiled(lambda: kernels.quantized(kind, 512), architecture)
-    for kernel in (one, many):
-        assert "cp.async.cg.shared.global" in kernel.ptx
-        # The smallest FP8 values are subnormal until they are scaled.
-        assert "mul.ftz" not in kernel.ptx
+def test_products_of_many_rows_with_quantized_weights(compiled, architecture, kind):
+    product, _ = compiled(partial(kernels.quantized, kind, 100), architecture)
+    assert WIDE_AND_IN_FLIGHT in product.ptx
+    assert product.tiles_in_flight >= 2
+    assert PRODUCTS[architecture] in product.ptx
+    (dequantize,) = compiled(partial(kernels.quantized, kind, 512), architecture)
+    assert "st.global.v4" in dequantize.ptx
+
+
+@pytest.mark.parametrize(("kind", "group"), [("int4", 32), ("int8", 64), ("fp8", 4096)])
+def test_products_with_quantized_weights_in_float16_and_float32(compiled, kind, group):
+    for dtype, tokens in ((F16, 100), (F16, 16), (F32, 16), (F32, 100)):
+        call = partial(kernels.quantized, kind, tokens, group=group, dtype=dtype)
+        for kernel in compiled(call, 86):
+            assert not re.search(r"\.ftz|tf32", kernel.ptx)
 
 
 # Gate and up of Qwen3-30B-A3B, down of Mixtral, and sizes that no tile divides.

@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_cases as cases
 
+from backend.kernels import quantized_matmul
 from backend.kernels.quantized_matmul import pack
 
 pytest_plugins = ["interpreter"]
@@ -20,7 +21,15 @@ KINDS = pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "shape",
-    [(1, 64, 128, 128), (5, 80, 256, 32), (17, 130, 192, 64), (1, 40, 96, 96), (70, 24, 64, 128)],
+    [
+        (1, 64, 128, 128),
+        (5, 80, 256, 32),
+        (17, 130, 192, 64),
+        (1, 40, 96, 96),
+        (70, 24, 64, 128),
+        (130, 72, 160, 32),
+        (129, 24, 256, 128),
+    ],
 )
 def test_products(interpreter, dtype, kind, shape):
     world = cases.World(interpreter.changing, dtype)
@@ -53,6 +62,22 @@ def test_products_of_any_shape(interpreter, tokens, shape, group, kind):
 def test_many_columns_are_split_among_programs(interpreter, kind):
     world = cases.World(interpreter.changing)
     cases.check_quantized_matmul(world, kind, tokens=2, rows=32, columns=64 * 9, group=64)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_bits_of_codes_are_exact_floats(dtype):
+    factor, unit, fp8_factor, fp8_unit = quantized_matmul._FLOATS[dtype]
+    codes = torch.arange(256, dtype=torch.int16)
+    for zero in (-127.0, 0.0, 128.0):
+        offset = torch.tensor((zero + 128) * unit, dtype=dtype)
+        expected = (codes.double() - 128 - zero) * unit
+        assert torch.equal((codes.view(dtype) * factor - offset).double(), expected)
+    nibbles = (16 * codes[:16]).view(dtype) * (factor / 16) - 8 * unit
+    assert torch.equal(nibbles.double(), (codes[:16].double() - 8) * unit)
+    finite = codes[(codes & 127) != 127]
+    moved = (finite & 127) << (7 if dtype is torch.float16 else 4) | (finite & 128) << 8
+    expected = finite.to(torch.uint8).view(torch.float8_e4m3fn).double() * fp8_unit
+    assert torch.equal((moved.view(dtype) * fp8_factor).double(), expected)
 
 
 def test_a_code_takes_its_bits_and_no_more():

@@ -157,7 +157,7 @@ def test_products_in_fp8(world, tokens, has_bias):
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
-@pytest.mark.parametrize(("tokens", "group"), [(1, 128), (16, 4096), (300, 64)])
+@pytest.mark.parametrize(("tokens", "group"), [(1, 128), (16, 4096), (100, 32), (300, 64)])
 def test_products_with_quantized_weights(world, kind, tokens, group):
     cases.check_quantized_matmul(
         world, kind, tokens=tokens, rows=4096 + 8, columns=4096, group=group

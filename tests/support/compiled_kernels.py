@@ -71,7 +71,7 @@ _TYPES = {
     torch.uint8: "*u8",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
-_OPTIONS = {"num_warps", "num_stages"}
+_OPTIONS = {"num_warps", "num_stages", "maxnreg"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ class Compiled:
     num_warps: int
     ptx: str
     loops: list[list[str]]
+
+    @property
+    def loop_instructions(self) -> int:
+        """Return how many instructions of the GPU the longest loop with matrix products has."""
+        return max(len(loop) for loop in self.loops if any("MMA" in name for name in loop))
 
     def inner_loops(self) -> list[str]:
         """Return the PTX of every loop that holds no other."""
@@ -155,17 +160,18 @@ def compile_for(architecture: int, launch: Launch, folder: Path) -> Compiled:
     types = {}
     attributes = {}
     for place, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
+        general = launch.kernel.params[place].do_not_specialize
         if isinstance(value, torch.Tensor):
             types[name] = _TYPES[value.dtype]
         elif isinstance(value, float):
             types[name] = "fp32"
             continue
-        elif value == 1:
+        elif value is None or (value == 1 and not general):
             constants[name] = value
             continue
         else:
             types[name] = "i32" if value < 2**31 else "i64"
-        if isinstance(value, torch.Tensor) or value % 16 == 0:
+        if isinstance(value, torch.Tensor) or (value % 16 == 0 and not general):
             attributes[(place,)] = [["tt.divisibility", 16]]
     signature = {name: types.get(name, "constexpr") for name in names}
     compiled = triton.compile(
@@ -299,14 +305,21 @@ def sample(dtype: torch.dtype, vocab: int) -> None:
     sampling.sample_tokens(tensor(33, vocab, dtype=dtype), rows)
 
 
-def quantized(kind: str, tokens: int, *, size: int = 4096, group: int = 128) -> torch.Tensor:
+def quantized(
+    kind: str,
+    tokens: int,
+    *,
+    size: int = 4096,
+    group: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
     """Launch a product of ``tokens`` rows with a weight of ``kind`` [size, size]."""
-    shape = size // 64, size, 32 if kind == "int4" else 64
-    codes = tensor(*shape, dtype=torch.int8 if kind == "int8" else torch.uint8)
-    scales = tensor(size // group, size, dtype=torch.float32)
+    codes = tensor(size, size, dtype=torch.float8_e4m3fn if kind == "fp8" else torch.int8)
+    scales = tensor(size, size // group, dtype=torch.float32)
     zeros = scales if kind == "int4" else None
-    weight = quantized_matmul.PackedWeight(codes, scales, zeros, size, group, kind)
-    return quantized_matmul.quantized_matmul(tensor(tokens, size, dtype=torch.bfloat16), weight)
+    bits = 4 if kind == "int4" else 8
+    weight = quantized_matmul.pack(codes, scales, zeros, group, bits=bits)
+    return quantized_matmul.quantized_matmul(tensor(tokens, size, dtype=dtype), weight)
 
 
 def grouped(dtype: torch.dtype, pairs: int, experts: int, rows: int, columns: int) -> torch.Tensor:

@@ -30,7 +30,7 @@ KERNELS = {
     "rms_norm": ("backend.executor.kernel_operations:rms_norm", None),
     "silu_mul": ("backend.executor.kernel_operations:silu_mul", None),
     "sampling": ("backend.kernels.sampling:launch", "int64"),
-    "int8": ("backend.kernels.quantized_matmul:launch", 6),
+    "int8": ("backend.kernels.quantized_matmul:launch", 2),
     "fp8": ("torch:_scaled_mm", None),
     "experts": ("backend.kernels.grouped_matmul:launch", 5),
 }

@@ -296,6 +296,9 @@ def check_quantized_matmul(
     codes, scales = codes.to(world.device), scales.to(world.device)
     zeros = zeros.to(world.device) if kind == "int4" else None
     weight = pack(codes, scales, zeros, group, bits=4 if kind == "int4" else 8)
+    by_column = torch.arange(columns, device=world.device) // group
+    expected = codes.double() - (0 if zeros is None else zeros.double()[:, by_column])
+    assert torch.equal(weight.dequantized(torch.float64), expected * scales.double()[:, by_column])
     inputs = world.random(tokens, columns)
     result, _ = world.call("backend.kernels.quantized_matmul:quantized_matmul", inputs, weight)
     assert_close(result, reference.quantized_matmul(inputs, weight))
