@@ -27,6 +27,8 @@ from backend.scheduler.request import SamplingParams
 logger = logging.getLogger(__name__)
 
 _GREEDY = SamplingParams(temperature=0.0)
+# Products with quantised weights and products of experts are other kernels for more tokens.
+_TOKENS = (12, 32, 200)
 _SCORED = SamplingParams(temperature=0.0, prompt_logprobs=0)
 _ORDINARY = SamplingParams(top_k=20, top_p=0.9, min_p=0.01)
 # Uses every part of the sampler: what it allocates shows before the first request.
@@ -167,14 +169,17 @@ class ModelRunner:
         """
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # each thread has one of its own
-        some = 2 * BLOCK_SIZE
-        # Each token of it has logits, as drafts have.
-        self._run(_dummy_step([min(some, self._limits.max_model_len - 1)], _SCORED))
+        # Each token of them has logits, as drafts have.
+        for tokens in _TOKENS:
+            each = min(tokens, self._limits.max_tokens_per_step, self._limits.max_model_len - 1)
+            count = min(-(-tokens // each), self._limits.max_num_seqs)
+            count = min(count, self._limits.max_tokens_per_step // each)
+            self._run(_dummy_step([each] * count, _SCORED))
         # The kernel that draws is compiled for the model's logits, and for adjusted ones.
         for sampling in (_GREEDY, _ORDINARY, _COSTLY):
             self._run(_dummy_step([1], sampling), masked=sampling is _COSTLY)
         # Other kernels are compiled anew for more rows.
-        most = self._limits.max_num_seqs
+        some, most = 2 * BLOCK_SIZE, self._limits.max_num_seqs
         while self._sizes and some < 2 * most:
             self._run(_dummy_step([1] * min(some, most), _GREEDY))
             some *= 2
