@@ -171,21 +171,27 @@ class ModelRunner:
             torch.cuda.set_device(self.device)  # each thread has one of its own
         # Each token of them has logits, as drafts have.
         for tokens in _TOKENS:
-            each = min(tokens, self._limits.max_tokens_per_step, self._limits.max_model_len - 1)
-            count = min(-(-tokens // each), self._limits.max_num_seqs)
-            count = min(count, self._limits.max_tokens_per_step // each)
-            self._run(_dummy_step([each] * count, _SCORED))
+            self._run(_dummy_step(self._prompts(tokens), _SCORED))
         # The kernel that draws is compiled for the model's logits, and for adjusted ones.
         for sampling in (_GREEDY, _ORDINARY, _COSTLY):
             self._run(_dummy_step([1], sampling), masked=sampling is _COSTLY)
         # Other kernels are compiled anew for more rows.
         some, most = 2 * BLOCK_SIZE, self._limits.max_num_seqs
+        if self._sizes:
+            self._run(_dummy_step(self._prompts(self._limits.max_tokens_per_step), _GREEDY))
         while self._sizes and some < 2 * most:
             self._run(_dummy_step([1] * min(some, most), _GREEDY))
             some *= 2
         if self._recorder is not None:
             self._capture_all(self._recorder)
         self.discard([PADDING_BLOCK])
+
+    def _prompts(self, tokens: int) -> list[int]:
+        """Return the lengths of prompts of about ``tokens`` tokens, as far as the limits allow."""
+        limits = self._limits
+        each = min(tokens, limits.max_tokens_per_step, limits.max_model_len - 1)
+        count = min(-(-tokens // each), limits.max_num_seqs, limits.max_tokens_per_step // each)
+        return [each] * count
 
     def run_worst_case(self) -> None:
         """Take the steps that need most memory, for nobody, in the padding block alone."""

@@ -132,7 +132,9 @@ def start_rows(
         if query.dtype == tl.float32:
             query = grown
         else:
-            query = tl.clamp(grown, -65504.0, 65504.0).to(tl.float16)
+            # What is not finite stays so: else nobody would notice a damaged query.
+            bounded = tl.clamp(grown, -65504.0, 65504.0)
+            query = tl.where(tl.abs(grown) < float("inf"), bounded, float("nan")).to(tl.float16)
         scale = 1.0
     return query, scale, top, total
 
@@ -247,8 +249,8 @@ def join_parts(
     row = first + part.to(tl.int64) * step
     logs = tl.load(log_sums + row, mask=part < count, other=-float("inf"))
     top = tl.max(logs, axis=0)
-    # A part without keys has minus infinity.
-    some = logs > -float("inf")
+    # A part without keys has minus infinity. NaN stays, and so does what it damages.
+    some = logs != -float("inf")
     weights = tl.where(some, tl.exp2(logs - top), 0.0)
     total = tl.sum(weights, axis=0)
     source = partial + row[:, None] * HEAD_DIM + dim[None, :]

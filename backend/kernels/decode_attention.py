@@ -50,7 +50,9 @@ _SEQUENCES = 256
 def decode_tiling(
     dtype: torch.dtype, block_d: int, shared_memory: int, *, quantized: bool
 ) -> Tiling:
-    """Return what does not spill in the loop, and fits twice where ``shared_memory`` is small.
+    """Return what fits twice where ``shared_memory`` is small, and does not spill in the loop.
+
+    Float32 over a cache of 8 bits spills: nobody should serve it.
 
     ``quantized`` is a cache of 8 bits, whose tiles take half of the memory.
     """
@@ -275,7 +277,7 @@ def decode_attention(
         "num_stages": tiling.num_stages,
     }
     kind = (queries.device, queries.dtype, cache.dtype, *how.values())
-    programs = triton.cdiv(_fitting.get(kind, 1) * limits.processors, kv_heads)
+    programs = max(_fitting.get(kind, 1) * limits.processors // kv_heads, 1)
     compiled = launch(
         _attend_splits,
         (kv_heads, min(programs, sequences * splits)),

@@ -132,7 +132,7 @@ class PrefillWork:
 def prefill_tilings(
     dtype: torch.dtype, block_d: int, group: int, shared_memory: int, *, quantized: bool
 ) -> tuple[Tiling, Tiling]:
-    """Return the small and the large tiling: no spills, and inside ``shared_memory`` bytes.
+    """Return the small and the large tiling: inside ``shared_memory`` bytes, no spills in loops.
 
     ``quantized`` is a cache of 8 bits, whose conversion takes registers.
     """

@@ -46,6 +46,7 @@ def _with_loop(kernel: Any, loop: Any) -> Any:
     """Return a copy of ``kernel`` with another loop over keys."""
     names = {**kernel.fn.__globals__, attend_keys.fn.__name__: loop}
     own = FunctionType(kernel.fn.__code__, names, kernel.fn.__name__)
+    own.__annotations__ = kernel.fn.__annotations__  # they say which parameters are constants
     return triton.jit(own, do_not_specialize=getattr(kernel, "do_not_specialize", None))
 
 

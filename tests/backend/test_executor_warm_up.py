@@ -20,6 +20,7 @@ from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import FP8, KVCache
 from backend.executor.sampler import batch as sampling_batch
 from backend.executor.sampler.sampler import GrammarMask
+from backend.kernels.grouped_matmul import grouped_matmul
 from backend.models.loading import load_network
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import blocks_for
@@ -145,8 +146,12 @@ def test_none_of_many_batches_compiles(checkpoint):
     ids=str,
 )
 def test_no_batch_of_other_models_compiles(checkpoint, family, options):
-    with patch("backend.models.weights.quantized_linear", interpreted_check._by_kernel):
+    with (
+        patch("backend.models.weights.quantized_linear", interpreted_check._by_kernel),
+        patch("backend.models.moe._grouped_product", lambda *_: grouped_matmul),
+    ):
         before, after = compiled(checkpoint(family)[0], 100, **options)
+    assert any("_grouped_matmul" in key for key in before) is (family == "mixtral")
     assert before
     assert not after
 

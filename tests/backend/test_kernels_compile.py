@@ -28,7 +28,7 @@ pytestmark = [
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 F8 = torch.float8_e4m3fn
-MOST_STACK = 32
+MOST_STACK = 96
 """Bytes a thread that may be spilled outside the loops."""
 WIDE_AND_IN_FLIGHT = "cp.async.cg.shared.global"
 WARPS_PRODUCT = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
@@ -123,6 +123,26 @@ def test_attention_of_every_kind(compiled, architecture, head_dim, types, group)
     how = {"heads": 8 * group, "storage": storage}
     compiled(kernels.decode(dtype, head_dim, architecture, **how), architecture)
     compiled(kernels.prefill(dtype, head_dim, architecture, **how), architecture)
+
+
+# Gemma 2 and GPT-OSS.
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "rules"),
+    [(256, 16, {"softcap": 50.0}), (64, 64, {"sinks": kernels.tensor(64, dtype=BF16)})],
+    ids=str,
+)
+@pytest.mark.parametrize("storage", [None, F8])
+def test_attention_with_softcaps_and_sinks(compiled, head_dim, heads, rules, storage):
+    how = {"heads": heads, "storage": storage, "window": 128, **rules}
+    kernel, _ = compiled(kernels.decode(BF16, head_dim, 90, **how))
+    assert kernel.tiles_in_flight >= 2
+    compiled(kernels.prefill(BF16, head_dim, 90, **how))
+
+
+def test_damage_of_a_query_outlives_its_bounds(compiled):
+    split, _ = compiled(kernels.decode(BF16, 128, 90, storage=F8))
+    # Of minimum and maximum on a GPU, the number comes out where the other is NaN.
+    assert re.search(r"selp\.f32\s+%\w+, %\w+, 0f7FC00000", split.ptx)
 
 
 def test_attention_in_float32_takes_no_tf32(compiled):

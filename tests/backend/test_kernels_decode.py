@@ -104,6 +104,23 @@ def test_decode_with_a_softcap_and_sinks(interpreter, softcap, with_sinks, stora
     cases.check_decode(world, [3, 0, 130], window=70, storage=storage, **how)
 
 
+@pytest.mark.parametrize("damaged", ["query", "key"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_damage_reaches_the_result_through_every_split(interpreter, damaged, splits):
+    world = cases.World(interpreter.changing)
+    tables, blocks = world.tables([130, 130])
+    cache, queries = world.cache(blocks, 1, 64), world.random(2, 1, 64)
+    if damaged == "key":
+        cache[int(tables.blocks[0]), 0, 3, 5] = torch.nan
+    else:
+        queries[0, 0, 5] = torch.nan
+    name = "backend.kernels.decode_attention:decode_attention"
+    how = {"splits": splits, "split_keys": 64}
+    result = interpreter(name, queries, cache, tables, world.integers([130, 130]), **how)
+    assert result[0].isnan().all()
+    assert result[1].isfinite().all()
+
+
 def test_large_queries_over_a_cache_of_eight_bits_stay_finite(interpreter):
     world = cases.World(interpreter.changing, torch.float32)
     tables, blocks = world.tables([40])
@@ -111,7 +128,7 @@ def test_large_queries_over_a_cache_of_eight_bits_stay_finite(interpreter):
     queries = (1e4 * world.random(1, 2, 64)).half()
     name = "backend.kernels.decode_attention:decode_attention"
     how = {"scales": 100 * scales}
-    result = interpreter(name, queries, cache, tables, world.integers([40]), **how)[0]
+    result = interpreter(name, queries, cache, tables, world.integers([40]), **how)
     assert torch.isfinite(result).all()
 
 
@@ -156,7 +173,7 @@ def test_the_grid_of_decode_is_what_fits_at_a_time(monkeypatch):
     h100 = DeviceLimits(132, 227 * 2**10, 228 * 2**10, 2048)
     for _ in range(2):
         decode_attention.decode_attention(queries, cache, tables, torch.empty(600), limits=h100)
-    assert grids == [(8, -(-132 // 8)), (8, -(-3 * 132 // 8))]
+    assert grids == [(8, 132 // 8), (8, 3 * 132 // 8)]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,13 @@ def test_a_cache_of_eight_bits(world, head_dim, storage):
     cases.check_prefill(world, [(3000, 50), (0, 90)], head_dim=head_dim, storage=storage)
 
 
+@pytest.mark.parametrize("storage", [None, torch.float8_e4m3fn], ids=str)
+def test_softcaps_and_sinks_behind_a_window(world, storage):
+    how = {"softcap": 30.0, "with_sinks": True, "head_dim": 80, "group": 3, "storage": storage}
+    cases.check_decode(world, [5, 0, 700], splits=2, window=600, **how)
+    cases.check_prefill(world, [(0, 70), (1100, 9)], window=600, **how)
+
+
 def test_a_cache_whose_offsets_pass_32_bits():
     """2**31 elements and more lie before the last blocks."""
     heads, head_dim = 8, 128

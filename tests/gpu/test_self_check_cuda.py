@@ -20,7 +20,7 @@ from backend.models.loading import load_network
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "qwen3_moe", "gemma2", "gpt_oss"])
 def test_every_kernel_passes(checkpoint, family, dtype):
     device = torch.device("cuda")
     network = load_network(checkpoint(family)[0], device=device, dtype=dtype)

@@ -157,6 +157,8 @@ def compile_for(architecture: int, launch: Launch, folder: Path) -> Compiled:
     """Compile as Triton would when launched: it looks at the arguments' types and alignment."""
     names = list(launch.kernel.arg_names)
     constants = {name: value for name, value in launch.meta.items() if name not in _OPTIONS}
+    declared = {each.name for each in launch.kernel.params if each.is_constexpr}
+    assert declared == set(constants), (launch.kernel.__name__, declared ^ set(constants))
     types = {}
     attributes = {}
     for place, (name, value) in enumerate(zip(names, launch.arguments, strict=False)):
