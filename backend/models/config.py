@@ -74,9 +74,7 @@ class ConfigKeys:
 
     def optional_positive(self, key: str, default: int | None = None) -> int | None:
         """Return a number that is at least 1; None where the file says null."""
-        if key in self.values and self.values[key] is None:
-            return None
-        return default if key not in self.values else self.positive(key)
+        return None if self.values.get(key, default) is None else self.positive(key, default)
 
     def above_zero(self, key: str, default: float | None = None) -> float:
         """Return a number greater than 0."""

@@ -111,16 +111,13 @@ class Decoder:
         self.attended_size = config.num_heads * config.head_dim
         """Numbers that an attention returns for a token."""
         self.attention_layers = tuple(
-            AttentionLayer(index, window, layer.head_norm)
-            for index, (layer, window) in enumerate(
-                zip(weights.layers, config.windows, strict=True)
-            )
+            AttentionLayer(index, window, weights.layers[index].head_norm)
+            for index, window in enumerate(config.windows)
         )
         self._rotations = rotations
         self._operations = operations
         # The norm after a layer is the next one's first, so that it fuses with the addition.
-        next_norms = [layer.input_norm for layer in weights.layers[1:]]
-        self._next_norms = (*next_norms, weights.final_norm)
+        self._next_norms = [each.input_norm for each in weights.layers[1:]] + [weights.final_norm]
         self.logits = weights.head
         """From hidden states [rows, hidden] of ``forward`` to [rows, vocab]."""
 

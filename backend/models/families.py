@@ -169,29 +169,22 @@ def _with_windows(keys: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     window = keys.optional_positive("sliding_window", _DEFAULT_WINDOW)
     if not keys.get("use_sliding_window", bool, False):
         window = None
-    num_layers = config.num_layers
-    types = keys.names("layer_types")
+    num_layers, types = config.num_layers, keys.names("layer_types")
     if types is None:
         first = keys.get("max_window_layers", int, 28)
         windows = tuple(window if layer >= first else None for layer in range(num_layers))
         return replace(config, windows=windows)
     if len(types) != num_layers:
         raise keys.refusal("layer_types", f"{len(types)} types for {num_layers} layers")
-    return replace(config, windows=tuple(_window_of(keys, kind, window) for kind in types))
-
-
-def _window_of(keys: ConfigKeys, kind: str, window: int | None) -> int | None:
-    match kind:
-        case "full_attention":
-            return None
-        case "sliding_attention":
-            if window is None:
-                raise keys.refusal(
-                    "layer_types", "sliding_attention without sliding_window and use_sliding_window"
-                )
-            return window
-        case _:
+    for kind in types:
+        if kind not in {"full_attention", "sliding_attention"}:
             raise keys.refusal("layer_types", f"{kind!r} is not supported")
+        if kind == "sliding_attention" and window is None:
+            raise keys.refusal(
+                "layer_types", "sliding_attention without sliding_window and use_sliding_window"
+            )
+    windows = tuple(window if kind == "sliding_attention" else None for kind in types)
+    return replace(config, windows=windows)
 
 
 def _with_experts(keys: ConfigKeys, config: DecoderConfig, experts: ExpertsConfig) -> DecoderConfig:

@@ -7,6 +7,7 @@ one tensor more.
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -94,57 +95,41 @@ class _RandomTensors:
             out.normal_(0.0, _RANDOM_SCALE, generator=self._generator)
 
 
+@dataclass(slots=True)
 class _Builder:
     """Allocates fused buffers and has them filled."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        tensors: Tensors,
-        device: torch.device,
-        dtype: torch.dtype,
-        tell: Callable[[str], None],
-        *,
-        held: CheckpointFormat | None,
-        int8: bool,
-    ) -> None:
-        self._config = config
-        self._tensors = tensors
-        self._device = device
-        self._dtype = dtype
-        self._tell = tell
-        self._held = held
-        self._int8 = int8
-        self._bytes = 0
+    config: DecoderConfig
+    tensors: Tensors
+    device: torch.device
+    dtype: torch.dtype
+    tell: Callable[[str], None]
+    held: CheckpointFormat | None
+    int8: bool
+    num_bytes: int = 0
 
     def build(self) -> DecoderWeights:
-        config = self._config
-        shape = (config.vocab_size, config.hidden_size)
-        embedding, head = self._embedding(shape)
+        config = self.config
+        embedding, head = self._embedding((config.vocab_size, config.hidden_size))
         layers: list[DecoderLayer] = []
         tenth = max(config.num_layers // 10, 1)
         for index in range(config.num_layers):
             layers.append(self._layer(index))
-            self._tell(f"{index + 1} of {config.num_layers} layers of {self._tensors.source}")
-            if self._bytes > _LARGE_BYTES and (index + 1) % tenth == 0:
+            self.tell(f"{index + 1} of {config.num_layers} layers of {self.tensors.source}")
+            if self.num_bytes > _LARGE_BYTES and (index + 1) % tenth == 0:
                 logger.info(
                     "%s: %d of %d layers, %.1f GiB",
-                    self._tensors.source,
+                    self.tensors.source,
                     index + 1,
                     config.num_layers,
-                    self._bytes / 2**30,
+                    self.num_bytes / 2**30,
                 )
-        return DecoderWeights(
-            embedding=embedding,
-            layers=tuple(layers),
-            final_norm=self._norm("model.norm"),
-            head=head,
-        )
+        return DecoderWeights(embedding, tuple(layers), self._norm("model.norm"), head)
 
     def _embedding(self, shape: tuple[int, int]) -> tuple[Embedding, Linear]:
         rows = self._single("model.embed_tokens.weight", shape)
-        tied, dtype = self._config.tied_embeddings, self._dtype
-        if not self._int8:
+        tied, dtype = self.config.tied_embeddings, self.dtype
+        if not self.int8:
             matrix = rows if tied else self._single("lm_head.weight", shape)
             return Embedding(rows, dtype, shape[1], shared=tied), DenseLinear(matrix)
         codes = quantize(rows)
@@ -156,7 +141,7 @@ class _Builder:
         return quantized_embedding(codes, dtype, head), head
 
     def _layer(self, index: int) -> DecoderLayer:
-        config, prefix = self._config, f"model.layers.{index}."
+        config, prefix = self.config, f"model.layers.{index}."
         attention = prefix + "self_attn."
         query_rows = config.num_heads * config.head_dim
         experts = config.experts
@@ -175,7 +160,7 @@ class _Builder:
         )
 
     def _qkv(self, attention: str) -> Linear:
-        config = self._config
+        config = self.config
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         parts = (
             ((f"{attention}qkv_proj", queries + 2 * keys),)
@@ -186,40 +171,35 @@ class _Builder:
                 (f"{attention}v_proj", keys),
             )
         )
-        heads = torch.arange(queries + 2 * keys, device=self._device)
-        heads[: queries + keys] = interleave(
-            heads[: queries + keys], config.head_dim, config.rotary.dim
-        )
+        heads = torch.arange(queries + 2 * keys, device=self.device)
+        turning = heads[: queries + keys]
+        turning.copy_(interleave(turning, config.head_dim, config.rotary.dim))
         return self._linear(parts, config.hidden_size, bias=config.qkv_bias, order=heads)
 
     def _head_norm(self, attention: str) -> RMSNorm:
-        config = self._config
+        config, size = self.config, self.config.head_dim
         query, key = (
-            interleave(
-                self._single(f"{attention}{name}.weight", (config.head_dim,)),
-                config.head_dim,
-                config.rotary.dim,
-            )
+            interleave(self._single(f"{attention}{name}.weight", (size,)), size, config.rotary.dim)
             for name in ("q_norm", "k_norm")
         )
         each = [query] * config.num_heads + [key] * config.num_kv_heads
         return RMSNorm(torch.stack(each), config.rms_eps)
 
     def _kv_scales(self, attention: str) -> Tensor | None:
-        heads = self._config.num_kv_heads
+        heads = self.config.num_kv_heads
         scales = torch.ones(2, heads)
         names = [f"{attention}{each}_scale" for each in ("k", "v")]
-        found = [name for name in names if self._tensors.has(name)]
+        found = [name for name in names if self.tensors.has(name)]
         for name in found:
             shapes = ((1,), (), (heads,), (heads, 1, 1))
-            read = self._tensors.read(name, shapes, FLOATS).float().flatten()
+            read = self.tensors.read(name, shapes, FLOATS).float().flatten()
             if not bool((read > 0).all()):
-                raise ModelLoadError(f"{self._tensors.source}: tensor {name} is not above 0")
+                raise ModelLoadError(f"{self.tensors.source}: tensor {name} is not above 0")
             scales[names.index(name)] = read
-        return scales.flatten().to(self._device) if found else None
+        return scales.flatten().to(self.device) if found else None
 
     def _mlp(self, mlp: str) -> MLP:
-        config = self._config
+        config = self.config
         hidden, inner = config.hidden_size, config.intermediate_size
         parts = (
             ((f"{mlp}gate_up_proj", 2 * inner),)
@@ -232,7 +212,7 @@ class _Builder:
         )
 
     def _experts(self, module: str, experts: ExpertsConfig) -> Experts:
-        hidden, inner = self._config.hidden_size, experts.intermediate_size
+        hidden, inner = self.config.hidden_size, experts.intermediate_size
         gate, up, down = experts.projections
         router = self._single(f"{module}gate.weight", (experts.num_experts, hidden))
         if self._is_quantized(f"{module}experts.0.{gate}"):
@@ -249,18 +229,18 @@ class _Builder:
             )
         last = f"{module}experts.{experts.num_experts - 1}."
         for name in (gate, up):
-            self._tensors.expect(f"{last}{name}.weight", (inner, hidden))
-        self._tensors.expect(f"{last}{down}.weight", (hidden, inner))
+            self.tensors.expect(f"{last}{name}.weight", (inner, hidden))
+        self.tensors.expect(f"{last}{down}.weight", (hidden, inner))
         gates_ups = self._empty(f"{last}{gate}.weight", (experts.num_experts, 2 * inner, hidden))
         downs = self._empty(f"{last}{down}.weight", (experts.num_experts, hidden, inner))
         for expert in range(experts.num_experts):
             buffers = (gates_ups[expert, :inner], gates_ups[expert, inner:], downs[expert])
             for name, buffer in zip(experts.projections, buffers, strict=True):
-                self._tensors.read_into(f"{module}experts.{expert}.{name}.weight", buffer)
+                self.tensors.read_into(f"{module}experts.{expert}.{name}.weight", buffer)
         return Experts(router, gates_ups, downs, top_k=experts.top_k, normalised=experts.normalised)
 
     def _is_quantized(self, name: str) -> bool:
-        return self._int8 or (self._held is not None and self._held.holds(self._tensors, name))
+        return self.int8 or (self.held is not None and self.held.holds(self.tensors, name))
 
     def _linear(
         self,
@@ -271,58 +251,57 @@ class _Builder:
         order: Tensor | None = None,
     ) -> Linear:
         """Join the linear maps ``parts``, name and number of rows of each; ``order`` their rows."""
-        held = self._held
+        held = self.held
         weight: Tensor | QuantizedWeight
-        if held is not None and held.holds(self._tensors, parts[0][0]):
-            read = [held.read(self._tensors, name, (count, size)) for name, count in parts]
-            weight = QuantizedWeight.join(read).to(self._device)
+        if held is not None and held.holds(self.tensors, parts[0][0]):
+            read = [held.read(self.tensors, name, (count, size)) for name, count in parts]
+            weight = QuantizedWeight.join(read).to(self.device)
             if order is not None:
                 weight = weight.take(order)
         else:
             weight = self._fused(parts, "weight", (size,))
             if order is not None:
                 weight.copy_(weight.index_select(0, order))
-            if self._int8:
+            if self.int8:
                 weight = quantize(weight)
         vector = self._fused(parts, "bias", ()) if bias else None
         if vector is not None and order is not None:
             vector = vector.index_select(0, order)
         if isinstance(weight, Tensor):
             return DenseLinear(weight, vector)
-        return quantized_linear(weight, vector, self._dtype)
+        return quantized_linear(weight, vector, self.dtype)
 
     def _fused(self, parts: Sequence[tuple[str, int]], kind: str, size: tuple[int, ...]) -> Tensor:
         """Join the weights or biases of ``parts``."""
         for name, count in parts:
-            self._tensors.expect(f"{name}.{kind}", (count, *size))
+            self.tensors.expect(f"{name}.{kind}", (count, *size))
         rows = sum(count for _, count in parts)
         fused = self._empty(f"{parts[0][0]}.{kind}", (rows, *size))
         start = 0
         for name, count in parts:
-            self._tensors.read_into(f"{name}.{kind}", fused[start : start + count])
+            self.tensors.read_into(f"{name}.{kind}", fused[start : start + count])
             start += count
         return fused
 
     def _norm(self, name: str) -> RMSNorm:
-        return RMSNorm(
-            self._single(f"{name}.weight", (self._config.hidden_size,)), self._config.rms_eps
-        )
+        weight = self._single(f"{name}.weight", (self.config.hidden_size,))
+        return RMSNorm(weight, self.config.rms_eps)
 
     def _single(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        self._tensors.expect(name, shape)
+        self.tensors.expect(name, shape)
         tensor = self._empty(name, shape)
-        self._tensors.read_into(name, tensor)
+        self.tensors.read_into(name, tensor)
         return tensor
 
     def _empty(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Allocate what the tensor ``name`` is the first part of."""
-        size = math.prod(shape) * self._dtype.itemsize
+        size = math.prod(shape) * self.dtype.itemsize
         try:
-            buffer = torch.empty(shape, device=self._device, dtype=self._dtype)
+            buffer = torch.empty(shape, device=self.device, dtype=self.dtype)
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on CPU there is no other
             raise ModelLoadError(
-                f"{self._tensors.source}: tensor {name}: out of memory on {self._device}: "
-                f"{size / 2**20:.0f} MiB more, after {self._bytes / 2**20:.0f} MiB of weights"
+                f"{self.tensors.source}: tensor {name}: out of memory on {self.device}: "
+                f"{size / 2**20:.0f} MiB more, after {self.num_bytes / 2**20:.0f} MiB of weights"
             ) from error
-        self._bytes += size
+        self.num_bytes += size
         return buffer

@@ -66,9 +66,8 @@ class CheckpointFormat:
             # transformers gives the scale of a whole tensor the name of its blocks' scales.
             inverse = f"{name}.weight_scale_inv"
             is_inverse = self.name == "fp8" and checkpoint.has(inverse)
-            found = checkpoint.read(
-                inverse if is_inverse else f"{name}.weight_scale", shapes, FLOATS
-            )
+            scale = inverse if is_inverse else f"{name}.weight_scale"
+            found = checkpoint.read(scale, shapes, FLOATS)
             scales = found.float().reshape(-1, 1).expand(rows, 1).contiguous()
             return QuantizedWeight(codes, scales, None, columns)
         height, width = self.block
@@ -92,10 +91,6 @@ class CheckpointFormat:
             # The format takes one from each zero point of a word at once, borrows included.
             words = words + sum(1 << (self.bits * place) for place in range(each))
         zeros = _unpacked(words, self.bits).reshape(groups, rows)
-        if self.needs_order and not checkpoint.has(f"{name}.g_idx"):
-            raise ModelLoadError(
-                f"{checkpoint.source}: tensor {name}.g_idx is missing, and desc_act is true"
-            )
         if checkpoint.has(f"{name}.g_idx"):
             order = checkpoint.read(f"{name}.g_idx", ((columns,),), integers)
             if not torch.equal(order, torch.arange(columns, dtype=torch.int32) // size):
@@ -103,6 +98,10 @@ class CheckpointFormat:
                     f"{checkpoint.source}: tensor {name}.g_idx: columns in order of activation "
                     "(desc_act) are not supported"
                 )
+        elif self.needs_order:
+            raise ModelLoadError(
+                f"{checkpoint.source}: tensor {name}.g_idx is missing, and desc_act is true"
+            )
         return self._grouped(checkpoint, name, codes, zeros.t(), size)
 
     def _read_awq(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> QuantizedWeight:
