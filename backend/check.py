@@ -108,9 +108,8 @@ def _run(options: EngineOptions, report: dict[str, Any]) -> None:
         )
         report |= {"passed": False, "error": f"Triton cannot compile: {reason}"}
         return
-    bandwidth = report["copy_bytes_per_s"] = (
-        copy_bandwidth(device, _COPIED_BYTES) if on_cuda else None
-    )
+    bandwidth = copy_bandwidth(device, _COPIED_BYTES) if on_cuda else None
+    report["copy_bytes_per_s"] = bandwidth
     if bandwidth is not None:
         print(f"memory bandwidth    {bandwidth / 1e9:.0f} GB/s, read and written by a copy\n")
     models = report["models"]

@@ -193,29 +193,23 @@ class InputBatchBuilder:
         decodes = len(places) == len(step.rows) == len(laid_out.logit_rows)
         self._last = laid_out if decodes and not laid_out.scored else None
         batch = self._placed(laid_out, where, what)
-        for slot in (
-            self._pending_last_tokens.keys()
-            & laid_out.rows.slots[: laid_out.rows.num_singles].tolist()
-        ):
+        singles_slots = laid_out.rows.slots[: laid_out.rows.num_singles].tolist()
+        for slot in self._pending_last_tokens.keys() & singles_slots:
             del self._pending_last_tokens[slot]  # the device knows it now
         return batch
 
-    def _advanced(
-        self, step: StepBatch, places: list[int], padded: int | None
-    ) -> "_LaidOut | None":
+    def _advanced(self, step: StepBatch, places: list[int], padded: int | None) -> _LaidOut | None:
         """Return the layout of the step before moved on by one token, None if this is another."""
         last = self._last
         if last is None or step.new or padded != last.padded or places != last.places:
             return None
         slots, starts = last.rows.slots.tolist(), last.rows.starts.tolist()
-        if not self._pending_last_tokens.keys().isdisjoint(slots):
+        if len(places) != len(step.rows) or not self._pending_last_tokens.keys().isdisjoint(slots):
             return None
         for place, slot, start in zip(places, slots, starts, strict=True):
             row = step.rows[place]
             if row.slot != slot or row.start != start + 1:
                 return None
-        if len(places) != len(step.rows):
-            return None
         last.rows = rows = replace(last.rows, starts=last.rows.starts + np.int32(1))
         if rows.num_padded > len(places) or not (rows.starts % BLOCK_SIZE).all():
             last.positions, last.slot_mapping = self._positions(rows)
@@ -230,7 +224,7 @@ class InputBatchBuilder:
         padded: int | None,
         where: list[Ints],
         what: list[Ints],
-    ) -> "_LaidOut":
+    ) -> _LaidOut:
         places = singles + [place for place, row in enumerate(step.rows) if row.num_tokens > 1]
         ordered = [step.rows[place] for place in places]
         rows = HostRows(
@@ -264,7 +258,7 @@ class InputBatchBuilder:
             is_plain=places == sorted(places) and len(sampled) == len(logit_rows),
         )
 
-    def _placed(self, laid_out: "_LaidOut", where: list[Ints], what: list[Ints]) -> InputBatch:
+    def _placed(self, laid_out: _LaidOut, where: list[Ints], what: list[Ints]) -> InputBatch:
         """Send a layout to the device and let attention plan."""
         rows, own = laid_out.rows, laid_out.own
         lengths = np.zeros(rows.num_padded, np.int32)
@@ -273,9 +267,7 @@ class InputBatchBuilder:
         whole = not laid_out.scored and (
             laid_out.padded is not None or len(laid_out.logit_rows) == num_tokens
         )
-        picked = _NOTHING
-        if not whole:
-            picked = np.concatenate([laid_out.logit_rows, laid_out.scored_rows])
+        picked = _NOTHING if whole else np.concatenate([laid_out.logit_rows, laid_out.scored_rows])
         layout = [
             laid_out.tokens,
             laid_out.positions,
@@ -383,8 +375,7 @@ class InputBatchBuilder:
         """Return the tokens of the spans behind zeros, which the device fills in."""
         parts = [np.zeros(rows.num_padded, np.int32)]
         for slot, start, count, _, drafted in spans:
-            known = _ints(drafted) if drafted else self._known[slot][start : start + count]
-            parts.append(known)
+            parts.append(_ints(drafted) if drafted else self._known[slot][start : start + count])
         return np.concatenate(parts)
 
     def _positions(self, rows: HostRows) -> tuple[Ints, Ints]:
@@ -394,15 +385,9 @@ class InputBatchBuilder:
         positions = np.zeros(num_tokens, np.int32)
         positions[:singles] = rows.starts[:singles]
         mapping = np.zeros(num_tokens, np.int32)
-        own = rows.slots[:singles], rows.starts[:singles]
-        mapping[:singles] = self._places(*own)
+        mapping[:singles] = self._places(rows.slots[:singles], rows.starts[:singles])
         at = rows.num_padded
-        for slot, start, count in zip(
-            rows.slots[singles:].tolist(),
-            rows.starts[singles:].tolist(),
-            rows.counts[singles:].tolist(),
-            strict=True,
-        ):
+        for slot, start, count in rows.spans():
             here = np.arange(start, start + count, dtype=np.int32)
             positions[at : at + count] = here
             mapping[at : at + count] = self._places(slot, here)

@@ -76,7 +76,10 @@ class SampledTokens:
         self._tokens = _to_host(tokens)
         self._finite = _to_host(finite)
         self._logprobs = None if logprobs is None else logprobs.to_host()
-        self._arrived = _mark(tokens)
+        self._arrived: Any = None
+        if tokens.device.type == "cuda":
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
 
     def fetch(self) -> tuple[list[int], list[bool], dict[int, TokenLogprobs]]:
         """Wait for the copy; return tokens, whether each row was finite, and log probabilities."""
@@ -170,8 +173,6 @@ class PromptLogprobs:
 
     def take(self, slot: int) -> tuple[TokenLogprobs, ...]:
         """Return what was gathered for the prompt of ``slot``, once."""
-        if not self._gathered:
-            return ()
         known = self._gathered.pop(slot, {})
         return tuple(known[at] for at in sorted(known))
 
@@ -187,11 +188,3 @@ def on_device(values: NDArray[np.generic], like: Tensor) -> Tensor:
 def _to_host(tensor: Tensor) -> Tensor:
     # Into pinned memory, where it comes from a GPU.
     return tensor.to("cpu", non_blocking=True)
-
-
-def _mark(tensor: Tensor) -> Any:
-    if tensor.device.type != "cuda":
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event

@@ -114,8 +114,7 @@ class Checkpoint:
 
     def read_into(self, name: str, out: Tensor) -> None:
         """Copy the tensor ``name`` into ``out``, which has the shape wanted; cast if need be."""
-        tensor = self.read(name, (tuple(out.shape),), FLOATS)
-        out.copy_(tensor)
+        out.copy_(self.read(name, (tuple(out.shape),), FLOATS))
         if not _is_finite(out):
             raise _refusal(self._path_of[name], name, f"has values that do not fit {out.dtype}")
 
@@ -139,11 +138,8 @@ class Checkpoint:
 
     def close(self) -> None:
         """Tell of tensors that nobody read: a config that does not fit looks like that."""
-        unread = [
-            name
-            for name in self._path_of
-            if name not in self._read and not name.endswith(_NEEDLESS)
-        ]
+        unread = sorted(self._path_of.keys() - self._read)
+        unread = [name for name in unread if not name.endswith(_NEEDLESS)]
         if unread:
             logger.warning(
                 "%s: %d tensors are not used, such as %s", self.source, len(unread), unread[0]

@@ -12,7 +12,7 @@ imported here and nowhere else.
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,24 +41,14 @@ class SeenAttention:
     rules: ScoreRules | None
 
 
+@dataclass(slots=True)
 class _Step:
     """What the attention modules of one model find: who attends, and which layer they are."""
 
-    def __init__(self) -> None:
-        self.attention: Attention | None = None
-        self.layers: dict[int, int] = {}
-        self.seen: list[SeenAttention] | None = None
-        """Where attentions are noted instead of computed."""
-
-    def attend(self, layer: AttentionLayer, qkv: Tensor, num_heads: int) -> Tensor:
-        if self.seen is not None:
-            num_kv_heads = (qkv.shape[1] - num_heads) // 2
-            shape = (num_heads, num_kv_heads, qkv.shape[2])
-            self.seen.append(SeenAttention(layer.index, shape, layer.window, layer.rules))
-            return torch.zeros_like(qkv[:, :num_heads]).flatten(1)
-        if self.attention is None:
-            raise RuntimeError("no step is under way")
-        return self.attention.forward(layer, qkv, None)
+    attention: Attention | None = None
+    layers: dict[int, int] = field(default_factory=dict)
+    seen: list[SeenAttention] | None = None
+    """Where attentions are noted instead of computed."""
 
 
 class GenericModel:
@@ -156,16 +146,20 @@ def _attend(
     _, num_heads, num_tokens, head_dim = query.shape
     if scaling is not None and not math.isclose(scaling * math.sqrt(head_dim), 1.0):
         query = query * (scaling * math.sqrt(head_dim))
-    value_dim = value.shape[-1]
-    if value_dim < head_dim:
-        value = functional.pad(value, (0, head_dim - value_dim))
     rules = ScoreRules(softcap, s_aux) if softcap is not None or s_aux is not None else None
     index = step.layers.setdefault(id(module), len(step.layers))
-    attended = step.attend(
-        AttentionLayer(index, sliding_window, rules=rules),
-        torch.cat((query[0], key[0], value[0])).transpose(0, 1).contiguous(),
-        num_heads,
-    )
+    value_dim = value.shape[-1]
+    if step.seen is not None:
+        shape = (num_heads, key.shape[1], head_dim)
+        step.seen.append(SeenAttention(index, shape, sliding_window, rules))
+        return query.new_zeros(1, num_tokens, num_heads, value_dim), None
+    if step.attention is None:
+        raise RuntimeError("no step is under way")
+    if value_dim < head_dim:
+        value = functional.pad(value, (0, head_dim - value_dim))
+    qkv = torch.cat((query[0], key[0], value[0])).transpose(0, 1).contiguous()
+    layer = AttentionLayer(index, sliding_window, rules=rules)
+    attended = step.attention.forward(layer, qkv, None)
     return attended.view(1, num_tokens, num_heads, head_dim)[..., :value_dim], None
 
 
@@ -199,9 +193,8 @@ def load_generic(
         raise
     except Exception as error:
         raise ModelLoadError(f"{directory}: {first_line(error)}") from error
-    for problem in ("missing_keys", "mismatched_keys"):
+    for problem, word in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape")):
         if names := sorted(str(name) for name in loaded[problem]):
-            word = "is missing" if problem == "missing_keys" else "has another shape"
             raise ModelLoadError(
                 f"{directory}: tensor {names[0]} {word} ({len(names)} such tensors)"
             )

@@ -59,6 +59,7 @@ def verify(model: GenericModel, checkpoint_dtype: str) -> ModelShape:
 
     The refusal names the greatest difference that was measured.
     """
+    name = f"{model.source}: {model.config.model_type}"
     vocab_size = int(model.config.vocab_size)
     prompts = [
         torch.arange(length, device=model.device) * 37 % (min(vocab_size, 500) - number)
@@ -72,13 +73,20 @@ def verify(model: GenericModel, checkpoint_dtype: str) -> ModelShape:
         with _short_windows(model):
             computed = _in_steps(model, prompts, shape.num_heads)
     except ModelLoadError as error:
-        raise ModelLoadError(f"{model.source}: {_name(model)}: {error}") from error
+        raise ModelLoadError(f"{name}: {error}") from error
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         problem = f"does not run with paged attention: {first_line(error)}"
-        raise ModelLoadError(f"{model.source}: {_name(model)} {problem}") from error
-    _compare(model, torch.cat(expected).float(), torch.cat(computed).float())
+        raise ModelLoadError(f"{name} {problem}") from error
+    alone, packed = torch.cat(expected).float(), torch.cat(computed).float()
+    tolerance = _TOLERANCE[model.dtype]
+    difference = float((alone - packed).abs().max() / alone.std())
+    if not difference <= tolerance:  # NaN is refused too
+        raise ModelLoadError(
+            f"{name} computes something else with paged attention: logits "
+            f"differ by {difference:.3g} standard deviations, {tolerance:g} are allowed"
+        )
     return shape
 
 
@@ -141,17 +149,3 @@ def _short_windows(model: GenericModel) -> Iterator[None]:
     finally:
         for holder, window in before:
             holder.sliding_window = window
-
-
-def _compare(model: GenericModel, expected: Tensor, computed: Tensor) -> None:
-    tolerance = _TOLERANCE[model.dtype]
-    difference = float((expected - computed).abs().max() / expected.std())
-    if not difference <= tolerance:  # NaN is refused too
-        raise ModelLoadError(
-            f"{model.source}: {_name(model)} computes something else with paged attention: logits "
-            f"differ by {difference:.3g} standard deviations, {tolerance:g} are allowed"
-        )
-
-
-def _name(model: GenericModel) -> str:
-    return str(model.config.model_type)

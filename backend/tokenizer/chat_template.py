@@ -123,14 +123,12 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the model's chat template cannot read these messages: {error}"
             ) from error
-        return _up_to_end(text) if continue_final_message else text
-
-
-def _up_to_end(text: str) -> str:
-    at = text.rfind(_END.rstrip())
-    if at < 0:
-        raise ChatTemplateError(
-            "the model's chat template leaves the last message out, so it cannot be continued"
-        )
-    # A template that trims messages has taken the mark's last character, a space.
-    return text[:at] if text.startswith(_END, at) else text[:at].rstrip()
+        if not continue_final_message:
+            return text
+        at = text.rfind(_END.rstrip())
+        if at < 0:
+            raise ChatTemplateError(
+                "the model's chat template leaves the last message out, so it cannot be continued"
+            )
+        # A template that trims messages has taken the mark's last character, a space.
+        return text[:at] if text.startswith(_END, at) else text[:at].rstrip()

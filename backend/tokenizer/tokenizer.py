@@ -71,10 +71,9 @@ class Tokenizer:
         except ValueError as error:
             raise ModelLoadError(f"{directory}: {error}") from error
         eos = _generation_eos(directory)
-        if (
-            "eos_token" in special
-            and (token_id := backend.token_to_id(special["eos_token"])) is not None
-        ):
+        eos_token = special.get("eos_token")
+        token_id = None if eos_token is None else backend.token_to_id(eos_token)
+        if token_id is not None:
             eos |= {token_id}
         return cls(backend, eos_token_ids=eos, template=template)
 

@@ -201,13 +201,7 @@ class TorchAttention:
     def _spans_of(self, rows: HostRows) -> tuple[_Span, ...]:
         result: list[_Span] = []
         start = rows.num_padded
-        spans = slice(rows.num_singles, None)
-        for slot, done, count in zip(
-            rows.slots[spans].tolist(),
-            rows.starts[spans].tolist(),
-            rows.counts[spans].tolist(),
-            strict=True,
-        ):
+        for slot, done, count in rows.spans():
             table = rows.tables[slot : slot + 1, : blocks_for(done + count)]
             cache_rows = self._cache_rows(table) if done else None
             result.append(_Span(start, start + count, done, cache_rows))

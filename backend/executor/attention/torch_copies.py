@@ -135,9 +135,8 @@ class _Group:
         heads = torch.arange(self._batch, device=like.device)
         self._row_starts = (heads * room).view(slots, 1, -1)
         # The rows of a slot's keys, then of its values.
-        self._kv_starts = torch.cat(
-            [self._row_starts, self._row_starts + self._batch * room], dim=1
-        ).view(slots, -1)
+        starts = [self._row_starts, self._row_starts + self._batch * room]
+        self._kv_starts = torch.cat(starts, dim=1).view(slots, -1)
         self._lengths: list[int] = []
         self._width = 0
         self._write_rows = heads
@@ -153,10 +152,6 @@ class _Group:
     def has_room(self) -> bool:
         """Whether ``advance`` may be called."""
         return max(self._lengths) < self.room
-
-    def fits(self, num_sequences: int, length: int) -> bool:
-        """Whether so many fit, the longest of so many tokens."""
-        return num_sequences <= self.slots and length <= self.room
 
     def assign(self, scheduled: SequenceOf[Single], stays: dict[int, int], tables: Ints) -> None:
         """Take exactly these sequences, leaving those of ``stays`` where they are.
@@ -181,7 +176,10 @@ class _Group:
             copy[:, : len(seated) * self._num_kv_heads, min(self._width, width) : width] = 0
         for slot, (before, each) in enumerate(zip(seats, seated, strict=True)):
             if before is None:
-                self._clear(slot, width)
+                rows = slice(slot * self._num_kv_heads, (slot + 1) * self._num_kv_heads)
+                self._mask[rows] = -torch.inf
+                for copy in self._copies:
+                    copy[:, rows, :width] = 0
             first = 0 if before is None else stays[each.slot]
             if first < each.start:
                 self._fill(slot, tables[each.slot], first, each.start)
@@ -206,12 +204,6 @@ class _Group:
         stop = start + len(self.members)
         mask = self._mask[: len(self.members) * self._num_kv_heads, :, : self._width]
         return CopiedGroup(start, stop, mask, self._write_rows, self._layers)
-
-    def _clear(self, slot: int, width: int) -> None:
-        rows = slice(slot * self._num_kv_heads, (slot + 1) * self._num_kv_heads)
-        self._mask[rows] = -torch.inf
-        for copy in self._copies:
-            copy[:, rows, :width] = 0
 
     def _fill(self, slot: int, table: Ints, first: int, stop: int) -> None:
         """Copy tokens ``first`` to ``stop`` from the pool."""
@@ -311,7 +303,7 @@ class KVCopies:
     def _group_for(self, members: list[Single], before: list[_Group]) -> _Group | None:
         """Take the old group that knows the most of them, or else a new one; None: no memory."""
         length = members[-1].start + 1
-        fitting = [group for group in before if group.fits(len(members), length)]
+        fitting = [each for each in before if len(members) <= each.slots and length <= each.room]
         if fitting:
             wanted = {each.slot for each in members}
             best = max(fitting, key=lambda group: len(wanted.intersection(group.members)))

@@ -101,7 +101,8 @@ class SlotSampling:
                 params.top_p,
             )
             self._special.discard(slot)
-            if _is_special(params):
+            is_special = params.is_penalised or params.logit_bias or params.min_tokens
+            if is_special or params.logprobs is not None:
                 self._special.add(slot)
             self._last = None
 
@@ -199,12 +200,6 @@ def _kind(params: SamplingParams) -> int:
     if params.top_k:
         return _TOP_K
     return _NUCLEUS if params.top_p < 1.0 else _PLAIN
-
-
-def _is_special(params: SamplingParams) -> bool:
-    return bool(
-        params.is_penalised or params.logit_bias or params.min_tokens or params.logprobs is not None
-    )
 
 
 def _index(rows: NDArray[np.intp] | list[int], num_rows: int, like: Tensor) -> Tensor | None:
