@@ -193,8 +193,8 @@ class InputBatchBuilder:
         decodes = len(places) == len(step.rows) == len(laid_out.logit_rows)
         self._last = laid_out if decodes and not laid_out.scored else None
         batch = self._placed(laid_out, where, what)
-        singles_slots = laid_out.rows.slots[: laid_out.rows.num_singles].tolist()
-        for slot in self._pending_last_tokens.keys() & singles_slots:
+        decoding = laid_out.rows.slots[: laid_out.rows.num_singles].tolist()
+        for slot in self._pending_last_tokens.keys() & decoding:
             del self._pending_last_tokens[slot]  # the device knows it now
         return batch
 

@@ -93,9 +93,9 @@ class Checkpoint:
         # By the names that safetensors has for types; words hold several codes.
         codes = {"F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 32 // bits}
         needed = 0.0
-        for name in self._path_of:
+        for name, path in self._path_of.items():
             count = math.prod(self._shape(name))
-            kind = self._kind(name)
+            kind = self._open(path).get_slice(name).get_dtype()
             needed += count * (codes[kind] * code_bytes if kind in codes else dtype.itemsize)
         room = _room(device)
         if needed > room:
@@ -154,9 +154,6 @@ class Checkpoint:
             return tuple(self._open(path).get_slice(name).get_shape())
         except SafetensorError as error:
             raise _refusal(path, name, f"cannot be read: {error}") from error
-
-    def _kind(self, name: str) -> str:
-        return str(self._open(self._path_of[name]).get_slice(name).get_dtype())
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:

@@ -112,18 +112,13 @@ class _Builder:
         config = self.config
         embedding, head = self._embedding((config.vocab_size, config.hidden_size))
         layers: list[DecoderLayer] = []
-        tenth = max(config.num_layers // 10, 1)
-        for index in range(config.num_layers):
-            layers.append(self._layer(index))
-            self.tell(f"{index + 1} of {config.num_layers} layers of {self.tensors.source}")
-            if self.num_bytes > _LARGE_BYTES and (index + 1) % tenth == 0:
-                logger.info(
-                    "%s: %d of %d layers, %.1f GiB",
-                    self.tensors.source,
-                    index + 1,
-                    config.num_layers,
-                    self.num_bytes / 2**30,
-                )
+        source, total = self.tensors.source, config.num_layers
+        for count in range(1, total + 1):
+            layers.append(self._layer(count - 1))
+            self.tell(f"{count} of {total} layers of {source}")
+            if self.num_bytes > _LARGE_BYTES and count % max(total // 10, 1) == 0:
+                gib = self.num_bytes / 2**30
+                logger.info("%s: %d of %d layers, %.1f GiB", source, count, total, gib)
         return DecoderWeights(embedding, tuple(layers), self._norm("model.norm"), head)
 
     def _embedding(self, shape: tuple[int, int]) -> tuple[Embedding, Linear]:

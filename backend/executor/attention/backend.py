@@ -35,10 +35,8 @@ class HostRows:
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
         """Return slot, start and count of each row of several tokens."""
-        numbers = (
-            each[self.num_singles :].tolist() for each in (self.slots, self.starts, self.counts)
-        )
-        return zip(*numbers, strict=True)
+        columns = (self.slots, self.starts, self.counts)
+        return zip(*(each[self.num_singles :].tolist() for each in columns), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

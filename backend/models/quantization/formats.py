@@ -18,6 +18,7 @@ _CONFIG_KEYS = ("quantization_config", "compression_config")
 _SUFFIXES = (".qweight", ".weight_scale", ".weight_scale_inv")
 # AWQ packs eight columns into 32 bits in this order, from the lowest four bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_WORDS = frozenset({torch.int32})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +82,17 @@ class CheckpointFormat:
         rows, columns = shape
         size = self._group_size(checkpoint, name, shape)
         each = 32 // self.bits
-        integers = frozenset({torch.int32})
-        packed = checkpoint.read(f"{name}.qweight", ((columns // each, rows),), integers)
+        packed = checkpoint.read(f"{name}.qweight", ((columns // each, rows),), _WORDS)
         # Each word holds ``each`` columns of a row.
         codes = _unpacked(packed, self.bits).permute(0, 2, 1).reshape(columns, rows).t()
         groups = columns // size
-        words = checkpoint.read(f"{name}.qzeros", ((groups, rows // each),), integers)
+        words = checkpoint.read(f"{name}.qzeros", ((groups, rows // each),), _WORDS)
         if self.zero_offset:
             # The format takes one from each zero point of a word at once, borrows included.
             words = words + sum(1 << (self.bits * place) for place in range(each))
         zeros = _unpacked(words, self.bits).reshape(groups, rows)
         if checkpoint.has(f"{name}.g_idx"):
-            order = checkpoint.read(f"{name}.g_idx", ((columns,),), integers)
+            order = checkpoint.read(f"{name}.g_idx", ((columns,),), _WORDS)
             if not torch.equal(order, torch.arange(columns, dtype=torch.int32) // size):
                 raise ModelLoadError(
                     f"{checkpoint.source}: tensor {name}.g_idx: columns in order of activation "
@@ -107,10 +107,9 @@ class CheckpointFormat:
     def _read_awq(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         rows, columns = shape
         size = self._group_size(checkpoint, name, shape)
-        integers = frozenset({torch.int32})
 
         def unpacked(suffix: str, length: int) -> Tensor:
-            words = checkpoint.read(f"{name}.{suffix}", ((length, rows // 8),), integers)
+            words = checkpoint.read(f"{name}.{suffix}", ((length, rows // 8),), _WORDS)
             places = torch.tensor(_AWQ_ORDER).argsort()
             return _unpacked(words, 4).index_select(2, places).reshape(length, rows).t()
 
