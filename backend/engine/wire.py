@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from backend.engine.messages import FromEngine, Report, ToEngine
 
-_LENGTH: Final = struct.Struct("!I")
+LENGTH: Final = struct.Struct("!I")
 _CHUNK = 1 << 16
 
 MessageT = TypeVar("MessageT")
@@ -25,23 +25,38 @@ class PeerGoneError(Exception):
     """The process at the other end has closed, or is no more."""
 
 
+class ProtocolError(Exception):
+    """The bytes are no frame that may be sent."""
+
+
+def frame(body: bytes) -> bytes:
+    """Return a body with its length in front."""
+    return LENGTH.pack(len(body)) + body
+
+
 class FrameReader:
     """Cuts a stream of bytes into the bodies of its frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = 2**32 - 1) -> None:
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add ``data`` and yield the bodies that are whole."""
+        """Add ``data`` and yield the bodies that are whole.
+
+        Raises ProtocolError for a body of more than ``max_bytes``; the stream is then lost.
+        """
         self._buffer += data
         start = 0
         try:
-            while len(self._buffer) - start >= _LENGTH.size:
-                (size,) = _LENGTH.unpack_from(self._buffer, start)
-                stop = start + _LENGTH.size + size
+            while len(self._buffer) - start >= LENGTH.size:
+                (size,) = LENGTH.unpack_from(self._buffer, start)
+                if size > self._max_bytes:
+                    raise ProtocolError(f"frame of {size} bytes, at most {self._max_bytes} allowed")
+                stop = start + LENGTH.size + size
                 if len(self._buffer) < stop:
                     return
-                body = bytes(memoryview(self._buffer)[start + _LENGTH.size : stop])
+                body = bytes(memoryview(self._buffer)[start + LENGTH.size : stop])
                 start = stop
                 yield body
         finally:
@@ -50,8 +65,7 @@ class FrameReader:
 
 def encode(message: object) -> bytes:
     """Return a message's frame."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
+    return frame(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def decode(body: bytes) -> Any:

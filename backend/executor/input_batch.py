@@ -387,7 +387,10 @@ class InputBatchBuilder:
         mapping = np.zeros(num_tokens, np.int32)
         mapping[:singles] = self._places(rows.slots[:singles], rows.starts[:singles])
         at = rows.num_padded
-        for slot, start, count in rows.spans():
+        columns = (
+            each[rows.num_singles :].tolist() for each in (rows.slots, rows.starts, rows.counts)
+        )
+        for slot, start, count in zip(*columns, strict=True):
             here = np.arange(start, start + count, dtype=np.int32)
             positions[at : at + count] = here
             mapping[at : at + count] = self._places(slot, here)

@@ -8,9 +8,10 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 import triton
@@ -83,10 +84,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """``stack`` is what spilled registers take, in bytes a thread.
-
-    ``loops`` are the SASS instructions of every loop that holds no other and does not only wait.
-    """
+    """``stack`` is what spilled registers take, in bytes a thread; ``binary`` is a cubin."""
 
     name: str
     registers: int
@@ -94,7 +92,12 @@ class Compiled:
     shared: int
     num_warps: int
     ptx: str
-    loops: list[list[str]]
+    binary: Path
+
+    @cached_property
+    def loops(self) -> list[list[str]]:
+        """The SASS instructions of every loop that holds no other and does not only wait."""
+        return _inner_loops(_dump(self.binary, "--dump-sass"))  # it takes seconds
 
     @property
     def loop_instructions(self) -> int:
@@ -121,6 +124,8 @@ class Compiled:
     @property
     def spills(self) -> int:
         """Return how often the loops read or write spilled registers."""
+        if not self.stack:
+            return 0
         return sum(name[:3] in {"LDL", "STL"} for loop in self.loops for name in loop)
 
     @property
@@ -181,14 +186,9 @@ def compile_for(architecture: int, launch: Launch, folder: Path) -> Compiled:
         target=GPUTarget("cuda", architecture, 32),
         options={name: launch.meta[name] for name in _OPTIONS & launch.meta.keys()},
     )
-    binary = folder / "kernel.cubin"
+    binary = folder / f"{uuid4().hex}.cubin"
     binary.write_bytes(compiled.asm["cubin"])
-    told = subprocess.run(
-        [BINARIES / "cuobjdump", "--dump-resource-usage", "--dump-sass", binary],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    told = _dump(binary, "--dump-resource-usage")
     used = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", told)}
     return Compiled(
         launch.kernel.__name__,
@@ -197,8 +197,13 @@ def compile_for(architecture: int, launch: Launch, folder: Path) -> Compiled:
         compiled.metadata.shared,
         launch.meta.get("num_warps", 4),
         compiled.asm["ptx"],
-        _inner_loops(told),
+        binary,
     )
+
+
+def _dump(binary: Path, what: str) -> str:
+    command = [BINARIES / "cuobjdump", what, binary]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _inner_loops(sass: str) -> list[list[str]]:

@@ -4,7 +4,7 @@ A backend lays out its own numbers on the host first (``layout``), so that they 
 in the one copy of the step (``input_batch``); ``plan`` then gets them as tensors.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,11 +32,6 @@ class HostRows:
     num_singles: int
     num_padded: int
     tables: Ints
-
-    def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Return slot, start and count of each row of several tokens."""
-        columns = (self.slots, self.starts, self.counts)
-        return zip(*(each[self.num_singles :].tolist() for each in columns), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,10 @@ class TorchAttention:
     def _spans_of(self, rows: HostRows) -> tuple[_Span, ...]:
         result: list[_Span] = []
         start = rows.num_padded
-        for slot, done, count in rows.spans():
+        columns = (
+            each[rows.num_singles :].tolist() for each in (rows.slots, rows.starts, rows.counts)
+        )
+        for slot, done, count in zip(*columns, strict=True):
             table = rows.tables[slot : slot + 1, : blocks_for(done + count)]
             cache_rows = self._cache_rows(table) if done else None
             result.append(_Span(start, start + count, done, cache_rows))
