@@ -127,11 +127,13 @@ def test_attention_of_every_kind(compiled, architecture, head_dim, types, group)
 
 # Gemma 2 and GPT-OSS.
 @pytest.mark.parametrize(
-    ("head_dim", "heads", "rules"),
-    [(256, 16, {"softcap": 50.0}), (64, 64, {"sinks": kernels.tensor(64, dtype=BF16)})],
+    ("head_dim", "heads", "rules", "storage"),
+    [
+        (256, 16, {"softcap": 50.0}, F8),
+        (64, 64, {"sinks": kernels.tensor(64, dtype=BF16)}, None),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("storage", [None, F8])
 def test_attention_with_softcaps_and_sinks(compiled, head_dim, heads, rules, storage):
     how = {"heads": heads, "storage": storage, "window": 128, **rules}
     kernel, _ = compiled(kernels.decode(BF16, head_dim, 90, **how))
@@ -218,7 +220,7 @@ def test_products_of_many_rows_with_quantized_weights(compiled, architecture, ki
 
 @pytest.mark.parametrize(("kind", "group"), [("int4", 32), ("int8", 64), ("fp8", 4096)])
 def test_products_with_quantized_weights_in_float16_and_float32(compiled, kind, group):
-    for dtype, tokens in ((F16, 100), (F16, 16), (F32, 16), (F32, 100)):
+    for dtype, tokens in ((F16, 100), (F32, 16)):
         call = partial(kernels.quantized, kind, tokens, group=group, dtype=dtype)
         for kernel in compiled(call, 86):
             assert not re.search(r"\.ftz|tf32", kernel.ptx)
