@@ -19,6 +19,7 @@ from torch import Tensor
 from triton import language as tl
 
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
 # tl.dot needs as many rows and columns.
 MIN_ROWS = 16
 # Tiles of as many dimensions are as large as registers and shared memory hold.
@@ -124,7 +125,7 @@ def start_rows(
     top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if SINKS:
-        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * _LOG2_E
         top = tl.where(is_first, sink, top)
         total = tl.where(is_first, 1.0, total)
     if SCALED:
@@ -205,7 +206,7 @@ def attend_keys(
         if SOFTCAP > 0:
             # The hyperbolic tangent of x is 1 - 2 / (exp(2x) + 1).
             bent = 1.0 - 2.0 / (tl.exp2(scores * (scale * (2.0 / SOFTCAP))) + 1.0)
-            scores = bent * (SOFTCAP * 1.4426950408889634)
+            scores = bent * (SOFTCAP * _LOG2_E)
         if MASKED:
             seen = (key[None, :] <= position[:, None]) & inside[None, :]
             if WINDOW > 0:
