@@ -8,7 +8,6 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from backend.engine.core import EngineCore
-from backend.scheduler.block_pool import blocks_for
 from gpu.machine import Machine, Note
 from gpu.serving import BATCHES, CONTEXT
 from gpu.shapes import advance, card_shape, engine, generate, random_model, random_prompts, submit
@@ -32,7 +31,6 @@ def decode_profile(machine: Machine, note: Note) -> None:
             model,
             max_num_seqs=count,
             max_model_len=longest,
-            num_blocks=count * (blocks_for(longest) + 2),
             overlap=False,
         ) as core:
             prompts = random_prompts(model.config.vocab_size, [context] * count)

@@ -69,7 +69,6 @@ def decode(machine: Machine, note: Note, form: str) -> None:
             model,
             max_num_seqs=count,
             max_model_len=longest,
-            num_blocks=count * (blocks_for(longest) + 2),
             kernels=kernels,
             kv_dtype=kv_dtype,
         ) as core:

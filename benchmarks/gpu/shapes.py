@@ -25,6 +25,7 @@ from backend.models.model import Network, network_of
 from backend.models.quantization.linears import KernelLinear, quantized_linear
 from backend.models.quantization.weight import FP8, QuantizedWeight
 from backend.models.weights import random_weights
+from backend.scheduler.block_pool import blocks_for
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.scheduler import slots_for
 from gpu.machine import Machine
@@ -146,18 +147,23 @@ def engine(
     *,
     max_num_seqs: int,
     max_model_len: int,
-    num_blocks: int,
+    num_blocks: int | None = None,
     graphs: bool = True,
     overlap: bool = True,
     kernels: Kernels = ALL_KERNELS,
     kv_dtype: torch.dtype | None = None,
 ) -> Iterator[EngineCore]:
-    """Warm an engine up and hold its memory for the time of the context."""
+    """Warm an engine up and hold its memory for the time of the context.
+
+    ``num_blocks`` None: all sequences have room for their whole length.
+    """
     # An engine and its loop know one another: what the last one held is freed here at the latest.
     gc.collect()
     if not machine.smoke:
         torch.cuda.empty_cache()
     tokens_per_step = 64 if machine.smoke else 8192
+    if num_blocks is None:
+        num_blocks = max_num_seqs * (blocks_for(max_model_len) + 2)
     kv_dtype = kv_dtype or machine.dtype
     cache = KVCache(model.config, num_blocks, device=machine.device, dtype=kv_dtype)
     batches = BatchLimits(
