@@ -85,7 +85,7 @@ def options(only: Collection[str] | None = None) -> Iterator[click.Option]:
         if "flag" not in each.metadata or (only is not None and each.name not in only):
             continue
         flag, default = each.metadata["flag"], each.default
-        name = f"--{each.name.replace('_', '-')}"
+        name = f"--{flag['name'] or each.name.replace('_', '-')}"
         is_switch = isinstance(default, bool)
         kind = click.Choice(flag["choices"]) if flag["choices"] else _Read(flag["read"])
         yield click.Option(

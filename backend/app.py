@@ -39,6 +39,7 @@ def create_app(settings: Settings) -> web.Application:
         kv_events=kv_events,
         allow_unknown_fields=settings.allow_unknown_fields,
         tracing=_tracing(settings.model_name, os.environ),
+        admin_key=settings.admin_key,
     )
 
 
@@ -72,6 +73,7 @@ async def _load(
         tell,
         step_seconds=settings.step_timeout,
         load_seconds=settings.load_timeout,
+        wakes=settings.when_asleep == "wake",
     )
     if kv_events is not None:
         host.client.cache_listener = kv_events.publish
@@ -96,6 +98,7 @@ async def _load(
         sampling,
         _tool_format(settings, tokenizer),
         _reasoning_format(settings, tokenizer),
+        host,
     )
 
 

@@ -45,6 +45,27 @@ class UnavailableError(EngineError):
     """There is no engine now, because it is being started or stopped."""
 
 
+class BusyError(Exception):
+    """Requests are open, so the engine cannot sleep."""
+
+
+class Sleeper(Protocol):
+    """Lets an engine give back its memory for a while."""
+
+    @property
+    def sleep_level(self) -> int:
+        """0: it computes; 1: its weights are on the host, without a KV pool; 2: all is dropped."""
+
+    async def sleep(self, level: int, patience: float) -> None:
+        """Give memory back once no request is open, or raise BusyError after ``patience`` seconds.
+
+        Raises UnavailableError where there is no engine to put to sleep.
+        """
+
+    async def wake(self) -> None:
+        """Let the engine compute again. Raises UnavailableError where it does not come back."""
+
+
 class Generator(Protocol):
     """Turns prompts into text deltas; one engine loop owns all state behind it."""
 

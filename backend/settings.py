@@ -29,6 +29,18 @@ def device_name(text: str) -> str:
     return text
 
 
+def secret(text: str) -> str:
+    """Read the secret that a file holds, without the blanks around it."""
+    try:
+        value = Path(text).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ValueError(f"cannot read '{text}': {reason}") from error
+    if not value or not value.isprintable():
+        raise ValueError(f"'{text}' holds no key: expected one line of text")
+    return value
+
+
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
@@ -112,11 +124,18 @@ def _flag(
     read: Callable[[str], Any] = str,
     metavar: str | None = None,
     choices: Sequence[str] | None = None,
+    named: str | None = None,
 ) -> Any:
-    """Return a field with a flag of its name; ``default`` MISSING makes the flag required."""
+    """Return a field with a flag of its name, or ``named``; ``default`` MISSING requires it."""
     metavar = metavar or _METAVARS.get(read)
-    flag = {"help": explanation, "read": read, "metavar": metavar, "choices": choices}
-    return field(default=default, metadata={"flag": flag})
+    flag = {
+        "help": explanation,
+        "read": read,
+        "metavar": metavar,
+        "choices": choices,
+        "name": named,
+    }
+    return field(default=default, metadata={"flag": flag}, repr=read is not secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +279,19 @@ class Settings(EngineOptions):
     )
     allow_unknown_fields: bool = _flag(
         False, "ignore fields of requests that no server is known to read [default: refuse them]"
+    )
+    admin_key: str | None = _flag(
+        None,
+        "a file with the key that POST /sleep, POST /wake_up and GET /is_sleeping ask for "
+        "[default: these do not exist]",
+        read=secret,
+        metavar="FILE",
+        named="admin-key-file",
+    )
+    when_asleep: str = _flag(
+        "wake",
+        "what a request does that comes while the engine sleeps: wake it, or get 503",
+        choices=("wake", "refuse"),
     )
     step_timeout: float = _flag(
         300.0,

@@ -8,7 +8,7 @@ Tokens become text in the task that reads them, never in the engine.
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -140,16 +140,19 @@ class EngineClient:
         self._streams: dict[int, Stream] = {}
         self.cache_listener: Callable[[list[EventBatch]], None] = lambda _: None
         """Called with news of the prefix cache, from any thread, one at a time."""
+        self.waken: Callable[[], Awaitable[None]] | None = None
+        """Set while the engine sleeps and a request may wake it."""
         self._before = _NO_STATS
         self._stats = _NO_STATS
 
-    def open(self, description: EngineDescription, text: Tokenizer) -> None:
-        """Let requests in."""
+    def open(self, description: EngineDescription, text: Tokenizer, *, woke: bool = False) -> None:
+        """Let requests in; an engine that ``woke`` is not one that was started again."""
         with self._lock:
+            self.waken = None
             if self._last is not None:
                 # Another engine counts from zero; the figures go on.
-                self._before = replace(self._stats, restarts=self._stats.restarts + 1)
-                self._stats = self._before
+                restarts = self._stats.restarts + (not woke)
+                self._before = self._stats = replace(self._stats, restarts=restarts)
             self._engine = self._last = _Engine(description, text)
 
     def close(self, reason: str) -> None:
@@ -187,7 +190,7 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        return self._engine is not None
+        return self._engine is not None or self.waken is not None
 
     @property
     def has_requests(self) -> bool:
@@ -200,7 +203,8 @@ class EngineClient:
 
     @property
     def detail(self) -> tuple[str, ...]:
-        return () if self._last is None else self._last.description.detail
+        asleep = () if self.waken is None else (f"{self._refusal}; a request wakes it",)
+        return asleep if self._last is None else asleep + self._last.description.detail
 
     @property
     def max_model_len(self) -> int:
@@ -214,6 +218,8 @@ class EngineClient:
         return self._stats
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TextDelta, None]:
+        if self.waken is not None:
+            await self.waken()
         description = self._current().description
         _validate(request, description)
         hashes = await _hash_prompt(description.fingerprint, request)

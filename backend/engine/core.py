@@ -227,6 +227,16 @@ class EngineCore:
             self._cache_log.start_over()
         self._stepper = self._new_stepper()
 
+    def sleep(self) -> None:
+        """Drop the KV pool, move the weights to the host, and count from zero."""
+        self.start_over("the engine is put to sleep")
+        self._past = EngineStats()
+        self.runner.sleep()
+
+    def wake(self) -> None:
+        """Compute again, with an empty prefix cache. Raises what ``warm_up`` raises."""
+        self.runner.wake()
+
     def take_items(self) -> list[tuple[int, Item]]:
         """Return what was said since the last call."""
         items, self._items = self._items, []

@@ -15,7 +15,20 @@ import torch
 
 from backend.engine.client import EngineClient
 from backend.engine.core import EngineCore
-from backend.engine.messages import Abort, EngineDescription, Ping, Report, Stop, Submit, ToEngine
+from backend.engine.messages import (
+    Abort,
+    Asleep,
+    Awake,
+    EngineDescription,
+    FromEngine,
+    Ping,
+    Report,
+    Sleep,
+    Stop,
+    Submit,
+    ToEngine,
+    Wake,
+)
 from backend.engine.stepper import DeviceLostError
 from backend.engine.wire import SocketEndpoint
 from backend.tokenizer.tokenizer import Tokenizer
@@ -47,6 +60,9 @@ class QueueEndpoint:
         while not self._inbox.empty():  # nobody else takes messages out
             messages.append(self._inbox.get())
         return [message for message in messages if message is not None]
+
+    def send_now(self, message: FromEngine) -> None:
+        """Do nothing: only a server lets its engine sleep, and that runs in another process."""
 
     def wake(self) -> None:
         """Let ``receive`` return, from any thread, though nothing came."""
@@ -88,12 +104,23 @@ class EngineLoop:
                     self._core.abort(message)
                 case Ping():
                     self._stats_at = -float("inf")
+                case Sleep():
+                    self._sleep()
+                case Wake():
+                    self._core.wake()
+                    self._endpoint.send_now(Awake())
                 case Stop():
                     return False
                 case _:
                     assert_never(message)
         self._core.admit_compiled()
         return True
+
+    def _sleep(self) -> None:
+        # A client counts on from here, as if another engine came.
+        self._report(idle=True)
+        self._core.sleep()
+        self._endpoint.send_now(Asleep())
 
     def _step(self) -> None:
         try:

@@ -64,7 +64,17 @@ class Ping:
     """Report in this iteration of the loop, whether or not there is news."""
 
 
-ToEngine = Submit | Abort | Stop | Ping
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Give memory back, answered by ``Asleep``; the client has let no request in before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Compute again, answered by ``Awake``."""
+
+
+ToEngine = Submit | Abort | Stop | Ping | Sleep | Wake
 
 Item = TokenDelta | Exception
 """An exception ends its request."""
@@ -127,4 +137,14 @@ class LoadFailed:
     text: str
 
 
-FromEngine = Loading | Loaded | LoadFailed | Report
+@dataclass(frozen=True, slots=True)
+class Asleep:
+    """The KV pool is dropped and the weights are on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awake:
+    """The engine is warm again; its prefix cache is empty."""
+
+
+FromEngine = Loading | Loaded | LoadFailed | Asleep | Awake | Report

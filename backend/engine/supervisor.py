@@ -21,19 +21,23 @@ from typing import Any, cast
 
 from backend.engine.client import EngineClient
 from backend.engine.messages import (
+    Asleep,
+    Awake,
     EngineDescription,
     Loaded,
     LoadFailed,
     Loading,
     Ping,
     Report,
+    Sleep,
     Stop,
     Submit,
     ToEngine,
+    Wake,
 )
 from backend.engine.wire import FrameReader, decode, encode
 from backend.models.config import ModelLoadError
-from backend.ports import OverloadedError, UnavailableError
+from backend.ports import BusyError, OverloadedError, UnavailableError
 from backend.settings import EngineOptions
 from backend.tokenizer.tokenizer import Tokenizer
 
@@ -55,6 +59,8 @@ KILLED = signal.SIGKILL.name
 STOP_SECONDS = 5.0
 FIRST_BACKOFF_SECONDS = 0.25
 LAST_BACKOFF_SECONDS = 10.0
+QUIET_SECONDS = 0.02
+"""Between two looks at whether requests are open."""
 SETTLED_SECONDS = 60.0
 """An engine that ran for so long is started again without much delay."""
 
@@ -66,6 +72,8 @@ class EngineProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[EngineDescription] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
+        self._settled = asyncio.Event()
+        """It fell asleep, it woke, or it is gone."""
         self._loop = loop
         self._process: Process | None = None
         self._receive = receive
@@ -99,6 +107,8 @@ class EngineProcess(asyncio.Protocol):
                     self.loaded.set_result(description)
                 case LoadFailed(text):
                     self._fail_load(ModelLoadError(text))
+                case Asleep() | Awake():
+                    self._settled.set()
                 case _:
                     raise TypeError(f"a message of type {type(message).__name__}")
 
@@ -108,6 +118,7 @@ class EngineProcess(asyncio.Protocol):
         self._fail_load(UnavailableError("the engine's process ended"))
         if not self.closed.done():
             self.closed.set_result(None)
+        self._settled.set()
 
     async def spawn(self, theirs: socket.socket, options: EngineOptions) -> None:
         """Start the process, which loads what ``options`` name; ``theirs`` is the other end."""
@@ -144,6 +155,17 @@ class EngineProcess(asyncio.Protocol):
                 f"({self._stage})"
             )
         self.loaded.result()
+
+    async def settle(self, message: Sleep | Wake, seconds: float) -> bool:
+        """Send ``message``; return whether the engine did as it says within ``seconds``."""
+        self._settled.clear()
+        self.send(message)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._settled.wait()
+                return not self.closed.done()
+        self.sever()
+        return False
 
     async def watch(
         self,
@@ -232,7 +254,11 @@ async def _reap(process: Process, patience: float) -> str:
 
 
 class EngineSupervisor:
-    """One engine at a time, and the client in front of it; belongs to one event loop."""
+    """One engine at a time, and the client in front of it; belongs to one event loop.
+
+    While ``sleep_level`` is 1, the engine's weights are on the host and it has no KV pool; while it
+    is 2, there is no process.
+    """
 
     def __init__(
         self,
@@ -241,8 +267,11 @@ class EngineSupervisor:
         *,
         step_seconds: float = 300.0,
         load_seconds: float = 600.0,
+        wakes: bool = True,
     ) -> None:
         """``progress`` is called with the stage of loading, for people.
+
+        ``wakes``: a request wakes an engine that sleeps, else it is refused.
 
         An engine hangs if it has requests and is silent for ``step_seconds``, which must be longer
         than the longest step, or if it loads and is silent for ``load_seconds``.
@@ -254,6 +283,11 @@ class EngineSupervisor:
         self._load_seconds = load_seconds
         self._process: EngineProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._wakes = wakes
+        self.sleep_level = 0
+        self._awake, self._opened = asyncio.Event(), asyncio.Event()
+        self._awake.set()
+        self._waking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the first engine. Raises ModelLoadError; cancelling it ends the process."""
@@ -264,14 +298,71 @@ class EngineSupervisor:
         process = self._process
         if process is None or self._keeper is not None:
             raise RuntimeError("open an engine once, after it was started")
-        self.client.open(process.description, text)
-        self._keeper = asyncio.create_task(self._keep_for_ever(process, text))
+        self._text = text
+        self._open(process)
+        self._keeper = asyncio.create_task(self._keep_for_ever(process))
+
+    async def sleep(self, level: int, patience: float) -> None:
+        """Give memory back once no request is open, or raise BusyError after ``patience`` seconds.
+
+        Raises UnavailableError where there is no engine to put to sleep.
+        """
+        if self._waking is not None:
+            await asyncio.shield(self._waking)
+        while self.client.has_requests:
+            if patience <= 0:
+                raise BusyError("requests are open")
+            await asyncio.sleep(QUIET_SECONDS)
+            patience -= QUIET_SECONDS
+        if level <= self.sleep_level:
+            return
+        process = self._process
+        if process is None or not (self.client.ready or self.sleep_level):
+            raise UnavailableError(self.client.unready_reason)
+        self._awake.clear()
+        self._opened.clear()
+        self.sleep_level = level
+        self.client.close(f"the engine sleeps (level {level})")
+        if self._wakes:
+            self.client.waken = self.wake
+        if level == 1:
+            await process.settle(Sleep(), self._load_seconds)
+        else:
+            process.send(Stop())
+            await asyncio.wait((process.closed,), timeout=STOP_SECONDS)
+            process.sever()
+
+    async def wake(self) -> None:
+        """Let the engine compute again. Raises UnavailableError where it does not come back."""
+        if self.sleep_level:
+            self._waking = asyncio.create_task(self._wake(self.sleep_level))
+            self.sleep_level = 0
+        if self._waking is not None:
+            await asyncio.shield(self._waking)
+
+    async def _wake(self, level: int) -> None:
+        try:
+            self._awake.set()
+            process = self._process
+            if level == 1 and process and await process.settle(Wake(), self._load_seconds):
+                self._open(process, woke=True)
+            async with asyncio.timeout(self._load_seconds):
+                await self._opened.wait()
+        except TimeoutError:
+            raise UnavailableError(self.client.unready_reason) from None
+        finally:
+            self.client.waken = self._waking = None
+
+    def _open(self, process: EngineProcess, *, woke: bool = False) -> None:
+        self.client.open(process.description, self._text, woke=woke)
+        self._opened.set()
 
     async def stop(self) -> None:
         """Fail open requests and end the process; a second call is harmless."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        for task in (self._waking, self._keeper):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self.client.close("the engine is shutting down")
         process, self._process = self._process, None
         if process is not None:
@@ -283,10 +374,10 @@ class EngineSupervisor:
         if self._process is not None:
             self._process.send(message)
 
-    async def _keep_for_ever(self, process: EngineProcess, text: Tokenizer) -> None:
+    async def _keep_for_ever(self, process: EngineProcess) -> None:
         while True:
             try:
-                await self._keep(process, text)
+                await self._keep(process)
             except Exception:
                 # What state the engine is in is not known: without this, nobody would look again.
                 log.exception("the engine's state is not known; starting it again")
@@ -294,7 +385,7 @@ class EngineSupervisor:
                 process.sever()
                 await asyncio.sleep(FIRST_BACKOFF_SECONDS)
 
-    async def _keep(self, process: EngineProcess, text: Tokenizer) -> None:
+    async def _keep(self, process: EngineProcess) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             began = time.monotonic()
@@ -306,14 +397,24 @@ class EngineSupervisor:
             )
             what = "died" if died else "hung"
             process.sever()
-            self.client.close(f"the engine's process {what} and is being started again")
+            asleep = self.sleep_level > 0
+            if not asleep:
+                self._opened.clear()
+                self.client.close(f"the engine's process {what} and is being started again")
             how = await process.end(patience=EXIT_SECONDS if died else 0.0)
             self._process = None
-            log.error("the engine's process %s (%s); starting it again", what, how)
+            if asleep:
+                # One that slept on level 1 and died need not be started before somebody wants it.
+                self.sleep_level = self.sleep_level and 2
+                log.info("the engine sleeps, and its process ended (%s)", how)
+                await self._awake.wait()
+                what = "was asleep"
+            else:
+                log.error("the engine's process %s (%s); starting it again", what, how)
             if time.monotonic() - began > SETTLED_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
             while self._process is None:
-                await asyncio.sleep(backoff)
+                await asyncio.sleep(0 if asleep else backoff)
                 backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
                 try:
                     self._process = await self._launch(partial(self._restarting, what))
@@ -325,7 +426,7 @@ class EngineSupervisor:
                     log.exception("the engine cannot be started")
                     self.client.close("the engine cannot be started")
             process = self._process
-            self.client.open(process.description, text)
+            self._open(process, woke=asleep)
             log.info("the engine is ready again")
 
     def _restarting(self, what: str, stage: str) -> None:

@@ -17,6 +17,7 @@ from backend.executor.input_batch import BatchLimits, InputBatch, InputBatchBuil
 from backend.executor.kv_cache import KVCache
 from backend.executor.sampled import PromptLogprobs, Sampled, SampledTokens, SpanLogprobs, score
 from backend.executor.sampler.sampler import Draw, GrammarMask, Sampler
+from backend.executor.sleep import Asleep, put_to_sleep
 from backend.models.decoder import Decoder
 from backend.models.model import Model
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
@@ -89,13 +90,17 @@ class ModelRunner:
         self._recorder = recorder
         self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
         """Captured steps of single tokens, by size."""
-        self._pieces = None
-        if recorder is not None and isinstance(self._model, Decoder):
-            sizes = [size for size in PIECE_SIZES if size <= limits.max_tokens_per_step]
-            if sizes:
-                with torch.inference_mode():
-                    self._pieces = PieceGraphs(self._model, recorder, sizes)
+        self._pieces: PieceGraphs | None = None
+        self._prepare_pieces()
         self._prompt_logprobs = PromptLogprobs()
+        self._asleep = Asleep()
+
+    @torch.inference_mode()
+    def _prepare_pieces(self) -> None:
+        if self._recorder is not None and isinstance(self._model, Decoder):
+            most = self._limits.max_tokens_per_step
+            if sizes := [size for size in PIECE_SIZES if size <= most]:
+                self._pieces = PieceGraphs(self._model, self._recorder, sizes)
 
     @torch.inference_mode()
     def launch(self, step: StepBatch) -> Launched:
@@ -185,6 +190,19 @@ class ModelRunner:
         if self._recorder is not None:
             self._capture_all(self._recorder)
         self.discard([PADDING_BLOCK])
+
+    def sleep(self) -> None:
+        """Give back what the KV pool and the graphs take, and on CUDA what the weights take."""
+        self._graphs.clear()
+        self._pieces = None
+        self._attention.release()
+        self._asleep = put_to_sleep(self._model, self._cache)
+
+    def wake(self) -> None:
+        """Take the memory again, with a KV pool of zeros, and warm up."""
+        self._asleep.wake()
+        self._prepare_pieces()
+        self.warm_up()
 
     def _prompts(self, tokens: int) -> list[int]:
         """Return the lengths of prompts of about ``tokens`` tokens, as far as the limits allow."""

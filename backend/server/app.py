@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from backend import request_id
 from backend.ports import EngineError
+from backend.server import sleep
 from backend.server.body import ALLOW_UNKNOWN, json_response
 from backend.server.chat import chat_completions
 from backend.server.completions import completions
@@ -68,6 +69,7 @@ def build_application(
     allow_unknown_fields: bool = False,
     max_body_bytes: int = MAX_BODY_BYTES,
     tracing: "Tracing | None" = None,
+    admin_key: str | None = None,
 ) -> web.Application:
     """Return the application for ``model``, which the caller loads once the socket listens.
 
@@ -75,6 +77,7 @@ def build_application(
     it with ``handler_cancellation=True``, or nobody notices that a client left. ``kv_events`` are
     sent to routers; with None the path does not exist. ``allow_unknown_fields``: fields of requests
     that no server is known to read are ignored, not refused. ``tracing`` records each POST.
+    With an ``admin_key``, whoever has it can put the engine to sleep.
     """
     metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
     in_flight: set[asyncio.Task[object]] = set()
@@ -98,6 +101,7 @@ def build_application(
     get("/readyz", partial(_readyz, model))
     get("/metrics", partial(_metrics, metrics))
 
+    sleep.add_routes(app.router, model, admin_key)
     if kv_events is not None:
         app[KV_EVENTS] = kv_events
         get("/kv_events", kv_events.stream)

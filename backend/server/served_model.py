@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from backend.ports import Embedder, Generator, PromptEncoder
+from backend.ports import Embedder, Generator, PromptEncoder, Sleeper
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.stats import EngineStats
 from backend.server.protocol.errors import ApiError, unavailable
@@ -26,6 +26,7 @@ class LoadedModel:
     """How the model calls functions, or why it cannot."""
     reasoning_format: ReasoningFormat | None = None
     """How it reasons before it answers, None where all that it writes is the answer."""
+    sleeper: Sleeper | None = None
 
     @property
     def unready_reason(self) -> str | None:
@@ -151,6 +152,11 @@ class ServedModel:
         if self._loaded is None or reason is not None:
             raise unavailable(reason or "")
         return self._loaded
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """What puts the engine to sleep, None where nothing can."""
+        return self._loaded.sleeper if isinstance(self._loaded, LoadedModel) else None
 
     def stats(self) -> EngineStats | None:
         """Return the engine's figures, None where there is none that generates."""

@@ -65,6 +65,7 @@ REASONS = {
     "backend.engine.embedder.EmbeddingEngine.__init__": "/readyz is 503 from then on",
     "backend.engine.engine.Engine.__init__": _CHILD,
     "backend.engine.supervisor.EngineSupervisor.open": "logs each fault and goes on",
+    "backend.engine.supervisor.EngineSupervisor.wake": "who waits for it gets the exception",
     "backend.log_lines.QueuedLines.__init__": _LINES,
     "backend.process.end_with_parent": "waits for the parent's end",
     "backend.process.in_background": "who waits for it gets the exception",

@@ -1,9 +1,9 @@
 """A stand-in for the engine's process that needs no torch: it speaks the wire, and obeys its model.
 
 The "model" is what it does: ``refuse``, ``die`` and ``freeze`` while loading, ``hang`` for ever
-instead of stopping, ``serve`` otherwise. A prompt's first token is repeated as the answer; a
-request for no end (``max_tokens`` None) gets one token and no more; ``STUCK`` is a step that never
-returns.
+instead of stopping, ``dies awake`` when it is woken, ``serve`` otherwise. A prompt's first token is
+repeated as the answer; a request for no end (``max_tokens`` None) gets one token and no more;
+``STUCK`` is a step that never returns.
 """
 
 import os
@@ -15,14 +15,18 @@ from pathlib import Path
 
 from backend.engine.messages import (
     Abort,
+    Asleep,
+    Awake,
     EngineDescription,
     Loaded,
     LoadFailed,
     Loading,
     Ping,
     Report,
+    Sleep,
     Stop,
     Submit,
+    Wake,
 )
 from backend.engine.wire import PeerGoneError, SocketEndpoint
 from backend.scheduler.request import FinishReason, TokenDelta
@@ -45,7 +49,7 @@ def answer(message):
     return [(message.number, TokenDelta(0, (token,) * wanted, finish_reason=FinishReason.LENGTH))]
 
 
-def serve(endpoint):
+def serve(endpoint, model):
     while True:
         for message in endpoint.receive(wait=True):
             match message:
@@ -55,6 +59,12 @@ def serve(endpoint):
                     print("abort", message.number, file=sys.stderr, flush=True)
                 case Ping():
                     endpoint.send(Report())
+                case Sleep():
+                    endpoint.send_now(Asleep())
+                case Wake():
+                    if model == "dies awake":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    endpoint.send_now(Awake())
                 case Stop():
                     return
 
@@ -76,7 +86,7 @@ def main():
         sleep()
     endpoint.send_now(Loaded(EngineDescription(100, 50)))
     try:
-        serve(endpoint)
+        serve(endpoint, model)
     except PeerGoneError:
         return
     if model == "hang":

@@ -233,12 +233,13 @@ async def start_server(serve_application: StartServer) -> StartServer:
         tools: Any = None,
         reasoning: Any = None,
         close: Callable[[], Awaitable[None]] = nothing_to_close,
+        sleeper: Any = None,
         **script: Any,
     ) -> RunningServer:
         generator = ScriptedGenerator(**script)
         encoder = CharacterEncoder()
         loaded = LoadedModel(
-            generator, encoder, close, sampling or SamplingParams(), tools or "", reasoning
+            generator, encoder, close, sampling or SamplingParams(), tools or "", reasoning, sleeper
         )
         app = build_application(ServedModel(MODEL, at_once(loaded)), **(limits or {}))
         server = await serve_application(app, generator)

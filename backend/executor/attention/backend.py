@@ -75,3 +75,7 @@ class AttentionBackend(Attention, Protocol):
     def plan(self, rows: HostRows, tensors: StepTensors) -> None:
         """Prepare ``forward`` for a step; it must not wait for the device."""
         ...
+
+    def release(self) -> None:
+        """Give back memory that it keeps for speed; nobody is computed."""
+        ...

@@ -107,6 +107,10 @@ class TorchAttention:
         """Forget the copies of sequences that had ``slots``."""
         self._copies.forget(slots)
 
+    def release(self) -> None:
+        self._copies.release()
+        self._arranged, self._decode, self._masks = Arrangement([], (), []), (), {}
+
     def arrange(self, rows: Sequence[Row], singles: list[int], tables: Ints) -> list[int]:
         """Put sequences of similar length side by side, those with copies first."""
         self._arranged = arranged = self._copies.arrange(

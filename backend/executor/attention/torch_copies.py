@@ -253,6 +253,11 @@ class KVCopies:
             if self._next_start.pop(slot, None) is not None:
                 self._is_current = False
 
+    def release(self) -> None:
+        """Let go of all copies and of their memory."""
+        self._next_start, self._groups, self._outside = {}, [], set()
+        self._is_current = True
+
     def arrange(self, singles: SequenceOf[Single], tables: Ints) -> Arrangement:
         """Bring the copies up to the step that computes one token of each of ``singles``."""
         if not singles:

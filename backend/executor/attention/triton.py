@@ -56,6 +56,9 @@ class TritonAttention:
         self._work: PrefillWork | None = None
         self._compiled_windows: set[int | None] = set()
 
+    def release(self) -> None:
+        """Do nothing: graphs would have to know of it."""
+
     def start(self, slots: Sequence[int]) -> None:
         """Nothing is known of slots beside their tables."""
 
