@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,6 +31,22 @@ _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 8
 
 
+Span = tuple[int, int]
+"""From the first, and up to but without the second."""
+
+
+class Slice(NamedTuple):
+    """Of a tensor of ``shape``, what ``at`` picks along each dimension."""
+
+    shape: tuple[int, ...]
+    at: tuple[Span, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out."""
+        return self.at == tuple((0, size) for size in self.shape)
+
+
 class Tensors(Protocol):
     """Tensors by name; what is wrong with one is a ModelLoadError that names it."""
 
@@ -44,13 +60,16 @@ class Tensors(Protocol):
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse another shape than ``shape``."""
 
-    def read_into(self, name: str, out: Tensor) -> None:
-        """Copy floats into ``out``."""
+    def read_into(self, name: str, out: Tensor, part: Slice | None = None) -> None:
+        """Copy floats into ``out``: all, or a ``part`` of its shape."""
 
     def read(
         self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Collection[torch.dtype]
     ) -> Tensor:
         """Return a tensor of one of ``shapes`` and ``dtypes``."""
+
+    def read_part(self, name: str, part: Slice, dtypes: Collection[torch.dtype]) -> Tensor:
+        """Return a part of a tensor; of the rest nothing is read."""
 
 
 class Checkpoint:
@@ -84,11 +103,18 @@ class Checkpoint:
             self._open(path)
 
     def check_room(
-        self, device: torch.device, dtype: torch.dtype, bits: int = 8, code_bytes: float = 1
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        bits: int = 8,
+        code_bytes: float = 1,
+        *,
+        ranks: int = 1,
     ) -> None:
         """Raise ModelLoadError when the tensors are more than ``device`` can hold.
 
-        Floats are as wide as ``dtype``. Codes of ``bits`` bits take ``code_bytes`` each there.
+        Floats are as wide as ``dtype``. Codes of ``bits`` bits take ``code_bytes`` each there. On
+        CUDA each of ``ranks`` has a device for its part; on the CPU they share the memory.
         """
         # By the names that safetensors has for types; words hold several codes.
         codes = {"F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 32 // bits}
@@ -97,6 +123,8 @@ class Checkpoint:
             count = math.prod(self._shape(name))
             kind = self._open(path).get_slice(name).get_dtype()
             needed += count * (codes[kind] * code_bytes if kind in codes else dtype.itemsize)
+        if device.type == "cuda":
+            needed /= ranks
         room = _room(device)
         if needed > room:
             raise ModelLoadError(
@@ -112,9 +140,10 @@ class Checkpoint:
                 f"has shape {list(actual)}, config.json asks for {list(shape)}",
             )
 
-    def read_into(self, name: str, out: Tensor) -> None:
+    def read_into(self, name: str, out: Tensor, part: Slice | None = None) -> None:
         """Copy the tensor ``name`` into ``out``, which has the shape wanted; cast if need be."""
-        out.copy_(self.read(name, (tuple(out.shape),), FLOATS))
+        shape = tuple(out.shape)
+        out.copy_(self.read_part(name, part, FLOATS) if part else self.read(name, (shape,), FLOATS))
         if not _is_finite(out):
             raise _refusal(self._path_of[name], name, f"has values that do not fit {out.dtype}")
 
@@ -123,10 +152,22 @@ class Checkpoint:
     ) -> Tensor:
         if self._shape(name) not in shapes[1:]:
             self.expect(name, shapes[0])
+        return self._fetch(name, None, dtypes)
+
+    def read_part(self, name: str, part: Slice, dtypes: Collection[torch.dtype]) -> Tensor:
+        self.expect(name, part.shape)
+        return self._fetch(name, None if part.is_whole else part, dtypes)
+
+    def _fetch(self, name: str, part: Slice | None, dtypes: Collection[torch.dtype]) -> Tensor:
         path = self._path_of[name]
         self._read.add(name)
+        tensor: Tensor
         try:
-            tensor: Tensor = self._open(path).get_tensor(name)
+            file = self._open(path)
+            if part is None:
+                tensor = file.get_tensor(name)
+            else:
+                tensor = file.get_slice(name)[tuple(slice(*span) for span in part.at)]
         except SafetensorError as error:
             raise _refusal(path, name, f"cannot be read: {error}") from error
         if tensor.dtype not in dtypes:

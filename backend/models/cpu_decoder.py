@@ -14,7 +14,7 @@ from torch.nn import functional
 from backend.models.attention import Attention, AttentionLayer
 from backend.models.config import DecoderConfig
 from backend.models.decoder import MLP, Decoder, DecoderLayer, DecoderWeights
-from backend.models.layers import DenseLinear, Operations, RMSNorm, TorchOperations
+from backend.models.layers import DenseLinear, Embedding, Operations, RMSNorm, TorchOperations
 
 # What a core reads in about 0.1 ms: below it a second one gains nothing even where all are idle.
 _WORTH_SHARING = 2**20
@@ -62,6 +62,8 @@ class CpuDecoder(Decoder):
         None with kernels as ``operations`` too, because they are faster.
         """
         like = weights.embedding.rows
+        if not isinstance(weights.embedding, Embedding):
+            return None  # its rows are on several ranks
         is_plain = like.device.type == "cpu" and like.dtype is torch.float32
         if not is_plain or not isinstance(operations, TorchOperations):
             return None

@@ -15,6 +15,11 @@ from backend.models.attention import Attention, AttentionLayer
 from backend.models.config import DecoderConfig
 from backend.models.layers import Embedding, Linear, Operations, RMSNorm
 from backend.models.moe import Experts
+from backend.models.parallel import (
+    RowParallel,
+    VocabularyParallelEmbedding,
+    VocabularyParallelHead,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class DecoderLayer:
 class DecoderWeights:
     """Everything a checkpoint holds; ``head`` shares the embedding where they are tied."""
 
-    embedding: Embedding
+    embedding: Embedding | VocabularyParallelEmbedding
     layers: tuple[DecoderLayer, ...]
     final_norm: RMSNorm
     head: Linear
@@ -75,14 +80,14 @@ class DecoderWeights:
 
     @property
     def linears(self) -> Iterator[Linear]:
-        """All matrices but those of experts that are one tensor."""
-        yield self.head
+        """All matrices as this rank has them, but those of experts that are one tensor."""
+        yield _own(self.head)
         for layer in self.layers:
             yield layer.qkv
-            yield layer.output
+            yield _own(layer.output)
             if isinstance(layer.mlp, MLP):
                 yield layer.mlp.gate_up
-                yield layer.mlp.down
+                yield _own(layer.mlp.down)
             else:
                 for each in (layer.mlp.gate_up, layer.mlp.down):
                     if not isinstance(each, Tensor):
@@ -92,6 +97,10 @@ class DecoderWeights:
     def experts(self) -> Iterator[Experts]:
         """The mixture of each layer that has one."""
         return (layer.mlp for layer in self.layers if isinstance(layer.mlp, Experts))
+
+
+def _own(linear: Linear) -> Linear:
+    return linear.linear if isinstance(linear, RowParallel | VocabularyParallelHead) else linear
 
 
 class Decoder:

@@ -42,12 +42,14 @@ class DenseLinear:
 
     weight: Tensor
     bias: Tensor | None = None
+    ranks: int = 1
+    """In so many parts the whole weight lies: copies are made of the same ones as in one."""
     _by_input: Tensor | None = field(init=False, repr=False)
     """The weight as [in, out] in memory, where a copy is worth its room."""
 
     def __post_init__(self) -> None:
         """Copy the weight where that pays."""
-        small = self.weight.nbytes <= _MAX_COPY_BYTES
+        small = self.weight.nbytes * self.ranks <= _MAX_COPY_BYTES
         worth = small and self.weight.device.type == "cpu" and self.weight.dtype is torch.float32
         object.__setattr__(self, "_by_input", self.weight.t().contiguous() if worth else None)
 

@@ -13,6 +13,7 @@ from backend.models.config import ModelLoadError, read_json
 from backend.models.dtypes import compute_dtype
 from backend.models.families import FAMILIES, native_family, parse_config
 from backend.models.model import Network, network_of
+from backend.models.parallel import ALONE, Communicator, check_sharded, sharded
 from backend.models.quantization.formats import is_quantized
 from backend.models.weights import load_weights
 
@@ -26,17 +27,20 @@ def load_network(
     dtype: str,
     quantization: str | None = None,
     tell: Callable[[str], None] = logger.debug,
+    ranks: Communicator = ALONE,
 ) -> Network:
-    """Load what ``directory`` holds. Raises ModelLoadError.
+    """Load what ``directory`` holds, or the part of one of several ``ranks``.
 
     ``dtype`` is auto or a name; ``quantization`` int8 quantises weights that are not quantised yet.
-    ``tell`` is called with how far that is.
+    ``tell`` is called with how far that is. Raises ModelLoadError.
     """
     if quantization not in {None, "int8"}:
         raise ModelLoadError(f"quantization {quantization}: expected int8")
     source = directory / "config.json"
     values = read_json(source)
     is_native = native_family(values) is not None
+    if ranks.size > 1:
+        check_sharded(values, str(source), ranks.size)
     if not is_native and (quantization is not None or is_quantized(values)):
         raise ModelLoadError(
             f"{source}: architectures: {values.get('architectures') or []}: quantised weights are "
@@ -46,7 +50,8 @@ def load_network(
         raise ModelLoadError(f"{source}: quantization {quantization}: it is quantised already")
     try:
         if is_native:
-            return _native(directory, values, device, dtype, tell, int8=quantization is not None)
+            int8 = quantization is not None
+            return _native(directory, values, device, dtype, tell, int8=int8, ranks=ranks)
         return _generic(directory, values, device, dtype, tell)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ModelLoadError(f"{directory}: out of memory on {device} while loading") from error
@@ -65,15 +70,19 @@ def _native(
     tell: Callable[[str], None],
     *,
     int8: bool,
+    ranks: Communicator,
 ) -> Network:
     config = parse_config(values, str(directory / "config.json"))
     chosen = compute_dtype(dtype, config.checkpoint_dtype, device)
-    weights = load_weights(directory, config, device=device, dtype=chosen, int8=int8, tell=tell)
+    weights = load_weights(
+        directory, config, device=device, dtype=chosen, int8=int8, tell=tell, ranks=ranks
+    )
     reason = unavailable_reason() if device.type == "cuda" else None
     if reason is not None and (int8 or is_quantized(values)):
         logger.warning("quantised weights are dequantised to %s: %s", chosen, reason)
     logger.info("%s: weights of %.1f MiB", directory, weights.num_bytes / 2**20)
-    return network_of(config, weights, chosen)
+    own = sharded(config, ranks.size, str(directory / "config.json"))
+    return network_of(own, weights, chosen)
 
 
 def _generic(

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from backend.kernels.available import unavailable_reason
 from backend.models.layers import Linear, Operations
+from backend.models.parallel import ALONE, Communicator
 
 # What torch's grouped product asks of the rows' size, in bytes, and of the device. On others it
 # copies the groups' sizes to the host.
@@ -37,6 +38,8 @@ class Experts:
     down: Tensor | tuple[Linear, ...]
     top_k: int
     normalised: bool
+    ranks: Communicator = ALONE
+    """Each has some columns of every expert's inner size, and the whole router."""
     product: GroupedProduct | None = field(init=False)
     """None: experts are computed one by one, and the host waits for the sizes of their groups."""
 
@@ -77,7 +80,8 @@ class Experts:
             computed = self.product(gated, self.down, ends)
         weighted = computed * shares.flatten().index_select(0, order).unsqueeze(1)
         slots = torch.empty_like(weighted).index_copy_(0, order, weighted)
-        return slots.view(len(rows), self.top_k, rows.shape[1]).sum(1).to(rows.dtype)
+        mixed = slots.view(len(rows), self.top_k, rows.shape[1]).sum(1).to(rows.dtype)
+        return self.ranks.all_reduce(mixed)
 
     def _one_by_one(self, pairs: Tensor, ends: list[int], operations: Operations) -> Tensor:
         """Each picked expert in turn: on CPU no slower than one call, in any dtype and shape."""

@@ -7,17 +7,26 @@ one tensor more.
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from backend.models.checkpoint import FLOATS, Checkpoint, Tensors
+from backend.models.checkpoint import FLOATS, Checkpoint, Slice, Span, Tensors
 from backend.models.config import DecoderConfig, ExpertsConfig, ModelLoadError, read_json
 from backend.models.decoder import MLP, DecoderLayer, DecoderWeights
 from backend.models.layers import DenseLinear, Embedding, Linear, RMSNorm
 from backend.models.moe import Experts
+from backend.models.parallel import (
+    ALONE,
+    Communicator,
+    Cut,
+    RowParallel,
+    VocabularyParallelEmbedding,
+    VocabularyParallelHead,
+    sharded,
+)
 from backend.models.quantization.formats import CheckpointFormat, checkpoint_format, has_quantized
 from backend.models.quantization.linears import quantized_embedding, quantized_linear
 from backend.models.quantization.weight import QuantizedWeight, quantize
@@ -37,21 +46,24 @@ def load_weights(
     dtype: torch.dtype,
     int8: bool = False,
     tell: Callable[[str], None] = logger.debug,
+    ranks: Communicator = ALONE,
 ) -> DecoderWeights:
-    """Read all tensors, cast and move them. Raises ModelLoadError.
+    """Read the tensors, or of each what ``ranks`` leave to this one. Raises ModelLoadError.
 
-    ``int8`` makes embedding and matrices int8, one after the other.
+    They are cast and moved. ``int8`` makes embedding and matrices int8, one after the other.
     """
     source = directory / "config.json"
     held = checkpoint_format(read_json(source), str(source))
     checkpoint = Checkpoint(directory)
     if held is None:
-        checkpoint.check_room(device, torch.int8 if int8 else dtype)
+        checkpoint.check_room(device, torch.int8 if int8 else dtype, ranks=ranks.size)
     elif has_quantized(checkpoint.names):
-        checkpoint.check_room(device, dtype, held.bits, held.code_bytes(device, dtype))
+        code_bytes = held.code_bytes(device, dtype)
+        checkpoint.check_room(device, dtype, held.bits, code_bytes, ranks=ranks.size)
     else:
         raise ModelLoadError(f"{source}: quantization_config: none of the tensors are quantised")
-    weights = _Builder(config, checkpoint, device, dtype, tell, held=held, int8=int8).build()
+    builder = _Builder(config, checkpoint, device, dtype, tell, held=held, int8=int8, ranks=ranks)
+    weights = builder.build()
     checkpoint.close()
     return weights
 
@@ -88,16 +100,26 @@ class _RandomTensors:
     ) -> Tensor:
         raise NotImplementedError
 
-    def read_into(self, name: str, out: Tensor) -> None:
+    def read_part(self, name: str, part: Slice, dtypes: Collection[torch.dtype]) -> Tensor:
+        raise NotImplementedError
+
+    def read_into(self, name: str, out: Tensor, part: Slice | None = None) -> None:  # noqa: ARG002
         if name.endswith("norm.weight"):
             out.fill_(1.0)
         else:
             out.normal_(0.0, _RANDOM_SCALE, generator=self._generator)
 
 
+Part = tuple[str, int, tuple[Span, ...]]
+"""Name of a linear map in the checkpoint, its number of rows, and which of them are wanted."""
+
+
 @dataclass(slots=True)
 class _Builder:
-    """Allocates fused buffers and has them filled."""
+    """Allocates fused buffers and has them filled: with all, or with the part of one rank.
+
+    ``config`` is of the whole model.
+    """
 
     config: DecoderConfig
     tensors: Tensors
@@ -106,34 +128,58 @@ class _Builder:
     tell: Callable[[str], None]
     held: CheckpointFormat | None
     int8: bool
+    ranks: Communicator = ALONE
     num_bytes: int = 0
+    own: DecoderConfig = field(init=False)
+    cut: Cut = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own = sharded(self.config, self.ranks.size, self.tensors.source)
+        self.cut = Cut(self.config, self.ranks.rank, self.ranks.size)
 
     def build(self) -> DecoderWeights:
-        config = self.config
-        embedding, head = self._embedding((config.vocab_size, config.hidden_size))
+        embedding, head = self._embedding()
         layers: list[DecoderLayer] = []
-        source, total = self.tensors.source, config.num_layers
+        source, total = self.tensors.source, self.config.num_layers
         for count in range(1, total + 1):
             layers.append(self._layer(count - 1))
             self.tell(f"{count} of {total} layers of {source}")
             if self.num_bytes > _LARGE_BYTES and count % max(total // 10, 1) == 0:
                 gib = self.num_bytes / 2**30
                 logger.info("%s: %d of %d layers, %.1f GiB", source, count, total, gib)
-        return DecoderWeights(embedding, tuple(layers), self._norm("model.norm"), head)
+        if self.ranks.size == 1:
+            return DecoderWeights(embedding, tuple(layers), self._norm("model.norm"), head)
+        return DecoderWeights(
+            VocabularyParallelEmbedding(embedding, self.cut.vocabulary, self.ranks),
+            tuple(layers),
+            self._norm("model.norm"),
+            VocabularyParallelHead(head, self.config.vocab_size, self.ranks),
+        )
 
-    def _embedding(self, shape: tuple[int, int]) -> tuple[Embedding, Linear]:
-        rows = self._single("model.embed_tokens.weight", shape)
-        tied, dtype = self.config.tied_embeddings, self.dtype
+    def _embedding(self) -> tuple[Embedding, Linear]:
+        rows = self._vocabulary("model.embed_tokens.weight")
+        tied, dtype, size = self.config.tied_embeddings, self.dtype, self.config.hidden_size
         if not self.int8:
-            matrix = rows if tied else self._single("lm_head.weight", shape)
-            return Embedding(rows, dtype, shape[1], shared=tied), DenseLinear(matrix)
+            matrix = rows if tied else self._vocabulary("lm_head.weight")
+            return Embedding(rows, dtype, size, shared=tied), self._dense(matrix)
         codes = quantize(rows)
         del rows
         if not tied:
-            head = self._linear((("lm_head", shape[0]),), shape[1], bias=False)
+            head = quantized_linear(quantize(self._vocabulary("lm_head.weight")), None, dtype)
             return quantized_embedding(codes, dtype), head
         head = quantized_linear(codes, None, dtype)
         return quantized_embedding(codes, dtype, head), head
+
+    def _vocabulary(self, name: str) -> Tensor:
+        """Read this rank's rows of embedding or head."""
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        self.tensors.expect(name, shape)
+        first, stop = self.cut.vocabulary
+        matrix = self._empty(name, (self.cut.vocabulary_rows, shape[1]))
+        part = Slice(shape, ((first, stop), (0, shape[1])))
+        self.tensors.read_into(name, matrix[: stop - first], part)
+        matrix[stop - first :] = 0
+        return matrix
 
     def _layer(self, index: int) -> DecoderLayer:
         config, prefix = self.config, f"model.layers.{index}."
@@ -144,9 +190,7 @@ class _Builder:
             input_norm=self._norm(f"{prefix}input_layernorm"),
             qkv=self._qkv(attention),
             head_norm=self._head_norm(attention) if config.qk_norm else None,
-            output=self._linear(
-                ((f"{attention}o_proj", config.hidden_size),), query_rows, bias=config.output_bias
-            ),
+            output=self._row_parallel(f"{attention}o_proj", query_rows, bias=config.output_bias),
             mlp_norm=self._norm(f"{prefix}post_attention_layernorm"),
             mlp=self._mlp(f"{prefix}mlp.")
             if experts is None or index not in experts.layers
@@ -155,24 +199,27 @@ class _Builder:
         )
 
     def _qkv(self, attention: str) -> Linear:
-        config = self.config
+        config, own = self.config, self.own
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        parts = (
-            ((f"{attention}qkv_proj", queries + 2 * keys),)
-            if config.fused_projections
-            else (
-                (f"{attention}q_proj", queries),
-                (f"{attention}k_proj", keys),
-                (f"{attention}v_proj", keys),
+        query_rows, kv_rows = self.cut.query_rows, self.cut.kv_rows
+        parts: tuple[Part, ...]
+        if config.fused_projections:
+            spans = (query_rows, _behind(queries, kv_rows), _behind(queries + keys, kv_rows))
+            parts = ((f"{attention}qkv_proj", queries + 2 * keys, spans),)
+        else:
+            parts = (
+                (f"{attention}q_proj", queries, (query_rows,)),
+                (f"{attention}k_proj", keys, (kv_rows,)),
+                (f"{attention}v_proj", keys, (kv_rows,)),
             )
-        )
-        heads = torch.arange(queries + 2 * keys, device=self.device)
-        turning = heads[: queries + keys]
+        turned = (own.num_heads + own.num_kv_heads) * own.head_dim
+        heads = torch.arange(turned + own.num_kv_heads * own.head_dim, device=self.device)
+        turning = heads[:turned]
         turning.copy_(interleave(turning, config.head_dim, config.rotary.dim))
         return self._linear(parts, config.hidden_size, bias=config.qkv_bias, order=heads)
 
     def _head_norm(self, attention: str) -> RMSNorm:
-        config, size = self.config, self.config.head_dim
+        config, size = self.own, self.config.head_dim
         query, key = (
             interleave(self._single(f"{attention}{name}.weight", (size,)), size, config.rotary.dim)
             for name in ("q_norm", "k_norm")
@@ -191,91 +238,145 @@ class _Builder:
             if not bool((read > 0).all()):
                 raise ModelLoadError(f"{self.tensors.source}: tensor {name} is not above 0")
             scales[names.index(name)] = read
-        return scales.flatten().to(self.device) if found else None
+        first, stop = self.cut.kv_heads
+        return scales[:, first:stop].flatten().to(self.device) if found else None
 
     def _mlp(self, mlp: str) -> MLP:
         config = self.config
-        hidden, inner = config.hidden_size, config.intermediate_size
-        parts = (
-            ((f"{mlp}gate_up_proj", 2 * inner),)
+        inner = config.intermediate_size
+        part = self.cut.part(inner)
+        parts: tuple[Part, ...] = (
+            ((f"{mlp}gate_up_proj", 2 * inner, (part, _behind(inner, part))),)
             if config.fused_projections
-            else ((f"{mlp}gate_proj", inner), (f"{mlp}up_proj", inner))
+            else ((f"{mlp}gate_proj", inner, (part,)), (f"{mlp}up_proj", inner, (part,)))
         )
         return MLP(
-            gate_up=self._linear(parts, hidden, bias=config.mlp_bias),
-            down=self._linear(((f"{mlp}down_proj", hidden),), inner, bias=config.mlp_bias),
+            gate_up=self._linear(parts, config.hidden_size, bias=config.mlp_bias),
+            down=self._row_parallel(f"{mlp}down_proj", inner, bias=config.mlp_bias),
         )
 
     def _experts(self, module: str, experts: ExpertsConfig) -> Experts:
         hidden, inner = self.config.hidden_size, experts.intermediate_size
         gate, up, down = experts.projections
         router = self._single(f"{module}gate.weight", (experts.num_experts, hidden))
+        across = self.cut.part(inner)
+        gate_ups: Tensor | tuple[Linear, ...]
+        downs: Tensor | tuple[Linear, ...]
         if self._is_quantized(f"{module}experts.0.{gate}"):
             each = [f"{module}experts.{expert}." for expert in range(experts.num_experts)]
-            return Experts(
-                router,
-                tuple(
-                    self._linear(((name + gate, inner), (name + up, inner)), hidden, bias=False)
-                    for name in each
-                ),
-                tuple(self._linear(((name + down, hidden),), inner, bias=False) for name in each),
-                top_k=experts.top_k,
-                normalised=experts.normalised,
+            gate_ups = tuple(
+                self._linear(
+                    ((name + gate, inner, (across,)), (name + up, inner, (across,))),
+                    hidden,
+                    bias=False,
+                )
+                for name in each
             )
-        last = f"{module}experts.{experts.num_experts - 1}."
-        for name in (gate, up):
-            self.tensors.expect(f"{last}{name}.weight", (inner, hidden))
-        self.tensors.expect(f"{last}{down}.weight", (hidden, inner))
-        gates_ups = self._empty(f"{last}{gate}.weight", (experts.num_experts, 2 * inner, hidden))
-        downs = self._empty(f"{last}{down}.weight", (experts.num_experts, hidden, inner))
+            downs = tuple(
+                self._linear(
+                    ((name + down, hidden, ((0, hidden),)),), inner, across=across, bias=False
+                )
+                for name in each
+            )
+        else:
+            gate_ups, downs = self._stacked(module, experts)
+        return Experts(
+            router,
+            gate_ups,
+            downs,
+            top_k=experts.top_k,
+            normalised=experts.normalised,
+            ranks=self.ranks,
+        )
+
+    def _stacked(self, module: str, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
+        """Read gate and up of all experts as one tensor, and down as another."""
+        hidden, inner = self.config.hidden_size, experts.intermediate_size
+        first, stop = self.cut.part(inner)
+        rows = Slice((inner, hidden), ((first, stop), (0, hidden)))
+        columns = Slice((hidden, inner), ((0, hidden), (first, stop)))
+        parts = dict(zip(experts.projections, (rows, rows, columns), strict=True))
+        last, size = f"{module}experts.{experts.num_experts - 1}.", stop - first
+        for name, part in parts.items():
+            self.tensors.expect(f"{last}{name}.weight", part.shape)
+        gate, _, down = experts.projections
+        gates_ups = self._empty(f"{last}{gate}.weight", (experts.num_experts, 2 * size, hidden))
+        downs = self._empty(f"{last}{down}.weight", (experts.num_experts, hidden, size))
         for expert in range(experts.num_experts):
-            buffers = (gates_ups[expert, :inner], gates_ups[expert, inner:], downs[expert])
-            for name, buffer in zip(experts.projections, buffers, strict=True):
-                self.tensors.read_into(f"{module}experts.{expert}.{name}.weight", buffer)
-        return Experts(router, gates_ups, downs, top_k=experts.top_k, normalised=experts.normalised)
+            buffers = (gates_ups[expert, :size], gates_ups[expert, size:], downs[expert])
+            for (name, part), buffer in zip(parts.items(), buffers, strict=True):
+                self.tensors.read_into(f"{module}experts.{expert}.{name}.weight", buffer, part)
+        return gates_ups, downs
 
     def _is_quantized(self, name: str) -> bool:
         return self.int8 or (self.held is not None and self.held.holds(self.tensors, name))
 
+    def _row_parallel(self, name: str, size: int, *, bias: bool) -> Linear:
+        """Return a map to hidden states of which each rank has some of the ``size`` columns."""
+        rows = self.config.hidden_size
+        part: Part = (name, rows, ((0, rows),))
+        if self.ranks.size == 1:
+            return self._linear((part,), size, bias=bias)
+        linear = self._linear((part,), size, across=self.cut.part(size), bias=False)
+        return RowParallel(linear, self._fused((part,), "bias") if bias else None, self.ranks)
+
     def _linear(
         self,
-        parts: Sequence[tuple[str, int]],
+        parts: Sequence[Part],
         size: int,
         *,
         bias: bool,
+        across: Span | None = None,
         order: Tensor | None = None,
     ) -> Linear:
-        """Join the linear maps ``parts``, name and number of rows of each; ``order`` their rows."""
-        held = self.held
+        """Join the linear maps ``parts`` of ``size`` columns, of which only ``across`` are wanted.
+
+        ``order`` is that of the rows.
+        """
+        held, across = self.held, across or (0, size)
         weight: Tensor | QuantizedWeight
         if held is not None and held.holds(self.tensors, parts[0][0]):
-            read = [held.read(self.tensors, name, (count, size)) for name, count in parts]
+            read = [
+                held.read(self.tensors, name, (count, size), (span, across))
+                for name, count, spans in parts
+                for span in spans
+            ]
             weight = QuantizedWeight.join(read).to(self.device)
             if order is not None:
                 weight = weight.take(order)
         else:
-            weight = self._fused(parts, "weight", (size,))
+            weight = self._fused(parts, "weight", (size, across))
             if order is not None:
                 weight.copy_(weight.index_select(0, order))
             if self.int8:
                 weight = quantize(weight)
-        vector = self._fused(parts, "bias", ()) if bias else None
+        vector = self._fused(parts, "bias") if bias else None
         if vector is not None and order is not None:
             vector = vector.index_select(0, order)
         if isinstance(weight, Tensor):
-            return DenseLinear(weight, vector)
+            return self._dense(weight, vector)
         return quantized_linear(weight, vector, self.dtype)
 
-    def _fused(self, parts: Sequence[tuple[str, int]], kind: str, size: tuple[int, ...]) -> Tensor:
-        """Join the weights or biases of ``parts``."""
-        for name, count in parts:
-            self.tensors.expect(f"{name}.{kind}", (count, *size))
-        rows = sum(count for _, count in parts)
-        fused = self._empty(f"{parts[0][0]}.{kind}", (rows, *size))
+    def _dense(self, weight: Tensor, bias: Tensor | None = None) -> DenseLinear:
+        # A part of a weight has a copy where the whole would have one.
+        return DenseLinear(weight, bias, self.ranks.size)
+
+    def _fused(
+        self, parts: Sequence[Part], kind: str, columns: tuple[int, Span] | None = None
+    ) -> Tensor:
+        """Join the weights or biases of ``parts``; ``columns``: how many, and which are wanted."""
+        shape, at = ((columns[0],), (columns[1],)) if columns else ((), ())
+        for name, count, _ in parts:
+            self.tensors.expect(f"{name}.{kind}", (count, *shape))
+        rows = sum(stop - first for _, _, spans in parts for first, stop in spans)
+        fused = self._empty(f"{parts[0][0]}.{kind}", (rows, *(b - a for a, b in at)))
         start = 0
-        for name, count in parts:
-            self.tensors.read_into(f"{name}.{kind}", fused[start : start + count])
-            start += count
+        for name, count, spans in parts:
+            for span in spans:
+                stop = start + span[1] - span[0]
+                part = Slice((count, *shape), (span, *at))
+                self.tensors.read_into(f"{name}.{kind}", fused[start:stop], part)
+                start = stop
         return fused
 
     def _norm(self, name: str) -> RMSNorm:
@@ -300,3 +401,7 @@ class _Builder:
             ) from error
         self.num_bytes += size
         return buffer
+
+
+def _behind(rows: int, span: Span) -> Span:
+    return rows + span[0], rows + span[1]

@@ -326,6 +326,11 @@ class Held:
         assert self._tensors[name].dtype in dtypes
         return self._tensors[name]
 
+    def read_part(self, name, part, dtypes):
+        read = self.read(name, (part.shape,), dtypes)
+        assert read.shape == part.shape
+        return read[tuple(slice(*span) for span in part.at)]
+
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_zero_points_of_0_borrow_from_their_neighbours_in_a_word(bits):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from backend.kernels.available import unavailable_reason
-from backend.models.checkpoint import FLOATS, Tensors
+from backend.models.checkpoint import FLOATS, Slice, Span, Tensors
 from backend.models.config import ConfigKeys, ModelLoadError
 from backend.models.quantization.weight import FP8, QuantizedWeight
 
@@ -47,21 +47,30 @@ class CheckpointFormat:
             return 1
         return self.bits / 8 if unavailable_reason() is None else dtype.itemsize
 
-    def read(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        """Read the matrix ``name``, which has ``shape`` when unpacked. Raises ModelLoadError."""
+    def read(
+        self,
+        checkpoint: Tensors,
+        name: str,
+        shape: tuple[int, int],
+        at: tuple[Span, Span] | None = None,
+    ) -> QuantizedWeight:
+        """Read the matrix ``name``, which has ``shape`` when unpacked, or its rows and columns.
+
+        The scales and zeros of the part ``at`` come with it. Raises ModelLoadError, also where
+        the part begins or ends within a group, a block or a word.
+        """
+        part = Slice(shape, at or ((0, shape[0]), (0, shape[1])))
         match self.name:
             case "gptq":
-                return self._read_gptq(checkpoint, name, shape)
+                return self._read_gptq(checkpoint, name, part)
             case "awq":
-                return self._read_awq(checkpoint, name, shape)
+                return self._read_awq(checkpoint, name, part)
             case _:
-                return self._read_scaled(checkpoint, name, shape)
+                return self._read_scaled(checkpoint, name, part)
 
-    def _read_scaled(
-        self, checkpoint: Tensors, name: str, shape: tuple[int, int]
-    ) -> QuantizedWeight:
-        codes = checkpoint.read(f"{name}.weight", (shape,), frozenset({FP8, torch.int8}))
-        rows, columns = shape
+    def _read_scaled(self, checkpoint: Tensors, name: str, part: Slice) -> QuantizedWeight:
+        codes = checkpoint.read_part(f"{name}.weight", part, frozenset({FP8, torch.int8}))
+        (rows, columns), ((first, stop), (left, right)) = part
         if self.block is None:
             shapes = ((rows, 1), (rows,), (1,), ())
             # transformers gives the scale of a whole tensor the name of its blocks' scales.
@@ -69,31 +78,40 @@ class CheckpointFormat:
             is_inverse = self.name == "fp8" and checkpoint.has(inverse)
             scale = inverse if is_inverse else f"{name}.weight_scale"
             found = checkpoint.read(scale, shapes, FLOATS)
-            scales = found.float().reshape(-1, 1).expand(rows, 1).contiguous()
-            return QuantizedWeight(codes, scales, None, columns)
+            scales = found.float().reshape(-1, 1).expand(rows, 1)[first:stop].contiguous()
+            return QuantizedWeight(codes, scales, None, right - left)
         height, width = self.block
         suffix = "weight_scale_inv" if self.name == "fp8" else "weight_scale"
         grid = (math.ceil(rows / height), math.ceil(columns / width))
-        blocks = checkpoint.read(f"{name}.{suffix}", (grid,), FLOATS).float()
-        scales = blocks.repeat_interleave(height, dim=0)[:rows].contiguous()
-        return QuantizedWeight(codes, scales, None, min(width, columns))
+        at = (
+            (first // height, math.ceil(stop / height)),
+            _groups(checkpoint, name, (left, right), width, columns),
+        )
+        blocks = checkpoint.read_part(f"{name}.{suffix}", Slice(grid, at), FLOATS).float()
+        # Rows need no whole blocks, since each gets its own scales.
+        above = first - at[0][0] * height
+        scales = blocks.repeat_interleave(height, dim=0)[above : above + stop - first].contiguous()
+        return QuantizedWeight(codes, scales, None, min(width, right - left))
 
-    def _read_gptq(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        rows, columns = shape
-        size = self._group_size(checkpoint, name, shape)
+    def _read_gptq(self, checkpoint: Tensors, name: str, part: Slice) -> QuantizedWeight:
+        (rows, columns), ((first, stop), (left, right)) = part
+        size = self._group_size(checkpoint, name, part)
         each = 32 // self.bits
-        packed = checkpoint.read(f"{name}.qweight", ((columns // each, rows),), _WORDS)
+        here = Slice((columns // each, rows), ((left // each, right // each), (first, stop)))
+        packed = checkpoint.read_part(f"{name}.qweight", here, _WORDS)
         # Each word holds ``each`` columns of a row.
-        codes = _unpacked(packed, self.bits).permute(0, 2, 1).reshape(columns, rows).t()
-        groups = columns // size
-        words = checkpoint.read(f"{name}.qzeros", ((groups, rows // each),), _WORDS)
+        codes = _unpacked(packed, self.bits).permute(0, 2, 1).reshape(right - left, -1).t()
+        groups = _groups(checkpoint, name, (left, right), size, columns)
+        here = Slice((columns // size, rows // each), (groups, (first // each, stop // each)))
+        words = checkpoint.read_part(f"{name}.qzeros", here, _WORDS)
         if self.zero_offset:
             # The format takes one from each zero point of a word at once, borrows included.
             words = words + sum(1 << (self.bits * place) for place in range(each))
-        zeros = _unpacked(words, self.bits).reshape(groups, rows)
+        zeros = _unpacked(words, self.bits).reshape(-1, stop - first)
         if checkpoint.has(f"{name}.g_idx"):
-            order = checkpoint.read(f"{name}.g_idx", ((columns,),), _WORDS)
-            if not torch.equal(order, torch.arange(columns, dtype=torch.int32) // size):
+            here = Slice((columns,), ((left, right),))
+            order = checkpoint.read_part(f"{name}.g_idx", here, _WORDS)
+            if not torch.equal(order, torch.arange(left, right, dtype=torch.int32) // size):
                 raise ModelLoadError(
                     f"{checkpoint.source}: tensor {name}.g_idx: columns in order of activation "
                     "(desc_act) are not supported"
@@ -102,40 +120,52 @@ class CheckpointFormat:
             raise ModelLoadError(
                 f"{checkpoint.source}: tensor {name}.g_idx is missing, and desc_act is true"
             )
-        return self._grouped(checkpoint, name, codes, zeros.t(), size)
+        return self._grouped(checkpoint, name, codes, zeros.t(), part, size)
 
-    def _read_awq(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        rows, columns = shape
-        size = self._group_size(checkpoint, name, shape)
+    def _read_awq(self, checkpoint: Tensors, name: str, part: Slice) -> QuantizedWeight:
+        (rows, columns), ((first, stop), at) = part
+        size = self._group_size(checkpoint, name, part)
 
-        def unpacked(suffix: str, length: int) -> Tensor:
-            words = checkpoint.read(f"{name}.{suffix}", ((length, rows // 8),), _WORDS)
+        def unpacked(suffix: str, length: int, at: Span) -> Tensor:
+            here = Slice((length, rows // 8), (at, (first // 8, stop // 8)))
+            words = checkpoint.read_part(f"{name}.{suffix}", here, _WORDS)
             places = torch.tensor(_AWQ_ORDER).argsort()
-            return _unpacked(words, 4).index_select(2, places).reshape(length, rows).t()
+            return _unpacked(words, 4).index_select(2, places).reshape(-1, stop - first).t()
 
-        codes, zeros = unpacked("qweight", columns), unpacked("qzeros", columns // size)
-        return self._grouped(checkpoint, name, codes, zeros, size)
+        groups = _groups(checkpoint, name, at, size, columns)
+        codes = unpacked("qweight", columns, at)
+        zeros = unpacked("qzeros", columns // size, groups)
+        return self._grouped(checkpoint, name, codes, zeros, part, size)
 
     def _grouped(
-        self, checkpoint: Tensors, name: str, codes: Tensor, zeros: Tensor, size: int
+        self,
+        checkpoint: Tensors,
+        name: str,
+        codes: Tensor,
+        zeros: Tensor,
+        part: Slice,
+        size: int,
     ) -> QuantizedWeight:
         """Shift unsigned ``codes`` and ``zeros`` by half of their range."""
-        rows, columns = codes.shape
-        scales = checkpoint.read(f"{name}.scales", ((columns // size, rows),), FLOATS)
+        (rows, columns), (at, across) = part
+        groups = _groups(checkpoint, name, across, size, columns)
+        here = Slice((columns // size, rows), (groups, at))
+        scales = checkpoint.read_part(f"{name}.scales", here, FLOATS)
         half = 1 << (self.bits - 1)
         shifted = (zeros - half).float().contiguous()
         return QuantizedWeight(
             (codes - half).to(torch.int8).contiguous(),
             scales.float().t().contiguous(),
             shifted if bool(shifted.any()) else None,
-            size,
+            min(size, codes.shape[1]),
             self.bits,
         )
 
-    def _group_size(self, checkpoint: Tensors, name: str, shape: tuple[int, int]) -> int:
-        rows, columns = shape
+    def _group_size(self, checkpoint: Tensors, name: str, part: Slice) -> int:
+        (rows, columns), (at, across) = part
         size = self.group_size or columns
-        if rows % (32 // self.bits):
+        each = 32 // self.bits
+        if rows % each:
             raise ModelLoadError(
                 f"{checkpoint.source}: tensor {name}: {rows} rows do not fill words of 32 bits"
             )
@@ -143,7 +173,30 @@ class CheckpointFormat:
             raise ModelLoadError(
                 f"{checkpoint.source}: tensor {name}: {columns} columns are not groups of {size}"
             )
+        for what, edges, total in (("rows", at, rows), ("columns", across, columns)):
+            if any(edge % 8 for edge in edges) and edges != (0, total):
+                raise ModelLoadError(
+                    f"{checkpoint.source}: tensor {name}: a rank's {what}, {edges[0]} to "
+                    f"{edges[1]} of {total}, do not fill words of 32 bits; take another "
+                    "tensor-parallel-size"
+                )
         return size
+
+
+def _groups(checkpoint: Tensors, name: str, at: Span, size: int, columns: int) -> Span:
+    """Return the groups of ``size`` columns that the columns ``at`` are, of ``columns`` in all.
+
+    One group may be shared, because a row has one scale for it wherever it is cut.
+    """
+    left, right = at
+    if size >= columns:
+        return 0, 1
+    if left % size or (right % size and right != columns):
+        raise ModelLoadError(
+            f"{checkpoint.source}: tensor {name}: a rank's columns, {left} to {right} of {columns},"
+            f" begin or end within a group of {size}; take another tensor-parallel-size"
+        )
+    return left // size, math.ceil(right / size)
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
