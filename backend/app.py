@@ -12,6 +12,7 @@ from aiohttp import web
 
 from backend.engine.model_files import is_embedding_model, recommended_sampling, resolve_model
 from backend.engine.supervisor import EngineSupervisor
+from backend.models.config import ModelLoadError
 from backend.process import in_background
 from backend.server.app import build_application
 from backend.server.kv_events import KvEvents
@@ -66,6 +67,11 @@ async def _load(
 ) -> Loaded:
     directory = await in_background(lambda: resolve_model(settings.model))
     if is_embedding_model(directory):
+        if settings.tensor_parallel_size > 1:
+            raise ModelLoadError(
+                f"{directory}: an embedding model is computed by one process, not by "
+                f"tensor-parallel-size {settings.tensor_parallel_size}"
+            )
         tell("loading the encoder")
         return await in_background(lambda: _load_embedder(directory, settings))
     host = EngineSupervisor(

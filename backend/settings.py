@@ -150,6 +150,13 @@ class EngineOptions:
         read=device_name,
         metavar="DEVICE",
     )
+    tensor_parallel_size: int = _flag(
+        1,
+        "GPUs, or processes on the CPU, that compute the model together: each has a part of "
+        "every weight and of the KV cache",
+        read=up_to(64),
+        metavar="N",
+    )
     dtype: str = _flag(
         "auto",
         "of activations, KV cache and weights that are not quantised; auto is float32 on CPU, "
@@ -193,7 +200,8 @@ class EngineOptions:
     )
     kv_bytes: int | None = _flag(
         None,
-        "memory of the KV cache, such as 512MiB or 8GiB [default: a share of what is there]",
+        "memory of the KV cache, of each rank where there are several, such as 512MiB or 8GiB "
+        "[default: a share of what is there]",
         read=size,
         metavar="BYTES",
     )
@@ -210,7 +218,10 @@ class EngineOptions:
         "differs [default: on]",
     )
     threads: int | None = _flag(
-        None, "CPU threads [default: torch's choice]", read=up_to(1_024), metavar="N"
+        None,
+        "CPU threads of all ranks together [default: torch's choice]",
+        read=up_to(1_024),
+        metavar="N",
     )
     max_waiting: int = _flag(
         1024,

@@ -13,6 +13,7 @@ from backend.engine.messages import Abort, Item, Submit
 from backend.engine.stepper import Stepper
 from backend.executor.memory import MemoryMeter
 from backend.executor.model_runner import ModelRunner
+from backend.executor.parallel import LeadingRunner
 from backend.executor.sampled import Sampled
 from backend.grammar.compiler import GrammarCompiler, PendingGrammar
 from backend.grammar.matcher import GrammarError
@@ -86,7 +87,7 @@ class EngineCore:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: ModelRunner | LeadingRunner,
         eos_token_ids: frozenset[int],
         limits: EngineLimits,
         grammars: GrammarCompiler,

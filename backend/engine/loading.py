@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,23 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import resolve_model
+from backend.engine.ranks import Ranks
 from backend.engine.stepper import Fault, fault_of
 from backend.executor.factory import NO_KERNELS, KernelGroup, kernels_for, make_runner, read_memory
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import FP8, KVCache, block_bytes
 from backend.executor.memory import Sizing, context_length, size_cache
+from backend.executor.model_runner import ModelRunner
+from backend.executor.parallel import Group, LeadingRunner
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
 from backend.models.checkpoint import model_fingerprint
-from backend.models.config import ModelLoadError
+from backend.models.config import ModelLoadError, read_json
 from backend.models.dtypes import kv_cache_dtype
 from backend.models.loading import load_network
 from backend.models.model import Network
+from backend.models.parallel import ALONE, check_sharded
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.scheduler import slots_for
 from backend.settings import EngineOptions, device_name
@@ -58,22 +63,92 @@ def load_engine(model: str, **options: Any) -> tuple[Engine, Tokenizer]:
 
 
 def load_model(
-    options: EngineOptions, progress: Callable[[str], None] = logger.debug
+    options: EngineOptions,
+    progress: Callable[[str], None] = logger.debug,
+    ranks: Ranks | None = None,
 ) -> LoadedEngine:
     """Load what ``options`` name; ``progress`` is called with the stage of loading, for people.
 
-    Raises ModelLoadError, whose text names what is wrong.
+    ``ranks`` are the other processes, where the model is computed by several. Raises
+    ModelLoadError, whose text names what is wrong.
     """
-    torch_device = device_of(options.device)
+    size = options.tensor_parallel_size
+    if size > 1 and ranks is None:
+        raise ModelLoadError(
+            f"tensor-parallel-size {size}: ranks are processes, which `refrain backend` starts; an "
+            "engine in a thread has one"
+        )
+    loaded = load_runner(options, progress, join=None if ranks is None else ranks.join)
+    tokenizer, vocab_size = loaded.tokenizer, loaded.runner.vocab_size
+    on_cuda = loaded.runner.device.type == "cuda"
+    limits = EngineLimits(
+        num_blocks=loaded.num_blocks,
+        max_num_seqs=loaded.batches.max_num_seqs,
+        max_model_len=loaded.batches.max_model_len,
+        max_tokens_per_step=loaded.batches.max_tokens_per_step,
+        max_waiting=options.max_waiting,
+        queue_seconds=options.queue_timeout,
+        target_ttft=options.target_ttft_ms and options.target_ttft_ms / 1000,
+        target_itl=options.target_itl_ms and options.target_itl_ms / 1000,
+        overlap=on_cuda if options.overlap is None else options.overlap,
+        speculation=options.speculation != "off",
+    )
+    grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, vocab_size))
+    fingerprint = model_fingerprint(loaded.directory, loaded.made_of)
+    core = EngineCore(
+        loaded.runner if ranks is None else LeadingRunner(loaded.runner, ranks.tell, ranks.end),
+        tokenizer.eos_token_ids,
+        limits,
+        grammars,
+        fingerprint=fingerprint,
+        cache_events=options.kv_events,
+    )
+    description = EngineDescription(limits.max_model_len, vocab_size, fingerprint, loaded.detail)
+    return LoadedEngine(core, tokenizer, description)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRunner:
+    """What computes on one rank; ``made_of`` are the types that decide what it computes."""
+
+    runner: ModelRunner
+    batches: BatchLimits
+    num_blocks: int
+    tokenizer: Tokenizer
+    directory: Path
+    made_of: str
+    detail: tuple[str, ...]
+
+
+def load_runner(
+    options: EngineOptions,
+    progress: Callable[[str], None],
+    *,
+    rank: int = 0,
+    join: Callable[[torch.device], Group] | None = None,
+) -> LoadedRunner:
+    """Load the part of ``rank``. Raises ModelLoadError, whose text names what is wrong.
+
+    ``join`` lets it meet the other ranks, None: there are none.
+    """
+    torch_device = _device_of_rank(options, rank)
     on_cuda = torch_device.type == "cuda"
     _check(options, on_cuda=on_cuda)
     utilization = options.gpu_memory_utilization
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    if options.threads is not None or join is not None:
+        threads = options.threads or torch.get_num_threads()
+        torch.set_num_threads(max(threads // options.tensor_parallel_size, 1))
     directory = resolve_model(options.model)
     tokenizer = Tokenizer.load(directory)
     max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS[torch_device.type]
     max_tokens = options.max_tokens_per_step or _TOKENS_PER_STEP[torch_device.type]
+    group = None
+    if join is not None:
+        # Before the others begin: what is refused here is refused once.
+        source = directory / "config.json"
+        check_sharded(read_json(source), str(source), options.tensor_parallel_size)
+        progress("waiting for all ranks")
+        group = join(torch_device)
     progress(f"reading the weights of {directory}")
     network = load_network(
         directory,
@@ -81,6 +156,7 @@ def load_model(
         dtype=options.dtype,
         quantization=options.quantization,
         tell=progress,
+        ranks=group or ALONE,
     )
     kv_dtype = kv_cache_dtype(options.kv_dtype, network.dtype, torch_device)
     shape = network.shape
@@ -100,6 +176,10 @@ def load_model(
 
         proved = self_check(network, torch_device, kv_dtype, batches.max_model_len, kernels)
         kernels, detail = proved.kernels, proved.detail
+        if group is not None:
+            # What one rank replaces all replace, or they would compute in different orders.
+            kernels = kernels.intersection(*group.exchange(kernels))
+            detail = tuple(dict.fromkeys(chain.from_iterable(group.exchange(detail))))
     if on_cuda and not {KernelGroup.ATTENTION, KernelGroup.KV_8_BITS} <= kernels:
         # PyTorch's attention cannot read FP8.
         detail += _without_fp8(kv_dtype, network.dtype)
@@ -130,36 +210,40 @@ def load_model(
         kv_bytes=options.kv_bytes,
         reading=reading,
         utilization=utilization,
+        ranks=options.tensor_parallel_size,
     )
+    if group is not None:
+        # One scheduler decides for all, so the smallest pool is everybody's.
+        sizing = min(group.exchange(sizing), key=lambda each: each.num_blocks)
     progress("making the KV pool")
     cache = _kv_cache(network, sizing, torch_device, kv_dtype, directory)
-    limits = EngineLimits(
-        num_blocks=sizing.num_blocks,
-        max_num_seqs=max_num_seqs,
-        max_model_len=sizing.max_model_len,
-        max_tokens_per_step=batches.max_tokens_per_step,
-        max_waiting=options.max_waiting,
-        queue_seconds=options.queue_timeout,
-        target_ttft=options.target_ttft_ms and options.target_ttft_ms / 1000,
-        target_itl=options.target_itl_ms and options.target_itl_ms / 1000,
-        overlap=on_cuda if options.overlap is None else options.overlap,
-        speculation=options.speculation != "off",
-    )
     batches = replace(batches, max_model_len=sizing.max_model_len)
-    runner = make_runner(network, cache, batches, kernels=kernels)
-    grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, shape.vocab_size))
-    made_of = f"{network.dtype} {kv_dtype} {options.quantization}"
-    fingerprint = model_fingerprint(directory, made_of)
-    description = EngineDescription(sizing.max_model_len, shape.vocab_size, fingerprint, detail)
-    core = EngineCore(
-        runner,
-        tokenizer.eos_token_ids,
-        limits,
-        grammars,
-        fingerprint=fingerprint,
-        cache_events=options.kv_events,
+    return LoadedRunner(
+        runner=make_runner(network, cache, batches, kernels=kernels),
+        batches=batches,
+        num_blocks=sizing.num_blocks,
+        tokenizer=tokenizer,
+        directory=directory,
+        made_of=f"{network.dtype} {kv_dtype} {options.quantization}",
+        detail=detail,
     )
-    return LoadedEngine(core, tokenizer, description)
+
+
+def _device_of_rank(options: EngineOptions, rank: int) -> torch.device:
+    size = options.tensor_parallel_size
+    if size == 1:
+        return device_of(options.device)
+    if ":" in options.device:
+        raise ModelLoadError(
+            f"device {options.device} is one GPU, and tensor-parallel-size {size} takes "
+            f"cuda:0 to cuda:{size - 1}: say device cuda"
+        )
+    device = device_of(options.device)
+    if device.type != "cuda":
+        return device
+    if (count := torch.cuda.device_count()) < size:
+        raise ModelLoadError(f"tensor-parallel-size {size}: torch finds {count} CUDA devices")
+    return device_of(f"cuda:{rank}")
 
 
 def _kv_cache(

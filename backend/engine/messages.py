@@ -147,4 +147,11 @@ class Awake:
     """The engine is warm again; its prefix cache is empty."""
 
 
-FromEngine = Loading | Loaded | LoadFailed | Asleep | Awake | Report
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last message: the engine ends, loaded or not, because one of its ranks failed."""
+
+    reason: str
+
+
+FromEngine = Loading | Loaded | LoadFailed | Asleep | Awake | Ended | Report

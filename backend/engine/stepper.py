@@ -15,6 +15,7 @@ from time import monotonic
 import torch
 
 from backend.executor.model_runner import InFlight, ModelRunner
+from backend.executor.parallel import LeadingRunner
 from backend.executor.sampled import Sampled
 from backend.executor.sampler.sampler import GrammarMask
 from backend.grammar.matcher import allocate_bitmask
@@ -90,7 +91,12 @@ class Stepper:
     """Belongs to the engine's loop."""
 
     def __init__(
-        self, runner: ModelRunner, scheduler: Scheduler, cap: OomBackoff, *, overlap: bool
+        self,
+        runner: ModelRunner | LeadingRunner,
+        scheduler: Scheduler,
+        cap: OomBackoff,
+        *,
+        overlap: bool,
     ) -> None:
         """``cap`` is before the scheduler's budget policy."""
         self.scheduler = scheduler

@@ -23,6 +23,7 @@ from backend.engine.client import EngineClient
 from backend.engine.messages import (
     Asleep,
     Awake,
+    Ended,
     EngineDescription,
     Loaded,
     LoadFailed,
@@ -80,6 +81,8 @@ class EngineProcess(asyncio.Protocol):
         self._progress = progress
         self._frames = FrameReader()
         self._heard = False
+        self.reason = ""
+        """Why the process ended, where it could say so."""
         self._stage = "starting"
         self._outgoing: list[object] = []
         self._transport: asyncio.WriteTransport  # from ``connection_made`` on
@@ -109,6 +112,9 @@ class EngineProcess(asyncio.Protocol):
                     self._fail_load(ModelLoadError(text))
                 case Asleep() | Awake():
                     self._settled.set()
+                case Ended(reason):
+                    self.reason = reason
+                    self._fail_load(ModelLoadError(reason))
                 case _:
                     raise TypeError(f"a message of type {type(message).__name__}")
 
@@ -396,6 +402,8 @@ class EngineSupervisor:
                 ask=partial(process.send, Ping()),
             )
             what = "died" if died else "hung"
+            if process.reason:
+                what += f" ({process.reason})"
             process.sever()
             asleep = self.sleep_level > 0
             if not asleep:

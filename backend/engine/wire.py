@@ -8,15 +8,17 @@ import pickle
 import select
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from backend.engine.messages import FromEngine, Report, ToEngine
+from backend.engine.messages import Ended, FromEngine, Report, ToEngine
 
 LENGTH: Final = struct.Struct("!I")
 _CHUNK = 1 << 16
+_LAST_SECONDS = 1.0
 
 MessageT = TypeVar("MessageT")
 
@@ -93,6 +95,7 @@ class SocketEndpoint:
         self._poller.register(self._woken, select.POLLIN)
         self._unsent = b""
         self._held: Report | None = None
+        self._sending = threading.Lock()
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """Return what came, and send what was left unsent; ``wait`` if nothing came."""
@@ -147,17 +150,27 @@ class SocketEndpoint:
             select.select((), (self._socket,), ())
             self._flush()
 
+    def send_last(self, message: Ended) -> None:
+        """Send from another thread, behind what that of the loop began, and let it send no more.
+
+        The process is to end after that. Raises OSError when it is not sent within a second.
+        """
+        self._sending.acquire()
+        self._socket.settimeout(_LAST_SECONDS)
+        self._socket.sendall(self._unsent + encode(message))
+
     def _flush(self) -> None:
-        while self._unsent:
-            try:
-                sent = self._socket.send(self._unsent)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                raise PeerGoneError from error
-            self._unsent = self._unsent[sent:]
-            if not self._unsent and self._held is not None:
-                self._unsent, self._held = encode(self._held), None
+        with self._sending:
+            while self._unsent:
+                try:
+                    sent = self._socket.send(self._unsent)
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    raise PeerGoneError from error
+                self._unsent = self._unsent[sent:]
+                if not self._unsent and self._held is not None:
+                    self._unsent, self._held = encode(self._held), None
 
     def _read(self) -> Iterator[list[Any]]:
         while True:

@@ -67,18 +67,19 @@ def size_cache(
     kv_bytes: int | None,
     reading: MemoryReading | None = None,
     utilization: float = 1.0,
+    ranks: int = 1,
 ) -> Sizing:
     """Decide the size of the pool, weights already loaded.
 
     Without ``kv_bytes`` the pool takes what a ``reading`` leaves, else a share of the memory, on
     CUDA within ``utilization``. On the CPU it takes no more than ``max_num_seqs`` full contexts
-    need. On CUDA the memory has no other use, and the prefix cache fills it. Raises
-    ModelLoadError when the wishes contradict model or memory.
+    need, and leaves as much to each of the other ``ranks``. On CUDA the memory has no other use,
+    and the prefix cache fills it. Raises ModelLoadError when the wishes contradict model or memory.
     """
     wanted_len = context_length(config, max_model_len)
     per_block = block_bytes(config, dtype)
     if kv_bytes is None:
-        spare = _spare_bytes(device, utilization) if reading is None else reading.spare
+        spare = _spare_bytes(device, utilization, ranks) if reading is None else reading.spare
         if reading is not None:
             logger.info("memory for the KV pool on %s: %s", device, reading)
         num_blocks = spare // per_block
@@ -101,13 +102,13 @@ def context_length(config: ModelShape, max_model_len: int | None) -> int:
     return wanted_len
 
 
-def _spare_bytes(device: torch.device, utilization: float) -> int:
+def _spare_bytes(device: torch.device, utilization: float, ranks: int) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         allowed = int(total * utilization) - torch.cuda.memory_allocated(device)
         return int(min(free, allowed) * _CUDA_SHARE)
     # Pages of the pool that are never written cost nothing, so a share of the total is safe.
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _CPU_SHARE)
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _CPU_SHARE / ranks)
 
 
 class MemoryMeter:

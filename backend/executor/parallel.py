@@ -6,6 +6,7 @@ the same bits everywhere and noise is keyed, so tokens stay where the next step 
 """
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,14 +33,25 @@ COLLECTIVE_SECONDS = 600.0
 class Group:
     """``Communicator`` by torch.distributed: gloo on the CPU, NCCL on CUDA."""
 
-    def __init__(self, rank: int, size: int, port: int, *, listening: int | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        port: int,
+        device: torch.device,
+        *,
+        listening: int | None = None,
+    ) -> None:
         """Join the group whose store is at ``port`` of this host; rank 0 has ``listening`` there.
 
-        Raises RuntimeError when not all ranks come.
+        ``device`` is this rank's. Raises RuntimeError when not all ranks come.
         """
-        # Whoever computes alone does without it.
+        # An engine of one rank does without it.
         from torch import distributed  # noqa: PLC0415
 
+        # The ranks are on one host, and nobody else is to reach their sockets.
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
         self.rank, self.size = rank, size
         self._distributed: Any = distributed
         timeout = timedelta(seconds=COLLECTIVE_SECONDS)
@@ -52,9 +64,8 @@ class Group:
             wait_for_workers=False,
             master_listen_fd=listening,
         )
-        on_cuda = torch.cuda.is_available()
         distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store,
             rank=rank,
             world_size=size,
@@ -77,9 +88,9 @@ class Group:
 
     def exchange(self, value: T) -> list[T]:
         """Return the ``value`` of each rank; to agree on numbers while loading."""
-        values: list[T | None] = [None] * self.size
+        values: list[Any] = [None] * self.size
         self._distributed.all_gather_object(values, value)
-        return [each for each in values if each is not None]
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +109,10 @@ class LeadingRunner:
     """
 
     def __init__(
-        self, runner: ModelRunner, tell: Callable[[Call], None], end: Callable[[Exception], NoReturn]
+        self,
+        runner: ModelRunner,
+        tell: Callable[[Call], None],
+        end: Callable[[Exception], NoReturn],
     ) -> None:
         """``tell`` sends a call to all other ranks, ``end`` ends this process and theirs."""
         self._runner = runner

@@ -17,6 +17,7 @@ from backend.models.config import DecoderConfig, ModelLoadError
 from backend.models.families import FAMILIES, native_family, parse_config
 from backend.models.layers import Embedding, Linear
 
+
 class Communicator(Protocol):
     """What the ranks of one model do together; every rank calls it in the same order."""
 

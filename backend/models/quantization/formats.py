@@ -120,7 +120,7 @@ class CheckpointFormat:
             raise ModelLoadError(
                 f"{checkpoint.source}: tensor {name}.g_idx is missing, and desc_act is true"
             )
-        return self._grouped(checkpoint, name, codes, zeros.t(), part, size)
+        return self._grouped(checkpoint, name, codes, zeros.t(), part=part, size=size)
 
     def _read_awq(self, checkpoint: Tensors, name: str, part: Slice) -> QuantizedWeight:
         (rows, columns), ((first, stop), at) = part
@@ -135,7 +135,7 @@ class CheckpointFormat:
         groups = _groups(checkpoint, name, at, size, columns)
         codes = unpacked("qweight", columns, at)
         zeros = unpacked("qzeros", columns // size, groups)
-        return self._grouped(checkpoint, name, codes, zeros, part, size)
+        return self._grouped(checkpoint, name, codes, zeros, part=part, size=size)
 
     def _grouped(
         self,
@@ -143,6 +143,7 @@ class CheckpointFormat:
         name: str,
         codes: Tensor,
         zeros: Tensor,
+        *,
         part: Slice,
         size: int,
     ) -> QuantizedWeight:
