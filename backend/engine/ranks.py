@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
+from backend.executor.shared_memory import Shared
 from backend.settings import EngineOptions
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Ranks:
         """Start the processes. ``farewell`` tells the server why the engine ends."""
         self.size = options.tensor_parallel_size
         self._farewell = farewell
+        self._shared = Shared.make(self.size)
         self._ending = threading.Lock()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: dict[int, socket.socket] = {}
@@ -52,10 +54,10 @@ class Ranks:
                 self._processes[rank] = subprocess.Popen(  # noqa: S603  # our own module
                     [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), "rank"],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(theirs.fileno(), *(self._shared.descriptors if self._shared else ())),
                 )
             self._sockets[rank] = ours
-            ours.sendall(pickle.dumps((options, rank)))
+            ours.sendall(pickle.dumps((options, rank, self._shared)))
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
 
@@ -66,7 +68,7 @@ class Ranks:
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
         self._send(port)
-        return Group(0, self.size, port, device, listening=listener.detach())
+        return Group(0, self.size, port, device, shared=self._shared, listening=listener.detach())
 
     def tell(self, call: "Call") -> None:
         """Send a call of the runner to the others. Raises OSError when one is gone."""

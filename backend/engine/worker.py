@@ -81,7 +81,7 @@ def _serve(endpoint: SocketEndpoint, options: EngineOptions) -> int:
 def _be_rank(sock: socket.socket) -> int:
     """Compute what rank 0 tells, until it is gone."""
     told = messages(sock.makefile("rb"))
-    options, rank = next(told)
+    options, rank, shared = next(told)
     configure_logging(options.log_format)
     reason = ""
     try:
@@ -89,7 +89,7 @@ def _be_rank(sock: socket.socket) -> int:
         from backend.executor.parallel import Group, follow  # noqa: PLC0415  # seconds
 
         def join(device: "torch.device") -> Group:
-            return Group(rank, options.tensor_parallel_size, next(told), device)
+            return Group(rank, options.tensor_parallel_size, next(told), device, shared=shared)
 
         follow(load_runner(options, logger.debug, rank=rank, join=join).runner, told)
     except ModelLoadError as error:

@@ -5,7 +5,6 @@ itself, so all do the same collective operations in the same order. Every rank s
 the same bits everywhere and noise is keyed, so tokens stay where the next step reads them.
 """
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,19 +18,21 @@ from torch import Tensor
 from backend.executor.model_runner import InFlight, Launched, ModelRunner
 from backend.executor.sampled import Sampled
 from backend.executor.sampler.sampler import GrammarMask
+from backend.executor.shared_memory import (
+    COLLECTIVE_SECONDS,
+    SLOT_BYTES,
+    Shared,
+    SharedMemory,
+)
 from backend.scheduler.batch import StepBatch
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
-COLLECTIVE_SECONDS = 600.0
-"""For a rank to join, and for one collective operation: loading on one rank may be that slow."""
 
 
 class Group:
-    """``Communicator`` by torch.distributed: gloo on the CPU, NCCL on CUDA."""
+    """``Communicator`` by torch.distributed: NCCL on CUDA, on the CPU gloo and shared memory."""
 
     def __init__(
         self,
@@ -40,11 +41,13 @@ class Group:
         port: int,
         device: torch.device,
         *,
+        shared: Shared | None = None,
         listening: int | None = None,
     ) -> None:
         """Join the group whose store is at ``port`` of this host; rank 0 has ``listening`` there.
 
-        ``device`` is this rank's. Raises RuntimeError when not all ranks come.
+        ``device`` is this rank's. Without ``shared`` all goes through gloo. Raises RuntimeError
+        when not all ranks come.
         """
         # An engine of one rank does without it.
         from torch import distributed  # noqa: PLC0415
@@ -53,6 +56,8 @@ class Group:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
         self.rank, self.size = rank, size
+        on_cpu = device.type == "cpu"
+        self._memory = SharedMemory(rank, shared) if shared and on_cpu else None
         self._distributed: Any = distributed
         timeout = timedelta(seconds=COLLECTIVE_SECONDS)
         store = distributed.TCPStore(  # type: ignore[attr-defined]
@@ -65,7 +70,7 @@ class Group:
             master_listen_fd=listening,
         )
         distributed.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "gloo" if on_cpu else "cpu:gloo,cuda:nccl",
             store=store,
             rank=rank,
             world_size=size,
@@ -76,12 +81,24 @@ class Group:
         """Return the sum over ranks, with the same bits on each; ``part`` may be overwritten."""
         # A product may lie transposed in memory, or have a gap behind each row.
         part = part.contiguous()
-        self._distributed.all_reduce(part)
+        if self._memory is None:
+            self._distributed.all_reduce(part)
+            return part
+        for chunk in part.view(-1).split(SLOT_BYTES // part.itemsize):
+            # Every rank adds in the same order.
+            torch.sum(self._memory.exchange(chunk), 0, out=chunk)
         return part
 
     def all_gather(self, part: Tensor) -> Tensor:
         """Return [rows, size * columns] of [rows, columns] from each rank, in their order."""
         part = part.contiguous()
+        rows, columns = part.shape
+        at_once = SLOT_BYTES // (columns * part.itemsize)
+        if self._memory is not None and at_once:
+            gathered = part.new_empty(rows, self.size, columns)
+            for few, out in zip(part.split(at_once), gathered.split(at_once), strict=True):
+                out.copy_(self._memory.exchange(few).transpose(0, 1))
+            return gathered.view(rows, -1)
         parts = [torch.empty_like(part) for _ in range(self.size)]
         self._distributed.all_gather(parts, part)
         return torch.cat(parts, dim=-1)

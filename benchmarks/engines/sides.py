@@ -56,6 +56,22 @@ def write_random_qwen3(directory: Path) -> None:
     _write(transformers.Qwen3ForCausalLM, config, directory)
 
 
+def write_random_qwen2(directory: Path) -> None:
+    """Write a checkpoint of 0.5 billion random parameters, shaped as Qwen2-0.5B."""
+    config = transformers.Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    _write(transformers.Qwen2ForCausalLM, config, directory)
+
+
 def _write(model: Any, config: Any, directory: Path) -> None:
     torch.manual_seed(0)
     model(config).to(config.dtype or torch.float32).save_pretrained(directory)
