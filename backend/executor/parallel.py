@@ -18,12 +18,7 @@ from torch import Tensor
 from backend.executor.model_runner import InFlight, Launched, ModelRunner
 from backend.executor.sampled import Sampled
 from backend.executor.sampler.sampler import GrammarMask
-from backend.executor.shared_memory import (
-    COLLECTIVE_SECONDS,
-    SLOT_BYTES,
-    Shared,
-    SharedMemory,
-)
+from backend.executor.shared_memory import COLLECTIVE_SECONDS, Shared, SharedMemory
 from backend.scheduler.batch import StepBatch
 
 T = TypeVar("T")
@@ -81,24 +76,16 @@ class Group:
         """Return the sum over ranks, with the same bits on each; ``part`` may be overwritten."""
         # A product may lie transposed in memory, or have a gap behind each row.
         part = part.contiguous()
-        if self._memory is None:
-            self._distributed.all_reduce(part)
-            return part
-        for chunk in part.view(-1).split(SLOT_BYTES // part.itemsize):
-            # Every rank adds in the same order.
-            torch.sum(self._memory.exchange(chunk), 0, out=chunk)
+        if self._memory is not None:
+            return self._memory.all_reduce(part)
+        self._distributed.all_reduce(part)
         return part
 
     def all_gather(self, part: Tensor) -> Tensor:
         """Return [rows, size * columns] of [rows, columns] from each rank, in their order."""
         part = part.contiguous()
-        rows, columns = part.shape
-        at_once = SLOT_BYTES // (columns * part.itemsize)
-        if self._memory is not None and at_once:
-            gathered = part.new_empty(rows, self.size, columns)
-            for few, out in zip(part.split(at_once), gathered.split(at_once), strict=True):
-                out.copy_(self._memory.exchange(few).transpose(0, 1))
-            return gathered.view(rows, -1)
+        if self._memory is not None:
+            return self._memory.all_gather(part)
         parts = [torch.empty_like(part) for _ in range(self.size)]
         self._distributed.all_gather(parts, part)
         return torch.cat(parts, dim=-1)

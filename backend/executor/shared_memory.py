@@ -5,8 +5,9 @@ import os
 import select
 import sys
 from functools import partial
+from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,24 +50,47 @@ class SharedMemory:
     """
 
     def __init__(self, rank: int, shared: Shared) -> None:
-        import torch  # noqa: PLC0415  # seconds; descriptors are made before that
-
+        self._torch: Any = import_module("torch")  # which takes seconds; descriptors come first
         self.rank, self.size = rank, len(shared.events)
         memory = mmap.mmap(shared.memory, 2 * self.size * SLOT_BYTES)
-        self._slots = torch.frombuffer(memory, dtype=torch.uint8).view(2, self.size, SLOT_BYTES)
+        self._slots = self._torch.frombuffer(memory, dtype=self._torch.uint8).view(
+            2, self.size, SLOT_BYTES
+        )
         self._bells = shared.events
         self._pollers = [select.poll(), select.poll()]
         for poller, bell in zip(self._pollers, shared.events[rank], strict=True):
             poller.register(bell, select.POLLIN)
         self._turn = 0
 
-    def exchange(self, part: "Tensor") -> "Tensor":
+    def all_reduce(self, part: "Tensor") -> "Tensor":
+        """Make ``part``, which is contiguous, the sum over ranks. All add in one order."""
+        chunks: Any = part.view(-1)
+        for chunk in chunks.split(SLOT_BYTES // part.itemsize):
+            self._torch.sum(self._exchange(chunk), 0, out=chunk)
+        return part
+
+    def all_gather(self, part: "Tensor") -> "Tensor":
+        """Return [rows, size * columns] of the ranks' contiguous [rows, columns]."""
+        rows, columns = part.shape
+        width = min(columns, SLOT_BYTES // part.itemsize)
+        height = SLOT_BYTES // (width * part.itemsize)
+        gathered = part.new_empty(rows, self.size, columns)
+        for row in range(0, rows, height):
+            for column in range(0, columns, width):
+                piece = part[row : row + height, column : column + width].contiguous()
+                out = gathered[row : row + height, :, column : column + width]
+                out.copy_(self._exchange(piece).transpose(0, 1))
+        joined: Tensor = gathered.view(rows, -1)
+        return joined
+
+    def _exchange(self, part: "Tensor") -> "Tensor":
         """Return the ``part`` of each rank [size, *part], valid until the call after the next.
 
-        ``part`` is contiguous and of at most ``SLOT_BYTES``. Raises TimeoutError.
+        It has at most ``SLOT_BYTES``. Raises TimeoutError.
         """
         self._turn = turn = 1 - self._turn
-        slots = self._slots[turn, :, : part.nbytes].view(part.dtype).view(self.size, *part.shape)
+        written = self._slots[turn, :, : part.nbytes].view(part.dtype)
+        slots: Tensor = written.view(self.size, *part.shape)
         slots[self.rank].copy_(part)
         for rank, bells in enumerate(self._bells):
             if rank != self.rank:

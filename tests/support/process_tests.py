@@ -14,6 +14,7 @@ FILES = (
     "tests/backend/test_engine_grammar_compiler.py",
     "tests/backend/test_server_responses_client.py",
     "tests/backend/test_server_tools_client.py",
+    "tests/backend/test_engine_ranks.py",
     "tests/backend/test_engine_worker.py",
     "tests/backend/test_kernels_compile.py",
     "tests/backend/test_server_command.py",
