@@ -22,11 +22,13 @@ from backend.server.body import ALLOW_UNKNOWN, json_response
 from backend.server.chat import chat_completions
 from backend.server.completions import completions
 from backend.server.embeddings import embeddings
-from backend.server.http_server import Runner, refusal
+from backend.server.http_server import REALTIME, Runner, is_websocket, refusal
 from backend.server.kv_events import KvEvents
 from backend.server.metrics import CONTENT_TYPE, Metrics
 from backend.server.pipeline import WATCH
 from backend.server.protocol.errors import ApiError, internal_error
+from backend.server.realtime.session import Bounds
+from backend.server.realtime.sessions import Realtime
 from backend.server.replies import EventStream
 from backend.server.responses import responses
 from backend.server.served_model import ServedModel
@@ -44,6 +46,8 @@ PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 SERVED_MODEL = web.AppKey("served_model", ServedModel)
 KV_EVENTS = web.AppKey("kv_events", KvEvents)
 """Streams to routers. They do not end by themselves."""
+LIVE = web.AppKey("live", Realtime)
+"""Realtime sessions. They do not end by themselves either."""
 STOPPING: web.AppKey[asyncio.Event] = web.AppKey("stopping")
 """Set once the server is to stop: it still answers, and asks its clients to go elsewhere."""
 
@@ -70,6 +74,7 @@ def build_application(
     max_body_bytes: int = MAX_BODY_BYTES,
     tracing: "Tracing | None" = None,
     admin_key: str | None = None,
+    realtime: Bounds | None = None,
 ) -> web.Application:
     """Return the application for ``model``, which the caller loads once the socket listens.
 
@@ -78,6 +83,7 @@ def build_application(
     sent to routers; with None the path does not exist. ``allow_unknown_fields``: fields of requests
     that no server is known to read are ignored, not refused. ``tracing`` records each POST.
     With an ``admin_key``, whoever has it can put the engine to sleep.
+    ``realtime`` bounds live sessions.
     """
     metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
     in_flight: set[asyncio.Task[object]] = set()
@@ -88,6 +94,7 @@ def build_application(
     app[ALLOW_UNKNOWN] = allow_unknown_fields
     app[STOPPING] = asyncio.Event()
     app.on_response_prepare.append(_complete_head)
+    app[LIVE] = live = Realtime(model, realtime)
     post, get = app.router.add_post, app.router.add_get
     post("/v1/chat/completions", partial(chat_completions, model))
     post("/v1/completions", partial(completions, model))
@@ -95,6 +102,7 @@ def build_application(
     post("/v1/embeddings", partial(embeddings, model, metrics))
     post("/tokenize", partial(tokenize, model))
     post("/detokenize", partial(detokenize, model))
+    get(REALTIME, live.serve)
     get("/v1/models", partial(_list_models, model))
     get("/v1/models/{model:.+}", partial(_get_model, model))
     get("/healthz", _healthz)
@@ -111,6 +119,7 @@ def build_application(
 
         What does not end even then is cancelled.
         """
+        live.close()
         if kv_events is not None:
             kv_events.close()
         late = set(in_flight)
@@ -228,7 +237,10 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 async def _complete_head(request: web.Request, response: web.StreamResponse) -> None:
     headers = response.headers
-    if request.app[STOPPING].is_set():
+    if is_websocket(request):
+        if response.status != 101:  # as ``is_websocket`` says
+            response.force_close()
+    elif request.app[STOPPING].is_set():
         response.force_close()
         headers["Connection"] = "close"
     if request_id.HEADER not in headers or request_id.HEADER in request.headers:
@@ -306,6 +318,7 @@ async def drain(runner: Runner, app: web.Application, *, delay: float, wait: flo
         await site.stop()
     if (kv_events := app.get(KV_EVENTS)) is not None:
         kv_events.close()
+    app[LIVE].close()
     await runner.idle(wait)
 
 

@@ -8,7 +8,7 @@ complaints are worded as OpenAI would; only the first is reported.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -77,12 +77,26 @@ async def read_request(request: web.Request, schema: type[RequestT]) -> RequestT
     except web.RequestPayloadError as error:
         # aiohttp cannot tell where the next request begins, and closes the connection.
         raise ApiError(400, "The request body could not be decoded.", headers=close) from error
-    allow_unknown = request.app[ALLOW_UNKNOWN]
+    return await validated(raw, lambda _: schema, allow_unknown=request.app[ALLOW_UNKNOWN])
+
+
+async def validated(
+    raw: bytes,
+    choose: Callable[[dict[str, Any]], type[RequestT]],
+    *,
+    allow_unknown: bool,
+    what: str = "request body",
+) -> RequestT:
+    """Return what the object in ``raw`` says, by the schema that is chosen for it.
+
+    Raises ApiError (400, 413), and what ``choose`` raises.
+    """
 
     def check() -> RequestT:
-        body = parse_body(raw)
+        body = parse_body(raw, what)
+        schema, context = choose(body), {protocol.ALLOW_UNKNOWN: allow_unknown}
         try:
-            return schema.model_validate(body, context={protocol.ALLOW_UNKNOWN: allow_unknown})
+            return schema.model_validate(body, context=context)
         except ValidationError as error:
             raise _refusal(error.errors(include_url=False)[0]) from None
 
@@ -91,29 +105,29 @@ async def read_request(request: web.Request, schema: type[RequestT]) -> RequestT
     return await asyncio.to_thread(check)
 
 
-def parse_body(raw: bytes) -> dict[str, Any]:
+def parse_body(raw: bytes, what: str = "request body") -> dict[str, Any]:
     """Return the object in ``raw``. Raises ApiError (400, 413)."""
-    _check_size(raw.count(b",") + 1, MAX_VALUES, "values")
-    _check_size(raw.count(b"{") + raw.count(b"["), MAX_CONTAINERS, "arrays and objects")
+    _check_size(raw.count(b",") + 1, MAX_VALUES, "values", what)
+    _check_size(raw.count(b"{") + raw.count(b"["), MAX_CONTAINERS, "arrays and objects", what)
     try:
         body = orjson.loads(raw)
         if not _keys_provably_unique(raw, body):
             json.loads(raw, object_pairs_hook=_refuse_duplicates)
     except _DuplicateKeyError as error:
-        message = f"The request body has the key '{error}' twice in one object."
+        message = f"The {what} has the key '{error}' twice in one object."
         raise ApiError(400, message, param=str(error), code="duplicate_key") from None
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError) or str(error).startswith("depth limit exceeded"):
-            raise ApiError(400, "The request body is nested too deeply.") from None
-        raise ApiError(400, f"The request body is not valid JSON: {error}.") from None
+            raise ApiError(400, f"The {what} is nested too deeply.") from None
+        raise ApiError(400, f"The {what} is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
-        raise ApiError(400, "The request body must be a JSON object.", code="invalid_type")
+        raise ApiError(400, f"The {what} must be a JSON object.", code="invalid_type")
     return body
 
 
-def _check_size(number: int, most: int, things: str) -> None:
+def _check_size(number: int, most: int, things: str, what: str) -> None:
     if number > most:
-        message = f"The request body is too large: at most {most} {things} are read."
+        message = f"The {what} is too large: at most {most} {things} are read."
         raise ApiError(413, message, code="request_too_large")
 
 

@@ -37,7 +37,7 @@ from backend.server.replies import (
     chat_logprobs,
 )
 from backend.server.served_model import LoadedModel, ServedModel
-from backend.server.structured import constraint_of
+from backend.server.structured import Constraint, constraint_of
 from backend.server.tool_parsers import AnswerFormat, answer_format, tool_use
 from backend.server.tool_parsers.streaming_json import (
     CallArguments,
@@ -144,16 +144,15 @@ ReplyTo = Callable[[Generation, AnswerFormat, TokenBytes | None], Reply]
 """How an endpoint replies; the last is given where log probabilities are wanted."""
 
 
-async def answer_conversation(
+async def generation_of(
     request: web.Request,
     body: GenerationFields,
     loaded: LoadedModel,
     chat: Conversation,
-    reply_to: ReplyTo,
     *,
     arrived: float,
-) -> web.StreamResponse:
-    """Generate what follows a conversation, and write the reply. Raises ApiError."""
+) -> tuple[Generation, AnswerFormat, Constraint | None]:
+    """Return what follows a conversation, still to be generated. Raises ApiError."""
     tools = tool_use(
         chat.functions,
         chat.choice,
@@ -184,6 +183,20 @@ async def answer_conversation(
         arrived=arrived,
         text=TextForm(form.markup, form.span, chat.template.continue_final_message),
     )
+    return generation, form, constraint
+
+
+async def answer_conversation(
+    request: web.Request,
+    body: GenerationFields,
+    loaded: LoadedModel,
+    chat: Conversation,
+    reply_to: ReplyTo,
+    *,
+    arrived: float,
+) -> web.StreamResponse:
+    """Generate what follows a conversation, and write the reply. Raises ApiError."""
+    generation, form, constraint = await generation_of(request, body, loaded, chat, arrived=arrived)
     token_bytes = None if chat.logprobs is None else loaded.encoder.token_bytes
     reply = reply_to(generation, form, token_bytes)
     return await answer(request, generation, loaded.generator, reply, constraint)

@@ -54,7 +54,7 @@ _TENANT = ("Authorization", "api-key", "x-api-key", "OpenAI-Organization", "Open
 
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 
-_FAILURES = (EngineError, OverloadedError, RequestRejectedError)
+FAILURES = (EngineError, OverloadedError, RequestRejectedError)
 """What a generation raises."""
 
 _ON_LOOP_CHARACTERS = 20_000
@@ -364,8 +364,8 @@ async def answer(
             return await _whole(reply, choices, usage)
         await events.finish(reply.finish(choices, usage))
     except Exception as error:
-        is_known = isinstance(error, _FAILURES)
-        failure = _api_error(error, constraint) if is_known else internal_error()
+        is_known = isinstance(error, FAILURES)
+        failure = api_error(error, constraint) if is_known else internal_error()
         if events is None or not events.prepared:
             if is_known:
                 raise failure from error
@@ -387,8 +387,8 @@ async def _whole(reply: Reply, choices: Sequence[FinishedChoice], usage: Usage) 
     return web.Response(body=data, content_type="application/json")
 
 
-def _api_error(error: Exception, constraint: Constraint | None) -> ApiError:
-    """Return the error that a client gets for one of ``_FAILURES``."""
+def api_error(error: Exception, constraint: Constraint | None) -> ApiError:
+    """Return the error that a client gets for one of ``FAILURES``."""
     match error:
         case GrammarRejectedError() if constraint is not None:
             return constraint.refused(str(error))

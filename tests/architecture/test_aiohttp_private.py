@@ -26,7 +26,7 @@ USED: dict[str, tuple[tuple[type, ...], frozenset[str]]] = {
         (RequestHandler, web.Server, web.AppRunner),
         frozenset(
             {"_current_request", "_kwargs", "_loop", "_make_server", "_messages", "_reading_paused"}
-            | {"_request_count", "_request_in_progress", "_waiter"}
+            | {"_request_count", "_request_in_progress", "_upgraded", "_waiter"}
         ),
     ),
     HOT: (

@@ -72,6 +72,9 @@ REASONS = {
     "backend.server.app._load_and_wait": "the process ends with the exception",
     "backend.server.app._stop_event": "waits for the end of its stdin, errors included",
     "backend.server.pipeline._merge": _REQUEST,
+    "backend.server.realtime.session.LiveSession._grow": "logs a fault; the response comes without",
+    "backend.server.realtime.session.LiveSession._respond": "tells its fault to the client",
+    "backend.server.realtime.session.LiveSession.stop": "the session ends in any case",
     "backend.server.tracing.Tracing.close": "the end of the process does not wait for it",
 }
 

@@ -123,7 +123,7 @@ ODD = {
     "a WebSocket": (
         request(
             "GET",
-            "/v1/realtime",
+            "/v1/chat/completions",
             b"Upgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n",
             b"",

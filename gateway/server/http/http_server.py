@@ -65,6 +65,9 @@ LARGE_BYTES = 2**20
 Refuse = Callable[..., web.Response]
 """Makes the reply of a refusal: (status, message, code), and ``path`` if the path is known."""
 
+REALTIME = "/v1/realtime"
+"""The one path of WebSockets."""
+
 _NEVER_SERVED = frozenset({"CONNECT", "TRACE"})
 _SERVED = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
@@ -97,6 +100,9 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Read heads and bodies; a head that has begun must end in time."""
+        if self._upgraded:  # frames of a WebSocket
+            super().data_received(data)
+            return
         read_before = self._request_count
         if self._cuts or _UPGRADE.search(data) is not None:
             self._cuts = True
@@ -325,14 +331,22 @@ def refusal(request: web.BaseRequest, refuse: Refuse) -> web.Response | None:
     headers = request.headers
     if "Upgrade" not in headers and "Content-Encoding" not in headers:
         return None
-    if "Upgrade" in headers and "websocket" in headers["Upgrade"].lower():
-        message = "WebSocket is not served here; send the request over HTTP."
+    if is_websocket(request) and (request.method != "GET" or request.path != REALTIME):
+        message = f"WebSocket is served at {REALTIME} alone; send the request over HTTP."
         response = refuse(501, message, "websocket_not_supported")
-        response.force_close()  # the parser takes what follows for another protocol
+        response.force_close()
         return response
     if codings_of(_content_encoding(request)) is None:
         return _unknown_coding(refuse)
     return None
+
+
+def is_websocket(request: web.BaseRequest) -> bool:
+    """Whether a request wants a WebSocket.
+
+    Without one the connection ends: the parser takes what follows for another protocol.
+    """
+    return "websocket" in request.headers.get("Upgrade", "").lower()
 
 
 def _unknown_coding(refuse: Refuse) -> web.Response:

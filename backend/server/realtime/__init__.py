@@ -1,0 +1,1 @@
+"""GET /v1/realtime: live sessions over a WebSocket, text alone."""
