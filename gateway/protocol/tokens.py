@@ -115,6 +115,7 @@ def prompt_usage(usage: Any) -> PromptUsage:
     if not isinstance(usage, dict) or usage.get("estimated") is True:
         return NOTHING_SAID
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    details = details or usage.get("input_token_details")  # the realtime API's
     if not isinstance(details, dict):
         details = {}
     read = _first(usage.get("cache_read_input_tokens"))  # Anthropic's

@@ -262,7 +262,9 @@ def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
         near = get_close_matches(str(name), known, n=1)
         hint = f"; is {near[0]} meant?" if near else ""
         raise ValueError(f"expected one of {', '.join(known)} for preset, got {name!r}{hint}")
-    values = {key: value for key, value in preset.items() if key not in ("needs_url", "free")}
+    values = {
+        key: value for key, value in preset.items() if key not in ("needs_url", "free", "realtime")
+    }
     headers, fixed = given.get("headers", {}), values.pop("headers", {})
     if "url" not in given and "url" not in values:
         raise ValueError(f"expected a url beside preset: {name}, such as {preset['needs_url']}")
@@ -446,6 +448,13 @@ class UpstreamSettings(BaseModel):
     def is_free(self) -> bool:
         """Tell whether its tokens cost nothing, unless the file of prices says so."""
         return self.preset is not None and bool(presets()[self.preset].get("free"))
+
+    @property
+    def realtime(self) -> bool:
+        """Whether it may have `/v1/realtime`: of a server without a preset nobody knows."""
+        if self.preset is not None:
+            return bool(presets()[self.preset].get("realtime"))
+        return self.api != "anthropic"
 
     @property
     def declares_models(self) -> bool:

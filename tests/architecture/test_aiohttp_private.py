@@ -20,6 +20,7 @@ SERVER = "gateway/server/http/http_server.py"
 HOT = "gateway/server/http/hot_connection.py"
 CONNECTION = "gateway/upstream/wire/connection.py"
 CLIENT = "gateway/upstream/wire/http_client.py"
+SOCKET = "gateway/upstream/wire/websocket.py"
 
 USED: dict[str, tuple[tuple[type, ...], frozenset[str]]] = {
     SERVER: (
@@ -44,8 +45,9 @@ USED: dict[str, tuple[tuple[type, ...], frozenset[str]]] = {
     ),
     CONNECTION: (
         (BaseProtocol,),
-        frozenset({"_drain_helper", "_loop", "_parser", "_reading_paused"}),
+        frozenset({"_drain_helper", "_loop", "_parser", "_reading_paused", "_upgraded"}),
     ),
+    SOCKET: ((BaseProtocol,), frozenset({"_upgraded"})),
     CLIENT: (
         (TCPConnector,),
         frozenset(

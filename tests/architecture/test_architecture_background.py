@@ -47,6 +47,7 @@ REASONS = {
     "gateway.telemetry.metrics.Metrics.page": _REQUEST,
     "gateway.upstream.sharing.coalescer.Coalescer._run": "one call; its readers learn of its end",
     "gateway.cache.quality.comparisons.Comparisons.begin": "logs each fault and goes on",
+    "gateway.server.http.realtime._first": "one session",
     "gateway.upstream.wire.connection.HttpReply._ask": "the body of one request",
     "gateway.upstream.pool.affinity.Affinity.note": "logs each fault; this process knows the maker",
     "gateway.upstream.pool.watch.membership.Membership._watch": "supervised as one by its caller",

@@ -83,6 +83,7 @@ IO_MODULES = frozenset(
         "gateway.upstream.wire.connection",
         "gateway.upstream.pool.watch.discovery",
         "gateway.upstream.wire.http_client",
+        "gateway.upstream.wire.websocket",
         "gateway.upstream.one_try",
         "gateway.upstream.pool.affinity",
         "gateway.upstream.pool.watch.membership",
@@ -123,6 +124,7 @@ HTTP_MODULES = frozenset(
         "gateway.server.ui",
         "gateway.upstream.wire.connection",
         "gateway.upstream.wire.http_client",
+        "gateway.upstream.wire.websocket",
         "gateway.upstream.pool.pass_through",
         "gateway.upstream.pool.watch.probes",
     }

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     STORED_PROMPT = "stored-prompt"
     PREVIOUS_RESPONSE = "previous-response-id"
     HOSTED_TOOLS = "hosted-tools"
+    REALTIME = "realtime"
     FRESHNESS = "freshness"
     ONLY_IF_CACHED = "only-if-cached"
     # Why a stale entry was served.
@@ -107,6 +108,7 @@ WHY = {
     Reason.PREVIOUS_RESPONSE: "it goes on from what is kept upstream",
     Reason.STORED_PROMPT: "its prompt is kept upstream",
     Reason.HOSTED_TOOLS: "it uses tools that run upstream",
+    Reason.REALTIME: "it is a live session over a WebSocket",
     Reason.PROMPT_TOO_LONG: "the prompt is over max_prompt_tokens",
     Reason.ONLY_IF_CACHED: "the request wants a stored answer only (504)",
     Reason.NO_CACHE: "the request says Cache-Control: no-cache",

@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.http import StreamWriter
@@ -24,7 +25,7 @@ from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.http.messages import Parts
 from gateway.protocol.http.paths import ApiPath
 from gateway.server.http.cors import CORS, OWN_ERROR
-from gateway.server.http.http_server import Refuse, refusal
+from gateway.server.http.http_server import Refuse, is_websocket, refusal
 from gateway.server.http.unread import PIECE, UNREAD, Sink, Unread, send_whole, split
 from gateway.server.keys.key_line import Key
 from gateway.server.keys.limiter import Permit
@@ -42,6 +43,8 @@ _WHO = "Authorization, api-key, x-api-key, OpenAI-Organization, OpenAI-Project"
 """Request headers that identify the client."""
 
 _PATHS = frozenset(Endpoint)
+SUBPROTOCOLS = "Sec-WebSocket-Protocol"
+_BROWSER_KEY = "openai-insecure-api-key."
 
 
 def check_query(request: web.Request) -> None:
@@ -107,9 +110,33 @@ def new_app(refuse: Refuse, unread: Unread, *, client_max_size: int) -> web.Appl
     return app
 
 
+def with_key_of_browser(request: web.Request) -> web.Request:
+    """Return a request with the key that a subprotocol has in ``Authorization``, if there is none.
+
+    Browsers cannot send another header with a WebSocket. The subprotocol goes no further.
+    """
+    offered = [
+        each.strip()
+        for line in request.headers.getall(SUBPROTOCOLS, ())
+        for each in line.split(",")
+    ]
+    keys = [each.removeprefix(_BROWSER_KEY) for each in offered if each.startswith(_BROWSER_KEY)]
+    if not keys:
+        return request
+    headers = request.headers.copy()
+    headers.popall(SUBPROTOCOLS)
+    if kept := [each for each in offered if not each.startswith(_BROWSER_KEY)]:
+        headers[SUBPROTOCOLS] = ", ".join(kept)
+    for key in keys:
+        headers.add("Authorization", f"Bearer {key}")
+    return request.clone(headers=headers)
+
+
 def _middleware(refuse: Refuse) -> Middleware:
     @web.middleware
     async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if is_websocket(request):
+            request = with_key_of_browser(request)
         headers = request.headers
         request_id.begin(headers)
         own = partial(refuse, path=request.path) if is_anthropic(request.path) else refuse
@@ -236,7 +263,10 @@ def _complete_head(request: web.Request, response: web.StreamResponse) -> None:
         request._payload_writer = _ByteWriter(request.protocol, asyncio.get_running_loop())  # noqa: SLF001 - there is no other way
     if request.method == METHOD:
         _set_cache_headers(request, response)
-    if request.app[STOPPING].is_set():
+    if is_websocket(request):
+        if response.status != HTTPStatus.SWITCHING_PROTOCOLS:  # as ``is_websocket`` says
+            response.force_close()
+    elif request.app[STOPPING].is_set():
         response.force_close()
         headers["Connection"] = "close"
     if (permit := request.get(PERMIT)) is not None:

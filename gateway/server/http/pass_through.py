@@ -24,7 +24,7 @@ from gateway.protocol.http.messages import Read
 from gateway.protocol.http.paths import ApiPath
 from gateway.protocol.reply_usage import ReplyUsage
 from gateway.protocol.streaming.decode import Decoder, EventTooLargeError
-from gateway.server.http.http_server import read_pieces
+from gateway.server.http.http_server import is_websocket, read_pieces
 from gateway.server.http.middleware import (
     KEY,
     PATH,
@@ -34,6 +34,7 @@ from gateway.server.http.middleware import (
     send_stream,
 )
 from gateway.server.http.passed_request import Passed, read_passed
+from gateway.server.http.realtime import relay
 from gateway.server.keys.key_line import Key, needs_model
 from gateway.telemetry.observation import CallShare, Observation
 from gateway.upstream.pool.affinity import Learner
@@ -47,6 +48,7 @@ from gateway.upstream.request import (
 )
 from gateway.upstream.sharing import shared_response
 from gateway.upstream.wire.connection import HttpReply
+from gateway.upstream.wire.websocket import Handshake
 
 LEARNT_BYTES = 4 * 2**20
 """Bytes of a reply that is read for what it brings."""
@@ -68,7 +70,8 @@ class PassThrough:
         """Answer one request. Raises ClientError and UpstreamError before the head is out."""
         path, fields = request[PATH], _fields(request, seen)
         seen.end("pass", None)
-        if request.method == "GET":
+        is_live = is_websocket(request)
+        if request.method == "GET" and not is_live:
             response = await self._listed(request, path, fields)
             if response is not None:
                 seen.end("pass", None, response.status)
@@ -81,6 +84,9 @@ class PassThrough:
         learns = self.upstreams.several and names_objects(path.path)
         if _counts_tokens(request) or learns:  # the reply is read
             fields = unencoded_fields(fields)
+        handshake = Handshake()
+        if is_live:
+            fields = handshake.fields(fields)
         call = CallShare(seen.clock())
         seen.note_call(call)
         scopes = self.scopes_of(fold_fields(request.headers.items()), request.get(KEY))
@@ -95,6 +101,7 @@ class PassThrough:
             logged=partial(operator.not_, faults),
             scopes=scopes,
             named=passed.state,
+            upgrades=is_live,
         )
         try:
             async with self.upstreams.request(to_send) as upstream:
@@ -103,6 +110,9 @@ class PassThrough:
                 if served.several:
                     call = call._replace(upstream=served.upstream, tried=served.tried)
                 seen.note_call(call)
+                if upstream.status == HTTPStatus.SWITCHING_PROTOCOLS:
+                    handshake.check(upstream)
+                    return await relay(request, upstream, seen, passed.model)
                 return await self._copy(request, upstream, seen, scopes)
         except UpstreamError:
             if faults:
@@ -125,17 +135,19 @@ class PassThrough:
         """Return what a request names. Raises ClientError if its key may not use a model."""
         key, permit, method = request.get(KEY), request.get(PERMIT), request.method
         is_restricted = key is not None and key.is_restricted
+        is_live = is_websocket(request)
+        asks = is_live or method not in ("GET", "HEAD")
         try:
             passed = await read_passed(
                 request,
                 path,
                 _guarded(read_pieces(request, self.client_seconds), faults),
-                whole=is_restricted and method not in ("GET", "HEAD"),
+                whole=is_restricted and asks,
             )
         except (TimeoutError, web.RequestPayloadError, web.HTTPRequestEntityTooLarge) as error:
             raise fault_of_body(error) from None
-        names_model = needs_model(method, path.path)
-        if is_restricted and key is not None and method not in ("GET", "HEAD"):
+        names_model = is_live or needs_model(method, path.path)
+        if is_restricted and key is not None and asks:
             key.check_models(passed.models or ([""] if names_model else []))
             if permit is not None:
                 permit.note_passed(passed.model, passed.tokens, needs_model=names_model)

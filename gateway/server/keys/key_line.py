@@ -134,7 +134,7 @@ def needs_model(method: str, path: str) -> bool:
 
 def _is_stateless(method: str, path: str) -> bool:
     if method in _READING:
-        return path == "/v1/models" or path.startswith("/v1/models/")
+        return path in ("/v1/models", "/v1/realtime") or path.startswith("/v1/models/")
     return method == "POST" and path in _STATELESS
 
 

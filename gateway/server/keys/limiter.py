@@ -184,6 +184,12 @@ class KeyLimiter:
     def fields(self) -> Fields:
         return tuple(limit_fields(self.limits, self.usage, self._shared.now()))
 
+    def check_spent(self) -> None:
+        """Raise LimitError if no tokens are left, for who is at work already."""
+        now, limits = self._shared.now(), replace(self.limits, rpm=None, concurrency=None)
+        if (refused := refusal(limits, self.usage, now)) is not None:
+            raise LimitError(self, refused, now)
+
     def _refusal(self, now: float) -> Refusal | None:
         if self._shared.is_closed:
             return Refusal("counts", RETRY_SECONDS)
@@ -242,6 +248,16 @@ class Permit:
             self.limiter.charge(call.usage, asked.model, asked.model)
         if (used := self._use(seen)) != NOTHING_SAID:
             self.limiter.charge(used, asked.answering_model, asked.model)
+
+    def charge_part(self, used: PromptUsage, model: str) -> None:
+        """Count the use of one answer of several, which ``charge`` does not count again.
+
+        Raises LimitError if no tokens are left for another one.
+        """
+        self._charged = True
+        if self.limiter.counts_tokens:
+            self.limiter.charge(used, model, model)
+            self.limiter.check_spent()
 
     def end(self) -> None:
         """Count the end of the request."""

@@ -335,6 +335,7 @@ def _member(one: UpstreamSettings, workers: int, number: int) -> Member:
         native=one.api == "anthropic",
         rename=one.rename,
         number=number,
+        realtime=one.realtime,
     )
 
 

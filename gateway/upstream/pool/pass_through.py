@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gateway.protocol.errors import UpstreamError
+from gateway.protocol.errors import ClientError, UpstreamError
 from gateway.protocol.http.cache_status import Forwarded, ForwardStatus, Reason
 from gateway.protocol.http.headers import Fields
 from gateway.protocol.http.messages import declared_name, read_whole
@@ -39,7 +39,7 @@ from gateway.upstream.pool.upstream_state import Member
 from gateway.upstream.request import Served, anyone, unencoded_fields
 from gateway.upstream.tries import NOT_KEPT, Facts, Failure, Kind, Send, Where, failure_of
 from gateway.upstream.wire.connection import HttpReply
-from gateway.upstream.wire.http_client import HttpUpstream
+from gateway.upstream.wire.http_client import HttpUpstream, with_query
 from gateway.upstream.wire.passed_body import PassedBody
 
 SECONDS = 0.8
@@ -75,7 +75,8 @@ class PassedRequest:
     """A request that passes through; see ``HttpUpstream.request`` for ``decode`` and ``logged``.
 
     ``query`` begins with its question mark. An upstream that renames the ``model`` gets its own
-    name of it. ``scopes`` belong to the client. ``named`` is the state that its body names.
+    name of it. ``scopes`` belong to the client. ``named`` is the state that its body names. If it
+    ``upgrades``, it goes to upstreams that may have realtime, and its query names the model.
     """
 
     method: str
@@ -89,6 +90,7 @@ class PassedRequest:
     logged: Callable[[], bool] = lambda: False
     scopes: Sequence[bytes] = NOBODYS
     named: Sequence[str] = ()
+    upgrades: bool = False
 
     @property
     def resends(self) -> bool:
@@ -226,16 +228,19 @@ class PassedCall:
         request = self.request
         rename = self.requests.table.upstreams[upstream.name].member.rename.get(request.model)
         # An alias is no name for removal.
-        target = request.path.naming(None if request.method == "DELETE" else rename)
+        target = request.path.naming(None if request.method == "DELETE" else rename) + request.query
+        if request.upgrades and rename is not None:
+            target = with_query(target, {"model": rename})
         framing, pieces = ((), None) if request.body is None else request.body.sent(rename)
         return upstream.request(
             request.method,
-            target + request.query,
+            target,
             (*request.fields, *framing),
             pieces,
             decode=request.decode,
             logged=request.logged,
             judged=request.method != "OPTIONS",
+            upgrades=request.upgrades,
         )
 
     def _failure_in(self, reply: HttpReply) -> Failure | None:
@@ -351,9 +356,16 @@ class PoolRequests:
         keeper = await self._keeper(sticky_id, request)
         known = self.table.first_available(request.model or None, self.clock())
         names = [keeper] if keeper else known
+        if request.upgrades and not (names := self._with_realtime(names)):
+            message = "The upstreams of this model have no /v1/realtime, as far as is known."
+            raise ClientError(501, message, code="realtime_not_supported")
         call = PassedCall(self, request, names, sticky_id=sticky_id, keeper=keeper)
         async with call as reply:
             yield reply
+
+    def _with_realtime(self, names: Sequence[str]) -> list[str]:
+        states = self.table.upstreams
+        return [name for name in names if name in states and states[name].member.realtime]
 
     async def _keeper(self, sticky_id: str, request: PassedRequest) -> str:
         """Return the only upstream that can answer, if one is known."""

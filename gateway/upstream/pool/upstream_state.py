@@ -37,6 +37,8 @@ class Member:
     rename: Mapping[str, str] = field(default_factory=dict, hash=False)
     number: int = 0
     """Its place in the declaration."""
+    realtime: bool = True
+    """Whether it may have ``/v1/realtime``."""
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:

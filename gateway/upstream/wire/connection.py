@@ -101,14 +101,14 @@ class OneReply(BaseProtocol):
             self._poll = select.poll()
             self._poll.register(opened.fileno(), select.POLLIN)
 
-    def begin(self, request: bytes, *, with_body: bool = True) -> None:
-        """Send a request; ``with_body`` tells whether its reply may have a body.
+    def begin(self, request: bytes, *, with_body: bool = True, upgrades: bool = False) -> None:
+        """Send a request whose reply may have a body, or be a 101, as the two flags tell.
 
         Raises ServerDisconnectedError if the connection is closed already.
         """
         if self.transport is None or self.transport.is_closing():
             raise ServerDisconnectedError
-        self._awaits_reply = True
+        self._awaits_reply, self._upgrades = True, upgrades
         self._message = None
         self._body: StreamReader = EMPTY_PAYLOAD
         self._heads = bytearray()
@@ -152,6 +152,11 @@ class OneReply(BaseProtocol):
             if self._fault is None:
                 self._expect_by(by)
             await self._wait()
+
+    @property
+    def tail(self) -> bytes:
+        """What has come behind a 101: it is of another protocol."""
+        return bytes(self._heads).split(_END, self._interim + 1)[-1]
 
     @property
     def is_complete(self) -> bool:
@@ -246,6 +251,9 @@ class OneReply(BaseProtocol):
             super().resume_reading(resume_parser)
 
     def _read(self, data: bytes) -> None:
+        if self._upgraded:
+            self._heads += data
+            return
         if data:
             if not self._awaits_reply:
                 self._close_transport()
@@ -270,7 +278,7 @@ class OneReply(BaseProtocol):
         if self._message is not None and self._awaits_reply and self._body.is_eof():
             self._awaits_reply = False
             self._parser = self._deadline = None
-            if excess or not self._ends_with(self._message):
+            if not self._upgraded and (excess or not self._ends_with(self._message)):
                 self._close_transport()
         self._wake()
 
@@ -304,6 +312,7 @@ class OneReply(BaseProtocol):
         self._message = message
         # After 101 the upstream may take the connection for one of another protocol.
         self.should_close = self.should_close or message.code < HTTPStatus.OK
+        self._upgraded = self._upgrades and message.code == HTTPStatus.SWITCHING_PROTOCOLS
         if message.code != HTTPStatus.SWITCHING_PROTOCOLS and message.code not in _NO_BODY:
             self._body = body
 
@@ -393,8 +402,9 @@ class HttpReply:
     bytes, or chunks if that is None. ``decodes`` tells whether a compressed body is inflated,
     ``logs`` whether a request without a reply leaves a line in the log; if it is None, each fault
     leaves one, also of the body. ``first_token_by`` is set for a stream whose tokens have bounds.
-    A ``judged`` reply that is no answer is a fault; if ``pages``, a web page may be one. ``model``
-    is the one of the request. ``held`` was read to judge the reply, ``late`` is a fault behind it.
+    A ``judged`` reply that is no answer is a fault; if ``pages``, a web page may be one, and if it
+    ``upgrades``, a 101. ``model`` is the one of the request. ``held`` was read to judge the reply,
+    ``late`` is a fault behind it.
     """
 
     upstream: "HttpUpstream"
@@ -409,6 +419,7 @@ class HttpReply:
     """What its trace says of it, if the call is traced."""
     judged: bool = False
     pages: bool = False
+    upgrades: bool = False
     model: str = ""
     held: bytes = b""
     late: UpstreamError | None = None
@@ -532,7 +543,7 @@ class HttpReply:
         """Send the request, and its content meanwhile; return the head of the reply."""
         with_body = self.method != "HEAD"
         if self.content is None:
-            protocol.begin(self.request, with_body=with_body)
+            protocol.begin(self.request, with_body=with_body, upgrades=self.upgrades)
             return await protocol.head(by)
         protocol.begin(b"", with_body=with_body)
         sending = protocol.send_body(
@@ -546,7 +557,7 @@ class HttpReply:
         headers, upstream = message.headers, self.upstream
         if request_id.HEADER in headers:
             request_id.adopt(headers)
-        if message.code < HTTPStatus.OK:
+        if message.code < (HTTPStatus.SWITCHING_PROTOCOLS if self.upgrades else HTTPStatus.OK):
             raise odd_reply(f"the status {message.code} in place of an answer")
         for coding in headers.getall(hdrs.TRANSFER_ENCODING, ()):
             if coding.strip().lower() not in ("chunked", "identity"):

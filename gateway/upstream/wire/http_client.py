@@ -271,11 +271,13 @@ class HttpUpstream:
         decode: bool = True,
         logged: Callable[[], bool] = lambda: False,
         judged: bool = False,
+        upgrades: bool = False,
     ) -> HttpReply:
         """Send any request. The context raises UpstreamError; redirects are not followed.
 
         ``logged`` tells whether a request without a reply leaves a line in the log. ``judged``
-        tells that the reply is for a client: one that is no answer is a fault.
+        tells that the reply is for a client: one that is no answer is a fault. If it ``upgrades``,
+        101 is an answer.
         """
         method = method.upper()
         given = (value for name, value in headers if name.lower() == "content-length")
@@ -296,6 +298,7 @@ class HttpUpstream:
             decodes=decode,
             logs=logged,
             judged=judged,
+            upgrades=upgrades,
             pages="text/html" in accepts or path_qs.partition("?")[0].endswith("/content"),
         )
 
@@ -348,7 +351,7 @@ class HttpUpstream:
         if self._through:
             fields = (*fields, *self._proxy_fields)
         if self._query:
-            target = _with_query(target, self._query)
+            target = with_query(target, self._query)
         below = target.startswith("/v1/")
         path = self._path + target[3:] if below else self._root + target
         start = f"{method} {self._through}{path} HTTP/1.1"
@@ -412,7 +415,7 @@ def _no_answer(fault: Fault) -> UpstreamError:
     )
 
 
-def _with_query(target: str, fixed: Mapping[str, str]) -> str:
+def with_query(target: str, fixed: Mapping[str, str]) -> str:
     """Return a target with a fixed query, and without the client's fields of these names."""
     path, _, query = target.partition("?")
     fields = [each for each in query.split("&") if each]

@@ -1,0 +1,302 @@
+"""A live session that passes through: keys, models, limits, frames and closes, both ways."""
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from hashlib import sha256
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import WSMsgType, web
+from faulty_upstreams import pool
+
+from gateway.server.http import middleware
+from running_gateway import start_app
+
+OWN = "sk-upstreams-own"
+BROWSERS = "openai-insecure-api-key."
+
+
+def line(name, *attributes):
+    return " ".join((name, sha256(f"gk-{name}".encode()).hexdigest(), *attributes)) + "\n"
+
+
+def bearing(name):
+    return {"Authorization": f"Bearer gk-{name}"}
+
+
+def event(kind, **fields):
+    return orjson.dumps({"type": kind, **fields}).decode()
+
+
+class Upstream:
+    """Speaks as OpenAI's realtime API does, as far as a gateway looks at it."""
+
+    def __init__(self):
+        self.requests, self.events, self.ended = [], [], asyncio.Queue()
+        self.status = 101
+        self.usage = {
+            "total_tokens": 30,
+            "input_tokens": 20,
+            "output_tokens": 10,
+            "input_token_details": {"cached_tokens": 16},
+        }
+
+    async def handle(self, request):
+        self.requests.append(request)
+        if self.status != 101:
+            error = {"message": "no", "type": "x", "param": None, "code": "odd"}
+            return web.json_response({"error": error}, status=self.status)
+        socket = web.WebSocketResponse(protocols=("realtime",), autoclose=False, max_msg_size=2**26)
+        socket.headers["openai-processing-ms"] = "7"
+        await socket.prepare(request)
+        await socket.send_str(event("session.created", event_id="event_1"))
+        async for message in socket:
+            if message.type is WSMsgType.BINARY:
+                await socket.send_bytes(message.data[::-1])
+                continue
+            self.events.append(message.data)
+            match orjson.loads(message.data):
+                case {"type": "response.create"}:
+                    await socket.send_str(event("response.created"))
+                    await socket.send_str(event("response.output_text.delta", delta="Hi"))
+                    await socket.send_str(event("response.done", response={"usage": self.usage}))
+                case {"type": "begin"}:
+                    await socket.send_str(event("response.created"))
+                    await socket.send_str(event("response.output_text.delta", delta="H" * 400))
+                case {"type": "close", "code": code}:
+                    await socket.close(code=code, message=b"because")
+                case {"type": "break"}:
+                    request.transport.abort()
+                case {"type": "large", "size": size}:
+                    await socket.send_str("a" * size)
+                case _:
+                    await socket.send_str(message.data)
+        self.ended.put_nowait(socket.close_code)
+        return socket
+
+
+@pytest.fixture
+async def live(start_gateway, tmp_path, monkeypatch):
+    """Start a gateway before a realtime upstream; return both and a way to connect."""
+    async with AsyncExitStack() as stack:
+        monkeypatch.setenv("OWN", OWN)
+        noon = time.time() // 86_400 * 86_400 + 43_200
+        monkeypatch.setattr(time, "time", lambda: noon)
+
+        async def start(*lines, **upstream):
+            fake = Upstream()
+            app = web.Application()
+            app.router.add_get("/v1/realtime", fake.handle)
+            runner, url = await start_app(app)
+            stack.push_async_callback(runner.cleanup)
+            settings = {}
+            if lines:
+                (tmp_path / "keys").write_text("".join(lines))
+                settings["gateway_keys"] = tmp_path / "keys"
+                upstream["api_key_env"] = "OWN"
+            one = {"url": f"{url}/v1", **upstream}
+            gateway = await pool(start_gateway, one, **settings)
+
+            async def connect(query="?model=m", **options):
+                url = f"{gateway.url}/v1/realtime{query}"
+                socket = await gateway.session.ws_connect(url, max_msg_size=2**26, **options)
+                stack.push_async_callback(socket.close)
+                return socket
+
+            return gateway, fake, connect
+
+        yield start
+
+
+async def received(socket):
+    message = await socket.receive(timeout=60)
+    assert message.type is WSMsgType.TEXT, message
+    return orjson.loads(message.data)
+
+
+async def until(socket, kind):
+    while (found := await received(socket))["type"] != kind:
+        pass
+    return found
+
+
+async def refused(connect, *args, **options):
+    with pytest.raises(aiohttp.WSServerHandshakeError) as error:
+        await connect(*args, **options)
+    return error.value
+
+
+async def test_messages_pass_both_ways_and_the_head_says_why_nothing_is_cached(live):
+    _, fake, connect = await live()
+    socket = await connect("?model=m&x=1", headers={"OpenAI-Beta": "realtime=v1"})
+    headers = socket._response.headers
+    assert headers["Cache-Status"] == "refrain; fwd=bypass; detail=realtime"
+    assert headers["x-request-id"]
+    assert headers["openai-processing-ms"] == "7"
+    sent = fake.requests[0]
+    assert (sent.path_qs, sent.headers["OpenAI-Beta"]) == (
+        "/v1/realtime?model=m&x=1",
+        "realtime=v1",
+    )
+    assert "refrain" in sent.headers["Via"]
+    assert (await received(socket))["event_id"] == "event_1"
+    whole = event("echo", text="ü" * 300_000)
+    await socket.send_str(whole)
+    assert await socket.receive_str(timeout=60) == whole
+    await socket.send_bytes(b"abc")
+    assert await socket.receive_bytes(timeout=60) == b"cba"
+
+
+async def test_a_close_passes_on_with_its_code_from_either_side(live):
+    _, fake, connect = await live()
+    socket = await connect()
+    await socket.close(code=4001, message=b"enough")
+    assert await asyncio.wait_for(fake.ended.get(), 60) == 4001
+    socket = await connect()
+    await received(socket)
+    await socket.send_str(event("close", code=4002))
+    message = await socket.receive(timeout=60)
+    assert (message.type, message.data, message.extra) == (WSMsgType.CLOSE, 4002, "because")
+    socket = await connect()
+    await received(socket)
+    await socket.send_str(event("break"))
+    assert (await socket.receive(timeout=60)).data == 1014
+    socket = await connect()
+    socket._response.connection.transport.abort()
+    assert await asyncio.wait_for(fake.ended.get(), 60) == 4002
+    assert await asyncio.wait_for(fake.ended.get(), 60) is not None
+
+
+async def test_messages_over_the_bound_close_both_sides(live):
+    _, fake, connect = await live()
+    socket = await connect()
+    await received(socket)
+    sending = asyncio.create_task(socket.send_str("a" * 17 * 2**20))
+    assert (await socket.receive(timeout=60)).data == 1009
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    assert await asyncio.wait_for(fake.ended.get(), 60) in {1001, 1009}  # whoever is first
+    socket = await connect()
+    await received(socket)
+    await socket.send_str(event("large", size=17 * 2**20))
+    assert (await socket.receive(timeout=60)).data == 1009
+
+
+async def test_a_slow_reader_holds_its_upstream_back(live):
+    *_, connect = await live()
+    socket = await connect()
+    await received(socket)
+    for _ in range(8):
+        await socket.send_str(event("large", size=2**20))
+    sizes = [len(await socket.receive_str(timeout=60)) for _ in range(8)]
+    assert sizes == [2**20] * 8
+
+
+async def test_keys_are_checked_before_the_switch_and_never_sent_on(live, caplog):
+    gateway, fake, connect = await live(line("shop"))
+    caplog.set_level("DEBUG")
+    assert (await refused(connect)).status == 401
+    assert (await refused(connect, headers={"Authorization": "Bearer gk-wrong"})).status == 401
+    assert (await refused(connect, protocols=["realtime", f"{BROWSERS}gk-wrong"])).status == 401
+    assert not fake.requests
+    socket = await connect(protocols=["realtime", f"{BROWSERS}gk-shop"])
+    assert (socket.protocol, (await received(socket))["type"]) == ("realtime", "session.created")
+    sent = fake.requests[0].headers
+    assert (sent["Sec-WebSocket-Protocol"], sent["Authorization"]) == ("realtime", f"Bearer {OWN}")
+    assert "gk-shop" not in str(sent) + caplog.text
+    reply = await gateway.session.get(f"{gateway.url}/v1/realtime", headers=bearing("shop"))
+    assert reply.status == 400  # the upstream's own word on a request that wants no WebSocket
+    reply.release()
+
+
+async def test_a_session_is_limited_as_requests_are(live):
+    _, fake, connect = await live(
+        line("slow", "rpm=1"), line("one", "concurrency=1"), line("poor", "budget=50tokens/day")
+    )
+    await connect(headers=bearing("slow"))
+    assert (await refused(connect, headers=bearing("slow"))).status == 429
+    first = await connect(headers=bearing("one"))
+    error = await refused(connect, headers=bearing("one"))
+    assert (error.status, error.headers["Cache-Status"]) == (429, "refrain; detail=key-limit")
+    await first.close()
+
+    socket = await connect(headers=bearing("poor"))
+    await socket.send_str(event("response.create"))
+    assert (await until(socket, "response.done"))["response"]["usage"] == fake.usage
+    await socket.send_str(event("response.create"))
+    await until(socket, "response.done")
+    told = await received(socket)
+    assert (told["type"], told["error"]["code"]) == ("error", "insufficient_quota")
+    assert (await socket.receive(timeout=60)).data == 1008
+    assert (await refused(connect, headers=bearing("poor"))).status == 429
+
+
+async def test_a_client_that_leaves_its_response_is_charged_an_estimate(live):
+    gateway, _, connect = await live(line("shop", "tpm=1000", "concurrency=1"))
+    socket = await connect(headers=bearing("shop"))
+    await socket.send_str(event("begin"))
+    await until(socket, "response.output_text.delta")
+    socket._response.connection.transport.abort()
+    while (reply := await gateway.get("/v1/files", headers=bearing("shop"))).status == 429:
+        pass
+    assert 1000 - int(reply.headers["x-ratelimit-remaining-tokens"]) >= 100
+
+
+async def test_a_restricted_key_names_its_own_models_alone(live):
+    _, fake, connect = await live(line("shop", "models=m"), line("open"))
+    assert (await refused(connect, "?model=o", headers=bearing("shop"))).status == 403
+    assert (await refused(connect, "", headers=bearing("shop"))).status == 403
+    socket = await connect(headers=bearing("shop"))
+    await received(socket)
+    await socket.send_str(event("session.update", session={"model": "o"}))
+    assert (await received(socket))["error"]["code"] == "model_not_allowed"
+    await socket.send_str("{")
+    assert (await received(socket))["type"] == "error"
+    await socket.send_str(event("echo", instructions="o"))
+    assert (await received(socket))["instructions"] == "o"
+    assert len(fake.events) == 1
+
+
+async def test_the_model_of_the_query_is_routed_and_renamed(live):
+    _, fake, connect = await live(models=["real"], rename={"alias": "real"})
+    await connect("?x=1&model=alias")
+    assert fake.requests[0].query == {"x": "1", "model": "real"}
+
+
+async def test_an_upstream_that_refuses_is_quoted_and_one_without_realtime_is_not_asked(live):
+    gateway, fake, connect = await live()
+    fake.status = 429
+    async with gateway.session.get(
+        f"{gateway.url}/v1/realtime",
+        headers={
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+            "Sec-WebSocket-Version": "13",
+        },
+    ) as reply:
+        assert (reply.status, (await reply.json())["error"]["code"]) == (429, "odd")
+        assert reply.headers["Connection"] == "close"
+    _, other, connect = await live(preset="groq")
+    assert (await refused(connect)).status == 501
+    assert not other.requests
+
+
+async def test_a_stopping_gateway_says_so_to_its_sessions(live, monkeypatch):
+    apps, new_app = [], middleware.new_app
+    monkeypatch.setattr(
+        middleware, "new_app", lambda *args, **more: apps.append(new_app(*args, **more)) or apps[0]
+    )
+    _, fake, connect = await live()
+    busy, idle = await connect(), await connect()
+    await busy.send_str(event("begin"))
+    await until(busy, "response.output_text.delta")
+    await received(idle)
+    apps[0][middleware.STOPPING].set()
+    assert (await idle.receive(timeout=60)).data == 1001
+    await busy.send_str(event("response.create"))
+    await until(busy, "response.done")
+    assert (await busy.receive(timeout=60)).data == 1001
+    assert {await asyncio.wait_for(fake.ended.get(), 60) for _ in range(2)} == {1001}
