@@ -51,6 +51,12 @@ ROWS = (
         "mixture of experts",
         "Mixtral, Qwen3-MoE; in `float32` and quantised one expert at a time, without CUDA graphs",
     ),
+    Row(
+        "realtime",
+        "`GET /v1/realtime`, OpenAI's events over a WebSocket, text and functions; prompts are "
+        "computed as their items come",
+        "audio, images, `conversation.item.truncate`",
+    ),
     Row("CPU", "x86-64, run and measured", untested="Arm"),
     Row(
         "NVIDIA GPUs",

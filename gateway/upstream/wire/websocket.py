@@ -1,6 +1,6 @@
 """The upstream's end of a WebSocket that passes through (RFC 6455): whole messages, within bounds.
 
-aiohttp's client has connections of its own, so its parser and its writer are used on ours.
+aiohttp's client opens connections itself, so only its parser and its writer are used here.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Handshake:
         self._key = b64encode(secrets.token_bytes(16)).decode()
 
     def fields(self, fields: Fields) -> Fields:
-        """Return the headers with those of a handshake, in place of the client's."""
+        """Return the headers with our handshake in place of the client's."""
         ours = (("Connection", "Upgrade"), ("Upgrade", "websocket"))
         version, key = ("Sec-WebSocket-Version", "13"), ("Sec-WebSocket-Key", self._key)
         return (*without(fields, *_CLIENTS), *ours, version, key)
