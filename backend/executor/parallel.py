@@ -147,6 +147,14 @@ class LeadingRunner:
         """Compile and capture on all ranks, in one order."""
         self._all("warm_up", None, self._runner.warm_up)
 
+    def sleep(self) -> None:
+        """Give memory back on all ranks."""
+        self._all("sleep", None, self._runner.sleep)
+
+    def wake(self) -> None:
+        """Take the memory again and warm up, on all ranks in one order."""
+        self._all("wake", None, self._runner.wake)
+
     def _all(self, method: str, argument: object, run: Callable[[], T]) -> T:
         try:
             self._tell(Call(method, argument))
@@ -177,5 +185,9 @@ def follow(runner: ModelRunner, calls: Iterator[Call]) -> None:
                 runner.discard(call.argument)
             case "warm_up":
                 runner.warm_up()
+            case "sleep":
+                runner.sleep()
+            case "wake":
+                runner.wake()
             case method:
                 raise ValueError(f"no call of a runner: {method}")

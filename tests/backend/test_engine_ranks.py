@@ -92,6 +92,10 @@ async def test_two_groups_at_a_time_compute_each_its_own(checkpoint):
                     torch.tensor([prompt]), max_new_tokens=24, do_sample=False
                 )
                 assert tokens == output[0, len(prompt) :].tolist()
+        # Both ranks of one sleep, while the other computes.
+        await hosts[0].sleep(1, 0.0)
+        assert await tokens_of(hosts[1], prompt) == found[1]
+        assert await tokens_of(hosts[0], prompt) == found[0]
     finally:
         await asyncio.gather(*(host.stop() for host in hosts))
 
