@@ -163,6 +163,11 @@ class LeadingRunner:
             self._end(error)
 
 
+_PLAIN = {
+    each.__name__: each for each in (ModelRunner.warm_up, ModelRunner.sleep, ModelRunner.wake)
+}
+
+
 def follow(runner: ModelRunner, calls: Iterator[Call]) -> None:
     """Make the ``calls`` of rank 0 on another rank, until they end."""
     launched: Launched | None = None
@@ -183,11 +188,5 @@ def follow(runner: ModelRunner, calls: Iterator[Call]) -> None:
                 runner.collect(in_flight.popleft())
             case "discard":
                 runner.discard(call.argument)
-            case "warm_up":
-                runner.warm_up()
-            case "sleep":
-                runner.sleep()
-            case "wake":
-                runner.wake()
             case method:
-                raise ValueError(f"no call of a runner: {method}")
+                _PLAIN[method](runner)
