@@ -64,7 +64,14 @@ ROWS = (
         untested="all of them: kernels are compiled for 8.0, 8.6, 8.9, 9.0 and 10.0 and compared "
         "in Triton's interpreter, and none has run on a GPU",
     ),
-    Row("several GPUs", "`--device cuda:1` takes one", "one model over several GPUs"),
+    Row(
+        "several GPUs",
+        "`--device cuda:1` takes one; `--tensor-parallel-size N` divides a model among N GPUs of a "
+        "host, or processes on the CPU",
+        "numbers of heads, KV heads or inner columns that do not divide, models that `transformers`"
+        " computes, several hosts",
+        "NCCL: ranks have run on the CPU alone",
+    ),
 )
 
 
