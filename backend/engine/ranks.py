@@ -92,8 +92,11 @@ class Ranks:
         for descriptor in rank_of:
             poller.register(descriptor, select.POLLIN)
         ((descriptor, _), *_) = poller.poll()
-        rank = rank_of[descriptor]
-        self._end(f"rank {rank} of {self.size} {self._fate(rank)}")
+        rank, fate = rank_of[descriptor], "is gone"
+        try:
+            fate = self._fate(rank)
+        finally:
+            self._end(f"rank {rank} of {self.size} {fate}")
 
     def _fate(self, rank: int) -> str:
         """Return what a rank says of its end, else how it ended."""

@@ -65,6 +65,7 @@ REASONS = {
     "backend.app._load": "the start fails with the exception",
     "backend.engine.embedder.EmbeddingEngine.__init__": "/readyz is 503 from then on",
     "backend.engine.engine.Engine.__init__": _CHILD,
+    "backend.engine.ranks.Ranks.__init__": "its end is the process's, with a reason",
     "backend.engine.supervisor.EngineSupervisor.open": "logs each fault and goes on",
     "backend.engine.supervisor.EngineSupervisor.wake": "who waits for it gets the exception",
     "backend.log_lines.QueuedLines.__init__": _LINES,

@@ -126,6 +126,8 @@ async def test_starts_and_stops_leak_no_descriptor(start):
 class ScriptedProcess:
     """The way to an engine that ends when the test says so."""
 
+    reason = ""
+
     def __init__(self):
         self.died = asyncio.Event()
         self.closed = None
