@@ -253,6 +253,15 @@ class EngineOptions:
         "where that is faster; only tokens that would have come anyway are used",
         choices=("prompt-lookup", "off"),
     )
+    speculative_model: str | None = _flag(
+        None,
+        "a small model with the same tokens that guesses the next ones, which --model verifies; "
+        "no text changes [default: none]",
+        metavar="DIR_OR_HUB_ID",
+    )
+    num_speculative_tokens: int = _flag(
+        4, "how many it guesses at a time at most", read=up_to(16), metavar="K"
+    )
     kv_events: bool = _flag(
         False, "tell routers at /kv_events what the prefix cache stores and removes, by digest"
     )

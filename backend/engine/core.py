@@ -11,6 +11,7 @@ from time import monotonic
 
 from backend.engine.messages import Abort, Item, Submit
 from backend.engine.stepper import Stepper
+from backend.executor.draft_runner import DraftRunner
 from backend.executor.memory import MemoryMeter
 from backend.executor.model_runner import ModelRunner
 from backend.executor.parallel import LeadingRunner
@@ -28,12 +29,13 @@ from backend.ports import QueueFullError as QueueIsFullError
 from backend.scheduler.block_pool import BlockPool
 from backend.scheduler.budget import OomBackoff, TokenBudget, budget_policy
 from backend.scheduler.cache_events import EventBatch, EventLog
+from backend.scheduler.draft_model import DraftModel
 from backend.scheduler.drafts import Drafter
 from backend.scheduler.prefix_cache import PrefixCache
 from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs, choice_seed
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.stats import EngineStats, Recorder
+from backend.scheduler.stats import EngineStats, Recorder, Recording
 from backend.scheduler.stopping import finish_reason
 
 _CACHE_EVENTS = 1 << 17
@@ -49,7 +51,8 @@ class EngineLimits:
 
     ``max_waiting`` sequences may wait, ``queue_seconds`` each, where its request says nothing else.
     Targets are in seconds. ``overlap`` launches a step before the last one's tokens are known.
-    ``speculation`` verifies drafts by prompt lookup, where they pay.
+    ``speculation`` verifies drafts by prompt lookup, where they pay; a draft model guesses
+    ``num_speculative_tokens`` at a time, if there is one.
     """
 
     num_blocks: int
@@ -62,6 +65,7 @@ class EngineLimits:
     target_itl: float | None = None
     overlap: bool = False
     speculation: bool = False
+    num_speculative_tokens: int = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +98,11 @@ class EngineCore:
         *,
         fingerprint: bytes = b"",
         cache_events: bool = False,
+        draft: DraftRunner | None = None,
     ) -> None:
         """``eos_token_ids`` end an answer of the model, ``fingerprint`` tells it from others.
+
+        ``draft`` guesses tokens that ``runner`` verifies.
 
         ``cache_events`` keeps news of the prefix cache, which must be taken after each step.
         """
@@ -106,6 +113,7 @@ class EngineCore:
         self._cache_log = EventLog(_CACHE_EVENTS) if cache_events else None
         self._memory = MemoryMeter(runner.device)
         self.runner = runner
+        self._draft = draft
         self._eos_token_ids = eos_token_ids
         self._sequence_ids = count()
         self._jobs: dict[int, _Job] = {}
@@ -122,6 +130,12 @@ class EngineCore:
     def scheduler(self) -> Scheduler:
         """The current scheduler; ``start_over`` replaces it."""
         return self._stepper.scheduler
+
+    def warm_up(self) -> None:
+        """Take first steps; see ``ModelRunner.warm_up``."""
+        self.runner.warm_up()
+        if self._draft is not None:
+            self._draft.warm_up()
 
     def submit(self, message: Submit) -> None:
         """Queue the choices of a request, once its grammar is compiled, or say why it cannot be."""
@@ -233,10 +247,14 @@ class EngineCore:
         self.start_over("the engine is put to sleep")
         self._past = EngineStats()
         self.runner.sleep()
+        if self._draft is not None:
+            self._draft.sleep()
 
     def wake(self) -> None:
         """Compute again, with an empty prefix cache. Raises what ``warm_up`` raises."""
         self.runner.wake()
+        if self._draft is not None:
+            self._draft.wake()
 
     def take_items(self) -> list[tuple[int, Item]]:
         """Return what was said since the last call."""
@@ -263,7 +281,7 @@ class EngineCore:
             tokens_after_disconnect=self._recorder.num_tokens_after_disconnect,
             draft_tokens=scheduler.num_draft_tokens,
             accepted_draft_tokens=scheduler.num_accepted_draft_tokens,
-            recording=self._recorder.read(),
+            recording=self._recorder.read() + Recording(counts=scheduler.draft_counts),
             tenants=tuple(scheduler.cache.blocks_by_tenant().items()),
             memory=self._memory.read(monotonic()),
         ).following(self._past)
@@ -281,10 +299,22 @@ class EngineCore:
             max_num_seqs=limits.max_num_seqs,
             max_tokens_per_step=limits.max_tokens_per_step,
             budget_policy=cap,
-            drafter=Drafter() if limits.speculation else None,
+            drafter=self._drafter(),
             max_waiting=limits.max_waiting,
         )
-        return Stepper(self.runner, scheduler, cap, overlap=limits.overlap)
+        return Stepper(self.runner, scheduler, cap, overlap=limits.overlap, draft=self._draft)
+
+    def _drafter(self) -> Drafter | None:
+        limits, model = self.limits, None
+        if self._draft is not None:
+            model = DraftModel(
+                limits.num_blocks,
+                max_model_len=self._draft.max_model_len,
+                most=limits.num_speculative_tokens,
+            )
+        if model is None and not limits.speculation:
+            return None
+        return Drafter(model, lookup=limits.speculation)
 
     def _sequences(self, message: Submit, grammar: PendingGrammar | None) -> list[Sequence]:
         request, arrived = message.request, message.arrived

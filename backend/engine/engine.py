@@ -212,7 +212,7 @@ class Engine(EngineClient):
         # A new thread has the number that was set last, perhaps by another engine of this process.
         torch.set_num_threads(self._num_threads)
         try:
-            self._core.runner.warm_up()
+            self._core.warm_up()
             self._warm = True
             endpoint = QueueEndpoint(self._inbox, self.receive)
             EngineLoop(self._core, endpoint, stats_seconds=THREAD_STATS_SECONDS).run()

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from backend.engine.core import EngineCore, EngineLimits
+from backend.engine.draft_loading import load_draft
 from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import resolve_model
 from backend.engine.ranks import Ranks
 from backend.engine.stepper import Fault, fault_of
+from backend.executor.draft_runner import DraftRunner
 from backend.executor.factory import NO_KERNELS, KernelGroup, kernels_for, make_runner, read_memory
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import FP8, KVCache, block_bytes
@@ -92,6 +94,7 @@ def load_model(
         target_itl=options.target_itl_ms and options.target_itl_ms / 1000,
         overlap=on_cuda if options.overlap is None else options.overlap,
         speculation=options.speculation != "off",
+        num_speculative_tokens=options.num_speculative_tokens,
     )
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, vocab_size))
     fingerprint = model_fingerprint(loaded.directory, loaded.made_of)
@@ -102,6 +105,7 @@ def load_model(
         grammars,
         fingerprint=fingerprint,
         cache_events=options.kv_events,
+        draft=loaded.draft,
     )
     description = EngineDescription(limits.max_model_len, vocab_size, fingerprint, loaded.detail)
     return LoadedEngine(core, tokenizer, description)
@@ -112,6 +116,7 @@ class LoadedRunner:
     """What computes on one rank; ``made_of`` are the types that decide what it computes."""
 
     runner: ModelRunner
+    draft: DraftRunner | None
     batches: BatchLimits
     num_blocks: int
     tokenizer: Tokenizer
@@ -184,6 +189,16 @@ def load_runner(
         # PyTorch's attention cannot read FP8.
         detail += _without_fp8(kv_dtype, network.dtype)
         kv_dtype = network.dtype
+    draft = load_draft(
+        options,
+        network,
+        tokenizer,
+        device=torch_device,
+        kernels=kernels,
+        kv_dtype=kv_dtype,
+        limits=batches,
+        tell=progress,
+    )
     reading = None
     if KernelGroup.ATTENTION in kernels and options.kv_bytes is None:
         progress("measuring the memory of the largest step")
@@ -196,6 +211,7 @@ def load_runner(
                 utilization=utilization,
                 kernels=kernels,
             )
+            reading = reading if draft is None else draft.reading(reading)
         except torch.OutOfMemoryError as error:
             raise ModelLoadError(
                 f"a step of {batches.max_tokens_per_step} tokens does not fit into device memory; "
@@ -211,6 +227,7 @@ def load_runner(
         reading=reading,
         utilization=utilization,
         ranks=options.tensor_parallel_size,
+        draft_block_bytes=0 if draft is None else draft.block_bytes,
     )
     if group is not None:
         # One scheduler decides for all, so the smallest pool is everybody's.
@@ -220,6 +237,7 @@ def load_runner(
     batches = replace(batches, max_model_len=sizing.max_model_len)
     return LoadedRunner(
         runner=make_runner(network, cache, batches, kernels=kernels),
+        draft=None if draft is None else draft.runner(sizing.num_blocks),
         batches=batches,
         num_blocks=sizing.num_blocks,
         tokenizer=tokenizer,
@@ -281,6 +299,11 @@ def _check(options: EngineOptions, *, on_cuda: bool) -> None:
     if not 0 < utilization <= 1:
         raise ModelLoadError(
             f"gpu-memory-utilization must be above 0 and at most 1, got {utilization}"
+        )
+    if options.speculative_model is not None and options.tensor_parallel_size > 1:
+        raise ModelLoadError(
+            f"speculative-model: a draft model is computed by one rank, not by "
+            f"tensor-parallel-size {options.tensor_parallel_size}; leave one of them out"
         )
     if not on_cuda and options.attention == "triton":
         raise ModelLoadError("attention triton needs a CUDA device")

@@ -14,6 +14,7 @@ from time import monotonic
 
 import torch
 
+from backend.executor.draft_runner import DraftRunner
 from backend.executor.model_runner import InFlight, ModelRunner
 from backend.executor.parallel import LeadingRunner
 from backend.executor.sampled import Sampled
@@ -21,6 +22,7 @@ from backend.executor.sampler.sampler import GrammarMask
 from backend.grammar.matcher import allocate_bitmask
 from backend.scheduler.batch import batch_of, note_launched
 from backend.scheduler.budget import OomBackoff
+from backend.scheduler.draft_model import DraftBatch
 from backend.scheduler.scheduler import Scheduler
 from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
 
@@ -97,10 +99,12 @@ class Stepper:
         cap: OomBackoff,
         *,
         overlap: bool,
+        draft: DraftRunner | None = None,
     ) -> None:
-        """``cap`` is before the scheduler's budget policy."""
+        """``cap`` is before the scheduler's budget policy; ``draft`` guesses tokens."""
         self.scheduler = scheduler
         self._runner = runner
+        self._draft = draft
         self._cap = cap
         self._overlap = overlap
         self._launched: _Launched | None = None
@@ -114,7 +118,7 @@ class Stepper:
         began = monotonic()
         step = self.scheduler.schedule(began)
         if spoilt := self.scheduler.pool.take_to_erase():
-            self._runner.discard(spoilt)
+            self._discard(spoilt)
         result = StepResult()
         due, self._launched = self._launched, None
         if step:
@@ -137,9 +141,38 @@ class Stepper:
                 for each, sampled in zip(_sampling(launched.step), results, strict=True):
                     spoilt += each.sequence.block_table if sampled is None else ()
         if spoilt:
-            self._runner.discard(spoilt)
+            self._discard(spoilt)
+
+    def _discard(self, blocks: list[int]) -> None:
+        self._runner.discard(blocks)
+        if self._draft is not None:
+            self._draft.discard(blocks)
+
+    def _guess(self, draft: DraftRunner, batch: DraftBatch, step: Step) -> Step | None:
+        """Return ``step`` with the draft model's guesses; None: it comes again without them."""
+        began = monotonic()
+        try:
+            guesses = draft.propose(batch)
+        except Exception as error:
+            fault = fault_of(error)
+            if fault is Fault.DEVICE:
+                raise DeviceLostError(str(error)) from error
+            # No request depends on it.
+            logger.warning("the draft model failed; steps go on without it", exc_info=error)
+            self.scheduler.drafts_failed(step, for_good=fault is not Fault.MEMORY)
+            return None
+        for row, guess in zip(batch.rows, guesses, strict=True):
+            if guess is None:
+                logger.warning("an output of the draft model is not finite; its KV is erased")
+                draft.discard(step[row.place].sequence.block_table)
+        return self.scheduler.fill(step, guesses, monotonic() - began)
 
     def _launch(self, step: Step, began: float, result: StepResult) -> _Launched | None:
+        if self._draft is not None and (batch := self.scheduler.draft_batch) is not None:
+            filled = self._guess(self._draft, batch, step)
+            if filled is None:
+                return None
+            step = filled
         try:
             computing = self._runner.launch(batch_of(step))
             note_launched(step)

@@ -53,7 +53,7 @@ def _serve(endpoint: SocketEndpoint, options: EngineOptions) -> int:
 
         loaded = load_model(options, lambda stage: endpoint.send_now(Loading(stage)), ranks)
         endpoint.send_now(Loading("taking the first step"))
-        loaded.core.runner.warm_up()
+        loaded.core.warm_up()
     except ModelLoadError as error:
         endpoint.send_now(LoadFailed(str(error)))
         return 1

@@ -338,6 +338,7 @@ class InputBatchBuilder:
                 self._scored.pop(new.slot, None)
         if step.new:
             self._attention.start([new.slot for new in step.new])
+        self._pending_last_tokens.update(step.last_tokens)
         for slot, start, blocks in step.appended:
             self._tables[slot, start : start + len(blocks)] = blocks
             first = slot * self._width + start
@@ -374,8 +375,9 @@ class InputBatchBuilder:
     def _tokens(self, rows: HostRows, spans: list[Row]) -> Ints:
         """Return the tokens of the spans behind zeros, which the device fills in."""
         parts = [np.zeros(rows.num_padded, np.int32)]
-        for slot, start, count, _, drafted in spans:
-            parts.append(_ints(drafted) if drafted else self._known[slot][start : start + count])
+        for slot, start, count, _, drafted, given in spans:
+            said = drafted or given
+            parts.append(_ints(said) if said else self._known[slot][start : start + count])
         return np.concatenate(parts)
 
     def _positions(self, rows: HostRows) -> tuple[Ints, Ints]:

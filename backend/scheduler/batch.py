@@ -39,7 +39,8 @@ class Row(NamedTuple):
     """The ``num_tokens`` tokens of ``slot`` from position ``start`` on are computed.
 
     ``samples``: the next token is chosen. ``drafted`` is empty, or the first of the tokens and the
-    guesses of those behind it, each of which is verified.
+    guesses of those behind it, each of which is verified. ``given`` are the tokens, where they are
+    several that the executor was not told with the sequence.
     """
 
     slot: int
@@ -47,15 +48,21 @@ class Row(NamedTuple):
     num_tokens: int
     samples: bool
     drafted: tuple[int, ...] = ()
+    given: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step. ``new`` and ``appended`` are applied before ``rows`` are computed."""
+    """One step. ``new`` and ``appended`` are applied before ``rows`` are computed.
+
+    ``last_tokens`` are slots with the single token that they compute, where that was chosen
+    elsewhere.
+    """
 
     new: tuple[NewSequence, ...]
     appended: tuple[AppendedBlocks, ...]
     rows: tuple[Row, ...]
+    last_tokens: tuple[tuple[int, int], ...] = ()
 
 
 def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:

@@ -1,6 +1,7 @@
-"""Speculative decoding: which sequences of a step have drafts, and where they pay.
+"""Speculative decoding: which sequences of a step have drafts, from where, and where they pay.
 
-A step verifies all drafts of a row at once.
+A step verifies all drafts of a row at once. They come from prompt lookup or from a draft model: for
+each sequence from the one that was right more often lately.
 
 Laws:
 - A draft changes no text: a token is accepted only where it equals the one chosen at its place.
@@ -10,12 +11,15 @@ Laws:
 - Batches larger than ``MOST_ROWS`` cost nothing.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as SequenceOf
+from enum import StrEnum
 from math import log
+from typing import NamedTuple
 
-from backend.scheduler.prompt_lookup import PromptLookup
+from backend.scheduler.draft_model import PENDING, DraftBatch, DraftModel
+from backend.scheduler.prompt_lookup import PromptLookup, expected
 from backend.scheduler.sequence import ScheduledSequence, Sequence
 
 MOST_DRAFTS = 16
@@ -41,17 +45,40 @@ _WINDOW, _KEPT_FOR = 24, 1024
 _FASTER = 1.03
 
 
+class DraftSource(StrEnum):
+    """Where drafts come from, as metrics call it."""
+
+    PROMPT_LOOKUP = "prompt_lookup"
+    DRAFT_MODEL = "draft_model"
+
+
+class _Choice(NamedTuple):
+    source: DraftSource
+    num_drafts: int
+    gain: float
+    """How many of them will be accepted, by the latest."""
+
+
 class Drafter:
     """Decides which sequences of a step get drafts."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: DraftModel | None = None, *, lookup: bool = True) -> None:
+        """Take drafts from ``model``, and by ``lookup`` from the text itself."""
         self.lookups: dict[Sequence, PromptLookup] = {}
         """Where the drafts of sequences come from that had some."""
+        self.model = model
+        self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        """Verifications, proposed and accepted tokens by source, named as metrics are."""
+        self._looks_up = lookup
+        self._sources: dict[Sequence, DraftSource] = {}
+        """Where the latest drafts came from."""
         self._times = _StepTimes()
         self._comparisons: dict[int, _Comparison] = {}
         """Among many rows, by the power of two of their number."""
         self._pause = 0
         """Steps that have no drafts, because one with drafts found no memory."""
+        self._catch_up: dict[Sequence, int] = {}
+        """Known tokens that the draft model computes before the step that is being planned."""
 
     def is_open(self, num_rows: int) -> bool:
         """Whether steps of ``num_rows`` decoding sequences may have drafts."""
@@ -66,6 +93,9 @@ class Drafter:
     def forget(self, sequence: Sequence) -> None:
         """Let go of what was learned of ``sequence``, which is finished."""
         self.lookups.pop(sequence, None)
+        self._sources.pop(sequence, None)
+        if self.model is not None:
+            self.model.forget(sequence)
 
     def waiting(self, decoding: Collection[Sequence]) -> set[Sequence]:
         """Return which of ``decoding`` are not computed before their last token is known.
@@ -82,6 +112,7 @@ class Drafter:
     ) -> dict[int, tuple[int, ...]]:
         """Return drafts by the place of their sequence in ``rows``, which decode.
 
+        Those of the draft model are PENDING: ``batch`` says what it computes first.
         ``overlapped``: other sequences are computed while those with drafts wait for their tokens.
         """
         places = {
@@ -90,15 +121,54 @@ class Drafter:
             if not scheduled.sequence.num_unseen_tokens
         }
         chosen = self._choose(places, len(rows), overlapped=overlapped)
+        self._sources |= {sequence: choice.source for sequence, choice in chosen.items()}
         return {
-            places[sequence]: self.lookups[sequence].drafts(sequence.tokens, count)
-            for sequence, count in chosen.items()
+            places[sequence]: (PENDING,) * count
+            if source is DraftSource.DRAFT_MODEL
+            else self.lookups[sequence].drafts(sequence.tokens, count)
+            for sequence, (source, count, _) in chosen.items()
         }
 
-    def observe(self, num_rows: int, num_drafts: int, num_tokens: int, seconds: float) -> None:
-        """Learn how long a step without prefill took, and how many tokens it gave."""
+    def catches_up(self, sequence: Sequence, spare: int) -> int:
+        """Return how many of ``spare`` tokens the draft model spends before it can guess.
+
+        The last known token costs nothing. Where the others take all of ``spare``, it computes so
+        many of them with the next ``batch``, and guesses later.
+        """
+        lag = 0 if self.model is None else self.model.lag(sequence) - 1
+        if lag and lag >= spare > 0:
+            self._catch_up[sequence] = spare
+        return lag
+
+    def batch(self, step: SequenceOf[ScheduledSequence]) -> DraftBatch | None:
+        """Return what the draft model computes before ``step``, None if that is nothing."""
+        catch_up, self._catch_up = self._catch_up, {}
+        return None if self.model is None else self.model.batch(step, catch_up)
+
+    def verified(self, sequence: Sequence, start: int, drafts: tuple[int, ...], right: int) -> None:
+        """Learn that the first ``right`` of ``drafts`` behind token ``start`` were accepted."""
+        source = self._sources[sequence]
+        labels = (source.value,)
+        self.counts["draft_verifications", labels] += 1
+        self.counts["drafts_proposed", labels] += len(drafts)
+        self.counts["drafts_accepted", labels] += right
+        if source is DraftSource.DRAFT_MODEL and self.model is not None:
+            self.model.verified(sequence, start, len(drafts), right)
+
+    def observe(
+        self,
+        num_rows: int,
+        num_drafts: int,
+        num_tokens: int,
+        seconds: float,
+        draft_seconds: float = 0.0,
+    ) -> None:
+        """Learn how long a step without prefill took, and how many tokens it gave.
+
+        The draft model took ``draft_seconds`` of its ``seconds``.
+        """
         self._pause = max(self._pause - 1, 0)
-        self._times.observe(num_rows, num_drafts, seconds)
+        self._times.observe(num_rows, num_drafts, seconds - draft_seconds)
         if _FEW_ROWS < num_rows <= MOST_ROWS:
             self._comparison(num_rows).observe(num_drafts, num_tokens / num_rows, seconds)
 
@@ -107,37 +177,77 @@ class Drafter:
 
     def _choose(
         self, sequences: Iterable[Sequence], num_rows: int, *, overlapped: bool
-    ) -> dict[Sequence, int]:
+    ) -> dict[Sequence, _Choice]:
         """Return how many drafts each of ``sequences`` gets; all or none, where that pays."""
-        chosen: dict[Sequence, int] = {}
-        gain = 0.0
+        chosen: dict[Sequence, _Choice] = {}
+        copied: dict[Sequence, _Choice] = {}
         for sequence in sequences:
             length = len(sequence.tokens)
             if not sequence.allows_drafts or length == sequence.num_prompt_tokens:
                 continue
-            lookup = self.lookups.get(sequence)
-            if lookup is None:
-                lookup = self.lookups[sequence] = PromptLookup()
-            if not lookup.follow(sequence.tokens) or lookup.rate < _ENOUGH_RIGHT:
-                continue
-            most = _likely(lookup.rate)
-            if num_rows <= _FEW_ROWS:
-                most = max(most, _FOR_FEW_ROWS)
-            count = min(most, sequence.max_length - length - 1)
-            if count > 0:
-                chosen[sequence] = count
-                gain += lookup.expected(count)
+            lookup = self._look_up(sequence, num_rows)
+            if lookup is not None:
+                copied[sequence] = chosen[sequence] = lookup
+            rate = 0.0 if self.model is None else self.model.rate(sequence)
+            if rate and (lookup is None or rate > self.lookups[sequence].rate):
+                guess = self._guess(sequence, rate, num_rows)
+                if guess is not None:
+                    chosen[sequence] = guess
+        if self._pays(num_rows, chosen, overlapped=overlapped):
+            return chosen
+        is_mixed = len(copied) > 0 and copied != chosen
+        return copied if is_mixed and self._pays(num_rows, copied, overlapped=overlapped) else {}
+
+    def _look_up(self, sequence: Sequence, num_rows: int) -> _Choice | None:
+        if not self._looks_up:
+            return None
+        lookup = self.lookups.get(sequence)
+        if lookup is None:
+            lookup = self.lookups[sequence] = PromptLookup()
+        if not lookup.follow(sequence.tokens) or lookup.rate < _ENOUGH_RIGHT:
+            return None
+        most = _likely(lookup.rate)
+        if num_rows <= _FEW_ROWS:
+            most = max(most, _FOR_FEW_ROWS)
+        count = min(most, sequence.max_length - len(sequence.tokens) - 1)
+        if count <= 0:
+            return None
+        return _Choice(DraftSource.PROMPT_LOOKUP, count, expected(lookup.rate, count))
+
+    def _guess(self, sequence: Sequence, rate: float, num_rows: int) -> _Choice | None:
+        """Return as many guesses of the draft model as give most tokens a second."""
+        model, usual = self.model, self._times.seen(num_rows, 0)
+        if model is None or not usual:
+            return None
+        each = model.pass_seconds(num_rows)
+        best, most_per_second = None, 1 / usual
+        for count in range(1, model.room(sequence) + 1):
+            gain = expected(rate, count)
+            # Nobody names a draft model that does not pay: what was not measured is tried.
+            verifying = self._times.seen(num_rows, num_rows * count) or usual
+            per_second = (1 + gain) / (verifying + count * each)
+            if per_second > most_per_second:
+                most_per_second = per_second
+                best = _Choice(DraftSource.DRAFT_MODEL, count, gain)
+        return best
+
+    def _pays(self, num_rows: int, chosen: dict[Sequence, _Choice], *, overlapped: bool) -> bool:
+        """Whether the tokens that ``chosen`` gain are worth the time that they take."""
+        usual = self._times.seen(num_rows, 0)
+        if usual is None or not chosen:
+            return False  # a step without drafts will tell
+        gain = sum(choice.gain for choice in chosen.values())
         if overlapped and len(chosen) < num_rows:
             gain -= len(chosen)
-        pays = bool(chosen) and self._pays(num_rows, sum(chosen.values()), gain)
-        return chosen if pays else {}
-
-    def _pays(self, num_rows: int, num_drafts: int, gain: float) -> bool:
-        """Whether ``gain`` more tokens are worth the time that ``num_drafts`` take."""
-        usual = self._times.seen(num_rows, 0)
-        if usual is None:
-            return False  # a step without drafts will tell
-        longer = self._times.seen(num_rows, num_drafts) or _FACTOR_OF_UNKNOWN * usual
+        num_drafts = sum(choice.num_drafts for choice in chosen.values())
+        guesses = [
+            each.num_drafts for each in chosen.values() if each.source is DraftSource.DRAFT_MODEL
+        ]
+        longer = self._times.seen(num_rows, num_drafts)
+        if longer is None:
+            longer = usual if guesses else _FACTOR_OF_UNKNOWN * usual
+        if guesses and self.model is not None:
+            longer += max(guesses) * self.model.pass_seconds(len(guesses))
         margin = _MARGIN if num_rows <= _FEW_ROWS else _MARGIN_OF_MANY
         return gain * usual > margin * num_rows * (longer - usual)
 

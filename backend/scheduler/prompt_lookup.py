@@ -21,6 +21,11 @@ _FIRST_RATE = 0.66
 _WEIGHT_OF_NEWEST = 0.2
 
 
+def expected(rate: float, count: int) -> float:
+    """Return how many of ``count`` drafts are accepted, of which each is right by ``rate``."""
+    return count if rate == 1 else rate * (1 - rate**count) / (1 - rate)
+
+
 class PromptLookup:
     """Predicts the next tokens of one sequence, and counts how often it was right lately.
 
@@ -61,11 +66,6 @@ class PromptLookup:
         following = tokens[self._next : self._next + count]
         times = -(-count // len(following))
         return tuple((following * times)[:count])
-
-    def expected(self, count: int) -> float:
-        """Return how many of ``count`` drafts will be accepted, by the latest predictions."""
-        rate = self.rate
-        return count if rate == 1 else rate * (1 - rate**count) / (1 - rate)
 
     def _find(self, tokens: list[int]) -> int:
         """Return the place behind the last n-gram ``tokens`` ends in; 0: it is new."""

@@ -9,6 +9,8 @@ Laws of blocks:
   tokens kept, its KV recomputed later. The first one never is.
 """
 
+from collections.abc import Callable
+
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
 from backend.scheduler.prefix_cache import PrefixCache, extend_block_hashes
 from backend.scheduler.queue import WaitingQueue
@@ -19,12 +21,22 @@ class RunningSet:
     """Sequences with blocks; RUNNING ones are in one of the first three, in order of admission."""
 
     def __init__(
-        self, pool: BlockPool, cache: PrefixCache, waiting: WaitingQueue, *, num_slots: int
+        self,
+        pool: BlockPool,
+        cache: PrefixCache,
+        waiting: WaitingQueue,
+        *,
+        num_slots: int,
+        on_allocated: Callable[[list[int]], None] | None = None,
     ) -> None:
-        """Put preempted sequences, and those who waited for shared work, into ``waiting``."""
+        """Put preempted sequences, and those who waited for shared work, into ``waiting``.
+
+        ``on_allocated`` is told of blocks that are handed out.
+        """
         self.pool = pool
         self.cache = cache
         self.num_preemptions = 0
+        self.on_allocated = on_allocated
         self.decoding: dict[Sequence, None] = {}
         self.short: dict[Sequence, None] = {}
         self.long: dict[Sequence, None] = {}
@@ -57,7 +69,7 @@ class RunningSet:
         sequence.slot = self._free_slots.pop()
         sequence.num_sent_blocks = 0
         self.pool.share(found)
-        sequence.block_table = found + self.cache.allocate(missing)
+        sequence.block_table = found + self._allocate(missing)
         sequence.num_computed_tokens = len(found) * BLOCK_SIZE
         sequence.num_cached_blocks = len(found)
         sequence.status = SequenceStatus.RUNNING
@@ -103,7 +115,7 @@ class RunningSet:
                 sequence = by_standing.pop()
                 del needs[sequence]
                 stalled.add(sequence)
-        blocks = self.cache.allocate(sum(needs.values()))
+        blocks = self._allocate(sum(needs.values()))
         for sequence, count in needs.items():
             for _ in range(count):
                 sequence.block_table.append(blocks.pop())
@@ -179,6 +191,12 @@ class RunningSet:
                 raise RuntimeError(f"{sequence.sequence_id} drains but is {sequence.status}")
             if not sequence.num_steps_in_flight:
                 raise RuntimeError(f"{sequence.sequence_id} drains, and nothing writes its blocks")
+
+    def _allocate(self, count: int) -> list[int]:
+        blocks = self.cache.allocate(count)
+        if self.on_allocated is not None:
+            self.on_allocated(blocks)
+        return blocks
 
     def _num_leaving(self) -> int:
         if not self.draining:

@@ -19,12 +19,13 @@ Laws:
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
 from backend.scheduler.budget import BudgetPolicy, FixedBudget, TokenBudget
+from backend.scheduler.draft_model import PENDING, DraftBatch
 from backend.scheduler.drafts import Drafter
 from backend.scheduler.prefill import PrefillPlanner
 from backend.scheduler.prefix_cache import PrefixCache
@@ -61,6 +62,7 @@ class _Launched:
     num_decodes: int
     num_drafts: int
     num_prefill_tokens: int
+    draft_seconds: float = 0.0
 
 
 class Scheduler:
@@ -99,14 +101,21 @@ class Scheduler:
         self.num_draft_tokens = 0
         """Drafts that were verified, accepted or not."""
         self.num_accepted_draft_tokens = 0
+        self.draft_batch: DraftBatch | None = None
+        """What a draft model computes before the step that was scheduled last; see ``fill``."""
         self._drafter = drafter
         self._max_waiting = max_waiting
         self._policy = budget_policy or FixedBudget(TokenBudget(max_tokens_per_step, max_num_seqs))
         self._waiting = WaitingQueue(
             self.cache, max_wait=max_wait, long_prompt_tokens=long_prompt_tokens
         )
+        model = None if drafter is None else drafter.model
         self._running = RunningSet(
-            pool, self.cache, self._waiting, num_slots=slots_for(max_num_seqs)
+            pool,
+            self.cache,
+            self._waiting,
+            num_slots=slots_for(max_num_seqs),
+            on_allocated=None if model is None else model.blocks_allocated,
         )
         self._prefill = PrefillPlanner(self._running, self._waiting)
         self._in_flight: deque[_Launched] = deque()
@@ -126,6 +135,11 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """How often blocks were taken from a running sequence."""
         return self._running.num_preemptions
+
+    @property
+    def draft_counts(self) -> Mapping[tuple[str, tuple[str, ...]], int]:
+        """Verifications, proposed and accepted drafts by source, named as metrics are."""
+        return {} if self._drafter is None else self._drafter.counts
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -204,6 +218,43 @@ class Scheduler:
             )
         return result
 
+    def fill(self, step: Step, drafts: SequenceOf[tuple[int, ...] | None], seconds: float) -> Step:
+        """Return ``step``, the newest in flight, with the ``drafts`` of ``draft_batch``.
+
+        They took ``seconds``. There are some for each row of the batch, None where an output of the
+        draft model was not finite: whoever computes erases its KV of that sequence's blocks.
+        """
+        batch, self.draft_batch = self.draft_batch, None
+        if batch is None or self._drafter is None or self._drafter.model is None:
+            raise ValueError("nothing was to be computed before this step")
+        if not self._in_flight or self._in_flight[-1].step is not step:
+            raise ValueError("this is not the newest step in flight")
+        filled = list(step)
+        for row, guesses in zip(batch.rows, drafts, strict=True):
+            if row.num_drafts:
+                known = guesses or (0,) * row.num_drafts  # any that are refused
+                filled[row.place] = filled[row.place]._replace(drafts=known)
+        self._drafter.model.computed(batch, step)
+        self._drafter.model.observe(batch, seconds)
+        if None in drafts:
+            self._drafter.model.erased()
+        launched = replace(self._in_flight[-1], step=tuple(filled), draft_seconds=seconds)
+        self._in_flight[-1] = launched
+        return launched.step
+
+    def drafts_failed(self, step: Step, *, for_good: bool) -> None:
+        """Take in that ``draft_batch`` could not be computed: ``step`` comes again without it.
+
+        ``for_good``: the draft model is not used any more.
+        """
+        self.draft_batch = None
+        self.take_back(step)
+        if self._drafter is not None:
+            self._drafter.pause()
+            if for_good:
+                self._drafter.model = None
+                self._running.on_allocated = None
+
     def complete(self, step: Step, sampled: Iterable[tuple[int, ...] | None], now: float) -> None:
         """Take in what a step computed; steps are completed in the order they were scheduled in.
 
@@ -240,7 +291,13 @@ class Scheduler:
         self._policy.observe(launched.num_decodes, more, seconds)
         if self._drafter is not None and launched.num_prefill_tokens == 0:
             num_tokens = sum(len(tokens) for tokens in outcomes if tokens is not None)
-            self._drafter.observe(launched.num_decodes, launched.num_drafts, num_tokens, seconds)
+            self._drafter.observe(
+                launched.num_decodes,
+                launched.num_drafts,
+                num_tokens,
+                seconds,
+                launched.draft_seconds,
+            )
 
     def fail(self, step: Step) -> tuple[Sequence, ...]:
         """Take in that ``step``, in flight, computed nothing; return the sequences it ended."""
@@ -343,6 +400,8 @@ class Scheduler:
         ]
         if growing and (stalled := self._running.grow(growing, now)):
             step = [scheduled for scheduled in step if scheduled.sequence not in stalled]
+        if drafter is not None:
+            self.draft_batch = drafter.batch(step)
         return step
 
     def _add_drafts(self, drafter: Drafter, step: list[ScheduledSequence], budget: int) -> None:
@@ -359,6 +418,11 @@ class Scheduler:
         proposed = drafter.propose(step, overlapped=bool(self._in_flight))
         for place, every_draft in proposed.items():
             sequence, start, *_ = step[place]
+            if every_draft[0] == PENDING:
+                lag = drafter.catches_up(sequence, spare)
+                spare -= min(lag, spare)
+                if spare <= 0:
+                    continue
             allocated = max(len(sequence.block_table), blocks_for(start + 1))
             # The last token is chosen but never fed back.
             drafts = every_draft[: min(spare, sequence.max_length - start - 2)]
@@ -395,6 +459,8 @@ class Scheduler:
         self._running.free_refused(sequence)
         self.num_draft_tokens += len(drafts)
         self.num_accepted_draft_tokens += num_accepted
+        if self._drafter is not None:
+            self._drafter.verified(sequence, start, drafts, num_accepted)
 
 
 def _append(sequence: Sequence, tokens: tuple[int, ...], most: int) -> None:

@@ -40,8 +40,19 @@ _DISTRIBUTIONS = {
     "sequence_prompt_tokens": "Length of a choice's prompt",
     "sequence_generation_tokens": "Tokens generated for a choice",
 }
-_COUNTS = {"sequences_finished": "Choices that ended, by reason"}
-_LABELS = {"step_seconds": ("phase", "batch_size"), "sequences_finished": ("reason",)}
+_COUNTS = {
+    "sequences_finished": "Choices that ended, by reason",
+    "draft_verifications": "Rows of a step whose guessed tokens were verified, by their source",
+    "drafts_proposed": "Guessed tokens that were verified, by their source",
+    "drafts_accepted": "Guessed tokens that became part of an answer, by their source",
+}
+_LABELS = {
+    "step_seconds": ("phase", "batch_size"),
+    "sequences_finished": ("reason",),
+    "draft_verifications": ("source",),
+    "drafts_proposed": ("source",),
+    "drafts_accepted": ("source",),
+}
 
 FamilyT = TypeVar("FamilyT", HistogramMetricFamily, CounterMetricFamily)
 

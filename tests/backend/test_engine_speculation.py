@@ -1,28 +1,25 @@
 """Answers with drafts are those without: against transformers, seeded, overlapped and preempted."""
 
-import asyncio
-
 import pytest
 import torch
+from engine_answers import PROMPTS, answers, drafted
 from model_configs import load_config
 
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.scheduler import drafts
 from backend.scheduler.drafts import Drafter
-from backend.scheduler.request import GenerationRequest, SamplingParams
+from backend.scheduler.request import SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 
-# A tiny model with random weights soon repeats itself, and its prompt is full of repetitions.
-PROMPTS = [tuple([7, 8, 9, 10] * 5 + [n]) for n in range(4)] + [tuple(range(40, 75)), (3,) * 20]
 NEW_TOKENS = 60
 
 
 @pytest.fixture
 def engine_for(checkpoint, monkeypatch):
     """Start an engine that drafts wherever it can."""
-    monkeypatch.setattr(Drafter, "_pays", lambda *_: True)
+    monkeypatch.setattr(Drafter, "_pays", lambda *_, **_kw: True)
     monkeypatch.setattr(drafts, "_ENOUGH_RIGHT", 0.0)
     monkeypatch.setattr(drafts, "_FEW_ROWS", drafts.MOST_ROWS)
     engines = []
@@ -38,28 +35,6 @@ def engine_for(checkpoint, monkeypatch):
         engine.stop()
         engine._core.scheduler.check_integrity()
         assert engine.stats().kv_blocks_used == 0
-
-
-async def answer(engine, prompt, sampling):
-    """Return the tokens, their log probabilities and the reason of the end."""
-    tokens, logprobs, reason = [], [], None
-    async for delta in engine.generate(GenerationRequest("r", prompt, sampling)):
-        tokens += [int(word) for word in delta.text.split()]
-        logprobs += [(each.token, each.logprob) for each in delta.logprobs]
-        reason = delta.finish_reason
-        num_tokens = delta.completion_tokens
-    assert num_tokens - len(tokens) in (0, 1)  # an end token has no text
-    return tokens, logprobs, reason
-
-
-async def answers(engine, sampling, prompts=PROMPTS):
-    return await asyncio.gather(*(answer(engine, prompt, sampling) for prompt in prompts))
-
-
-def drafted(engine):
-    """Return how many drafts were verified and accepted."""
-    stats = engine.stats()
-    return stats.draft_tokens, stats.accepted_draft_tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "qwen3_moe"])

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from simulated_device import RandomDrafter, SimulatedDevice
+from simulated_device import GuessingDrafter, RandomDrafter, SimulatedDevice
 
 from backend.scheduler.block_pool import BlockPool
 from backend.scheduler.drafts import MOST_DRAFTS, MOST_ROWS, Drafter
@@ -166,6 +166,8 @@ def test_sequences_whose_tokens_are_verified_one_by_one_get_no_drafts(sampling):
 class Proposing:
     """Proposes the same drafts to whoever decodes."""
 
+    model = None
+
     def __init__(self, drafts):
         self.drafts = drafts
 
@@ -184,7 +186,13 @@ class Proposing:
     def propose(self, rows, *, overlapped):
         return dict.fromkeys(range(len(rows)), self.drafts)
 
-    def observe(self, num_rows, num_drafts, num_tokens, seconds):
+    def batch(self, step):
+        return None
+
+    def verified(self, sequence, start, drafts, right):
+        pass
+
+    def observe(self, num_rows, num_drafts, num_tokens, seconds, draft_seconds):
         pass
 
 
@@ -343,12 +351,15 @@ def test_a_failed_step_with_drafts_erases_what_they_may_have_written():
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_whole_answers_are_what_they_are_without_drafts(overlap):
+@pytest.mark.parametrize(
+    "drafter", [lambda: RandomDrafter(3, most=8), lambda: GuessingDrafter(3, 40)]
+)
+def test_whole_answers_are_what_they_are_without_drafts(overlap, drafter):
     """The device checks every read: nothing that a refused draft wrote is taken for a token's KV.
 
     So the tokens must be those of the script, which a scheduler without drafts gives too.
     """
-    drafter = RandomDrafter(3, most=8)
+    drafter = drafter()
     engine = Scheduler(BlockPool(40), max_num_seqs=4, max_tokens_per_step=48, drafter=drafter)
     device = SimulatedDevice(engine, drafter)
     rng = random.Random(4)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from backend.scheduler.drafts import MOST_DRAFTS
-from backend.scheduler.prompt_lookup import PromptLookup
+from backend.scheduler.prompt_lookup import PromptLookup, expected
 
 
 def predicted(tokens, count=8):
@@ -88,8 +88,8 @@ def test_wrong_predictions_lower_the_rate_and_right_ones_raise_it():
         tokens.append(3 - tokens[-1])
         assert lookup.follow(tokens)
     assert lookup.rate > 0.95
-    assert lookup.expected(8) > 6.5
+    assert expected(lookup.rate, 8) > 6.5
     lookup.rate = 1
-    assert lookup.expected(8) == 8
+    assert expected(lookup.rate, 8) == 8
     lookup.rate = 0.5
-    assert lookup.expected(2) == 0.75
+    assert expected(lookup.rate, 2) == 0.75

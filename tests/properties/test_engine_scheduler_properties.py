@@ -6,7 +6,7 @@ budget is kept; the oldest overdue sequence advances, so that nobody starves.
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_device import RandomDrafter, SimulatedDevice
+from simulated_device import GuessingDrafter, RandomDrafter, SimulatedDevice
 
 from backend.scheduler.block_pool import BlockPool, blocks_for
 from backend.scheduler.cache_events import BlockRemoved, EventLog
@@ -49,14 +49,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 60),
         long_prompt_tokens=st.integers(0, 60),
         drafts=st.none() | st.integers(0, 2**20),
+        guesses=st.booleans(),
     )
-    def start(self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, drafts):
+    def start(self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, drafts, guesses):
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
         pool = BlockPool(num_blocks)
         self.events = EventLog(10_000)
         self.cache = PrefixCache(pool, events=self.events)
-        drafter = None if drafts is None else RandomDrafter(drafts)
+        drafter = None
+        if drafts is not None:
+            drafter = GuessingDrafter(drafts, num_blocks) if guesses else RandomDrafter(drafts)
         self.scheduler = Scheduler(
             pool,
             drafter=drafter,

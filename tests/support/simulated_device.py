@@ -10,6 +10,8 @@ import random
 from collections import deque
 
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
+from backend.scheduler.draft_model import DraftModel
+from backend.scheduler.drafts import Drafter, DraftSource, _Choice
 
 GARBAGE = object()
 
@@ -35,6 +37,8 @@ class RandomDrafter:
         self.most = most
         self._random = random.Random(seed)
 
+    model = None
+
     def is_open(self, num_rows):
         return num_rows == 1 or self._random.random() < 0.8
 
@@ -54,12 +58,107 @@ class RandomDrafter:
             if sequence.num_unseen_tokens == 0 and sequence.allows_drafts and count > 0:
                 right = self.scripts[sequence].tokens[start + 1 : start + 1 + count]
                 num_right = self._random.choice([0, count, self._random.randint(0, count)])
-                proposed[place] = (*right[:num_right], *[-1] * (count - num_right))
+                proposed[place] = (*right[:num_right], *[-2] * (count - num_right))
         return proposed
 
-    def observe(self, num_rows, num_drafts, num_tokens, seconds):
+    def batch(self, step):
+        return None
+
+    def verified(self, sequence, start, drafts, right):
+        assert 0 <= right <= len(drafts)
+
+    def observe(self, num_rows, num_drafts, num_tokens, seconds, draft_seconds):
         assert num_rows > 0 <= num_drafts
         assert num_tokens <= num_rows + num_drafts
+
+
+class GuessingDrafter(Drafter):
+    """The real one, which takes guesses of a draft model at random and not where they pay."""
+
+    def __init__(self, seed, num_blocks, *, max_model_len=90, most=8):
+        super().__init__(
+            DraftModel(num_blocks, max_model_len=max_model_len, most=most), lookup=False
+        )
+        self.scripts = {}
+        self.random = random.Random(seed)
+
+    def is_open(self, num_rows):
+        return self.random.random() < 0.9
+
+    def pause(self):
+        pass
+
+    def _choose(self, sequences, num_rows, *, overlapped):
+        chosen = {}
+        for sequence in sequences:
+            if not sequence.allows_drafts or len(sequence.tokens) == sequence.num_prompt_tokens:
+                continue
+            room = self.model.room(sequence)
+            if self.model.rate(sequence) >= 0 and room and self.random.random() < 0.7:
+                count = self.random.randint(1, room)
+                chosen[sequence] = _Choice(DraftSource.DRAFT_MODEL, count, 1.0)
+        return chosen
+
+
+class SimulatedDraft:
+    """A draft model's KV: each read must find what it computed for the tokens before.
+
+    Its guesses are right up to a random one, some of its outputs are not finite, and some steps
+    fail half-way.
+    """
+
+    def __init__(self, drafter):
+        self._drafter = drafter
+        self._contents = {}
+        self._tables = {}
+
+    def guess(self, scheduler, step):
+        """Return ``step`` with guesses; None: it failed and was taken back."""
+        batch = scheduler.draft_batch
+        for new in batch.new:
+            self._tables[new.slot] = {}
+        for slot, start, blocks in batch.appended:
+            self._tables[slot] |= dict(enumerate(blocks, start))
+        chance = self._drafter.random
+        guesses = [self._row(row, step[row.place].sequence) for row in batch.rows]
+        if chance.random() < 0.05:
+            scheduler.drafts_failed(step, for_good=False)
+            return None
+        for place, row in enumerate(batch.rows):
+            if chance.random() < 0.03:
+                guesses[place] = None
+                self.erase(step[row.place].sequence.block_table)
+        return scheduler.fill(step, guesses, 0.0)
+
+    def erase(self, blocks):
+        for block in blocks:
+            for slot in range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE):
+                self._contents.pop(slot, None)
+
+    def _row(self, row, sequence):
+        script = self._drafter.scripts[sequence]
+        for position in range(row.start):
+            found = self._contents.get(self._slot(sequence, row.slot, position))
+            assert found == script.contents[position], "read what it did not compute"
+        assert list(row.tokens) == sequence.tokens[row.start :][: len(row.tokens)]
+        stop = row.start + len(row.tokens)
+        for position in range(row.start, stop):
+            self._contents[self._slot(sequence, row.slot, position)] = script.contents[position]
+        if not row.num_drafts:
+            return ()
+        assert stop == len(sequence.tokens)
+        right = self._drafter.random.randint(0, row.num_drafts)
+        guesses = (*script.tokens[stop : stop + right], *[-2] * row.num_drafts)[: row.num_drafts]
+        content = script.contents[stop - 1]
+        for position, guess in enumerate(guesses[:-1], stop):
+            content = hash((content, guess))
+            self._contents[self._slot(sequence, row.slot, position)] = content
+        return guesses
+
+    def _slot(self, sequence, slot, position):
+        block = self._tables[slot][position // BLOCK_SIZE]
+        assert block == sequence.block_table[position // BLOCK_SIZE], "it knows another table"
+        return block * BLOCK_SIZE + position % BLOCK_SIZE
 
 
 class SimulatedDevice:
@@ -70,6 +169,9 @@ class SimulatedDevice:
         self.now = 0.0
         self.in_flight = deque()  # of a step, and who writes what to which slot
         self._scripts = {} if drafter is None else drafter.scripts
+        self._draft = None
+        if drafter is not None and drafter.model is not None:
+            self._draft = SimulatedDraft(drafter)
         self._contents = {}
 
     def add(self, sequence, continuation):
@@ -79,8 +181,12 @@ class SimulatedDevice:
 
     def launch(self):
         """Schedule a step and let it read and write. Empty: there is nothing to do now."""
-        step = self.scheduler.schedule(self.now)
-        self._erase()
+        step = None
+        while step is None:
+            step = self.scheduler.schedule(self.now)
+            self._erase()
+            if self.scheduler.draft_batch is not None:
+                step = self._draft.guess(self.scheduler, step)
         writes = {}
         for sequence, start, count, samples, drafts in step:
             script = self._scripts[sequence]
@@ -170,6 +276,8 @@ class SimulatedDevice:
         for block in self.scheduler.pool.take_to_erase():
             for slot in range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE):
                 self._contents.pop(slot, None)
+            if self._draft is not None:
+                self._draft.erase([block])
 
 
 def _slot(sequence, position):

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     save_tokenizer(tokenizer, args.out, CONTEXT)
     encoder = Encoder(tokenizer)
     encoded = [encoder.encode(example) for example in corpus.examples(args.examples)]
-    batches = list(_batches(encoded, args.batch_tokens, random.Random(args.seed)))
+    batches = list(in_batches(encoded, args.batch_tokens, random.Random(args.seed)))
 
     model = build_model(tokenizer.get_vocab_size()).to(device)
     _say(
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     torch.set_flush_denormal(True)
     try:
-        _train(model, batches, args, device)
+        fit(model, batches, args, device)
     finally:
         torch.set_flush_denormal(False)  # it holds for the whole thread, whoever runs in it next
     save_model(model, args.out)
@@ -124,12 +124,13 @@ def rounded(matrix: Tensor) -> Tensor:
     return torch.round(matrix / step) * step
 
 
-def _train(
+def fit(
     model: LlamaForCausalLM,
     batches: Sequence[Sequence[Encoded]],
     args: argparse.Namespace,
     device: str,
 ) -> None:
+    """Train ``model`` on ``batches``, one step each."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     optimizers: list[torch.optim.Optimizer] = [
@@ -185,7 +186,7 @@ def _schedule(progress: float) -> float:
     return min(1.0, (progress + 1e-3) / WARMUP, (1 - progress) / DECAY)
 
 
-def _batches(
+def in_batches(
     encoded: Sequence[Encoded], budget: int, rng: random.Random
 ) -> Iterator[list[Encoded]]:
     """Yield batches of at most ``budget`` tokens, padding included, lengths alike."""

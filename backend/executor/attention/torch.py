@@ -113,6 +113,10 @@ class TorchAttention:
 
     def arrange(self, rows: Sequence[Row], singles: list[int], tables: Ints) -> list[int]:
         """Put sequences of similar length side by side, those with copies first."""
+        if len(singles) < len(rows):
+            for row in rows:
+                if row.num_tokens > 1:
+                    self._copies.rewind(row.slot, row.start)
         self._arranged = arranged = self._copies.arrange(
             [Single(rows[place].slot, rows[place].start) for place in singles], tables
         )

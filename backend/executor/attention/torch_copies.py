@@ -180,6 +180,9 @@ class _Group:
                 self._mask[rows] = -torch.inf
                 for copy in self._copies:
                     copy[:, rows, :width] = 0
+            else:
+                rows = slice(slot * self._num_kv_heads, (slot + 1) * self._num_kv_heads)
+                self._mask[rows, :, stays[each.slot] :] = -torch.inf
             first = 0 if before is None else stays[each.slot]
             if first < each.start:
                 self._fill(slot, tables[each.slot], first, each.start)
@@ -258,6 +261,11 @@ class KVCopies:
         self._next_start, self._groups, self._outside = {}, [], set()
         self._is_current = True
 
+    def rewind(self, slot: int, start: int) -> None:
+        """Note that the tokens of ``slot`` from ``start`` on are computed anew."""
+        if self._next_start.get(slot, 0) > start:
+            self._next_start[slot] = start
+
     def arrange(self, singles: SequenceOf[Single], tables: Ints) -> Arrangement:
         """Bring the copies up to the step that computes one token of each of ``singles``."""
         if not singles:
@@ -288,9 +296,9 @@ class KVCopies:
     def _rearrange(self, singles: SequenceOf[Single], tables: Ints) -> None:
         expected, self._next_start = self._next_start, {}
         stays = {
-            slot: expected[slot]
+            slot: min(expected[slot], start)  # a draft model goes back behind refused guesses
             for slot, start in singles
-            if slot not in self._outside and 0 < expected.get(slot, 0) <= start
+            if slot not in self._outside and expected.get(slot, 0) > 0 and start > 0
         }
         # Where there is no memory for a group, all are copied anew by the next step.
         self._is_current = False

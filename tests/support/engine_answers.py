@@ -1,0 +1,30 @@
+"""What an engine answers to some prompts, token by token, and how many drafts it verified."""
+
+import asyncio
+
+from backend.scheduler.request import GenerationRequest
+
+# A tiny model with random weights soon repeats itself, and its prompt is full of repetitions.
+PROMPTS = [tuple([7, 8, 9, 10] * 5 + [n]) for n in range(4)] + [tuple(range(40, 75)), (3,) * 20]
+
+
+async def answer(engine, prompt, sampling):
+    """Return the tokens, their log probabilities and the reason of the end."""
+    tokens, logprobs, reason = [], [], None
+    async for delta in engine.generate(GenerationRequest("r", prompt, sampling)):
+        tokens += [int(word) for word in delta.text.split()]
+        logprobs += [(each.token, each.logprob) for each in delta.logprobs]
+        reason = delta.finish_reason
+        num_tokens = delta.completion_tokens
+    assert num_tokens - len(tokens) in (0, 1)  # an end token has no text
+    return tokens, logprobs, reason
+
+
+async def answers(engine, sampling, prompts=PROMPTS):
+    return await asyncio.gather(*(answer(engine, prompt, sampling) for prompt in prompts))
+
+
+def drafted(engine):
+    """Return how many drafts were verified and accepted."""
+    stats = engine.stats()
+    return stats.draft_tokens, stats.accepted_draft_tokens
