@@ -2,8 +2,10 @@
 
 The shape is Qwen2-0.5B's, with random weights in float32. Both engines are processes as `refrain
 backend` has them, and stay loaded; they take turns with the same batch. Memory is what a process
-has resident behind the runs: weights, KV and libraries. The ratio of tokens a second has 1 as its
-ceiling where cores are all that counts, less the sums over ranks; a rank's memory has 1 / ranks.
+has resident behind the runs: weights, KV and libraries. A rank's memory has 1 / ranks as its floor.
+The ratio of tokens a second would be 1 where the machine is idle, and threads of one process shared
+each operation for nothing. Where other work takes cores away it is far above: threads of one
+process wait for each other at every operation, ranks only at the sums.
 
     python benchmarks/engine_parallel.py [--model DIR] [--ranks N] [--threads N] [--rounds N]
 """
@@ -126,7 +128,7 @@ def main() -> None:
     for name, side in (("one process", result["one"]), ("ranks", result["ranks"])):
         print(f"{name:16}{side['tokens_per_s']:>10}{side['resident_mib']!s:>18}")
     print(
-        f"{result['ratio']} times the tokens a second (ceiling 1), in each rank "
+        f"{result['ratio']} times the tokens a second (1 on an ideal, idle machine), in each rank "
         f"{result['memory_ratio']} of the memory (floor {1 / options.ranks:.2f})"
     )
     print(json.dumps({"benchmark": "engine_parallel", "ranks": options.ranks} | result))
