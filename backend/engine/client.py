@@ -145,13 +145,20 @@ class EngineClient:
         self._before = _NO_STATS
         self._stats = _NO_STATS
 
-    def open(self, description: EngineDescription, text: Tokenizer, *, woke: bool = False) -> None:
-        """Let requests in; an engine that ``woke`` is not one that was started again."""
+    def open(
+        self,
+        description: EngineDescription,
+        text: Tokenizer,
+        *,
+        is_new: bool = True,
+        failed: bool = True,
+    ) -> None:
+        """Let requests in: to a new engine, because the last one ``failed``, or to the same."""
         with self._lock:
             self.waken = None
-            if self._last is not None:
+            if self._last is not None and is_new:
                 # Another engine counts from zero; the figures go on.
-                restarts = self._stats.restarts + (not woke)
+                restarts = self._stats.restarts + failed
                 self._before = self._stats = replace(self._stats, restarts=restarts)
             self._engine = self._last = _Engine(description, text)
 
@@ -224,6 +231,8 @@ class EngineClient:
         _validate(request, description)
         hashes = await _hash_prompt(description.fingerprint, request)
         stream = Stream(asyncio.get_running_loop())
+        if self.waken is not None:  # it fell asleep meanwhile
+            await self.waken()
         with self._lock:
             engine = self._current()
             number = next(self._numbers)

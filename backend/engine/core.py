@@ -243,9 +243,10 @@ class EngineCore:
         self._stepper = self._new_stepper()
 
     def sleep(self) -> None:
-        """Drop the KV pool, move the weights to the host, and count from zero."""
+        """Drop the KV pool and move the weights to the host; figures go on."""
+        restarts = self._past.restarts
         self.start_over("the engine is put to sleep")
-        self._past = EngineStats()
+        self._past = replace(self._past, restarts=restarts)
         self.runner.sleep()
         if self._draft is not None:
             self._draft.sleep()

@@ -117,8 +117,6 @@ class EngineLoop:
         return True
 
     def _sleep(self) -> None:
-        # A client counts on from here, as if another engine came.
-        self._report(idle=True)
         self._core.sleep()
         self._endpoint.send_now(Asleep())
 

@@ -17,7 +17,14 @@ from backend.engine.model_files import resolve_model
 from backend.engine.ranks import Ranks
 from backend.engine.stepper import Fault, fault_of
 from backend.executor.draft_runner import DraftRunner
-from backend.executor.factory import NO_KERNELS, KernelGroup, kernels_for, make_runner, read_memory
+from backend.executor.factory import (
+    NO_KERNELS,
+    KernelGroup,
+    Kernels,
+    kernels_for,
+    make_runner,
+    read_memory,
+)
 from backend.executor.input_batch import BatchLimits
 from backend.executor.kv_cache import FP8, KVCache, block_bytes
 from backend.executor.memory import Sizing, context_length, size_cache
@@ -172,19 +179,10 @@ def load_runner(
         max_tokens_per_step=max(max_tokens, max_num_seqs),
         max_model_len=context_length(shape, options.max_model_len),
     )
-    kernels = kernels_for(options.attention) if has_kernels else NO_KERNELS
-    detail: tuple[str, ...] = ()
-    if has_kernels and options.self_check:
+    kernels, detail = NO_KERNELS, ()
+    if has_kernels:
         progress("comparing the kernels with their references")
-        # Triton is not everywhere.
-        from backend.executor.self_check import self_check  # noqa: PLC0415
-
-        proved = self_check(network, torch_device, kv_dtype, batches.max_model_len, kernels)
-        kernels, detail = proved.kernels, proved.detail
-        if group is not None:
-            # What one rank replaces all replace, or they would compute in different orders.
-            kernels = kernels.intersection(*group.exchange(kernels))
-            detail = tuple(dict.fromkeys(chain.from_iterable(group.exchange(detail))))
+        kernels, detail = _proved(options, network, kv_dtype, batches.max_model_len, group)
     if on_cuda and not {KernelGroup.ATTENTION, KernelGroup.KV_8_BITS} <= kernels:
         # PyTorch's attention cannot read FP8.
         detail += _without_fp8(kv_dtype, network.dtype)
@@ -245,6 +243,29 @@ def load_runner(
         made_of=f"{network.dtype} {kv_dtype} {options.quantization}",
         detail=detail,
     )
+
+
+def _proved(
+    options: EngineOptions,
+    network: Network,
+    kv_dtype: torch.dtype,
+    length: int,
+    group: Group | None,
+) -> tuple[Kernels, tuple[str, ...]]:
+    """Return the kernels that compute as their references do, and what is said of the others."""
+    kernels: Kernels = kernels_for(options.attention)
+    if not options.self_check:
+        return kernels, ()
+    # Triton is not everywhere.
+    from backend.executor.self_check import self_check  # noqa: PLC0415
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    proved = self_check(network, device, kv_dtype, length, kernels)
+    if group is None:
+        return proved.kernels, proved.detail
+    # What one rank replaces all replace, or they would compute in different orders.
+    detail = dict.fromkeys(chain.from_iterable(group.exchange(proved.detail)))
+    return proved.kernels.intersection(*group.exchange(proved.kernels)), tuple(detail)
 
 
 def _device_of_rank(options: EngineOptions, rank: int) -> torch.device:

@@ -73,8 +73,12 @@ class EngineProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[EngineDescription] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
+        self.ended = asyncio.Event()
+        self.asleep = False
+        """It was put to sleep, and its end is no failure."""
         self._settled = asyncio.Event()
-        """It fell asleep, it woke, or it is gone."""
+        self._reply: type[Asleep | Awake] = Asleep
+        """What ``_settled`` is set by, if not by the process's end."""
         self._loop = loop
         self._process: Process | None = None
         self._receive = receive
@@ -111,7 +115,8 @@ class EngineProcess(asyncio.Protocol):
                 case LoadFailed(text):
                     self._fail_load(ModelLoadError(text))
                 case Asleep() | Awake():
-                    self._settled.set()
+                    if isinstance(message, self._reply):
+                        self._settled.set()
                 case Ended(reason):
                     self.reason = reason
                     self._fail_load(ModelLoadError(reason))
@@ -164,6 +169,9 @@ class EngineProcess(asyncio.Protocol):
 
     async def settle(self, message: Sleep | Wake, seconds: float) -> bool:
         """Send ``message``; return whether the engine did as it says within ``seconds``."""
+        if self.closed.done():
+            return False
+        self._reply = Asleep if isinstance(message, Sleep) else Awake
         self._settled.clear()
         self.send(message)
         with contextlib.suppress(TimeoutError):
@@ -215,6 +223,7 @@ class EngineProcess(asyncio.Protocol):
             return await _reap(self._process, patience)
         finally:
             self.sever()
+            self.ended.set()
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -294,6 +303,7 @@ class EngineSupervisor:
         self._awake, self._opened = asyncio.Event(), asyncio.Event()
         self._awake.set()
         self._waking: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
 
     async def start(self) -> None:
         """Start the first engine. Raises ModelLoadError; cancelling it ends the process."""
@@ -313,13 +323,18 @@ class EngineSupervisor:
 
         Raises UnavailableError where there is no engine to put to sleep.
         """
-        if self._waking is not None:
-            await asyncio.shield(self._waking)
-        while self.client.has_requests:
-            if patience <= 0:
-                raise BusyError("requests are open")
-            await asyncio.sleep(QUIET_SECONDS)
-            patience -= QUIET_SECONDS
+        while True:
+            while self.client.has_requests:
+                if patience <= 0:
+                    raise BusyError("requests are open")
+                await asyncio.sleep(QUIET_SECONDS)
+                patience -= QUIET_SECONDS
+            async with self._changing:
+                if not self.client.has_requests:
+                    await self._fall_asleep(level)
+                    return
+
+    async def _fall_asleep(self, level: int) -> None:
         if level <= self.sleep_level:
             return
         process = self._process
@@ -327,40 +342,45 @@ class EngineSupervisor:
             raise UnavailableError(self.client.unready_reason)
         self._awake.clear()
         self._opened.clear()
-        self.sleep_level = level
+        self.sleep_level, process.asleep = level, True
         self.client.close(f"the engine sleeps (level {level})")
         if self._wakes:
             self.client.waken = self.wake
         if level == 1:
             await process.settle(Sleep(), self._load_seconds)
-        else:
+            return
+        try:
             process.send(Stop())
             await asyncio.wait((process.closed,), timeout=STOP_SECONDS)
+        finally:
             process.sever()
+        await process.ended.wait()  # memory is free once the process is gone
 
     async def wake(self) -> None:
         """Let the engine compute again. Raises UnavailableError where it does not come back."""
-        if self.sleep_level:
-            self._waking = asyncio.create_task(self._wake(self.sleep_level))
-            self.sleep_level = 0
+        if self._waking is None and not self._opened.is_set():
+            self._waking = asyncio.create_task(self._wake())
         if self._waking is not None:
             await asyncio.shield(self._waking)
 
-    async def _wake(self, level: int) -> None:
+    async def _wake(self) -> None:
         try:
-            self._awake.set()
-            process = self._process
-            if level == 1 and process and await process.settle(Wake(), self._load_seconds):
-                self._open(process, woke=True)
-            async with asyncio.timeout(self._load_seconds):
+            async with self._changing, asyncio.timeout(self._load_seconds):
+                level, self.sleep_level = self.sleep_level, 0
+                self._awake.set()
+                process = self._process
+                if level == 1 and process is not None and not process.closed.done():
+                    process.asleep = False
+                    if await process.settle(Wake(), self._load_seconds):
+                        self._open(process, is_new=False)
                 await self._opened.wait()
         except TimeoutError:
             raise UnavailableError(self.client.unready_reason) from None
         finally:
             self.client.waken = self._waking = None
 
-    def _open(self, process: EngineProcess, *, woke: bool = False) -> None:
-        self.client.open(process.description, self._text, woke=woke)
+    def _open(self, process: EngineProcess, **how: bool) -> None:
+        self.client.open(process.description, self._text, **how)
         self._opened.set()
 
     async def stop(self) -> None:
@@ -405,7 +425,7 @@ class EngineSupervisor:
             if process.reason:
                 what += f" ({process.reason})"
             process.sever()
-            asleep = self.sleep_level > 0
+            asleep = process.asleep
             if not asleep:
                 self._opened.clear()
                 self.client.close(f"the engine's process {what} and is being started again")
@@ -421,9 +441,10 @@ class EngineSupervisor:
                 log.error("the engine's process %s (%s); starting it again", what, how)
             if time.monotonic() - began > SETTLED_SECONDS:
                 backoff = FIRST_BACKOFF_SECONDS
+            tried = False
             while self._process is None:
-                await asyncio.sleep(0 if asleep else backoff)
-                backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+                await asyncio.sleep(backoff if tried or not asleep else 0)
+                tried, backoff = True, min(backoff * 2, LAST_BACKOFF_SECONDS)
                 try:
                     self._process = await self._launch(partial(self._restarting, what))
                 except (ModelLoadError, OSError) as error:  # a process that cannot be made is one
@@ -434,7 +455,7 @@ class EngineSupervisor:
                     log.exception("the engine cannot be started")
                     self.client.close("the engine cannot be started")
             process = self._process
-            self._open(process, woke=asleep)
+            self._open(process, failed=not asleep)
             log.info("the engine is ready again")
 
     def _restarting(self, what: str, stage: str) -> None:

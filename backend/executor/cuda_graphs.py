@@ -50,6 +50,9 @@ class Recorder(Protocol):
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Return what replays ``run``, and what it returned, which each replay writes anew."""
 
+    def forget(self) -> None:
+        """Begin anew: nothing that was recorded is replayed any more."""
+
 
 class CudaRecorder:
     """``Recorder`` by ``torch.cuda.CUDAGraph``."""
@@ -73,6 +76,10 @@ class CudaRecorder:
             output = run()
         self._pool = self._pool or graph.pool()
         return graph.replay, output
+
+    def forget(self) -> None:
+        # Its graphs are gone, and a pool without graphs cannot be captured into.
+        self._pool = None
 
 
 class PieceGraphs:

@@ -74,7 +74,7 @@ def make_runner(
     model = network.with_context(limits.max_model_len, _operations(kernels))
     attention = make_attention(network, cache, limits, kernels)
     draw = draw_by_kernel if KernelGroup.SAMPLING in kernels else None
-    parts = RunnerParts(model, network.shape.vocab_size, cache, attention, draw)
+    parts = RunnerParts(model, network.shape.vocab_size, cache, attention, draw, network.num_ranks)
     if KernelGroup.ATTENTION not in kernels:
         return ModelRunner(parts, limits)
     on_cuda = model.device.type == "cuda"

@@ -64,6 +64,8 @@ class RunnerParts:
     cache: KVCache
     attention: AttentionBackend
     draw: Draw | None = None
+    num_ranks: int = 1
+    """So many compute the model together; all capture the same graphs or none."""
 
 
 class ModelRunner:
@@ -83,6 +85,7 @@ class ModelRunner:
         self._cache = parts.cache
         self._attention = parts.attention
         self._limits = limits
+        self._num_ranks = parts.num_ranks
         self.vocab_size = parts.vocab_size
         self._inputs = InputBatchBuilder(limits, parts.attention, self.device)
         self._sampler = Sampler(limits.num_slots + 1, parts.vocab_size, self.device, parts.draw)
@@ -195,6 +198,8 @@ class ModelRunner:
         """Give back what the KV pool and the graphs take, and on CUDA what the weights take."""
         self._graphs.clear()
         self._pieces = None
+        if self._recorder is not None:
+            self._recorder.forget()
         self._attention.release()
         self._asleep = put_to_sleep(self._model, self._cache)
 
@@ -271,6 +276,8 @@ class ModelRunner:
                 with torch.inference_mode():
                     capture()
             except RuntimeError as error:
+                if self._num_ranks > 1:
+                    raise  # the others go on capturing, and would wait for this one
                 # Memory mostly, which a capture may tell in other words. Steps run without; where
                 # the device is lost, the next of them says so.
                 logger.warning("no graph of %s and less: %s", what, error)

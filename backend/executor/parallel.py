@@ -184,6 +184,7 @@ def follow(runner: ModelRunner, calls: Iterator[Call]) -> None:
                     rows, bits = call.argument
                     mask = GrammarMask(rows, torch.from_numpy(bits))
                 in_flight.append(runner.sample(launched, mask))
+                launched = None  # it may be the output of a graph, whose memory it would hold
             case "collect":
                 runner.collect(in_flight.popleft())
             case "discard":

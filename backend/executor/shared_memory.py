@@ -72,7 +72,7 @@ class SharedMemory:
     def all_gather(self, part: "Tensor") -> "Tensor":
         """Return [rows, size * columns] of the ranks' contiguous [rows, columns]."""
         rows, columns = part.shape
-        width = min(columns, SLOT_BYTES // part.itemsize)
+        width = max(min(columns, SLOT_BYTES // part.itemsize), 1)
         height = SLOT_BYTES // (width * part.itemsize)
         gathered = part.new_empty(rows, self.size, columns)
         for row in range(0, rows, height):
@@ -80,7 +80,7 @@ class SharedMemory:
                 piece = part[row : row + height, column : column + width].contiguous()
                 out = gathered[row : row + height, :, column : column + width]
                 out.copy_(self._exchange(piece).transpose(0, 1))
-        joined: Tensor = gathered.view(rows, -1)
+        joined: Tensor = gathered.view(rows, self.size * columns)
         return joined
 
     def _exchange(self, part: "Tensor") -> "Tensor":

@@ -82,7 +82,7 @@ def _native(
         logger.warning("quantised weights are dequantised to %s: %s", chosen, reason)
     logger.info("%s: weights of %.1f MiB", directory, weights.num_bytes / 2**20)
     own = sharded(config, ranks.size, str(directory / "config.json"))
-    return network_of(own, weights, chosen)
+    return network_of(own, weights, chosen, ranks.size)
 
 
 def _generic(

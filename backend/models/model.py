@@ -50,6 +50,7 @@ class Network:
     """What becomes of each layer's attention scores; empty where no layer has rules."""
     weights: DecoderWeights | None = None
     """None: the model brings code of its own."""
+    num_ranks: int = 1
 
     @property
     def has_static_steps(self) -> bool:
@@ -58,7 +59,9 @@ class Network:
         return weights is not None and all(each.product is not None for each in weights.experts)
 
 
-def network_of(config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtype) -> Network:
+def network_of(
+    config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtype, num_ranks: int = 1
+) -> Network:
     """Return the network of our own decoder with ``weights``; ``dtype`` is that of activations."""
     device = weights.embedding.rows.device
 
@@ -67,4 +70,4 @@ def network_of(config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtyp
         fast = CpuDecoder.of(config, weights, rotations, operations)
         return fast or Decoder(config, weights, rotations, operations)
 
-    return Network(config, dtype, with_context, weights=weights)
+    return Network(config, dtype, with_context, weights=weights, num_ranks=num_ranks)

@@ -122,6 +122,13 @@ async def test_two_ranks_answer_as_one(checkpoint, engine_for, drafting, family)
     assert (two.stats().draft_tokens > 0) is (family not in WITHOUT_REPETITIONS)
 
 
+async def test_a_step_of_which_no_row_samples_is_computed_by_all(engine_for):
+    options = {"max_tokens_per_step": 32, "max_num_seqs": 2}
+    one, two = engine_for("llama", **options), engine_for("llama", 2, **options)
+    prompt = tuple(number % 250 for number in range(100))
+    assert await answer(two, prompt, GREEDY) == await answer(one, prompt, GREEDY)
+
+
 async def test_more_ranks_than_kv_heads_share_them(engine_for):
     one, four = engine_for("qwen2"), engine_for("qwen2", 4)
     assert await all_answers(four) == await all_answers(one)

@@ -7,6 +7,7 @@ import signal
 import pytest
 from host_requests import LIMIT, ask, children, request, until
 
+from backend.engine import supervisor
 from backend.ports import BusyError, UnavailableError
 from backend.scheduler.request import FinishReason
 
@@ -21,7 +22,7 @@ async def test_a_request_wakes_an_engine_that_sleeps(start, level):
     await host.sleep(level, 0.0)
     assert (host.sleep_level, host.client.ready) == (level, True)
     assert host.client.detail == (f"the engine sleeps (level {level}); a request wakes it",)
-    await until(lambda: len(children()) == 2 - level)
+    assert len(children()) == 2 - level
     assert await asyncio.gather(*(ask(host) for _ in range(3))) == [ANSWER] * 3
     assert (host.sleep_level, host.client.detail) == (0, ())
     assert host.client.stats().restarts == 0
@@ -57,7 +58,7 @@ async def test_it_falls_deeper_but_never_by_half(start):
     host = await start()
     await host.sleep(1, 0.0)
     await host.sleep(2, 0.0)
-    await until(lambda: not children())
+    assert children() == []
     await host.sleep(1, 0.0)
     assert host.sleep_level == 2
     assert await ask(host) == ANSWER
@@ -70,6 +71,43 @@ async def test_one_that_is_killed_in_its_sleep_comes_back_when_it_is_wanted(star
     await until(lambda: host.sleep_level == 2)
     assert children() == []
     assert await ask(host) == ANSWER
+
+
+async def test_a_request_does_not_wait_for_a_sleeper_that_is_dead(start):
+    host = await start()
+    await host.sleep(1, 0.0)
+    process = host._process
+    os.kill(int(children()[0]), signal.SIGKILL)
+    await process.closed
+    assert await asyncio.wait_for(ask(host), LIMIT) == ANSWER
+    assert host.client.stats().restarts == 0
+
+
+async def test_one_that_cannot_be_started_after_its_sleep_is_tried_less_and_less(
+    start, monkeypatch
+):
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.1)
+    host = await start(load_seconds=1.0)
+    tries = []
+
+    async def fail(_):
+        tries.append(None)
+        raise OSError("no memory for another process")
+
+    await host.sleep(2, 0.0)
+    monkeypatch.setattr(host, "_launch", fail)
+    with pytest.raises(UnavailableError, match="no memory"):
+        await host.wake()
+    assert 2 <= len(tries) <= 5
+
+
+async def test_who_is_asleep_when_a_client_gives_up_is_asleep_for_good(start):
+    host = await start("hang")
+    sleeping = asyncio.create_task(host.sleep(2, 0.0))
+    await until(lambda: host.sleep_level == 2)
+    sleeping.cancel()
+    await asyncio.gather(sleeping, return_exceptions=True)
+    assert await asyncio.wait_for(ask(host), LIMIT) == ANSWER
 
 
 async def test_one_that_dies_when_it_is_woken_is_started_again(start, tmp_path):

@@ -127,6 +127,7 @@ class ScriptedProcess:
     """The way to an engine that ends when the test says so."""
 
     reason = ""
+    asleep = False
 
     def __init__(self):
         self.died = asyncio.Event()

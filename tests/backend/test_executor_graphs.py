@@ -36,6 +36,9 @@ class Rerun:
     def __init__(self):
         self.replays = 0
 
+    def forget(self):
+        self.num_forgotten = getattr(self, "num_forgotten", 0) + 1
+
     def record(self, run):
         run()
 

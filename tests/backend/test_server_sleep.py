@@ -65,6 +65,8 @@ async def test_an_engine_sleeps_on_both_levels_and_says_the_same_afterwards(serv
             {"is_sleeping": False, "level": 0},
         )
     assert await server.metric("refrain_engine_restarts_total") == 0
+    # The warm-up's token, and three answers.
+    assert await server.metric("refrain_engine_generation_tokens_total") == 1 + 3 * 8
     await server.model.close()
 
 
