@@ -15,6 +15,8 @@ from backend.engine.supervisor import EngineSupervisor
 from backend.models.config import ModelLoadError
 from backend.process import in_background
 from backend.server.app import build_application
+from backend.server.batches.runner import Batches
+from backend.server.batches.store import Store
 from backend.server.kv_events import KvEvents
 from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
 from backend.server.tool_parsers import FORMATS, ToolFormat, format_of, reasoning, without_format
@@ -38,10 +40,22 @@ def create_app(settings: Settings) -> web.Application:
     return build_application(
         model,
         kv_events=kv_events,
+        batches=_batches(settings),
         allow_unknown_fields=settings.allow_unknown_fields,
         tracing=_tracing(settings.model_name, os.environ),
         admin_key=settings.admin_key,
     )
+
+
+def _batches(settings: Settings) -> Batches | None:
+    if settings.batch_dir is None:
+        return None
+    store = Store(
+        Path(settings.batch_dir).expanduser(),
+        most_bytes=settings.batch_bytes,
+        keep_seconds=settings.batch_ttl,
+    )
+    return Batches(store, concurrency=settings.batch_concurrency)
 
 
 def _tracing(model: str, environment: Mapping[str, str]) -> "Tracing | None":

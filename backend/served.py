@@ -57,6 +57,12 @@ ROWS = (
         "computed as their items come",
         "audio, images, `conversation.item.truncate`",
     ),
+    Row(
+        "batches",
+        "`/v1/files` and `/v1/batches` with `--batch-dir`, for chat, completions, responses and "
+        "embeddings",
+        "files of other purposes, `/v1/uploads`",
+    ),
     Row("CPU", "x86-64, run and measured", untested="Arm"),
     Row(
         "NVIDIA GPUs",

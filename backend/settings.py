@@ -313,6 +313,26 @@ class Settings(EngineOptions):
         "what a request does that comes while the engine sleeps: wake it, or get 503",
         choices=("wake", "refuse"),
     )
+    batch_dir: str | None = _flag(
+        None,
+        "serve /v1/files and /v1/batches, and keep their files in this directory, which is for "
+        "them alone [default: neither is served]",
+        metavar="DIR",
+    )
+    batch_bytes: int = _flag(
+        10 * 2**30,
+        "files of batches take this much together; more is refused [default: 10GiB]",
+        read=size,
+        metavar="BYTES",
+    )
+    batch_ttl: float = _flag(
+        30 * 86_400.0,
+        "remove a file, and a batch that has ended, after so long [default: 720h]",
+        read=seconds,
+    )
+    batch_concurrency: int = _flag(
+        8, "requests of batches that are computed together", read=up_to(4_096), metavar="N"
+    )
     step_timeout: float = _flag(
         300.0,
         "kill an engine that has requests and says nothing for so long, and start another; "

@@ -18,6 +18,8 @@ from aiohttp.typedefs import Handler, Middleware
 from backend import request_id
 from backend.ports import EngineError
 from backend.server import sleep
+from backend.server.batches.handlers import add_routes
+from backend.server.batches.runner import Batches
 from backend.server.body import ALLOW_UNKNOWN, json_response
 from backend.server.chat import chat_completions
 from backend.server.completions import completions
@@ -44,6 +46,7 @@ PARENT_PIPE = "REFRAIN_PARENT_PIPE"
 """Set to 1 where stdin is a pipe that the parent holds: its end means that the parent is gone."""
 
 SERVED_MODEL = web.AppKey("served_model", ServedModel)
+BATCHES = web.AppKey("batches", Batches)
 KV_EVENTS = web.AppKey("kv_events", KvEvents)
 """Streams to routers. They do not end by themselves."""
 LIVE = web.AppKey("live", Realtime)
@@ -70,6 +73,7 @@ def build_application(
     model: ServedModel,
     *,
     kv_events: KvEvents | None = None,
+    batches: Batches | None = None,
     allow_unknown_fields: bool = False,
     max_body_bytes: int = MAX_BODY_BYTES,
     tracing: "Tracing | None" = None,
@@ -80,12 +84,12 @@ def build_application(
 
     On shutdown the engine is stopped and open requests fail; ``drain`` waits for them before. Run
     it with ``handler_cancellation=True``, or nobody notices that a client left. ``kv_events`` are
-    sent to routers; with None the path does not exist. ``allow_unknown_fields``: fields of requests
-    that no server is known to read are ignored, not refused. ``tracing`` records each POST.
-    With an ``admin_key``, whoever has it can put the engine to sleep.
-    ``realtime`` bounds live sessions.
+    sent to routers; with None the path does not exist. With None for ``batches`` their paths say
+    how they are switched on. ``allow_unknown_fields``: fields of requests that no server is known
+    to read are ignored, not refused. ``tracing`` records each POST. With an ``admin_key``, whoever
+    has it can put the engine to sleep. ``realtime`` bounds live sessions.
     """
-    metrics = Metrics(model.stats, model.embeddings_waiting, model=model.name)
+    metrics = Metrics(model.stats, model.embeddings_waiting, batches, model=model.name)
     in_flight: set[asyncio.Task[object]] = set()
     app = web.Application(
         client_max_size=max_body_bytes, middlewares=[_middleware(metrics, in_flight, tracing)]
@@ -96,10 +100,7 @@ def build_application(
     app.on_response_prepare.append(_complete_head)
     app[LIVE] = live = Realtime(model, realtime)
     post, get = app.router.add_post, app.router.add_get
-    post("/v1/chat/completions", partial(chat_completions, model))
-    post("/v1/completions", partial(completions, model))
-    post("/v1/responses", partial(responses, model))
-    post("/v1/embeddings", partial(embeddings, model, metrics))
+    _add_endpoints(app, model, metrics, batches)
     post("/tokenize", partial(tokenize, model))
     post("/detokenize", partial(detokenize, model))
     get(REALTIME, live.serve)
@@ -146,6 +147,40 @@ def build_application(
     return app
 
 
+def _add_endpoints(
+    app: web.Application, model: ServedModel, metrics: Metrics, batches: Batches | None
+) -> None:
+    """Serve what computes, over HTTP and by the file."""
+    endpoints: dict[str, Handler] = {
+        "/v1/chat/completions": partial(chat_completions, model),
+        "/v1/completions": partial(completions, model),
+        "/v1/responses": partial(responses, model),
+        "/v1/embeddings": partial(embeddings, model, metrics),
+    }
+    for path, handler in endpoints.items():
+        app.router.add_post(path, handler)
+    add_routes(app.router, batches)
+    if batches is None:
+        return
+    app[BATCHES] = batches
+
+    async def answer_line(request: web.Request) -> web.StreamResponse:
+        return await _answer(request, endpoints[request.path])
+
+    async def begin(_: web.Application) -> None:
+        await batches.open(app, answer_line)
+
+    async def stop(_: web.Application) -> None:
+        await batches.stop()
+
+    async def close(_: web.Application) -> None:
+        await batches.store.close()  # no request is under way any more
+
+    app.on_startup.append(begin)
+    app.on_shutdown.append(stop)
+    app.on_cleanup.append(close)
+
+
 async def _list_models(model: ServedModel, _: web.Request) -> web.Response:
     return json_response({"object": "list", "data": [_describe(model)]})
 
@@ -170,8 +205,9 @@ async def _readyz(model: ServedModel, request: web.Request) -> web.Response:
     if (reason := model.unready_reason) is not None:
         return json_response({"status": "unavailable", "reasons": [reason]}, status=503)
     answer: dict[str, Any] = {"status": "ready", "reasons": []}
-    if detail := model.detail:
-        answer["detail"] = list(detail)
+    batches = request.app.get(BATCHES)
+    if detail := [*model.detail, *(batches.problems.values() if batches is not None else ())]:
+        answer["detail"] = detail
     return json_response(answer)
 
 

@@ -7,7 +7,7 @@ Law: every label has few values. Tenants are the ten with the most blocks and th
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import (
@@ -19,6 +19,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from backend.scheduler.stats import REQUEST_SECONDS, Distribution, EngineStats, Recording
+
+if TYPE_CHECKING:
+    from backend.server.batches.runner import Batches
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "refrain_engine_"
@@ -64,6 +67,7 @@ class Metrics(Collector):
         self,
         stats: Callable[[], EngineStats | None],
         embeddings_waiting: Callable[[], int | None] = lambda: None,
+        batches: "Batches | None" = None,
         *,
         model: str = "",
     ) -> None:
@@ -72,7 +76,7 @@ class Metrics(Collector):
         ``model`` is the name that clients use.
         """
         self._registry = CollectorRegistry()
-        self._stats, self._waiting = stats, embeddings_waiting
+        self._stats, self._waiting, self._batches = stats, embeddings_waiting, batches
         self._registry.register(self)
         build = Info("refrain_engine_build", "What runs, always 1", registry=self._registry)
         build.info({"version": _version(), "model": model})
@@ -117,6 +121,8 @@ class Metrics(Collector):
         if (waiting := self._waiting()) is not None:
             text = "Inputs that wait to be embedded"
             yield GaugeMetricFamily(f"{PREFIX}embeddings_waiting", text, waiting)
+        if self._batches is not None:
+            yield from _batch_figures(self._batches)
 
     def describe(self) -> list[Metric]:
         """Return nothing: reading the engine while registering would be too early."""
@@ -169,6 +175,18 @@ def _figures(stats: EngineStats) -> Iterator[Metric]:
     )
     for name, text, value in counters:
         yield CounterMetricFamily(PREFIX + name, text, value)
+
+
+def _batch_figures(batches: "Batches") -> Iterator[Metric]:
+    states = GaugeMetricFamily(f"{PREFIX}batches", "Batches, by status", labels=("status",))
+    for status, number in batches.num_batches().items():
+        states.add_metric((status,), number)
+    lines = CounterMetricFamily(
+        f"{PREFIX}batch_requests", "Requests of batches that have a result", labels=("outcome",)
+    )
+    for outcome in ("completed", "failed"):
+        lines.add_metric((outcome,), batches.num_lines[outcome])
+    yield from (states, lines)
 
 
 def _tenants(tenants: Sequence[tuple[str, int]]) -> Metric:

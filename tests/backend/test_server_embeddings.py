@@ -10,6 +10,8 @@ from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend.app import create_app
+from backend.server.batches.runner import Batches
+from backend.server.batches.store import Store
 from backend.settings import Settings
 
 pytest_plugins = ["running_backend", "running_embedder"]
@@ -97,6 +99,29 @@ async def test_openais_own_client(embedding_server, expected):
     async with AsyncOpenAI(base_url=f"{embedding_server.url}/v1", api_key="any") as client:
         made = await client.embeddings.create(model="minilm", input=TEXTS)  # asks for base64
     assert near(made.data[2].embedding, expected[2])
+
+
+async def test_a_batch_of_openais_client(serve_embedder, embedding_engine, tmp_path):
+    batches = Batches(Store(tmp_path, most_bytes=10**8, keep_seconds=3600), concurrency=2)
+    server = await serve_embedder(*embedding_engine, "minilm", batches=batches)
+    asked = {"method": "POST", "url": "/v1/embeddings"}
+    lines = [
+        {"custom_id": text, "body": {"model": "minilm", "input": text}, **asked} for text in TEXTS
+    ]
+    data = b"\n".join(json.dumps(line).encode() for line in lines)
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
+        file = await client.files.create(file=("a.jsonl", data), purpose="batch")
+        batch = await client.batches.create(
+            input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+        )
+        async with asyncio.timeout(60):
+            while batch.status != "completed":
+                batch = await client.batches.retrieve(batch.id)
+        told = (await client.files.content(batch.output_file_id)).text.splitlines()
+        plain = await client.embeddings.create(model="minilm", input=TEXTS)
+    found = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, told)}
+    for text, item in zip(TEXTS, plain.data, strict=True):
+        assert near(found[text]["data"][0]["embedding"], item.embedding)
 
 
 async def test_many_requests_at_once_get_their_own_vectors(embedding_server, expected):

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from example_requests import chat, entry_of, plan_of, user
@@ -10,6 +11,8 @@ from observations import observation_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend.scheduler.stats import EngineStats, Figures, MemoryUse, SequenceTimes
+from backend.server.batches.runner import Batches
+from backend.server.batches.store import Store
 from backend.server.metrics import Metrics as EngineMetrics
 from gateway.cache.lookup import Hit
 from gateway.cache.ports import StoreStats
@@ -107,7 +110,8 @@ def engine_page() -> str:
         tenants=(("", 3),),
         memory=MemoryUse(1, 2, 3),
     )
-    metrics = EngineMetrics(lambda: stats, lambda: 1, model="m")
+    batches = Batches(Store(Path("nowhere"), most_bytes=1, keep_seconds=1), concurrency=1)
+    metrics = EngineMetrics(lambda: stats, lambda: 1, batches, model="m")
     metrics.count_request("/v1/completions", "ok")
     metrics.observe_request("/v1/completions", 1.0)
     metrics.count_embedded(1)

@@ -284,13 +284,13 @@ async def start_real_server(
 
     engines = []
 
-    async def start(**options: Any) -> RunningServer:
+    async def start(*, batches: Any = None, **options: Any) -> RunningServer:
         engine, tokenizer = load_engine(str(chat_model), device="cpu", **options)
         engine.start()
         engines.append(engine)
         sampling = recommended_sampling(chat_model)
         loaded = LoadedModel(engine, tokenizer, nothing_to_close, sampling)
-        app = build_application(ServedModel("tiny", at_once(loaded)))
+        app = build_application(ServedModel("tiny", at_once(loaded)), batches=batches)
         server = await serve_application(app, engine)
         await server.model.load()
         return server

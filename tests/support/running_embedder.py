@@ -39,9 +39,10 @@ def serve_embedder(serve_application):
     from backend.server.app import build_application
     from backend.server.served_model import LoadedEmbedder, ServedModel
 
-    async def start(engine, tokenizer=None, name="gated"):
+    async def start(engine, tokenizer=None, name="gated", **options):
         loaded = LoadedEmbedder(engine, tokenizer or CharacterEncoder(), nothing_to_close)
-        server = await serve_application(build_application(ServedModel(name, at_once(loaded))))
+        app = build_application(ServedModel(name, at_once(loaded)), **options)
+        server = await serve_application(app)
         await server.model.load()
         return server
 
