@@ -93,6 +93,7 @@ def options(only: Collection[str] | None = None) -> Iterator[click.Option]:
             is_flag=is_switch,
             type=click.BOOL if is_switch else kind,
             default=None if default is MISSING else default,
+            multiple=isinstance(default, tuple),
             metavar=flag["metavar"],
             help=_help(flag, default),
             show_default=False,
@@ -103,7 +104,7 @@ def _help(flag: Mapping[str, Any], default: Any) -> str:
     """Return the help of an option, with the default that it has or tells of."""
     text, _, told = flag["help"].partition(" [default: ")
     told = told.removesuffix("]")
-    if not told and default not in (None, MISSING) and not isinstance(default, bool):
+    if not told and default not in (None, MISSING, ()) and not isinstance(default, bool):
         is_time = flag["read"] in (seconds, seconds_from_zero)
         told = f"{default:g}s" if is_time else str(default)
     return f"{text[0].upper()}{text[1:]}." + (f"  [default: {told}]" if told else "")

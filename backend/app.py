@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from backend.engine.model_files import is_embedding_model, recommended_sampling, resolve_model
+from backend.engine.model_files import (
+    check_adapters,
+    is_embedding_model,
+    recommended_sampling,
+    resolve_model,
+)
 from backend.engine.supervisor import EngineSupervisor
 from backend.models.config import ModelLoadError
 from backend.process import in_background
@@ -36,7 +41,11 @@ def create_app(settings: Settings) -> web.Application:
     The model at ``SERVED_MODEL`` is loaded by whoever serves the application.
     """
     kv_events = KvEvents() if settings.kv_events else None
-    model = ServedModel(settings.model_name, lambda tell: _load(settings, tell, kv_events))
+    model = ServedModel(
+        settings.model_name,
+        lambda tell: _load(settings, tell, kv_events),
+        adapters=settings.lora,
+    )
     return build_application(
         model,
         kv_events=kv_events,
@@ -80,12 +89,15 @@ async def _load(
     settings: Settings, tell: Callable[[str], None], kv_events: KvEvents | None
 ) -> Loaded:
     directory = await in_background(lambda: resolve_model(settings.model))
+    await in_background(lambda: check_adapters(settings.lora, settings.model_name))
     if is_embedding_model(directory):
         if settings.tensor_parallel_size > 1:
             raise ModelLoadError(
                 f"{directory}: an embedding model is computed by one process, not by "
                 f"tensor-parallel-size {settings.tensor_parallel_size}"
             )
+        if settings.lora:
+            raise ModelLoadError(f"{directory}: an embedding model takes no LoRA adapters")
         tell("loading the encoder")
         return await in_background(lambda: _load_embedder(directory, settings))
     host = EngineSupervisor(
@@ -98,6 +110,8 @@ async def _load(
     if kv_events is not None:
         host.client.cache_listener = kv_events.publish
         kv_events.fingerprint = lambda: host.client.fingerprint
+        kv_events.adapter_names = [each.name for each in settings.lora]
+        kv_events.adapters = lambda: host.client.adapters
     # Meanwhile, in this process, which never imports torch.
     reading = asyncio.create_task(
         in_background(lambda: (Tokenizer.load(directory), recommended_sampling(directory)))

@@ -63,6 +63,13 @@ ROWS = (
         "embeddings",
         "files of other purposes, `/v1/uploads`",
     ),
+    Row(
+        "LoRA adapters",
+        "up to 8 at a time (`--lora`), in PEFT's format, of linear maps in attention and dense "
+        "MLP, rank 256 at most, beside weights of any type",
+        "embeddings, `lm_head`, experts, whole modules, trained biases, DoRA, pickled weights, "
+        "models that `transformers` computes, embedding models, several ranks",
+    ),
     Row("CPU", "x86-64, run and measured", untested="Arm"),
     Row(
         "NVIDIA GPUs",

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(i?)(b?)", re.IGNORECASE | re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -20,6 +20,21 @@ def name(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise ValueError(f"expected a name, got {text!a}")
     return text
+
+
+class AdapterSource(NamedTuple):
+    """A LoRA adapter: what clients call it, and where it lies."""
+
+    name: str
+    directory: str
+
+
+def adapter_source(text: str) -> AdapterSource:
+    """Read a name and a directory, NAME=DIR."""
+    called, separator, directory = text.partition("=")
+    if not separator or not directory:
+        raise ValueError(f"expected name=DIR, got '{text}'")
+    return AdapterSource(name(called), directory)
 
 
 def device_name(text: str) -> str:
@@ -126,7 +141,10 @@ def _flag(
     choices: Sequence[str] | None = None,
     named: str | None = None,
 ) -> Any:
-    """Return a field with a flag of its name, or ``named``; ``default`` MISSING requires it."""
+    """Return a field with a flag of its name, or ``named``; ``default`` MISSING requires it.
+
+    A flag whose default is a tuple may be given several times.
+    """
     metavar = metavar or _METAVARS.get(read)
     flag = {
         "help": explanation,
@@ -168,6 +186,13 @@ class EngineOptions:
         "make weights 8 bits wide at load, which halves their memory [default: as the "
         "checkpoint has them]",
         choices=("int8",),
+    )
+    lora: tuple[AdapterSource, ...] = _flag(
+        (),
+        "a LoRA adapter in PEFT's format, and the name that requests have for it as their model; "
+        "again for others, up to 8",
+        read=adapter_source,
+        metavar="NAME=DIR",
     )
     kv_dtype: str = _flag(
         "auto",

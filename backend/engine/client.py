@@ -196,6 +196,11 @@ class EngineClient:
         return b"" if self._last is None else self._last.description.fingerprint
 
     @property
+    def adapters(self) -> tuple[bytes, ...]:
+        """Identify the KV of adapters 1, 2 and so on."""
+        return () if self._last is None else self._last.description.adapters
+
+    @property
     def ready(self) -> bool:
         return self._engine is not None or self.waken is not None
 
@@ -229,7 +234,7 @@ class EngineClient:
             await self.waken()
         description = self._current().description
         _validate(request, description)
-        hashes = await _hash_prompt(description.fingerprint, request)
+        hashes = await _hash_prompt(description.fingerprint_of(request.adapter), request)
         stream = Stream(asyncio.get_running_loop())
         if self.waken is not None:  # it fell asleep meanwhile
             await self.waken()
@@ -297,6 +302,8 @@ def _validate(request: GenerationRequest, engine: EngineDescription) -> None:
     max_tokens = request.sampling.max_tokens
     if request.n < 1 or (max_tokens is not None and max_tokens < 1):
         raise RequestRejectedError("n and max_tokens must be at least 1")
+    if not 0 <= request.adapter <= len(engine.adapters):
+        raise RequestRejectedError(f"there is no adapter {request.adapter}")
 
 
 async def _yielding(pieces: Iterable[T]) -> AsyncGenerator[T, None]:

@@ -97,19 +97,19 @@ class EngineCore:
         grammars: GrammarCompiler,
         *,
         fingerprint: bytes = b"",
+        adapters: tuple[bytes, ...] = (),
         cache_events: bool = False,
         draft: DraftRunner | None = None,
     ) -> None:
         """``eos_token_ids`` end an answer of the model, ``fingerprint`` tells it from others.
 
-        ``draft`` guesses tokens that ``runner`` verifies.
-
+        So do those of ``adapters``. ``draft`` guesses tokens that ``runner`` verifies.
         ``cache_events`` keeps news of the prefix cache, which must be taken after each step.
         """
         self.grammars = grammars
         self._compiling: dict[int, tuple[Submit, PendingGrammar]] = {}
         self.limits = limits
-        self._fingerprint = fingerprint
+        self._fingerprint, self._adapters = fingerprint, adapters
         self._cache_log = EventLog(_CACHE_EVENTS) if cache_events else None
         self._memory = MemoryMeter(runner.device)
         self.runner = runner
@@ -296,7 +296,12 @@ class EngineCore:
         pool = BlockPool(limits.num_blocks)
         scheduler = Scheduler(
             pool,
-            cache=PrefixCache(pool, fingerprint=self._fingerprint, events=self._cache_log),
+            cache=PrefixCache(
+                pool,
+                fingerprint=self._fingerprint,
+                adapters=self._adapters,
+                events=self._cache_log,
+            ),
             max_num_seqs=limits.max_num_seqs,
             max_tokens_per_step=limits.max_tokens_per_step,
             budget_policy=cap,
@@ -342,6 +347,7 @@ class EngineCore:
                 # Choices wait for the first one's prompt, and count as begun when it does.
                 deadline=None if index or queue_seconds is None else arrived + queue_seconds,
                 cache_salt=request.cache_salt,
+                adapter=request.adapter,
                 matcher=None if grammar is None else grammar.matcher(),
                 reads_cache=sampling.prompt_logprobs is None,
                 block_hashes=list(message.block_hashes),

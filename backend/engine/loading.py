@@ -13,7 +13,7 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.draft_loading import load_draft
 from backend.engine.engine import Engine
 from backend.engine.messages import EngineDescription
-from backend.engine.model_files import resolve_model
+from backend.engine.model_files import check_adapters, resolve_model
 from backend.engine.ranks import Ranks
 from backend.engine.stepper import Fault, fault_of
 from backend.executor.draft_runner import DraftRunner
@@ -33,6 +33,7 @@ from backend.executor.parallel import Group, LeadingRunner
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
+from backend.models.adapters import adapter_digest
 from backend.models.checkpoint import model_fingerprint
 from backend.models.config import ModelLoadError, read_json
 from backend.models.dtypes import kv_cache_dtype
@@ -105,16 +106,23 @@ def load_model(
     )
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, vocab_size))
     fingerprint = model_fingerprint(loaded.directory, loaded.made_of)
+    adapters = tuple(
+        fingerprint + adapter_digest(each.name, Path(each.directory).expanduser())
+        for each in options.lora
+    )
     core = EngineCore(
         loaded.runner if ranks is None else LeadingRunner(loaded.runner, ranks.tell, ranks.end),
         tokenizer.eos_token_ids,
         limits,
         grammars,
         fingerprint=fingerprint,
+        adapters=adapters,
         cache_events=options.kv_events,
         draft=loaded.draft,
     )
-    description = EngineDescription(limits.max_model_len, vocab_size, fingerprint, loaded.detail)
+    description = EngineDescription(
+        limits.max_model_len, vocab_size, fingerprint, loaded.detail, adapters
+    )
     return LoadedEngine(core, tokenizer, description)
 
 
@@ -151,6 +159,8 @@ def load_runner(
         threads = options.threads or torch.get_num_threads()
         torch.set_num_threads(max(threads // options.tensor_parallel_size, 1))
     directory = resolve_model(options.model)
+    check_adapters(options.lora)
+    adapters = [Path(each.directory).expanduser() for each in options.lora]
     tokenizer = Tokenizer.load(directory)
     max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS[torch_device.type]
     max_tokens = options.max_tokens_per_step or _TOKENS_PER_STEP[torch_device.type]
@@ -167,6 +177,7 @@ def load_runner(
         device=torch_device,
         dtype=options.dtype,
         quantization=options.quantization,
+        adapters=adapters,
         tell=progress,
         ranks=group or ALONE,
     )
@@ -179,7 +190,8 @@ def load_runner(
         max_tokens_per_step=max(max_tokens, max_num_seqs),
         max_model_len=context_length(shape, options.max_model_len),
     )
-    kernels, detail = NO_KERNELS, ()
+    kernels: Kernels = NO_KERNELS
+    detail: tuple[str, ...] = ()
     if has_kernels:
         progress("comparing the kernels with their references")
         kernels, detail = _proved(options, network, kv_dtype, batches.max_model_len, group)
@@ -325,6 +337,11 @@ def _check(options: EngineOptions, *, on_cuda: bool) -> None:
         raise ModelLoadError(
             f"speculative-model: a draft model is computed by one rank, not by "
             f"tensor-parallel-size {options.tensor_parallel_size}; leave one of them out"
+        )
+    if options.lora and options.tensor_parallel_size > 1:
+        raise ModelLoadError(
+            "lora: adapters are computed by one rank, not by tensor-parallel-size "
+            f"{options.tensor_parallel_size}; leave one of them out"
         )
     if not on_cuda and options.attention == "triton":
         raise ModelLoadError("attention triton needs a CUDA device")

@@ -17,13 +17,19 @@ from backend.scheduler.stats import EngineStats
 class EngineDescription:
     """What a client needs to know of an engine.
 
-    ``detail`` says what does not compute as it should and was replaced, for people.
+    ``detail`` says what does not compute as it should and was replaced, for people. ``adapters``
+    are the fingerprints of LoRA adapters 1, 2 and so on.
     """
 
     max_model_len: int
     vocab_size: int
     fingerprint: bytes = b""
     detail: tuple[str, ...] = ()
+    adapters: tuple[bytes, ...] = ()
+
+    def fingerprint_of(self, adapter: int) -> bytes:
+        """Return what identifies the KV of an adapter, 0: of the base."""
+        return self.adapters[adapter - 1] if adapter else self.fingerprint
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,16 @@
 Needs no torch, so the server can ask as well as the engine.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from backend.models.config import ModelLoadError, first_line, read_json
 from backend.scheduler.request import SamplingParams
+from backend.settings import AdapterSource
+
+MOST_ADAPTERS = 8
+"""All are in memory together, and one product has them all."""
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -43,6 +48,29 @@ def _refuse_pipes(directory: Path) -> None:
                     raise ModelLoadError(f"{path}: no regular file")
     except OSError as error:
         raise ModelLoadError(f"{directory}: {error}") from error
+
+
+def check_adapters(adapters: Sequence[AdapterSource], model: str | None = None) -> None:
+    """Raise ModelLoadError where these are not directories of adapters with names of their own.
+
+    ``model`` is the base's name, where it has one.
+    """
+    if len(adapters) > MOST_ADAPTERS:
+        raise ModelLoadError(f"lora: at most {MOST_ADAPTERS} adapters, got {len(adapters)}")
+    names: set[str] = set()
+    for name, path in adapters:
+        where = f"lora {name}={path}"
+        if name in names:
+            raise ModelLoadError(f"{where}: another adapter has this name")
+        if name == model:
+            raise ModelLoadError(f"{where}: the model itself has this name")
+        names.add(name)
+        directory = Path(path).expanduser()
+        if not directory.is_dir():
+            raise ModelLoadError(f"{where}: no such directory")
+        _refuse_pipes(directory)
+        if not (directory / "adapter_config.json").is_file():
+            raise ModelLoadError(f"{where}: no adapter: there is no adapter_config.json")
 
 
 def is_embedding_model(directory: Path) -> bool:

@@ -16,6 +16,7 @@ from backend.executor.kv_cache import KVCache
 from backend.executor.memory import MemoryReading
 from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
+from backend.models.decoder import Decoder
 from backend.models.layers import Operations, TorchOperations
 from backend.models.model import Network
 from backend.models.quantization.linears import Float8Linear, KernelLinear
@@ -74,7 +75,13 @@ def make_runner(
     model = network.with_context(limits.max_model_len, _operations(kernels))
     attention = make_attention(network, cache, limits, kernels)
     draw = draw_by_kernel if KernelGroup.SAMPLING in kernels else None
-    parts = RunnerParts(model, network.shape.vocab_size, cache, attention, draw, network.num_ranks)
+    adapted = None
+    if network.adapters is not None and isinstance(model, Decoder):
+        most = max(limits.max_tokens_per_step, limits.max_num_seqs)
+        adapted = network.adapters.decoder(model, most)
+    parts = RunnerParts(
+        model, network.shape.vocab_size, cache, attention, draw, adapted, network.num_ranks
+    )
     if KernelGroup.ATTENTION not in kernels:
         return ModelRunner(parts, limits)
     on_cuda = model.device.type == "cuda"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from backend.executor.attention.backend import AttentionBackend, HostRows, Ints, StepTensors
 from backend.executor.sampled import ScoredSpan, on_device
+from backend.models.lora import RowAdapters
 from backend.scheduler.batch import Row, StepBatch
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 
@@ -60,7 +61,7 @@ class InputBatch:
     ``logit_rows`` are the tokens to sample after, then those of ``scored``; None when these are all
     tokens in order. For each logit row to sample from, ``slots`` tells whose it is, and ``numbers``
     the position that the chosen token will have. ``is_plain``: the rows that sample are in the
-    step's order, and each has one logit row.
+    step's order, and each has one logit row. ``adapters``: None where the base computes all rows.
     """
 
     tokens: Tensor
@@ -71,6 +72,7 @@ class InputBatch:
     numbers: Ints
     scored: tuple[ScoredSpan, ...]
     is_plain: bool
+    adapters: RowAdapters | None = None
 
 
 class Staging:
@@ -150,6 +152,8 @@ class InputBatchBuilder:
         self._num_known = np.zeros(num_slots, np.int32)
         self._scored: dict[int, int] = {}
         """How many of the likeliest are wanted for each token of a prompt, by slot."""
+        self._adapters: dict[int, int] = {}
+        """By slot, where it is not the base."""
         self._pending_last_tokens: dict[int, int] = {}
         self._last: _LaidOut | None = None
         """The step before, where all of it decodes."""
@@ -306,7 +310,18 @@ class InputBatchBuilder:
             numbers=laid_out.positions[laid_out.logit_rows] + np.int32(1),
             scored=laid_out.scored,
             is_plain=laid_out.is_plain,
+            adapters=self._adapters_of(rows) if self._adapters else None,
         )
+
+    def _adapters_of(self, rows: HostRows) -> RowAdapters | None:
+        """Return the adapter of each token, padded ones included; None where no row has one."""
+        each = _ints([self._adapters.get(slot, 0) for slot in rows.slots.tolist()])
+        if not each.any():
+            return None
+        padding = np.zeros(rows.num_padded - rows.num_singles, np.int32)
+        first, rest = each[: rows.num_singles], each[rows.num_singles :]
+        spread = np.repeat(rest, rows.counts[rows.num_singles :])
+        return RowAdapters(np.concatenate([first, padding, spread]), rows.num_padded)
 
     def _staged(
         self, layout: list[Ints], own: Ints, where: list[Ints], what: list[Ints]
@@ -336,6 +351,10 @@ class InputBatchBuilder:
                 self._scored[new.slot] = new.sampling.prompt_logprobs or 0
             else:
                 self._scored.pop(new.slot, None)
+            if new.adapter:
+                self._adapters[new.slot] = new.adapter
+            elif self._adapters:
+                self._adapters.pop(new.slot, None)
         if step.new:
             self._attention.start([new.slot for new in step.new])
         self._pending_last_tokens.update(step.last_tokens)

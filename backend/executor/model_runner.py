@@ -7,18 +7,26 @@ the one before it was collected: the tokens that one chose stay on the device.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from backend.executor.attention.backend import AttentionBackend
 from backend.executor.cuda_graphs import PIECE_SIZES, PieceGraphs, Recorder, graph_sizes, size_for
-from backend.executor.input_batch import BatchLimits, InputBatch, InputBatchBuilder, SampledRow
+from backend.executor.input_batch import (
+    BatchLimits,
+    InputBatch,
+    InputBatchBuilder,
+    SampledRow,
+    Staging,
+)
 from backend.executor.kv_cache import KVCache
 from backend.executor.sampled import PromptLogprobs, Sampled, SampledTokens, SpanLogprobs, score
 from backend.executor.sampler.sampler import Draw, GrammarMask, Sampler
 from backend.executor.sleep import Asleep, put_to_sleep
 from backend.models.decoder import Decoder
+from backend.models.lora import AdaptedDecoder
 from backend.models.model import Model
 from backend.scheduler.batch import AppendedBlocks, NewSequence, Row, StepBatch
 from backend.scheduler.block_pool import BLOCK_SIZE, PADDING_BLOCK, blocks_for
@@ -57,15 +65,28 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class RunnerParts:
-    """What a runner runs: a model, and how it attends and draws."""
+    """What a runner runs: a model, and how it attends and draws.
+
+    ``adapted`` computes the steps that have rows of LoRA adapters.
+    """
 
     model: Model
     vocab_size: int
     cache: KVCache
     attention: AttentionBackend
     draw: Draw | None = None
+    adapted: AdaptedDecoder | None = None
     num_ranks: int = 1
     """So many compute the model together; all capture the same graphs or none."""
+
+
+@dataclass(slots=True)
+class _Path:
+    """A model, and what of it was captured: steps of single tokens by size, and pieces."""
+
+    model: Model
+    graphs: dict[int, tuple[Callable[[], None], Tensor]]
+    pieces: PieceGraphs | None
 
 
 class ModelRunner:
@@ -91,19 +112,23 @@ class ModelRunner:
         self._sampler = Sampler(limits.num_slots + 1, parts.vocab_size, self.device, parts.draw)
         self._sizes = graph_sizes(limits.max_num_seqs) if pads or recorder else ()
         self._recorder = recorder
-        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
-        """Captured steps of single tokens, by size."""
-        self._pieces: PieceGraphs | None = None
-        self._prepare_pieces()
+        self._plain = self._path(parts.model)
+        self._adapted: _Path | None = None
+        if parts.adapted is not None:
+            self._adapted = self._path(parts.adapted)
+            self._adapter_rows = parts.adapted.rows
+            most = max(limits.max_tokens_per_step, limits.max_num_seqs)
+            self._staged_adapters = Staging(most, self.device)
         self._prompt_logprobs = PromptLogprobs()
         self._asleep = Asleep()
 
-    @torch.inference_mode()
-    def _prepare_pieces(self) -> None:
-        if self._recorder is not None and isinstance(self._model, Decoder):
-            most = self._limits.max_tokens_per_step
-            if sizes := [size for size in PIECE_SIZES if size <= most]:
-                self._pieces = PieceGraphs(self._model, self._recorder, sizes)
+    def _path(self, model: Model) -> _Path:
+        """Return ``model`` with buffers for the graphs that ``warm_up`` captures."""
+        sizes = [size for size in PIECE_SIZES if size <= self._limits.max_tokens_per_step]
+        if self._recorder is None or not isinstance(model, Decoder) or not sizes:
+            return _Path(model, {}, None)
+        with torch.inference_mode():
+            return _Path(model, {}, PieceGraphs(model, self._recorder, sizes))
 
     @torch.inference_mode()
     def launch(self, step: StepBatch) -> Launched:
@@ -179,14 +204,16 @@ class ModelRunner:
             torch.cuda.set_device(self.device)  # each thread has one of its own
         # Each token of them has logits, as drafts have.
         for tokens in _TOKENS:
-            self._run(_dummy_step(self._prompts(tokens), _SCORED))
+            for adapter in self._numbers:
+                self._run(_dummy_step(self._prompts(tokens), _SCORED, adapter))
         # The kernel that draws is compiled for the model's logits, and for adjusted ones.
         for sampling in (_GREEDY, _ORDINARY, _COSTLY):
             self._run(_dummy_step([1], sampling), masked=sampling is _COSTLY)
         # Other kernels are compiled anew for more rows.
         some, most = 2 * BLOCK_SIZE, self._limits.max_num_seqs
-        if self._sizes:
-            self._run(_dummy_step(self._prompts(self._limits.max_tokens_per_step), _GREEDY))
+        for adapter in self._numbers if self._sizes else ():
+            prompts = self._prompts(self._limits.max_tokens_per_step)
+            self._run(_dummy_step(prompts, _GREEDY, adapter))
         while self._sizes and some < 2 * most:
             self._run(_dummy_step([1] * min(some, most), _GREEDY))
             some *= 2
@@ -196,18 +223,25 @@ class ModelRunner:
 
     def sleep(self) -> None:
         """Give back what the KV pool and the graphs take, and on CUDA what the weights take."""
-        self._graphs.clear()
-        self._pieces = None
+        paths = self._paths
+        for path in paths:
+            path.graphs.clear()
+            path.pieces = None
         if self._recorder is not None:
             self._recorder.forget()
         self._attention.release()
-        self._asleep = put_to_sleep(self._model, self._cache)
+        self._asleep = put_to_sleep([path.model for path in paths], self._cache)
 
     def wake(self) -> None:
         """Take the memory again, with a KV pool of zeros, and warm up."""
         self._asleep.wake()
-        self._prepare_pieces()
+        for path in self._paths:
+            path.pieces = self._path(path.model).pieces
         self.warm_up()
+
+    @property
+    def _paths(self) -> list[_Path]:
+        return [self._plain, *([] if self._adapted is None else [self._adapted])]
 
     def _prompts(self, tokens: int) -> list[int]:
         """Return the lengths of prompts of about ``tokens`` tokens, as far as the limits allow."""
@@ -221,13 +255,14 @@ class ModelRunner:
         limits = self._limits
         count = min(limits.max_num_seqs, max(limits.max_tokens_per_step // 2, 1))
         longest = max(min(limits.max_tokens_per_step // count, limits.max_model_len), 2)
-        self._run(_dummy_step([longest] * count, _COSTLY))
-        self._run(_dummy_step([1] * limits.max_num_seqs, _COSTLY))
+        adapter = self._numbers[-1]
+        self._run(_dummy_step([longest] * count, _COSTLY, adapter))
+        self._run(_dummy_step([1] * limits.max_num_seqs, _COSTLY, adapter))
         # Drafts have logits of their own.
         width = 1 + MOST_DRAFTS
         drafting = min(limits.max_num_seqs, MOST_ROWS, limits.max_tokens_per_step // width)
         if drafting and width < limits.max_model_len:
-            step = _dummy_step([width] * drafting, _ORDINARY)
+            step = _dummy_step([width] * drafting, _ORDINARY, adapter)
             rows = tuple(row._replace(drafted=(0,) * width) for row in step.rows)
             self._run(replace(step, rows=rows))
         self.discard([PADDING_BLOCK])
@@ -237,21 +272,35 @@ class ModelRunner:
         """Erase blocks whose content is not finite, so that their next owner is not infected."""
         self._cache.clear(blocks)
 
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        """The base, and an adapter where there are some."""
+        return (0,) if self._adapted is None else (0, 1)
+
+    def _path_of(self, batch: InputBatch) -> _Path:
+        """Return what computes ``batch``, told the rows' adapters."""
+        if batch.adapters is None or self._adapted is None:
+            return self._plain
+        [sent] = self._staged_adapters.send([batch.adapters.numbers])
+        self._adapter_rows.start(batch.adapters, sent)
+        return self._adapted
+
     def _hidden(self, batch: InputBatch, size: int | None) -> Tensor:
-        if size is not None and size in self._graphs:
-            replay, output = self._graphs[size]
+        path = self._path_of(batch)
+        if size is not None and size in path.graphs:
+            replay, output = path.graphs[size]
             replay()
             return output  # which the next replay overwrites
-        if self._pieces is not None and size is None:
-            piece = self._pieces.size_for(len(batch.tokens))
+        if path.pieces is not None and size is None:
+            piece = path.pieces.size_for(len(batch.tokens))
             if piece is not None:
-                return self._pieces.forward(
+                return path.pieces.forward(
                     piece, batch.tokens, batch.positions, self._attention, batch.logit_rows
                 )
-        return self._forward(batch)
+        return self._forward(path.model, batch)
 
-    def _forward(self, batch: InputBatch) -> Tensor:
-        return self._model.forward(batch.tokens, batch.positions, self._attention, batch.logit_rows)
+    def _forward(self, model: Model, batch: InputBatch) -> Tensor:
+        return model.forward(batch.tokens, batch.positions, self._attention, batch.logit_rows)
 
     def _run(self, step: StepBatch, *, masked: bool = False) -> None:
         mask = None
@@ -262,15 +311,18 @@ class ModelRunner:
 
     def _capture_all(self, recorder: Recorder) -> None:
         # The largest first: the others then find room in its memory.
-        captures: list[tuple[str, Callable[[], None]]] = [
-            (f"{size} sequences", lambda size=size: self._capture(recorder, size))  # type: ignore[misc]
-            for size in reversed(self._sizes)
-        ]
-        if (pieces := self._pieces) is not None:
+        captures: list[tuple[str, Callable[[], None]]] = []
+        for adapter in self._numbers:
             captures += [
-                (f"{size} tokens", lambda size=size: pieces.capture(size))  # type: ignore[misc]
-                for size in reversed(pieces.sizes)
+                (f"{size} sequences", partial(self._capture, recorder, size, adapter))
+                for size in reversed(self._sizes)
             ]
+        for path in (self._plain, self._adapted):
+            if path is not None and (pieces := path.pieces) is not None:
+                captures += [
+                    (f"{size} tokens", partial(pieces.capture, size))
+                    for size in reversed(pieces.sizes)
+                ]
         for what, capture in captures:
             try:
                 with torch.inference_mode():
@@ -283,9 +335,10 @@ class ModelRunner:
                 logger.warning("no graph of %s and less: %s", what, error)
                 return
 
-    def _capture(self, recorder: Recorder, size: int) -> None:
-        batch = self._inputs.build(_dummy_step([1] * size, _GREEDY), size)
-        self._graphs[size] = recorder.record(lambda: self._forward(batch))
+    def _capture(self, recorder: Recorder, size: int, adapter: int) -> None:
+        batch = self._inputs.build(_dummy_step([1] * size, _GREEDY, adapter), size)
+        path = self._path_of(batch)
+        path.graphs[size] = recorder.record(lambda: self._forward(path.model, batch))
 
 
 def _num_accepted(row: SampledRow, tokens: Sequence[int]) -> int:
@@ -296,11 +349,11 @@ def _num_accepted(row: SampledRow, tokens: Sequence[int]) -> int:
     return len(row.drafts)
 
 
-def _dummy_step(counts: Sequence[int], sampling: SamplingParams) -> StepBatch:
+def _dummy_step(counts: Sequence[int], sampling: SamplingParams, adapter: int = 0) -> StepBatch:
     """Return a step of new sequences whose KV all goes to the padding block."""
     return StepBatch(
         tuple(
-            NewSequence(slot, (0,) * count, count, sampling, 0, frozenset())
+            NewSequence(slot, (0,) * count, count, sampling, 0, frozenset(), adapter)
             for slot, count in enumerate(counts)
         ),
         tuple(

@@ -75,17 +75,23 @@ class Tensors(Protocol):
 class Checkpoint:
     """Tensors by name, whichever shard holds them."""
 
-    def __init__(self, directory: Path) -> None:
-        """Find all shards. Raises ModelLoadError, naming every one that is missing."""
+    def __init__(
+        self, directory: Path, stem: str = "model", *, described_by: str = "config.json"
+    ) -> None:
+        """Find all shards. Raises ModelLoadError, naming every one that is missing.
+
+        ``stem`` is how the files' names begin, ``described_by`` what tells of shapes.
+        """
         self._directory = directory
+        self._described_by = described_by
         self._files: dict[Path, Any] = {}
         self._read: set[str] = set()
-        index = directory / "model.safetensors.index.json"
+        index = directory / f"{stem}.safetensors.index.json"
         if index.is_file():
             self.source = str(index)
             self._path_of = _shards(index)
         else:
-            path = directory / "model.safetensors"
+            path = directory / f"{stem}.safetensors"
             self.source = str(path)
             self._path_of = dict.fromkeys(self._open(path).keys(), path)
 
@@ -137,7 +143,7 @@ class Checkpoint:
             raise _refusal(
                 self._path_of[name],
                 name,
-                f"has shape {list(actual)}, config.json asks for {list(shape)}",
+                f"has shape {list(actual)}, {self._described_by} asks for {list(shape)}",
             )
 
     def read_into(self, name: str, out: Tensor, part: Slice | None = None) -> None:

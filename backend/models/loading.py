@@ -1,17 +1,19 @@
 """From a model's directory to a network that computes: natively, or through transformers."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from backend.kernels.available import unavailable_reason
+from backend.models.adapters import load_adapter
 from backend.models.checkpoint import Checkpoint
 from backend.models.config import ModelLoadError, read_json
 from backend.models.dtypes import compute_dtype
 from backend.models.families import FAMILIES, native_family, parse_config
+from backend.models.lora import adaptable_modules, stack_adapters
 from backend.models.model import Network, network_of
 from backend.models.parallel import ALONE, Communicator, check_sharded, sharded
 from backend.models.quantization.formats import is_quantized
@@ -26,13 +28,15 @@ def load_network(
     device: torch.device,
     dtype: str,
     quantization: str | None = None,
+    adapters: Sequence[Path] = (),
     tell: Callable[[str], None] = logger.debug,
     ranks: Communicator = ALONE,
 ) -> Network:
     """Load what ``directory`` holds, or the part of one of several ``ranks``.
 
     ``dtype`` is auto or a name; ``quantization`` int8 quantises weights that are not quantised yet.
-    ``tell`` is called with how far that is. Raises ModelLoadError.
+    ``adapters`` are directories of LoRA adapters. ``tell`` is called with how far that is. Raises
+    ModelLoadError.
     """
     if quantization not in {None, "int8"}:
         raise ModelLoadError(f"quantization {quantization}: expected int8")
@@ -46,12 +50,19 @@ def load_network(
             f"{source}: architectures: {values.get('architectures') or []}: quantised weights are "
             f"supported for {', '.join(FAMILIES)} only"
         )
+    if not is_native and adapters:
+        raise ModelLoadError(
+            f"{source}: architectures: {values.get('architectures') or []}: LoRA adapters are "
+            f"supported for {', '.join(FAMILIES)} only"
+        )
     if quantization is not None and is_quantized(values):
         raise ModelLoadError(f"{source}: quantization {quantization}: it is quantised already")
     try:
         if is_native:
             int8 = quantization is not None
-            return _native(directory, values, device, dtype, tell, int8=int8, ranks=ranks)
+            return _native(
+                directory, values, device, dtype, tell, int8=int8, adapters=adapters, ranks=ranks
+            )
         return _generic(directory, values, device, dtype, tell)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ModelLoadError(f"{directory}: out of memory on {device} while loading") from error
@@ -71,6 +82,7 @@ def _native(
     *,
     int8: bool,
     ranks: Communicator,
+    adapters: Sequence[Path],
 ) -> Network:
     config = parse_config(values, str(directory / "config.json"))
     chosen = compute_dtype(dtype, config.checkpoint_dtype, device)
@@ -82,7 +94,12 @@ def _native(
         logger.warning("quantised weights are dequantised to %s: %s", chosen, reason)
     logger.info("%s: weights of %.1f MiB", directory, weights.num_bytes / 2**20)
     own = sharded(config, ranks.size, str(directory / "config.json"))
-    return network_of(own, weights, chosen, ranks.size)
+    if not adapters:
+        return network_of(own, weights, chosen, num_ranks=ranks.size)
+    tell(f"reading the adapters {', '.join(map(str, adapters))}")
+    modules = adaptable_modules(config)
+    read = [load_adapter(each, modules, directory) for each in adapters]
+    return network_of(config, weights, chosen, stack_adapters(config, weights, read, chosen))
 
 
 def _generic(

@@ -12,6 +12,7 @@ from backend.models.config import DecoderConfig, ModelShape
 from backend.models.cpu_decoder import CpuDecoder
 from backend.models.decoder import Decoder, DecoderWeights
 from backend.models.layers import Operations
+from backend.models.lora import Adapters
 from backend.models.rope import rotation_table
 
 
@@ -51,6 +52,7 @@ class Network:
     weights: DecoderWeights | None = None
     """None: the model brings code of its own."""
     num_ranks: int = 1
+    adapters: Adapters | None = None
 
     @property
     def has_static_steps(self) -> bool:
@@ -60,7 +62,12 @@ class Network:
 
 
 def network_of(
-    config: DecoderConfig, weights: DecoderWeights, dtype: torch.dtype, num_ranks: int = 1
+    config: DecoderConfig,
+    weights: DecoderWeights,
+    dtype: torch.dtype,
+    adapters: Adapters | None = None,
+    *,
+    num_ranks: int = 1,
 ) -> Network:
     """Return the network of our own decoder with ``weights``; ``dtype`` is that of activations."""
     device = weights.embedding.rows.device
@@ -70,4 +77,6 @@ def network_of(
         fast = CpuDecoder.of(config, weights, rotations, operations)
         return fast or Decoder(config, weights, rotations, operations)
 
-    return Network(config, dtype, with_context, weights=weights, num_ranks=num_ranks)
+    return Network(
+        config, dtype, with_context, weights=weights, adapters=adapters, num_ranks=num_ranks
+    )

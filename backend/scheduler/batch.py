@@ -16,7 +16,7 @@ class NewSequence(NamedTuple):
     """A sequence that takes over ``slot``; whatever was there before has left.
 
     ``tokens`` are all known ones. After a preemption those behind ``num_prompt_tokens`` were
-    generated before.
+    generated before. ``adapter`` 0 is the base model.
     """
 
     slot: int
@@ -25,6 +25,7 @@ class NewSequence(NamedTuple):
     sampling: SamplingParams
     seed: int
     end_token_ids: frozenset[int]
+    adapter: int = 0
 
 
 class AppendedBlocks(NamedTuple):
@@ -83,6 +84,7 @@ def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
                         sequence.sampling,
                         sequence.seed,
                         sequence.end_token_ids,
+                        sequence.adapter,
                     )
                 )
             appended.append(AppendedBlocks(sequence.slot, sent, tuple(table[sent:])))

@@ -19,11 +19,15 @@ from itertools import islice
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Blocks that can be found from now on, a chain that continues after ``parent``."""
+    """Blocks that can be found from now on, a chain that continues after ``parent``.
+
+    ``adapter`` 0 is the base model.
+    """
 
     parent: bytes
     digests: tuple[bytes, ...]
     num_tokens: int
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

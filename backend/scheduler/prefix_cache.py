@@ -1,8 +1,8 @@
 """The prefix cache: finds blocks whose KV was computed before, by what they contain.
 
 A block's hash is the SHA-256 of its parent's hash and its own tokens. The root hash is made of the
-model's fingerprint and the salt. So one hash stands for everything that the KV depends on, and two
-tenants with different salts never share a block.
+fingerprint of the model, or of its adapter, and the salt. So one hash stands for everything that
+the KV depends on, and two tenants with different salts never share a block.
 
 Laws:
 - A hash leads to a block only while the KV of all its tokens is written: ``cache_full_blocks`` is
@@ -53,15 +53,23 @@ class PrefixCache:
     """Blocks of ``pool`` by content."""
 
     def __init__(
-        self, pool: BlockPool, *, fingerprint: bytes = b"", events: EventLog | None = None
+        self,
+        pool: BlockPool,
+        *,
+        fingerprint: bytes = b"",
+        adapters: Sequence[bytes] = (),
+        events: EventLog | None = None,
     ) -> None:
-        """``fingerprint`` tells models apart; ``events`` is told what comes and goes."""
+        """``fingerprint`` tells models apart, as those of ``adapters`` do; 1 is the first of these.
+
+        ``events`` is told what comes and goes.
+        """
         self.pool = pool
         self.queries = 0
         """Tokens looked up at first admissions."""
         self.hits = 0
         """Tokens of them that were found."""
-        self._fingerprint = fingerprint
+        self._fingerprints = (fingerprint, *adapters)
         self._events = events
         self._block_of: dict[bytes, int] = {}
         self._hash_of: list[bytes | None] = [None] * (pool.num_blocks + 1)
@@ -75,9 +83,9 @@ class PrefixCache:
         """Return how many blocks of each tenant can be found; see ``tenant_of``."""
         return dict(self._blocks_of_tenant)
 
-    def hash_blocks(self, tokens: Sequence[int], salt: str) -> list[bytes]:
+    def hash_blocks(self, tokens: Sequence[int], salt: str, adapter: int = 0) -> list[bytes]:
         """Return the hashes of all full blocks of ``tokens``, after the root hash."""
-        hashes = [root_hash(self._fingerprint, salt)]
+        hashes = [root_hash(self._fingerprints[adapter], salt)]
         extend_block_hashes(hashes, tokens, len(tokens) // BLOCK_SIZE)
         return hashes
 
@@ -108,7 +116,12 @@ class PrefixCache:
         return blocks
 
     def cache_full_blocks(
-        self, blocks: Sequence[int], hashes: Sequence[bytes], parent: bytes, salt: str
+        self,
+        blocks: Sequence[int],
+        hashes: Sequence[bytes],
+        parent: bytes,
+        salt: str,
+        adapter: int = 0,
     ) -> None:
         """Let each of ``blocks`` be found by its hash; ``parent`` is before the first."""
         block_of, hash_of, tenants = self._block_of, self._hash_of, self._tenant_of
@@ -126,7 +139,7 @@ class PrefixCache:
             self.pool.mark_cached(stored)
             counts[tenant] = counts.get(tenant, 0) + len(stored)
             if self._events is not None:
-                self._announce(self._events, stored, (parent, *hashes))
+                self._announce(self._events, stored, (parent, *hashes), adapter)
 
     def evict(self, blocks: Iterable[int]) -> None:
         """Let none of ``blocks`` be found any more."""
@@ -146,7 +159,9 @@ class PrefixCache:
         if sum(self._blocks_of_tenant.values()) != len(self._block_of):
             raise BlockPoolCorruptError("the tenants' blocks are not those of the cache")
 
-    def _announce(self, events: EventLog, stored: list[int], hashes: Sequence[bytes]) -> None:
+    def _announce(
+        self, events: EventLog, stored: list[int], hashes: Sequence[bytes], adapter: int
+    ) -> None:
         """Tell of the runs of ``hashes`` that were stored; between them others were first."""
         new = {self._hash_of[block] for block in stored}
         run: list[bytes] = []
@@ -156,7 +171,7 @@ class PrefixCache:
                 run.append(block_hash)
                 continue
             if run:
-                events.append(BlocksStored(parent, tuple(run), len(run) * BLOCK_SIZE))
+                events.append(BlocksStored(parent, tuple(run), len(run) * BLOCK_SIZE, adapter))
                 run = []
             parent = block_hash
 

@@ -83,12 +83,13 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence, twin: Sequence | None = None) -> None:
         """Queue a new sequence; a ``twin`` that was queued may have the same prompt."""
-        salt = sequence.cache_salt
         if not sequence.block_hashes:
-            if twin is not None and twin.cache_salt == salt and twin.tokens == sequence.tokens:
+            root = sequence.cache_salt, sequence.adapter
+            is_like = twin is not None and (twin.cache_salt, twin.adapter) == root
+            if twin is not None and is_like and twin.tokens == sequence.tokens:
                 sequence.block_hashes = twin.block_hashes.copy()
             else:
-                sequence.block_hashes = self._cache.hash_blocks(sequence.tokens, salt)
+                sequence.block_hashes = self._cache.hash_blocks(sequence.tokens, *root)
         self._enter(sequence, self._lane_of_new(sequence))
 
     def resume(self, sequence: Sequence) -> None:

@@ -136,7 +136,7 @@ class GenerationRequest:
     engine. ``arrived`` is when whoever asks began to wait, on the clock of ``time.monotonic``; None
     is when the engine's client was called. It comes ``among`` so many choices, where other requests
     are sent with it, and never runs where these could never wait together. ``text`` is how its
-    tokens are read.
+    tokens are read. ``adapter`` is the number of the LoRA adapter that computes it, 0 is the base.
     """
 
     request_id: str
@@ -150,6 +150,7 @@ class GenerationRequest:
     arrived: float | None = None
     among: int = 0
     text: TextForm = field(default_factory=TextForm)
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,11 @@ class RunningSet:
         blocks = sequence.block_table[first:num_blocks]
         hashes = sequence.block_hashes[first + 1 : num_blocks + 1]
         self.cache.cache_full_blocks(
-            blocks, hashes, sequence.block_hashes[first], sequence.cache_salt
+            blocks,
+            hashes,
+            sequence.block_hashes[first],
+            sequence.cache_salt,
+            sequence.adapter,
         )
         sequence.num_cached_blocks = num_blocks
         self._waiting.blocks_cached(sequence, first, num_blocks)

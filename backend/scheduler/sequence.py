@@ -64,6 +64,8 @@ class Sequence:
     arrived: float = 0.0
     deadline: float | None = None
     cache_salt: str = ""
+    adapter: int = 0
+    """The LoRA adapter that computes it, 0: the base model."""
     reads_cache: bool = True
     matcher: Matcher | None = None
     """Where there is a grammar."""

@@ -182,16 +182,22 @@ def _add_endpoints(
 
 
 async def _list_models(model: ServedModel, _: web.Request) -> web.Response:
-    return json_response({"object": "list", "data": [_describe(model)]})
+    described = [_describe(model, name) for name in (model.name, *model.adapters)]
+    return json_response({"object": "list", "data": described})
 
 
 async def _get_model(model: ServedModel, request: web.Request) -> web.Response:
-    model.check_name(request.match_info["model"])  # a hub id has a slash in it
-    return json_response(_describe(model))
+    name = request.match_info["model"]  # a hub id has a slash in it
+    model.check_name(name)
+    return json_response(_describe(model, name))
 
 
-def _describe(model: ServedModel) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "refrain"}
+def _describe(model: ServedModel, name: str) -> dict[str, Any]:
+    card = {"id": name, "object": "model", "created": model.created, "owned_by": "refrain"}
+    if (adapter := model.adapters.get(name)) is not None:
+        # As vLLM shows them: where it lies, and what it was trained on.
+        card |= {"root": adapter.directory, "parent": model.name}
+    return card
 
 
 async def _healthz(_: web.Request) -> web.Response:

@@ -182,6 +182,7 @@ async def generation_of(
         request,
         arrived=arrived,
         text=TextForm(form.markup, form.span, chat.template.continue_final_message),
+        adapter=loaded.adapter,
     )
     return generation, form, constraint
 

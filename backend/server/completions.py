@@ -103,6 +103,7 @@ async def completions(model: ServedModel, request: web.Request) -> web.StreamRes
         request,
         arrived=arrived,
         text=TextForm(continues=True),
+        adapter=loaded.adapter,
         prompt_only=body.most_tokens == 0,
     )
     # Of a prompt that was cut, what the model read is known by its tokens alone.

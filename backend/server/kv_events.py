@@ -44,6 +44,10 @@ class KvEvents:
         """Keep ``limit`` changes for readers that come back."""
         self.fingerprint: Callable[[], bytes] = bytes
         """Identifies the model's KV; read for each snapshot."""
+        self.adapter_names: Sequence[str] = ()
+        """Of LoRA adapters; the first is adapter 1."""
+        self.adapters: Callable[[], Sequence[bytes]] = tuple
+        """Identify their KV."""
         self._loop: asyncio.AbstractEventLoop | None = None
         # Numbers begin anew with each server, and a reader may come back to another one.
         self._epoch = secrets.token_hex(4)
@@ -132,29 +136,36 @@ class KvEvents:
         left = len(blocks)
         for part in parts(blocks, _BLOCKS_A_PART):
             left -= len(part)
-            data = {
+            data: dict[str, object] = {
                 "sequence": sequence,
                 "fingerprint": hashlib.sha256(self.fingerprint()).hexdigest(),
                 "block_size": BLOCK_SIZE,
                 "blocks": [[digest.hex(), parent.hex()] for digest, parent in part],
                 "more": left > 0,
             }
+            if self.adapter_names:
+                own = [hashlib.sha256(each).hexdigest() for each in self.adapters()]
+                data["adapters"] = dict(zip(self.adapter_names, own, strict=False))
             # Only the last part has an id: who loses the connection before it begins again.
             yield _event("snapshot", data, "" if left else self._id(sequence))
 
     def _written(self, numbered: Numbered) -> bytes:
-        kind, data = _describe(numbered.change)
+        kind, data = _describe(numbered.change, self.adapter_names)
         return _event(kind, {"sequence": numbered.sequence} | data, self._id(numbered.sequence))
 
     def _id(self, sequence: int) -> str:
         return f"{self._epoch}-{sequence}"
 
 
-def _describe(change: Change) -> tuple[str, dict[str, object]]:
+def _describe(change: Change, adapter_names: Sequence[str]) -> tuple[str, dict[str, object]]:
     match change:
-        case BlocksStored(parent, digests):
+        case BlocksStored(parent, digests, _, adapter):
             blocks = [digest.hex() for digest in digests]
-            return "stored", {"parent": parent.hex(), "blocks": blocks}
+            data: dict[str, object] = {"parent": parent.hex(), "blocks": blocks}
+            if adapter:
+                # As vLLM calls them.
+                data |= {"lora_id": adapter, "lora_name": adapter_names[adapter - 1]}
+            return "stored", data
         case BlockRemoved(digest):
             return "removed", {"block": digest.hex()}
         case Cleared():

@@ -185,6 +185,7 @@ def new_generation(
     *,
     arrived: float,
     text: TextForm,
+    adapter: int = 0,
     prompt_only: bool = False,
 ) -> Generation:
     """Return what is to be generated; headers say who asks and how urgently. Raises ApiError."""
@@ -202,6 +203,7 @@ def new_generation(
         arrived=arrived,
         among=len(prompts) * (body.n or 1),
         text=text,
+        adapter=adapter,
     )
     others = (
         replace(first, request_id=f"{generation_id}-{position}", prompt_tokens=prompt)

@@ -1,9 +1,9 @@
 """The one model that is offered, from before its weights are read until the server ends."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backend.ports import Embedder, Generator, PromptEncoder, Sleeper
 from backend.scheduler.request import GenerationRequest, SamplingParams
@@ -11,6 +11,7 @@ from backend.scheduler.stats import EngineStats
 from backend.server.protocol.errors import ApiError, unavailable
 from backend.server.tool_parsers import ToolFormat
 from backend.server.tool_parsers.reasoning import ReasoningFormat
+from backend.settings import AdapterSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class LoadedModel:
     reasoning_format: ReasoningFormat | None = None
     """How it reasons before it answers, None where all that it writes is the answer."""
     sleeper: Sleeper | None = None
+    adapter: int = 0
+    """The LoRA adapter by which it computes, 0: none."""
 
     @property
     def unready_reason(self) -> str | None:
@@ -79,9 +82,14 @@ Load = Callable[[Callable[[str], None]], Awaitable[Loaded]]
 class ServedModel:
     """Owned by the event loop; nothing here is touched from another thread."""
 
-    def __init__(self, name: str, load: Load) -> None:
-        """``load`` returns once the engine accepts requests; cancelling it gives it up."""
+    def __init__(self, name: str, load: Load, *, adapters: Sequence[AdapterSource] = ()) -> None:
+        """``load`` returns once the engine accepts requests; cancelling it gives it up.
+
+        ``adapters`` are its LoRA adapters, in the engine's order.
+        """
         self.name = name
+        self.adapters = {each.name: each for each in adapters}
+        self._number_of = {name: number for number, name in enumerate(self.adapters, 1)}
         self.created = int(time.time())
         self._load = load
         self._loaded: Loaded | None = None
@@ -114,12 +122,15 @@ class ServedModel:
 
     def check_name(self, name: str) -> None:
         """Raise ApiError (404) when another model is meant."""
-        if name != self.name:
+        if name != self.name and name not in self.adapters:
             problem = f"The model '{name}' does not exist or you do not have access to it."
             raise ApiError(404, problem, param="model", code="model_not_found")
 
     def require(self, name: str | None = None) -> LoadedModel:
-        """Return the model once it can generate, if ``name`` is its own. Raises ApiError."""
+        """Return the model once it can generate, if ``name`` is its own. Raises ApiError.
+
+        With the name of an adapter it computes by that.
+        """
         loaded = self.require_any(name)
         if isinstance(loaded, LoadedEmbedder):
             raise ApiError(
@@ -129,7 +140,8 @@ class ServedModel:
                 "Did you mean to use v1/embeddings?",
                 param="model",
             )
-        return loaded
+        adapter = self._number_of.get(name or "")
+        return loaded if adapter is None else replace(loaded, adapter=adapter)
 
     def require_embedder(self, name: str | None = None) -> LoadedEmbedder:
         """Return the model once it can embed, if ``name`` is its own. Raises ApiError."""
