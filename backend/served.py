@@ -70,6 +70,12 @@ ROWS = (
         "embeddings, `lm_head`, experts, whole modules, trained biases, DoRA, pickled weights, "
         "models that `transformers` computes, embedding models, several ranks",
     ),
+    Row(
+        "speculation",
+        "prompt lookup; a draft model with the same tokens",
+        "draft models that `transformers` computes or that have other tokens, draft heads",
+        "a draft model on a GPU",
+    ),
     Row("CPU", "x86-64, run and measured", untested="Arm"),
     Row(
         "NVIDIA GPUs",

@@ -37,6 +37,8 @@ _MARGIN, _MARGIN_OF_MANY = 1.2, 2.0
 sequences those have drafts that were luckiest lately."""
 _FACTOR_OF_UNKNOWN = 3.0
 """A step with drafts is taken to be so much longer until some were measured."""
+_REFRESHED_AFTER = 64
+"""After so many steps with guesses one is taken without: the machine may be faster by now."""
 _LEAST_KNOWN = 3
 _KEPT_OF_A_KIND = 8
 _FORGOTTEN_AFTER = 512  # steps
@@ -217,7 +219,7 @@ class Drafter:
     def _guess(self, sequence: Sequence, rate: float, num_rows: int) -> _Choice | None:
         """Return as many guesses of the draft model as give most tokens a second."""
         model, usual = self.model, self._times.seen(num_rows, 0)
-        if model is None or not usual:
+        if model is None or not usual or self._times.age(num_rows) > _REFRESHED_AFTER:
             return None
         each = model.pass_seconds(num_rows)
         best, most_per_second = None, 1 / usual
@@ -320,6 +322,10 @@ class _StepTimes:
             self._kept[kind] = deque(maxlen=_KEPT_OF_A_KIND)
         self._kept[kind].append(seconds)
         self._newest[kind] = self._steps
+
+    def age(self, num_rows: int) -> int:
+        """Return how many steps ago one without drafts was observed."""
+        return self._steps - self._newest.get((num_rows, 0), 0)
 
     def seen(self, num_rows: int, num_drafts: int) -> float | None:
         """Return the seconds of such a step; None: too few were observed."""
