@@ -208,7 +208,8 @@ def main() -> None:
                 result[name] = compare({mine: speculating, "off": off}, work, options.rounds)
     print(f"float32, {result['shape']}, {options.threads} threads; medians")
     print(
-        f"{'':12}{'tokens/s':>9}{'off':>7}{'ratio':>7}  range        fastest  processor  equal accepted"
+        f"{'':12}{'tokens/s':>9}{'off':>7}{'ratio':>7}  range        fastest  processor  equal "
+        "accepted"
     )
     for name in works:
         row = result[name]
