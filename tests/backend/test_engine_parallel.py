@@ -50,7 +50,7 @@ PROMPTS = [
 @pytest.fixture
 def drafting(monkeypatch):
     """Let sequences draft wherever they can."""
-    monkeypatch.setattr(Drafter, "_pays", lambda *_: True)
+    monkeypatch.setattr(Drafter, "_pays", lambda *_, **__: True)
     monkeypatch.setattr(drafts, "_ENOUGH_RIGHT", 0.0)
     monkeypatch.setattr(drafts, "_FEW_ROWS", drafts.MOST_ROWS)
 

@@ -10,7 +10,7 @@ from example_requests import chat, entry_of, plan_of, user
 from observations import observation_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from backend.scheduler.stats import EngineStats, Figures, MemoryUse, SequenceTimes
+from backend.scheduler.stats import EngineStats, Figures, MemoryUse, Recording, SequenceTimes
 from backend.server.batches.runner import Batches
 from backend.server.batches.store import Store
 from backend.server.metrics import Metrics as EngineMetrics
@@ -104,9 +104,11 @@ def engine_page() -> str:
     times = SequenceTimes(0.0)
     figures.first_token(times, None, 1.0)
     figures.finished(times, "stop", 7, 1)
+    names = ("draft_verifications", "drafts_proposed", "drafts_accepted")
+    guesses = {(name, ("draft_model",)): 1 for name in names}
     stats = replace(
         EngineStats(1, 2, 3, 4, 5, 6, 7),
-        recording=figures.read(),
+        recording=figures.read() + Recording(counts=guesses),
         tenants=(("", 3),),
         memory=MemoryUse(1, 2, 3),
     )
