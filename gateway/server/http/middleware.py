@@ -115,11 +115,7 @@ def with_key_of_browser(request: web.Request) -> web.Request:
 
     Browsers cannot send another header with a WebSocket. The subprotocol goes no further.
     """
-    offered = [
-        each.strip()
-        for line in request.headers.getall(SUBPROTOCOLS, ())
-        for each in line.split(",")
-    ]
+    offered = subprotocols(request)
     keys = [each.removeprefix(_BROWSER_KEY) for each in offered if each.startswith(_BROWSER_KEY)]
     if not keys:
         return request
@@ -127,9 +123,14 @@ def with_key_of_browser(request: web.Request) -> web.Request:
     headers.popall(SUBPROTOCOLS)
     if kept := [each for each in offered if not each.startswith(_BROWSER_KEY)]:
         headers[SUBPROTOCOLS] = ", ".join(kept)
-    for key in keys:
-        headers.add("Authorization", f"Bearer {key}")
+    headers.setdefault("Authorization", f"Bearer {keys[0]}")
     return request.clone(headers=headers)
+
+
+def subprotocols(request: web.Request) -> list[str]:
+    """Return what a handshake offers."""
+    lines = request.headers.getall(SUBPROTOCOLS, ())
+    return [each.strip() for line in lines for each in line.split(",")]
 
 
 def _middleware(refuse: Refuse) -> Middleware:

@@ -211,6 +211,15 @@ async def test_keys_are_checked_before_the_switch_and_never_sent_on(live, caplog
     reply.release()
 
 
+async def test_a_subprotocol_s_key_never_stands_beside_another_one(live):
+    _, fake, connect = await live()
+    protocols = ["realtime", f"{BROWSERS}one", f"{BROWSERS}two"]
+    await connect(protocols=protocols)
+    await connect(protocols=protocols, headers={"Authorization": "Bearer own"})
+    keys = [each.headers.getall("Authorization") for each in fake.requests]
+    assert keys == [["Bearer one"], ["Bearer own"]]
+
+
 async def test_a_session_is_limited_as_requests_are(live):
     _, fake, connect = await live(
         line("slow", "rpm=1"), line("one", "concurrency=1"), line("poor", "budget=50tokens/day")
