@@ -34,7 +34,7 @@ from gateway.server.http.middleware import (
     send_stream,
 )
 from gateway.server.http.passed_request import Passed, read_passed
-from gateway.server.http.realtime import relay
+from gateway.server.http.realtime import check_handshake, relay
 from gateway.server.keys.key_line import Key, needs_model
 from gateway.telemetry.observation import CallShare, Observation
 from gateway.upstream.pool.affinity import Learner
@@ -132,10 +132,11 @@ class PassThrough:
         return await self.upstreams.describe_alias(path.model, fields) if path.model else None
 
     async def _read(self, request: web.Request, path: ApiPath, faults: list[ClientError]) -> Passed:
-        """Return what a request names. Raises ClientError if its key may not use a model."""
+        """Return what a request names. Raises ClientError for what may not be asked."""
         key, permit, method = request.get(KEY), request.get(PERMIT), request.method
         is_restricted = key is not None and key.is_restricted
-        is_live = is_websocket(request)
+        if is_live := is_websocket(request):
+            check_handshake(request)
         asks = is_live or method not in ("GET", "HEAD")
         try:
             passed = await read_passed(

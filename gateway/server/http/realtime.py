@@ -7,10 +7,11 @@ Laws:
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
@@ -22,7 +23,14 @@ from gateway.protocol.http.headers import reply_fields, with_cache_status
 from gateway.protocol.named_models import models_in
 from gateway.protocol.reply_usage import LiveUsage, total
 from gateway.protocol.tokens import PromptUsage
-from gateway.server.http.middleware import KEY, PERMIT, STOPPING, SUBPROTOCOLS, ResponseSink
+from gateway.server.http.middleware import (
+    KEY,
+    PERMIT,
+    STOPPING,
+    SUBPROTOCOLS,
+    ResponseSink,
+    subprotocols,
+)
 from gateway.telemetry.observation import Observation
 from gateway.upstream.request import with_upstream
 from gateway.upstream.wire.connection import HttpReply
@@ -154,6 +162,37 @@ class _Session:
                 if isinstance(data, str)
                 else self.client.send_bytes(data)
             )
+
+
+def check_handshake(request: web.Request) -> None:
+    """Raise ClientError for a handshake that is malformed, or of a page that may not ask."""
+    # Told what is offered, aiohttp does not log it.
+    socket = web.WebSocketResponse(protocols=subprotocols(request), compress=False)
+    if not socket.can_prepare(request) or request.can_read_body:
+        message = (
+            "The WebSocket handshake is malformed: it has 'Upgrade: websocket', "
+            "'Connection: Upgrade', a Sec-WebSocket-Key of 16 bytes in base64, "
+            "'Sec-WebSocket-Version: 13' and no body."
+        )
+        raise ClientError(400, message, code="invalid_handshake")
+    if KEY not in request and _is_foreign(request.headers):
+        message = (
+            "A page of another origin needs a gateway key for a WebSocket, "
+            "since browsers let every page open one."
+        )
+        raise ClientError(403, message, param="Origin", code="origin_not_allowed")
+
+
+def _is_foreign(headers: Mapping[str, str]) -> bool:
+    """Tell whether a page of another origin asks."""
+    if "Origin" not in headers:
+        return False
+    try:
+        origin = urlsplit(headers["Origin"])
+    except ValueError:
+        return True
+    is_here = origin.netloc.lower() == headers.get("Host", "").lower()
+    return origin.scheme not in ("http", "https") or not is_here
 
 
 async def relay(

@@ -32,7 +32,8 @@ CLOSE_SECONDS = 5.0
 """The longest wait for the peer's word on a close."""
 
 _QUEUED_BYTES = 2**16
-_CLIENTS = ("sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions")
+_CLIENTS = ("origin", *(f"sec-websocket-{name}" for name in ("key", "version", "extensions")))
+"""The origin was checked against the gateway's own address, which is not the upstream's."""
 
 
 class Handshake:

@@ -211,6 +211,49 @@ async def test_keys_are_checked_before_the_switch_and_never_sent_on(live, caplog
     reply.release()
 
 
+HANDSHAKE = {
+    "Host": "x",
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version": "13",
+}
+MALFORMED = (
+    {"Upgrade": "h2c, websocket"},
+    {"Connection": "keep-alive"},
+    {"Sec-WebSocket-Key": "short"},
+    {"Sec-WebSocket-Version": "99"},
+    {"Content-Length": "5"},
+    {"Transfer-Encoding": "chunked"},
+)
+
+
+async def test_a_malformed_handshake_is_the_client_s_fault_and_opens_no_session(live):
+    gateway, fake, _ = await live()
+    host, port = gateway.url.removeprefix("http://").split(":")
+    for wrong in MALFORMED:
+        lines = "".join(f"{name}: {value}\r\n" for name, value in {**HANDSHAKE, **wrong}.items())
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET /v1/realtime?model=m HTTP/1.1\r\n{lines}\r\n".encode())
+        reply = await asyncio.wait_for(reader.read(), 60)
+        assert reply.startswith(b"HTTP/1.1 400 "), (wrong, reply)
+        assert b"invalid_handshake" in reply
+        writer.close()
+    assert not fake.requests
+
+
+async def test_a_page_of_another_origin_needs_a_key_that_is_checked_here(live):
+    gateway, fake, connect = await live()
+    host = gateway.url.removeprefix("http://")
+    for foreign in ("https://evil.example", "null", f"ftp://{host}", f"http://{host}0", "http://["):
+        assert (await refused(connect, headers={"Origin": foreign, **bearing("x")})).status == 403
+    assert not fake.requests
+    await connect(headers={"Origin": f"http://{host}"})
+    _, fake, connect = await live(line("shop"))
+    await connect(headers={"Origin": "https://shop.example", **bearing("shop")})
+    assert "Origin" not in fake.requests[0].headers
+
+
 async def test_a_subprotocol_s_key_never_stands_beside_another_one(live):
     _, fake, connect = await live()
     protocols = ["realtime", f"{BROWSERS}one", f"{BROWSERS}two"]
