@@ -49,6 +49,8 @@ from backend.server.structured import Constraint
 
 QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"
 PRIORITY = "X-Refrain-Priority"
+CACHE_SALT = "X-Refrain-Cache-Salt"
+"""Of a gateway, which alone knows its tenants, for what has no body to say it."""
 
 _TENANT = ("Authorization", "api-key", "x-api-key", "OpenAI-Organization", "OpenAI-Project")
 
@@ -215,14 +217,17 @@ def new_generation(
 def kv_salt(headers: Mapping[str, str], client_salt: str | None) -> str:
     """Return the salt of the request's KV blocks; empty where neither tenant nor salt is given.
 
-    A cached prefix is computed faster, so requests that share KV can time one another. A client's
-    salt divides its tenant's KV further: it is hashed with the tenant and never replaces it.
+    A cached prefix is computed faster, so requests that share KV can time one another. A gateway's
+    or a client's salt divides a tenant's KV further: it is hashed with it and never replaces it.
     """
     credentials = [headers.get(name, "") for name in _TENANT]
     # A header holds no NUL.
     tenant = _digest("\0".join(credentials)) if any(credentials) else ""
-    # The tenant's part is empty or 64 characters of hex, so the comma is the first one.
-    return tenant if client_salt is None else _digest(f"{tenant},{client_salt}")
+    for salt in (headers.get(CACHE_SALT), client_salt):
+        if salt:
+            # The tenant's part is empty or 64 characters of hex, so the comma is the first one.
+            tenant = _digest(f"{tenant},{salt}")
+    return tenant
 
 
 def _digest(text: str) -> str:

@@ -342,6 +342,20 @@ async def test_what_is_known_of_a_prompt_is_computed_before_its_response(start_s
     assert asked.prompt_tokens[: len(ahead.prompt_tokens)] == ahead.prompt_tokens
 
 
+async def test_keys_and_the_gateway_s_salt_keep_clients_apart_in_the_prefix_cache(server, connect):
+    salts = []
+    for protocol, salt in (("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")):
+        key = f"openai-insecure-api-key.{protocol}"
+        headers = {"X-Refrain-Cache-Salt": salt}
+        live = await connect(server, protocols=["realtime", key], headers=headers)
+        await live.say("Hi")
+        await live.send("response.create")
+        await live.until("response.done")
+        salts.append(server.generator.requests[-1].cache_salt)
+    assert salts[0] == salts[3]
+    assert len(set(salts)) == 3
+
+
 async def test_a_client_that_vanishes_takes_its_response_along(start_server, connect):
     server = await start_server(script=gated(asyncio.Event()))
     live = await connect(server)
@@ -422,10 +436,13 @@ async def test_what_is_refused_is_refused_before_the_switch(start_server, connec
 
     assert await refused("?model=other") == 404
     assert await refused("?call_id=rtc_1") == 400
+    assert await refused(headers={"Origin": "https://evil.example"}) == 403
+    assert await refused(headers={"Origin": "null"}) == 403
     key = "openai-insecure-api-key.sk-secret"
     assert await refused(protocols=[key]) == 400
     assert (await server.get("/v1/realtime")).status == 426
-    live = await connect(server, protocols=["realtime", key])
+    own = {"Origin": f"http://{server.host}:{server.port}"}
+    live = await connect(server, protocols=["realtime", key], headers=own)
     assert live.socket.protocol == "realtime"
     assert await refused() == 503
     await live.socket.close()

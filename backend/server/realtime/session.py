@@ -88,9 +88,11 @@ class LiveSession:
         loaded: LoadedModel,
         model: str,
         bounds: Bounds,
+        *,
+        key: str | None = None,
     ) -> None:
-        """``socket`` is prepared."""
-        self._request, self._socket = request, socket
+        """``socket`` is prepared. KV is shared within a ``key`` that is not in a header alone."""
+        self._request, self._socket, self._key = request, socket, key
         self._loaded, self._model, self._bounds = loaded, model, bounds
         self._id = new_id("sess_")
         self._conversation_id = new_id("conv_")
@@ -258,6 +260,7 @@ class LiveSession:
             temperature=fields.temperature,
             top_p=fields.top_p,
             seed=fields.seed,
+            cache_salt=self._key or None,
         )
         asked = chat.Conversation(
             messages=messages,

@@ -1,6 +1,7 @@
 """All live sessions of a server: who may begin one, how many there are, and their end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -36,9 +37,12 @@ class Realtime:
             if name in request.query:
                 message = f"Unsupported parameter: '{name}' is not supported by this server."
                 raise invalid(message, name, "unsupported_parameter")
+        if _is_foreign(request.headers):
+            message = "A page of another origin may not open a WebSocket here: it has no keys."
+            raise ApiError(403, message, param="Origin", code="origin_not_allowed")
         name = request.query.get("model", self._model.name)
         loaded = self._model.require(name)
-        protocols = _offered(request)
+        protocols, key = _offered(request)
         if self._num_open >= self._bounds.sessions:
             message = f"The server has {self._num_open} realtime sessions, the most there may be."
             busy = {"Retry-After": "5"}
@@ -54,7 +58,7 @@ class Realtime:
         self._num_open += 1
         try:
             await socket.prepare(request)
-            session = LiveSession(request, socket, loaded, name, bounds)
+            session = LiveSession(request, socket, loaded, name, bounds, key=key)
             self._sessions.add(session)
             try:
                 await session.run()
@@ -70,8 +74,20 @@ class Realtime:
             session.stop()
 
 
-def _offered(request: web.Request) -> Sequence[str]:
-    """Return the subprotocol to be chosen.
+def _is_foreign(headers: Mapping[str, str]) -> bool:
+    """Tell whether a page of another origin asks: no browser asks a server before it lets one."""
+    if "Origin" not in headers:
+        return False
+    try:
+        origin = urlsplit(headers["Origin"])
+    except ValueError:
+        return True
+    is_here = origin.netloc.lower() == headers.get("Host", "").lower()
+    return origin.scheme not in ("http", "https") or not is_here
+
+
+def _offered(request: web.Request) -> tuple[Sequence[str], str | None]:
+    """Return the subprotocol to be chosen, and the key that a browser has put beside it.
 
     aiohttp would log what was offered, a browser's key too, if none of it were.
     """
@@ -83,4 +99,5 @@ def _offered(request: web.Request) -> Sequence[str]:
     if offered and SUBPROTOCOL not in offered:
         message = f"The subprotocol of this endpoint is '{SUBPROTOCOL}': offer it, or none."
         raise invalid(message, "Sec-WebSocket-Protocol", "unsupported_subprotocol")
-    return (SUBPROTOCOL,) if offered else ()
+    keys = (each.removeprefix(BROWSER_KEY) for each in offered if each.startswith(BROWSER_KEY))
+    return (SUBPROTOCOL,) if offered else (), next(keys, None)
