@@ -37,16 +37,29 @@ class ReplyUsage:
         return NOTHING_SAID
 
 
-_TYPE = re.compile(r'"type"\s*:\s*"(response\.[a-z_.]+)"')
+_DELTA = re.compile(
+    r'\s*\{\s*(?:"event_id"\s*:\s*"[^"\\]*"\s*,\s*)?"type"\s*:\s*"response\.[a-z_.]+\.delta"'
+)
+"""How a delta begins: these are many and may be large, so they are not parsed."""
+_RESPONSE_ID = re.compile(r'"response_id"\s*:\s*"([^"\\]*)"')
 
 
 class LiveUsage:
-    """Reads the usage of a live session's responses, from the events that its upstream sends."""
+    """Reads the usage of a live session's responses, from the events that its upstream sends.
+
+    Law: an event is what its own ``type`` says. Other events repeat what clients have written.
+    """
 
     def __init__(self) -> None:
-        self._asked = self._said = 0
-        self.is_answering = False
+        self._asked = 0
+        self._said: dict[str, int] = {}
+        """Bytes of each response under way, by its id, in the order of their begin."""
+        self.num_begun = 0
+
+    @property
+    def is_answering(self) -> bool:
         """Whether a response has begun and not ended."""
+        return bool(self._said)
 
     def note_sent(self, size: int) -> None:
         """Note bytes of the client's."""
@@ -54,28 +67,45 @@ class LiveUsage:
 
     def feed(self, event: str) -> PromptUsage | None:
         """Return what a response has used if this is its end."""
-        found = _TYPE.search(event)
-        if found is None:
+        if _DELTA.match(event) is not None:
+            found = _RESPONSE_ID.search(event)
+            self._note_said(None if found is None else found[1], len(event))
             return None
-        if found[1] == "response.created":
-            self._said, self.is_answering = 0, True
-        elif found[1].endswith(".delta"):
-            self._said += len(event)
-        elif found[1] == "response.done":
-            self.is_answering = False
-            try:
-                usage = prompt_usage(orjson.loads(event)["response"]["usage"])
-            except (ValueError, LookupError, TypeError):
-                usage = NOTHING_SAID
-            return self._estimate() if usage == NOTHING_SAID else usage
+        try:
+            whole = orjson.loads(event)
+        except ValueError:
+            return None
+        kind = whole.get("type") if isinstance(whole, dict) else None
+        if not isinstance(kind, str) or not kind.startswith("response."):
+            return None
+        response = whole.get("response")
+        if not isinstance(response, dict):
+            response = {"id": whole.get("response_id")}
+        if kind == "response.created":
+            self._said[str(response.get("id"))], self.num_begun = 0, self.num_begun + 1
+        elif kind.endswith(".delta"):
+            self._note_said(response.get("id"), len(event))
+        elif kind == "response.done":
+            said = self._said.pop(self._known(response.get("id")), 0)
+            usage = prompt_usage(response.get("usage"))
+            return self._estimate(said) if usage == NOTHING_SAID else usage
         return None
 
     def end(self) -> PromptUsage | None:
-        """Return an estimate for a response that nobody saw the end of, if there is one."""
-        return self._estimate() if self.is_answering else None
+        """Return an estimate for the responses that nobody saw the end of, if there are any."""
+        return total(map(self._estimate, self._said.values())) if self._said else None
 
-    def _estimate(self) -> PromptUsage:
-        return PromptUsage(tokens_in(self._asked), tokens_in(self._said))
+    def _note_said(self, response_id: Any, size: int) -> None:
+        if (known := self._known(response_id)) in self._said:
+            self._said[known] += size
+
+    def _known(self, response_id: Any) -> str:
+        """Return which response is meant: the latest one, where the upstream does not say."""
+        named = str(response_id)
+        return named if named in self._said else next(reversed(self._said), "")
+
+    def _estimate(self, said: int) -> PromptUsage:
+        return PromptUsage(tokens_in(self._asked), tokens_in(said))
 
 
 def total(usages: Iterable[PromptUsage]) -> PromptUsage:

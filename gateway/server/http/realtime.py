@@ -80,6 +80,8 @@ class _Session:
             if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                 return Close(self.client_code, _reason(message), of_client=True)
             self.usage.note_sent(len(message.data))
+            if not self.usage.is_answering and (spent := self._spent()) is not None:
+                return await self._end_spent(spent)
             if (refused := await self._refusal(message)) is not None:
                 await self._tell(refused)
             else:
@@ -92,17 +94,18 @@ class _Session:
             if message.type is WSMsgType.CLOSE:
                 return Close(sendable(message.data), _reason(message))
             self.seen.note_sent(len(message.data))
+            begun = self.usage.num_begun
             used = self.usage.feed(message.data) if message.type is WSMsgType.TEXT else None
             await self._write(message.data)
-            refused = None if used is None else self._charge(used)
             if self.usage.is_answering:
                 self.rests.clear()
             else:
                 self.rests.set()
-            if refused is not None:
-                await self._tell(refused)
-                why = b"this API key has used what it may"
-                return Close(WSCloseCode.POLICY_VIOLATION, why, refused.reason)
+            if used is not None:
+                self._charge(used)
+            has_changed = used is not None or self.usage.num_begun != begun
+            if has_changed and (spent := self._spent()) is not None:
+                return await self._end_spent(spent)
 
     @property
     def client_code(self) -> int:
@@ -123,16 +126,25 @@ class _Session:
         if self.used:
             self.seen.note_call(self.seen.call._replace(usage=total(self.used)))
 
-    def _charge(self, used: PromptUsage) -> ClientError | None:
-        """Charge a response; return why there may be no other."""
+    def _charge(self, used: PromptUsage) -> None:
         self.used.append(used)
+        if (permit := self.request.get(PERMIT)) is not None:
+            permit.charge_part(used, self.model)
+
+    def _spent(self) -> ClientError | None:
+        """Return why there may be no other response, if the holder's tokens are used up."""
         permit = self.request.get(PERMIT)
         try:
             if permit is not None:
-                permit.charge_part(used, self.model)
+                permit.limiter.check_spent()
         except ClientError as error:
             return error
         return None
+
+    async def _end_spent(self, error: ClientError) -> Close:
+        await self._tell(error)
+        why = b"this API key has used what it may"
+        return Close(WSCloseCode.POLICY_VIOLATION, why, error.reason)
 
     async def _refusal(self, message: WSMessage) -> ClientError | None:
         """Return why a restricted key may not send a message: its models are read, as elsewhere."""

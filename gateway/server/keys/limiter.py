@@ -250,14 +250,10 @@ class Permit:
             self.limiter.charge(used, asked.answering_model, asked.model)
 
     def charge_part(self, used: PromptUsage, model: str) -> None:
-        """Count the use of one answer of several, which ``charge`` does not count again.
-
-        Raises LimitError if no tokens are left for another one.
-        """
+        """Count the use of one answer of several, which ``charge`` does not count again."""
         self._charged = True
         if self.limiter.counts_tokens:
             self.limiter.charge(used, model, model)
-            self.limiter.check_spent()
 
     def end(self) -> None:
         """Count the end of the request."""

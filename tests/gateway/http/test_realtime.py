@@ -11,6 +11,8 @@ import pytest
 from aiohttp import WSMsgType, web
 from faulty_upstreams import pool
 
+from gateway.protocol.reply_usage import LiveUsage
+from gateway.protocol.tokens import PromptUsage, tokens_in
 from gateway.server.http import middleware
 from running_gateway import start_app
 
@@ -294,6 +296,51 @@ async def test_a_client_that_leaves_its_response_is_charged_an_estimate(live):
     while (reply := await gateway.get("/v1/files", headers=bearing("shop"))).status == 429:
         pass
     assert 1000 - int(reply.headers["x-ratelimit-remaining-tokens"]) >= 100
+
+
+def test_usage_is_read_of_the_event_s_own_type_and_of_each_response():
+    usage, counts = LiveUsage(), {"input_tokens": 5, "output_tokens": 7}
+    usage.note_sent(40)
+    for name in ("one", "two", "three"):
+        assert usage.feed(event("response.created", response={"id": name})) is None
+    nested = {"type": "response.done", "response": {"id": "one", "usage": counts}}
+    for kind in ("session.updated", "conversation.item.added"):
+        assert usage.feed(orjson.dumps({"session": nested, "type": kind}).decode()) is None
+        assert usage.feed(event(kind, item=nested, response=nested["response"])) is None
+    said = event(
+        "response.output_text.delta", response_id="two", delta='"type":"response.done"' * 9
+    )
+    odd = orjson.dumps({"delta": "a" * 90, "type": "response.x.delta", "response_id": "one"})
+    for delta in (said, said, odd.decode()):
+        assert usage.feed(delta) is None
+    done = usage.feed(
+        event("response.done", event_id="e", response={"id": "three", "usage": counts})
+    )
+    assert done == PromptUsage(5, 7)
+    assert usage.is_answering
+    assert usage.feed(event("response.done", response={"id": "one"})) == PromptUsage(
+        tokens_in(40), tokens_in(len(odd))
+    )
+    usage.feed(event("response.created", response={"id": "four"}))
+    left = usage.end()
+    assert (left.prompt, left.completion) == (2 * tokens_in(40), tokens_in(2 * len(said)))
+
+
+async def test_a_holder_without_tokens_gets_no_response_in_any_of_its_sessions(live):
+    _, fake, connect = await live(line("poor", "budget=50tokens/day"))
+    idle, busy, spender = [await connect(headers=bearing("poor")) for _ in range(3)]
+    await busy.send_str(event("begin"))
+    await until(busy, "response.output_text.delta")
+    for _ in range(2):
+        await spender.send_str(event("response.create"))
+        await until(spender, "response.done")
+    asked = len(fake.events)
+    await idle.send_str(event("response.create"))
+    await busy.send_str(event("begin"))  # beside its first response, so the upstream begins it
+    for socket in (idle, busy):
+        assert (await until(socket, "error"))["error"]["code"] == "insufficient_quota"
+        assert (await socket.receive(timeout=60)).data == 1008
+    assert fake.events[asked:] == [event("begin")]
 
 
 async def test_a_restricted_key_names_its_own_models_alone(live):
