@@ -14,7 +14,7 @@ from aiohttp.http import SERVER_SOFTWARE
 
 from gateway import background
 from gateway.cache.append_files import Journal
-from gateway.cache.key import affinity_scopes, identify
+from gateway.cache.key import Tenant, affinity_scopes, cache_salt, identify
 from gateway.cache.pii_scan import Scans
 from gateway.cache.writer import CacheWriter
 from gateway.server.admin.access import AdminAccess
@@ -72,10 +72,19 @@ def _coalescer(
     return Coalescer(AnsweredCall(upstream, **options), claims=claims, unread=unread)
 
 
+def _tenant_of(headers: Mapping[str, str], key: Key | None) -> Tenant:
+    name, team = (None, None) if key is None else (key.name, key.team)
+    return identify(headers, name, team)
+
+
 def _scopes_of(secret: bytes, headers: Mapping[str, str], key: Key | None) -> tuple[bytes, ...]:
     """Return the scopes within which a client knows state of upstreams."""
-    name, team = (None, None) if key is None else (key.name, key.team)
-    return affinity_scopes(secret, Scope.TENANT, identify(headers, name, team))
+    return affinity_scopes(secret, Scope.TENANT, _tenant_of(headers, key))
+
+
+def _salt_of(secret: bytes, headers: Mapping[str, str], key: Key | None) -> str:
+    """Return the salt of a client's live sessions, which no rule of the policy gives a scope."""
+    return cache_salt(secret, Scope.TENANT, _tenant_of(headers, key))
 
 
 def create_app(
@@ -237,7 +246,10 @@ def create_app(
     handlers = Handlers(
         pipeline=pipeline,
         pass_through=PassThrough(
-            upstreams.passing, settings.client_timeout, partial(_scopes_of, secret)
+            upstreams.passing,
+            settings.client_timeout,
+            partial(_scopes_of, secret),
+            partial(_salt_of, secret) if settings.salts else lambda *_: "",
         ),
         readiness=readiness,
         metrics=metrics.page,

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
+SALT_HEADER = "X-Refrain-Cache-Salt"
+"""The salt of a live session, whose handshake has no body."""
 
 _ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
 OF_A_CLIENT = (*CREDENTIALS, *_ACCOUNT)
@@ -35,8 +37,9 @@ OF_A_TRACE = ("traceparent", "tracestate")
 OF_A_METHOD = ("x-http-method-override", "x-http-method", "x-method-override")
 """Headers by which some servers take a request for one of another method, whose body is read."""
 
-_PASSED_REPLACED = (PRIORITY.lower(), "content-encoding")
-"""The priority is the policy's. The body is decoded, and what is sent of it has its own length."""
+_PASSED_REPLACED = (PRIORITY.lower(), SALT_HEADER.lower(), "content-encoding")
+"""The priority is the policy's, the salt the tenant's. What is sent of the decoded body has its own
+length."""
 _CALL_REPLACED = (*_PASSED_REPLACED, "accept-encoding")
 _OWN_REPLACED = (*_CALL_REPLACED, "content-type", "cache-control", *OF_A_TRACE)
 _UNENCODED = ("Accept-Encoding", "identity")

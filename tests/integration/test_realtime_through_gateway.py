@@ -20,8 +20,13 @@ async def until(connection, kind):
 async def client_of(start_real_server, start_gateway, tmp_path):
     engine = await start_real_server()
     digest = sha256(b"gk-shop").hexdigest()
-    (tmp_path / "keys").write_text(f"shop {digest} models=tiny,alias budget=60tokens/day\n")
+    other = sha256(b"gk-other").hexdigest()
+    (tmp_path / "keys").write_text(
+        f"shop {digest} models=tiny,alias budget=60tokens/day\n"
+        f"own {sha256(b'gk-own').hexdigest()}\nother {other}\n"
+    )
     one = {"url": f"{engine.url}/v1", "auth": "none", "rename": {"alias": "tiny"}, "probe": "off"}
+    one["cache_salt"] = True
     gateway = await start_gateway(upstream=(), upstreams=[one], gateway_keys=tmp_path / "keys")
     clients = []
 
@@ -59,3 +64,19 @@ async def test_a_session_of_the_engine_through_the_gateway(client_of):
         assert (error.type, error.error.code) == ("error", "insufficient_quota")
     with pytest.raises(Exception, match="429"):
         await shop.realtime.connect(model="alias").enter()
+
+
+async def test_holders_share_no_prefix_cache_and_choose_no_salt(client_of):
+    cached = []
+    for key in ("gk-own", "gk-other", "gk-own"):
+        headers = {"X-Refrain-Cache-Salt": "mine"}
+        session = client_of(key).realtime.connect(model="alias", extra_headers=headers)
+        async with session as connection:
+            content = [{"type": "input_text", "text": "How are you today? " * 8}]
+            item = {"type": "message", "role": "user", "content": content}
+            # Not an item of the conversation, which would be computed before it is asked.
+            await connection.response.create(response={"input": [item], "max_output_tokens": 1})
+            done = await until(connection, "response.done")
+            cached.append(done.response.usage.input_token_details.cached_tokens)
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 0

@@ -59,12 +59,14 @@ class PassThrough:
     """Forwards untouched; ``client_seconds`` bounds each wait for the client.
 
     ``scopes_of`` returns the scopes within which a client knows state of upstreams, from its
-    headers and its gateway key.
+    headers and its gateway key. ``salt_of`` returns the salt of its live sessions from the same,
+    empty for none.
     """
 
     upstreams: PoolRequests
     client_seconds: float
     scopes_of: Callable[[Mapping[str, str], Key | None], Sequence[bytes]]
+    salt_of: Callable[[Mapping[str, str], Key | None], str]
 
     async def handle(self, request: web.Request, seen: Observation) -> web.StreamResponse:
         """Answer one request. Raises ClientError and UpstreamError before the head is out."""
@@ -84,12 +86,13 @@ class PassThrough:
         learns = self.upstreams.several and names_objects(path.path)
         if _counts_tokens(request) or learns:  # the reply is read
             fields = unencoded_fields(fields)
+        client = fold_fields(request.headers.items()), request.get(KEY)
         handshake = Handshake()
         if is_live:
-            fields = handshake.fields(fields)
+            fields = handshake.fields(fields, self.salt_of(*client))
         call = CallShare(seen.clock())
         seen.note_call(call)
-        scopes = self.scopes_of(fold_fields(request.headers.items()), request.get(KEY))
+        scopes = self.scopes_of(*client)
         to_send = PassedRequest(
             request.method,
             path,

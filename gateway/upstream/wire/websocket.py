@@ -19,6 +19,7 @@ from aiohttp.http import WS_KEY, WebSocketReader, WebSocketWriter
 from gateway.protocol.errors import UpstreamError
 from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.http.headers import Fields, without
+from gateway.upstream.request import SALT_HEADER
 from gateway.upstream.wire.coding import odd_reply
 from gateway.upstream.wire.connection import HttpReply, OneReply
 
@@ -42,11 +43,15 @@ class Handshake:
     def __init__(self) -> None:
         self._key = b64encode(secrets.token_bytes(16)).decode()
 
-    def fields(self, fields: Fields) -> Fields:
-        """Return the headers with our handshake in place of the client's."""
+    def fields(self, fields: Fields, salt: str) -> Fields:
+        """Return the headers with our handshake in place of the client's.
+
+        ``salt`` keeps the client apart in the upstream's prefix cache, if it is not empty.
+        """
         ours = (("Connection", "Upgrade"), ("Upgrade", "websocket"))
         version, key = ("Sec-WebSocket-Version", "13"), ("Sec-WebSocket-Key", self._key)
-        return (*without(fields, *_CLIENTS), *ours, version, key)
+        salted = ((SALT_HEADER, salt),) if salt else ()
+        return (*without(fields, *_CLIENTS), *ours, version, key, *salted)
 
     def check(self, reply: HttpReply) -> None:
         """Raise UpstreamError unless a 101 answers this handshake, without extensions."""

@@ -256,6 +256,19 @@ async def test_a_page_of_another_origin_needs_a_key_that_is_checked_here(live):
     assert "Origin" not in fake.requests[0].headers
 
 
+async def test_upstreams_that_know_salts_get_one_for_each_holder(live):
+    _, fake, connect = await live(line("a"), line("b"), cache_salt=True)
+    for name in ("a", "b", "a"):
+        await connect(headers={**bearing(name), "X-Refrain-Cache-Salt": "mine"})
+    salts = [each.headers.getall("X-Refrain-Cache-Salt") for each in fake.requests]
+    assert salts[0] == salts[2]
+    assert len({salt for each in salts for salt in each}) == len(salts[0]) + len(salts[1]) == 2
+    assert "mine" not in str(salts)
+    _, fake, connect = await live(line("a"))
+    await connect(headers={**bearing("a"), "X-Refrain-Cache-Salt": "mine"})
+    assert "X-Refrain-Cache-Salt" not in fake.requests[0].headers
+
+
 async def test_a_subprotocol_s_key_never_stands_beside_another_one(live):
     _, fake, connect = await live()
     protocols = ["realtime", f"{BROWSERS}one", f"{BROWSERS}two"]
