@@ -26,6 +26,9 @@ from backend.server.tool_parsers.reasoning import PromptEnd, prompt_end
 ON_LOOP_CHARACTERS = 2_000
 """Encoding this much takes a millisecond or two; a hop to a thread and back costs 0.1 ms."""
 
+TOO_LONG = "context_length_exceeded"
+"""The code of the refusal of a prompt that leaves no room."""
+
 _CHARACTERS_OF_A_MESSAGE = 50  # what a template adds, and costs, for each
 
 T = TypeVar("T")
@@ -210,4 +213,4 @@ def _check_room(tokens: tuple[int, ...], param: str, max_model_len: int) -> None
             f"is the answer's. However, your {param} resulted in {len(tokens)} tokens. "
             f"Please reduce the length of the {param}."
         )
-        raise invalid(message, param, "context_length_exceeded")
+        raise invalid(message, param, TOO_LONG)

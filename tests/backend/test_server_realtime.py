@@ -342,6 +342,47 @@ async def test_what_is_known_of_a_prompt_is_computed_before_its_response(start_s
     assert asked.prompt_tokens[: len(ahead.prompt_tokens)] == ahead.prompt_tokens
 
 
+async def test_names_and_call_ids_count_as_characters(start_server, connect):
+    live = await connect(await start_server(limits={"realtime": Bounds(characters=50)}))
+    call = {"type": "function_call", "call_id": "c" * 10, "name": "n" * 10, "arguments": "{}"}
+    returned = {"type": "function_call_output", "call_id": "c" * 10, "output": "o"}
+    for item in (call, returned):  # 22 and 11
+        await live.send("conversation.item.create", item=item)
+        await live.until("conversation.item.done")
+    for item in (
+        {**call, "name": "n" * 20},
+        {**call, "call_id": "d" * 16},
+        {**returned, "output": "o" * 8},
+    ):
+        await live.send("conversation.item.create", item=item)
+        (told,) = await live.until("error")
+        assert told["error"]["code"] == "conversation_too_long"
+
+
+async def test_a_prompt_that_is_too_long_is_not_computed_again(start_server, connect, monkeypatch):
+    server, written = await start_server(max_model_len=60), asyncio.Queue()
+    encoder = server.model._loaded.encoder
+    write = encoder.apply_chat_template
+
+    def noting(messages, **options):
+        written.put_nowait(len(messages))
+        return write(messages, **options)
+
+    live = await connect(server)
+    monkeypatch.setattr(encoder, "apply_chat_template", noting)
+    await live.say("a" * 70, id="item_long")
+    assert await asyncio.wait_for(written.get(), 60) == 1
+    for _ in range(3):
+        await live.say("short")
+    await live.send("response.create")
+    assert (await live.until("error"))[-1]["error"]["code"] == "context_length_exceeded"
+    assert [written.get_nowait() for _ in range(written.qsize())] == [4]
+    await live.send("conversation.item.delete", item_id="item_long")
+    await live.until("conversation.item.deleted")
+    await live.say("more")
+    assert await asyncio.wait_for(written.get(), 60) == 4
+
+
 async def test_keys_and_the_gateway_s_salt_keep_clients_apart_in_the_prefix_cache(server, connect):
     salts = []
     for protocol, salt in (("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")):

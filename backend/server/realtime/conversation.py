@@ -31,12 +31,14 @@ class Item:
 
     @property
     def size(self) -> int:
-        """Characters of its texts."""
+        """Characters that are kept of it, its id apart."""
         match self.content:
             case RealtimeMessage(content=content):
                 return len(text_of(content))
-            case RealtimeCall(arguments=text) | RealtimeOutput(output=text):
-                return len(text)
+            case RealtimeCall(call_id=call_id, name=name, arguments=text):
+                return len(call_id) + len(name) + len(text)
+            case RealtimeOutput(call_id=call_id, output=text):
+                return len(call_id) + len(text)
 
     def body(self) -> dict[str, Any]:
         """Return it as clients read it."""

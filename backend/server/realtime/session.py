@@ -21,6 +21,7 @@ from backend.scheduler.request import FinishReason, Priority, SamplingParams
 from backend.server import chat
 from backend.server.body import ALLOW_UNKNOWN, validated
 from backend.server.pipeline import FAILURES, Answer, Generation, api_error
+from backend.server.prompts import TOO_LONG
 from backend.server.protocol.errors import ApiError, internal_error, invalid
 from backend.server.protocol.generation import GenerationFields
 from backend.server.protocol.messages import AnyMessage, Message, TemplateOptions, check_choice
@@ -58,7 +59,7 @@ class Bounds:
     message_bytes: int = 2**20
     items: int = 1_000
     characters: int = 4 * 2**20
-    """Of all texts of a conversation."""
+    """Of all texts, names and call ids of a conversation."""
     sessions: int = 256
     idle_seconds: float = 900.0
     """Without a whole message, while nothing is generated."""
@@ -107,6 +108,8 @@ class LiveSession:
         self._has_grown = False
         self._prefilled = 0
         """Tokens of the last prompt that was computed ahead."""
+        self._is_too_long = False
+        """Whether the prompt was refused as that: until something is left out, it stays so."""
         self._outbox: deque[str] = deque()
         self._sending = asyncio.Lock()
         self._stopping: asyncio.Task[Any] | None = None
@@ -191,7 +194,7 @@ class LiveSession:
                 return [{"type": "conversation.item.retrieved", "item": found.body()}]
             case ItemDelete():
                 self._conversation.delete(event.item_id)
-                self._prefilled = 0
+                self._prefilled, self._is_too_long = 0, False
                 return [{"type": "conversation.item.deleted", "item_id": event.item_id}]
             case ResponseCreate():
                 await self._respond(event)
@@ -206,7 +209,7 @@ class LiveSession:
         fields = self._fields.updated(given)
         _check_choice(fields, "session.tool_choice")
         self._fields = fields
-        self._prefilled = 0
+        self._prefilled, self._is_too_long = 0, False
         self._grow()
         return [{"type": "session.updated", "session": self._described()}]
 
@@ -340,6 +343,7 @@ class LiveSession:
         self._active = None
         if active.joins:
             self._prefilled = usage.prompt_tokens + usage.completion_tokens
+            self._is_too_long = False
         if self._has_grown:
             self._grow()
         return active.reply.end(status, usage, failure)
@@ -359,7 +363,7 @@ class LiveSession:
     def _grow(self) -> None:
         """Compute what is known of the next prompt, so that its response begins soon."""
         self._has_grown = True
-        if self._prefill is None and self._active is None:
+        if self._prefill is None and self._active is None and not self._is_too_long:
             self._prefill = asyncio.create_task(self._compute_ahead())
 
     async def _compute_ahead(self) -> None:
@@ -368,6 +372,7 @@ class LiveSession:
                 self._has_grown = False
                 await self._compute_prompt()
         except (*FAILURES, ApiError) as error:
+            self._is_too_long = isinstance(error, ApiError) and error.code == TOO_LONG
             log.debug("a prompt is not computed ahead: %s", error)  # its response says why
         except Exception:
             log.exception("a prompt was not computed ahead")
