@@ -35,6 +35,8 @@ _FOR_FEW_ROWS = 8
 _MARGIN, _MARGIN_OF_MANY = 1.2, 2.0
 """So much more than its time costs must a step of few or of more rows with drafts gain: of many
 sequences those have drafts that were luckiest lately."""
+_MARGIN_OF_GUESSES = 1.5
+"""Of a draft model: a rate that is high lately is luck in part."""
 _FACTOR_OF_UNKNOWN = 3.0
 """A step with drafts is taken to be so much longer until some were measured."""
 _REFRESHED_AFTER = 64
@@ -250,7 +252,9 @@ class Drafter:
             longer = usual if guesses else _FACTOR_OF_UNKNOWN * usual
         if guesses and self.model is not None:
             longer += max(guesses) * self.model.pass_seconds(len(guesses))
-        margin = _MARGIN if num_rows <= _FEW_ROWS else _MARGIN_OF_MANY
+        margin = _MARGIN_OF_GUESSES if guesses else _MARGIN
+        if num_rows > _FEW_ROWS:
+            margin = _MARGIN_OF_MANY
         return gain * usual > margin * num_rows * (longer - usual)
 
 

@@ -104,7 +104,7 @@ def test_right_guesses_make_more_of_them():
 
 @pytest.mark.parametrize(
     ("seconds", "each", "pays"),
-    [(1.2, 0.1, True), (2.0, 0.1, True), (1.2, 0.9, False), (6.0, 0.1, False)],
+    [(1.2, 0.1, True), (1.6, 0.1, True), (1.2, 0.9, False), (6.0, 0.1, False)],
 )
 def test_it_guesses_where_tokens_come_faster_with_its_own_time(seconds, each, pays):
     drafter = drafter_of(seconds=USUAL * seconds)
