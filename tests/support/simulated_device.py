@@ -55,7 +55,9 @@ class RandomDrafter:
         proposed = {}
         for place, (sequence, start, *_) in enumerate(rows):
             count = self._random.randint(0, self.most)
-            if sequence.num_unseen_tokens == 0 and sequence.allows_drafts and count > 0:
+            has_begun = len(sequence.tokens) > sequence.num_prompt_tokens
+            is_known = sequence.num_unseen_tokens == 0 and has_begun
+            if is_known and sequence.allows_drafts and count > 0:
                 right = self.scripts[sequence].tokens[start + 1 : start + 1 + count]
                 num_right = self._random.choice([0, count, self._random.randint(0, count)])
                 proposed[place] = (*right[:num_right], *[-2] * (count - num_right))
