@@ -150,7 +150,7 @@ def speeds(dtype: torch.dtype, rounds: int, steps: int) -> dict[str, dict[str, f
         # Half of a round's steps come before the other cases', half behind them.
         order = [*runs, *reversed(runs)]
         times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(rounds):
+        for _ in range(max(rounds // 3, 2) if kind == "prefill" else rounds):
             own: dict[str, list[float]] = {name: [] for name in runs}
             for name in order:
                 some = 1 if kind == "prefill" else steps
