@@ -99,7 +99,9 @@ def _native(
     tell(f"reading the adapters {', '.join(map(str, adapters))}")
     modules = adaptable_modules(config)
     read = [load_adapter(each, modules, directory) for each in adapters]
-    return network_of(config, weights, chosen, stack_adapters(config, weights, read, chosen))
+    joined = stack_adapters(config, weights, read, chosen)
+    logger.info("%d LoRA adapters: %.1f MiB", joined.number, joined.num_bytes / 2**20)
+    return network_of(config, weights, chosen, joined)
 
 
 def _generic(

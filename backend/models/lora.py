@@ -117,6 +117,11 @@ class Ranks:
         """Return the same on ``device`` in ``dtype``."""
         return Ranks(self.a.to(device, dtype), tuple(each.to(device, dtype) for each in self.b))
 
+    @property
+    def num_bytes(self) -> int:
+        """What they take in memory."""
+        return self.a.nbytes + sum(each.nbytes for each in self.b)
+
 
 class AdaptedLinear:
     """A linear map, and beside it what adapters add."""
@@ -131,7 +136,7 @@ class AdaptedLinear:
             start, stop = stop, stop + b.shape[2]
             parts.append((slice(start, stop), b.flatten(0, 1), b))
         self._parts = tuple(parts)
-        self.num_bytes = base.num_bytes + ranks.a.nbytes + sum(b.nbytes for b in ranks.b)
+        self.num_bytes = base.num_bytes + ranks.num_bytes
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Map [rows, in] to [rows, out]."""
@@ -183,6 +188,11 @@ class Adapters:
     dtype: torch.dtype
     number: int
     ranks: tuple[tuple[Ranks | None, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """What all low ranks take in memory."""
+        return sum(each.num_bytes for layer in self.ranks for each in layer if each is not None)
 
     def decoder(self, base: Decoder, most_rows: int) -> AdaptedDecoder:
         """Return a decoder with adapters beside ``base``, whose weights it shares."""
