@@ -166,14 +166,19 @@ async def _read_form(batches: Batches, request: web.Request, upload: Upload) -> 
             raise ValueError("a part has no name")
         if part.name != "file":
             written = b"".join([piece async for piece in _pieces(part, _MAX_FIELD)])
-            form.fields[part.name] = written.decode()
+            form.fields[_utf8(part.name)] = written.decode()
         elif form.filename is not None:
             raise invalid("Send one file at a time.", "file")
         else:
-            form.filename = (part.filename or "file")[:_MAX_FIELD]
+            form.filename = _utf8(part.filename or "file")[:_MAX_FIELD]
             async for piece in _pieces(part, MAX_FILE_BYTES):
                 await batches.store.run(upload.write, piece)
     raise ValueError("there are too many parts")
+
+
+def _utf8(name: str) -> str:
+    """Return ``name`` without the surrogates that stand for bytes of another encoding."""
+    return name.encode(errors="replace").decode()
 
 
 async def _pieces(part: BodyPartReader, most: int) -> AsyncIterator[bytes]:
@@ -213,12 +218,11 @@ def _require_batch(batches: Batches, request: web.Request) -> Batch:
 
 async def _list_files(batches: Batches, request: web.Request) -> web.Response:
     purpose, now = request.query.get("purpose"), batches.store.clock()
+    owner = _owner(request)
     files = [
         file
         for file in list(batches.store.files.values())
-        if file.owner == _owner(request)
-        and file.expires_at > now
-        and purpose in (None, file.purpose)
+        if file.owner == owner and file.expires_at > now and purpose in (None, file.purpose)
     ]
     return _page(request, "files", files, usual=10_000)
 
@@ -296,8 +300,8 @@ async def _get_batch(batches: Batches, request: web.Request) -> web.Response:
 async def _cancel_batch(batches: Batches, request: web.Request) -> web.Response:
     batch = _require_batch(batches, request)
     try:
-        if batch.status != "cancelling":
-            batch = await batches.cancel(batch.id)
+        # A client that leaves has cancelled nevertheless.
+        batch = await asyncio.shield(batches.cancel(batch.id))
     except StateError:
         problem = f"Cannot cancel a batch with status '{batches.store.batches[batch.id].status}'."
         raise ApiError(409, problem, code="invalid_state") from None

@@ -36,6 +36,8 @@ MOST_TRIES = 3
 """Of a line that the engine fails. Waits for an engine that has no room, or starts, are none."""
 QUEUE_SECONDS = 20.0
 """A line that waits for longer leaves the queue, before its age would put it ahead of others."""
+MOST_WAITS = 8
+"""So often a line that found no room waits twice as long: its choices may need many turns."""
 LONGEST_PAUSE = 30.0
 _SWEEP, _SWEEP_SECONDS = "the removal of expired files", 60.0
 _NO_ROOM = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
@@ -123,7 +125,9 @@ class Batches:
 
     async def cancel(self, batch_id: str) -> Batch:
         """Compute no more of a batch. Raises StateError where it has ended."""
-        batch = await self.store.run(self.store.move, batch_id, "cancelling")
+        batch = self.store.batches[batch_id]
+        if batch.status != "cancelling":
+            batch = await self.store.run(self.store.move, batch_id, "cancelling")
         if (stop := self._stops.get(batch_id)) is not None:
             stop.set()
         return batch
@@ -191,6 +195,9 @@ class Batches:
             finally:
                 store.later(file.close)
             if is_whole:
+                await run(results.sync)  # what is missing after this is never computed
+                if len(results.done) < batch.total:
+                    raise RuntimeError(f"{batch.id}: lines are left, and nobody computes them")
                 await run(store.move, batch.id, "finalizing")
             elif not self._stops[batch.id].is_set():
                 await run(self._expire, batch, results)
@@ -239,12 +246,13 @@ class Batches:
         """Return whether a line failed, and its result."""
         if line.fault is not None:
             return True, faulty_line(batch, line, *line.fault)
-        failures = 0
+        failures = waits = 0
         while True:
             # A request that makes the engine crash takes others with it: once one of them has
             # failed, no two of them are computed together.
             async with self._suspects if failures else nullcontext():
-                reply = await self._ask(batch, line)
+                reply = await self._ask(batch, line, QUEUE_SECONDS * 2**waits)
+            waits = min(waits + 1, MOST_WAITS)
             if reply.status not in _NO_ROOM:
                 failures += 1
                 if reply.status < HTTPStatus.INTERNAL_SERVER_ERROR or failures == MOST_TRIES:
@@ -254,10 +262,10 @@ class Batches:
         told = answered_line(batch, line, reply.status, request_id.current(), _body(reply))
         return reply.status != HTTPStatus.OK, told
 
-    async def _ask(self, batch: Batch, line: Line) -> web.StreamResponse:
+    async def _ask(self, batch: Batch, line: Line, seconds: float) -> web.StreamResponse:
         if self._app is None or self._answer is None:
             raise RuntimeError("it is not open")
-        headers = {PRIORITY: "low", QUEUE_TIMEOUT: f"{QUEUE_SECONDS}"}
+        headers = {PRIORITY: "low", QUEUE_TIMEOUT: f"{seconds}"}
         if batch.owner:
             # Their KV is shared with no other tenant.
             headers["Authorization"] = batch.owner

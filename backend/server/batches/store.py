@@ -91,7 +91,8 @@ class Store:
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         """Return what ``work`` returns; if the caller is cancelled, it is done nevertheless."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(loop.run_in_executor(self._thread, work, *arguments))
 
     def later(self, work: Callable[[], None]) -> None:
         """Have ``work`` done, without a wait."""
@@ -99,8 +100,8 @@ class Store:
 
     def open(self) -> None:
         """Take the directory. Raises OSError, also where another process has it."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._directory.chmod(0o700)
+        if not self._directory.exists():
+            self._directory.mkdir(mode=0o700, parents=True)
         self._lock = FileIO(os.open(self._directory / "lock", os.O_CREAT | os.O_RDWR, 0o600), "r+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -348,9 +349,13 @@ class Results:
         self._counts[failed] += 1
         self._tell()
         if time.monotonic() - self._synced > _SYNC_SECONDS:
-            for each in self._files:
-                os.fdatasync(each.fileno())
-            self._synced = time.monotonic()
+            self.sync()
+
+    def sync(self) -> None:
+        """Return once all results outlast a loss of power."""
+        for each in self._files:
+            os.fdatasync(each.fileno())
+        self._synced = time.monotonic()
 
     def close(self) -> None:
         for file in self._files:
