@@ -231,6 +231,10 @@ class EngineCore:
         """Fail every request and begin with an empty scheduler."""
         jobs, self._jobs = self._jobs, {}
         self._continuations.clear()
+        compiling, self._compiling = self._compiling, {}
+        for number, (_, pending) in compiling.items():
+            self.grammars.forget(pending)
+            self._items.append((number, EngineError(reason)))
         for job in jobs.values():
             self._items.append((job.number, EngineError(reason)))
         self._stepper.abandon()

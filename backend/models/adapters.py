@@ -211,6 +211,10 @@ def _refuse_tensors(
         raise ModelLoadError(f"{weights.source}: tensor {name} {problem}")
 
 
+_MAX_ALPHA = 1e30
+"""Far beyond any that is of use; an integer may be too large for a float."""
+
+
 def _low_rank(
     module: str, shape: tuple[int, int], keys: ConfigKeys, weights: Checkpoint
 ) -> LowRank:
@@ -230,7 +234,7 @@ def _rank_and_scale(module: str, keys: ConfigKeys) -> tuple[int, float]:
     default = keys.values.get("lora_alpha", 8)
     alpha, key = _patterned(module, keys, "alpha_pattern", default, "lora_alpha")
     is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not is_number or not math.isfinite(alpha):
+    if not is_number or not abs(alpha) < _MAX_ALPHA:
         raise keys.refusal(key, f"expected a number, got {alpha!r}")
     root = keys.get("use_rslora", bool, default=False)
     return rank, alpha / (math.sqrt(rank) if root else rank)

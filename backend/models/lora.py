@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from backend.models.adapters import Adapter
-from backend.models.config import DecoderConfig
+from backend.models.config import DecoderConfig, ModelLoadError
 from backend.models.decoder import MLP, Decoder, DecoderLayer, DecoderWeights
 from backend.models.layers import DenseLinear, Linear
 from backend.models.rope import interleave
@@ -55,14 +55,12 @@ class Span(NamedTuple):
 class AdapterRows:
     """Which adapter each row of the step in progress has; all of a decoder's linear maps look."""
 
-    def __init__(
-        self, num_adapters: int, most_rows: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, num_adapters: int, most_rows: int, device: torch.device) -> None:
         """Make a mask that stays where it is, since graphs read it there."""
-        self._mask = torch.zeros(most_rows, num_adapters, device=device, dtype=dtype)
+        self._mask = torch.ones(most_rows, num_adapters, device=device, dtype=torch.bool)
         self._numbers = torch.arange(1, num_adapters + 1, device=device, dtype=torch.int32)
         self.mask = self._mask
-        """[rows, adapters], 1 where a row has the adapter."""
+        """[rows, adapters], true where a row has not the adapter."""
         self.num_masked: int | None = None
         """So many of the first rows take the mask, None: all."""
         self.spans: tuple[Span, ...] = ()
@@ -71,7 +69,7 @@ class AdapterRows:
         """Begin a step of ``rows``, whose numbers are ``sent`` on the device."""
         self.mask_all()
         count, on_cpu = len(sent), self._mask.device.type == "cpu"
-        self._mask[:count].copy_(sent.unsqueeze(1) == self._numbers)
+        self._mask[:count].copy_(sent.unsqueeze(1) != self._numbers)
         if on_cpu:
             spans = _spans(rows.numbers, 0)
             # A span costs calls, and the mask reads the weights of all adapters.
@@ -145,7 +143,8 @@ class AdaptedLinear:
         if masked:
             shape = self._shape
             inner = self._all_a(rows[:masked]).view(masked, *shape)
-            inner = (inner * step.mask[:masked, None, :, None]).flatten(2)
+            # A product with 0 would let what is not finite reach the rows of others.
+            inner = inner.masked_fill(step.mask[:masked, None, :, None], 0).flatten(2)
             for part, (columns, weight, _) in enumerate(self._parts):
                 result[:masked, columns].addmm_(inner[:, part], weight)
         for adapter, start, stop in step.spans:
@@ -196,7 +195,7 @@ class Adapters:
 
     def decoder(self, base: Decoder, most_rows: int) -> AdaptedDecoder:
         """Return a decoder with adapters beside ``base``, whose weights it shares."""
-        rows = AdapterRows(self.number, most_rows, base.device, self.dtype)
+        rows = AdapterRows(self.number, most_rows, base.device)
         layers = tuple(
             _adapted(layer, ranks, rows)
             for layer, ranks in zip(self.weights.layers, self.ranks, strict=True)
@@ -233,7 +232,17 @@ def stack_adapters(
     adapters: Sequence[Adapter],
     dtype: torch.dtype,
 ) -> Adapters:
-    """Join ``adapters`` for the device of ``weights``; ``dtype`` is that of activations."""
+    """Join ``adapters`` for the device of ``weights``; ``dtype`` is that of activations.
+
+    Raises ModelLoadError for values that it cannot hold: rows of others would compute with them.
+    """
+    for number, adapter in enumerate(adapters, 1):
+        for module, low in adapter.items():
+            if not all(each.to(dtype).isfinite().all() for each in (low.a, low.b)):
+                raise ModelLoadError(
+                    f"lora: adapter {number} of {len(adapters)}: {module}: its matrices, scaled by "
+                    f"lora_alpha, are beyond {dtype}"
+                )
     device = weights.embedding.rows.device
     layers = []
     for index in range(config.num_layers):

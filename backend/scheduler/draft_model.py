@@ -200,6 +200,11 @@ class DraftModel:
         elif num_accepted == num_drafts:
             record.wait = _FIRST_WAIT
 
+    def rewind(self, sequence: Sequence, start: int) -> None:
+        """Note that the blocks behind token ``start`` are freed: their step was taken back."""
+        if (stay := self._stays.get(sequence)) is not None:
+            stay.num_computed = min(stay.num_computed, start)
+
     def erased(self) -> None:
         """Note that KV was erased that others may share: nothing counts as computed any more."""
         self._is_computed = bytearray(len(self._is_computed))

@@ -229,7 +229,7 @@ class Drafter:
             gain = expected(rate, count)
             # Nobody names a draft model that does not pay: what was not measured is tried.
             verifying = self._times.seen(num_rows, num_rows * count) or usual
-            per_second = (1 + gain) / (verifying + count * each)
+            per_second = (1 + gain) / max(verifying + count * each, 1e-9)
             if per_second > most_per_second:
                 most_per_second = per_second
                 best = _Choice(DraftSource.DRAFT_MODEL, count, gain)

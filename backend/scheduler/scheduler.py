@@ -285,11 +285,13 @@ class Scheduler:
             if sequence.num_steps_in_flight == 0 and sequence.status is not SequenceStatus.RUNNING:
                 self._running.release_after_flight(sequence)
         seconds = now - max(launched.at, self._last_completed)
+        # Guesses that were made while another step was computed are no part of these seconds.
+        is_mixed = launched.draft_seconds > 0 and self._last_completed > launched.at
         self._last_completed = now
         # A budget counts drafts as prefill: both are tokens beyond the one that each row decodes.
         more = launched.num_prefill_tokens + launched.num_drafts
         self._policy.observe(launched.num_decodes, more, seconds)
-        if self._drafter is not None and launched.num_prefill_tokens == 0:
+        if self._drafter is not None and launched.num_prefill_tokens == 0 and not is_mixed:
             num_tokens = sum(len(tokens) for tokens in outcomes if tokens is not None)
             self._drafter.observe(
                 launched.num_decodes,
@@ -330,6 +332,8 @@ class Scheduler:
                 sequence.num_unseen_tokens -= 1
             if drafts:
                 sequence.num_drafts_in_flight = 0
+                if self._drafter is not None and self._drafter.model is not None:
+                    self._drafter.model.rewind(sequence, start)
                 self._running.free_refused(sequence)
             if sequence.status is not SequenceStatus.RUNNING:
                 if sequence.num_steps_in_flight == 0:

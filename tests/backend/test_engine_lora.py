@@ -1,6 +1,7 @@
 """LoRA adapters: texts equal those of merged weights, whoever shares a step; KV is never shared."""
 
 import asyncio
+import json
 import random
 from dataclasses import replace
 from functools import cache
@@ -8,17 +9,20 @@ from functools import cache
 import pytest
 import torch
 from lora_adapters import ATTENTION, merge, write_adapter
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from backend.engine.loading import load_engine
 from backend.executor.cuda_graphs import PieceGraphs
 from backend.models.adapters import LowRank, load_adapter
+from backend.models.config import ModelLoadError
 from backend.models.families import parse_config
 from backend.models.layers import TorchOperations
 from backend.models.loading import load_network
 from backend.models.lora import RowAdapters, Span, adaptable_modules, stack_adapters
 from backend.models.model import network_of
 from backend.models.weights import random_weights
+from backend.ports import EngineError
 from backend.scheduler.prefix_cache import root_hash
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.settings import AdapterSource
@@ -293,3 +297,45 @@ def test_an_adapter_of_some_layers_changes_these_alone(checkpoint, tmp_path):
         "model.layers.1.self_attn.q_proj",
         "model.layers.1.self_attn.k_proj",
     }
+
+
+async def outcome(engine, adapter, first):
+    sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    asked = GenerationRequest("r", tuple(range(first, first + 10)), sampling, adapter=adapter)
+    try:
+        return "".join([delta.text async for delta in engine.generate(asked)])
+    except EngineError as error:
+        return error
+
+
+async def test_an_adapter_whose_numbers_overflow_fails_its_own_rows_alone(checkpoint, tmp_path):
+    base = checkpoint("llama")[0]
+    directory = write_adapter(tmp_path / "a", base, seed=1)
+    file = directory / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for name in tensors:
+        if "lora_A" in name:
+            tensors[name][:] = 3e38
+    save_file(tensors, file)
+    lora = (AdapterSource("a", str(directory)),)
+    engine, _ = load_engine(str(base), device="cpu", lora=lora)
+    engine.start()
+    try:
+        alone = await outcome(engine, 0, 40)
+        own, other = await asyncio.gather(outcome(engine, 1, 10), outcome(engine, 0, 40))
+    finally:
+        engine.stop()
+    assert isinstance(own, EngineError)
+    assert other == alone
+
+
+def test_an_adapter_beyond_its_type_is_refused(checkpoint, tmp_path):
+    base = checkpoint("llama")[0]
+    directory = write_adapter(tmp_path / "a", base, seed=1)
+    config = directory / "adapter_config.json"
+    for alpha, problem in ((1e7, "beyond torch.float16"), (10**400, "expected a number")):
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": alpha}))
+        with pytest.raises(ModelLoadError, match=problem):
+            load_engine(
+                str(base), device="cpu", dtype="float16", lora=(AdapterSource("a", str(directory)),)
+            )
