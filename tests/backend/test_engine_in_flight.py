@@ -179,11 +179,11 @@ async def test_a_step_that_finds_no_memory_comes_again_smaller(engine_for):
     runner = engine._core.runner
     forward, sizes = runner._forward, []
 
-    def hungry(batch):
+    def hungry(model, batch):
         sizes.append(len(batch.tokens))
         if sizes[-1] > 60:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(batch)
+        return forward(model, batch)
 
     runner._forward = hungry
     shrunk = await text_of(engine, request)
