@@ -28,7 +28,8 @@ def server_options():
     return ("--tensor-parallel-size", "2")
 
 
-async def test_a_killed_rank_ends_what_is_open_and_the_group_comes_back(server):
+async def test_a_killed_rank_ends_what_is_open_and_the_group_comes_back(server_process):
+    server = server_process
     first, (rank,) = server.engine_pid(), server.rank_pids()
     streamed = await server.post(**LONG, stream=True)
     plain = asyncio.create_task(server.post(**LONG))

@@ -13,7 +13,8 @@ LIMIT = 120.0
 LONG = {"prompt": "a", "max_tokens": 400, "n": 128, "ignore_eos": True}
 
 
-async def test_a_killed_engine_fails_what_is_open_and_comes_back(server):
+async def test_a_killed_engine_fails_what_is_open_and_comes_back(server_process):
+    server = server_process
     first = server.engine_pid()
     streamed = await server.post(**LONG, stream=True)
     assert streamed.status == 200
@@ -65,7 +66,8 @@ async def test_a_killed_engine_fails_what_is_open_and_comes_back(server):
     assert await server.metric("refrain_engine_tokens_after_disconnect_total") < 1000
 
 
-async def test_the_engine_goes_with_a_server_that_is_killed(server):
+async def test_the_engine_goes_with_a_server_that_is_killed(server_process):
+    server = server_process
     engine = server.engine_pid()
     asked = asyncio.create_task(server.post(**LONG))
     await server.until_running(True)

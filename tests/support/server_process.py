@@ -78,7 +78,7 @@ def server_options():
 
 
 @pytest.fixture
-async def server(chat_model, server_options):
+async def server_process(chat_model, server_options):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "backend", "--model", str(chat_model), "--port", "0"),
         *("--served-model-name", "tiny", "--device", "cpu", "--threads", "1"),
