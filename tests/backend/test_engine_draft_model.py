@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from engine_answers import answers, drafted
+from engine_answers import answers, checked_engines, drafted
 from model_configs import load_config
 
 from backend.engine.loading import load_engine
@@ -33,22 +33,15 @@ def engine_for(checkpoint, monkeypatch):
     monkeypatch.setattr(Drafter, "_pays", lambda *_, **_kw: True)
     monkeypatch.setattr(Drafter, "_guess", guess)
     monkeypatch.setattr(drafts, "_FEW_ROWS", drafts.MOST_ROWS)
-    engines = []
+    with checked_engines() as start:
 
-    def start(draft=None, **options):
-        if draft is not None:
-            options["speculative_model"] = str(checkpoint(draft)[0])
-        options = {"speculation": "off", "kv_bytes": 2**24} | options
-        engine, _ = load_engine(str(checkpoint("qwen3")[0]), device="cpu", **options)
-        engines.append(engine)
-        engine.start()
-        return engine
+        def drafting(draft=None, **options):
+            if draft is not None:
+                options["speculative_model"] = str(checkpoint(draft)[0])
+            options = {"speculation": "off", "kv_bytes": 2**24} | options
+            return start(checkpoint("qwen3")[0], **options)
 
-    yield start
-    for engine in engines:
-        engine.stop()
-        engine._core.scheduler.check_integrity()
-        assert engine.stats().kv_blocks_used == 0
+        yield drafting
 
 
 @pytest.mark.parametrize(

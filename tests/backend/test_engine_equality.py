@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 import torch
+from engine_answers import checked_engines
 from model_configs import load_config
 from tiny_checkpoints import DECODER_CHECKPOINTS
 
-from backend.engine.engine import Engine
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.models.families import FAMILIES as DECODER_FAMILIES
@@ -52,19 +52,8 @@ async def tokens_of(deltas: AsyncIterator):
 
 @pytest.fixture
 def engine_for(checkpoint):
-    engines = []
-
-    def start(family, **options) -> Engine:
-        engine, _ = load_engine(str(checkpoint(family)[0]), device="cpu", **options)
-        engines.append(engine)
-        engine.start()
-        return engine
-
-    yield start
-    for engine in engines:
-        engine.stop()
-        engine._core.scheduler.check_integrity()
-        assert engine.stats().kv_blocks_used == 0
+    with checked_engines() as start:
+        yield lambda family, **options: start(checkpoint(family)[0], **options)
 
 
 def test_every_family_of_the_decoder_has_a_tiny_checkpoint():

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 import torch
+from engine_answers import checked_engines
 from model_configs import load_config
 
-from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.ports import EngineError
 from backend.scheduler.request import FinishReason, GenerationRequest, SamplingParams
@@ -51,19 +51,8 @@ async def leave_after(engine, request, count):
 
 @pytest.fixture
 def engine_for(checkpoint):
-    engines = []
-
-    def start(**options):
-        engine, _ = load_engine(str(checkpoint("llama")[0]), device="cpu", **options)
-        engines.append(engine)
-        engine.start()
-        return engine
-
-    yield start
-    for engine in engines:
-        engine.stop()
-        engine._core.scheduler.check_integrity()
-        assert engine.stats().kv_blocks_used == 0
+    with checked_engines() as start:
+        yield lambda **options: start(checkpoint("llama")[0], **options)
 
 
 async def idle(engine):

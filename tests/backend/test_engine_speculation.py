@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from engine_answers import PROMPTS, answers, drafted
+from engine_answers import PROMPTS, answers, checked_engines, drafted
 from model_configs import load_config
 
-from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.scheduler import drafts
 from backend.scheduler.drafts import Drafter
@@ -22,19 +21,8 @@ def engine_for(checkpoint, monkeypatch):
     monkeypatch.setattr(Drafter, "_pays", lambda *_, **_kw: True)
     monkeypatch.setattr(drafts, "_ENOUGH_RIGHT", 0.0)
     monkeypatch.setattr(drafts, "_FEW_ROWS", drafts.MOST_ROWS)
-    engines = []
-
-    def start(family="qwen3", **options):
-        engine, _ = load_engine(str(checkpoint(family)[0]), device="cpu", **options)
-        engines.append(engine)
-        engine.start()
-        return engine
-
-    yield start
-    for engine in engines:
-        engine.stop()
-        engine._core.scheduler.check_integrity()
-        assert engine.stats().kv_blocks_used == 0
+    with checked_engines() as start:
+        yield lambda family="qwen3", **options: start(checkpoint(family)[0], **options)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "qwen3_moe"])

@@ -11,11 +11,8 @@ MESSAGES = [{"role": "user", "content": "Grüße, how are you?"}]
 
 
 @pytest.fixture
-async def client(real_server):
-    async with openai.AsyncOpenAI(
-        base_url=f"{real_server.url}/v1", api_key="anything", max_retries=0
-    ) as client:
-        yield client
+def client(openai_client):
+    return openai_client
 
 
 async def test_chat_plain_and_streamed_say_the_same(client):

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import openai
 import pytest
 
 pytest_plugins = ["running_backend"]
@@ -24,11 +23,8 @@ async def until(connection, kind):
 
 
 @pytest.fixture
-async def client(real_server):
-    async with openai.AsyncOpenAI(
-        base_url=f"{real_server.url}/v1", api_key="anything", max_retries=0
-    ) as client:
-        yield client
+def client(openai_client):
+    return openai_client
 
 
 async def test_a_conversation_says_what_chat_says_and_finds_what_was_computed(client):

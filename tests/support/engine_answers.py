@@ -1,7 +1,9 @@
 """What an engine answers to some prompts, token by token, and how many drafts it verified."""
 
 import asyncio
+from contextlib import contextmanager
 
+from backend.engine.loading import load_engine
 from backend.scheduler.request import GenerationRequest
 
 # A tiny model with random weights soon repeats itself, and its prompt is full of repetitions.
@@ -28,3 +30,21 @@ def drafted(engine):
     """Return how many drafts were verified and accepted."""
     stats = engine.stats()
     return stats.draft_tokens, stats.accepted_draft_tokens
+
+
+@contextmanager
+def checked_engines():
+    """Yield what starts an engine of a directory; at the end each is stopped, whole and empty."""
+    engines = []
+
+    def start(directory, **options):
+        engine, _ = load_engine(str(directory), device="cpu", **options)
+        engines.append(engine)
+        engine.start()
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.stop()
+        engine._core.scheduler.check_integrity()
+        assert engine.stats().kv_blocks_used == 0

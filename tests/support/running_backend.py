@@ -306,6 +306,17 @@ async def real_server(start_real_server: StartServer) -> RunningServer:
     return await start_real_server()
 
 
+@pytest.fixture
+async def openai_client(real_server: RunningServer) -> AsyncIterator[Any]:
+    """The published client of a real server."""
+    import openai
+
+    async with openai.AsyncOpenAI(
+        base_url=f"{real_server.url}/v1", api_key="anything", max_retries=0
+    ) as client:
+        yield client
+
+
 @pytest.fixture(scope="session")
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a tiny random Llama with a tokenizer of bytes and a chat template."""
