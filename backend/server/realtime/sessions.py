@@ -1,11 +1,10 @@
 """All live sessions of a server: who may begin one, how many there are, and their end."""
 
-from collections.abc import Mapping, Sequence
-from urllib.parse import urlsplit
+from collections.abc import Sequence
 
 from aiohttp import web
 
-from backend.server.http_server import is_websocket
+from backend.server.http_server import is_foreign, is_websocket
 from backend.server.protocol.errors import ApiError, invalid
 from backend.server.realtime.session import Bounds, LiveSession
 from backend.server.served_model import ServedModel
@@ -37,7 +36,7 @@ class Realtime:
             if name in request.query:
                 message = f"Unsupported parameter: '{name}' is not supported by this server."
                 raise invalid(message, name, "unsupported_parameter")
-        if _is_foreign(request.headers):
+        if is_foreign(request):
             message = "A page of another origin may not open a WebSocket here: it has no keys."
             raise ApiError(403, message, param="Origin", code="origin_not_allowed")
         name = request.query.get("model", self._model.name)
@@ -72,18 +71,6 @@ class Realtime:
         """End all sessions, each after the response that it is generating."""
         for session in self._sessions:
             session.stop()
-
-
-def _is_foreign(headers: Mapping[str, str]) -> bool:
-    """Tell whether a page of another origin asks: no browser asks a server before it lets one."""
-    if "Origin" not in headers:
-        return False
-    try:
-        origin = urlsplit(headers["Origin"])
-    except ValueError:
-        return True
-    is_here = origin.netloc.lower() == headers.get("Host", "").lower()
-    return origin.scheme not in ("http", "https") or not is_here
 
 
 def _offered(request: web.Request) -> tuple[Sequence[str], str | None]:

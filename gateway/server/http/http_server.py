@@ -11,6 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from math import inf
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
@@ -347,6 +348,18 @@ def is_websocket(request: web.BaseRequest) -> bool:
     Without one the connection ends: the parser takes what follows for another protocol.
     """
     return "websocket" in request.headers.get("Upgrade", "").lower()
+
+
+def is_foreign(request: web.BaseRequest) -> bool:
+    """Whether a page of another origin asks: no browser asks a server before it lets one."""
+    if "Origin" not in request.headers:
+        return False
+    try:
+        origin = urlsplit(request.headers["Origin"])
+    except ValueError:
+        return True
+    is_here = origin.netloc.lower() == request.headers.get("Host", "").lower()
+    return origin.scheme not in ("http", "https") or not is_here
 
 
 def _unknown_coding(refuse: Refuse) -> web.Response:

@@ -7,11 +7,10 @@ Laws:
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
@@ -23,6 +22,7 @@ from gateway.protocol.http.headers import reply_fields, with_cache_status
 from gateway.protocol.named_models import models_in
 from gateway.protocol.reply_usage import LiveUsage, total
 from gateway.protocol.tokens import PromptUsage
+from gateway.server.http.http_server import is_foreign
 from gateway.server.http.middleware import (
     KEY,
     PERMIT,
@@ -187,24 +187,12 @@ def check_handshake(request: web.Request) -> None:
             "'Sec-WebSocket-Version: 13' and no body."
         )
         raise ClientError(400, message, code="invalid_handshake")
-    if KEY not in request and _is_foreign(request.headers):
+    if KEY not in request and is_foreign(request):
         message = (
             "A page of another origin needs a gateway key for a WebSocket, "
             "since browsers let every page open one."
         )
         raise ClientError(403, message, param="Origin", code="origin_not_allowed")
-
-
-def _is_foreign(headers: Mapping[str, str]) -> bool:
-    """Tell whether a page of another origin asks."""
-    if "Origin" not in headers:
-        return False
-    try:
-        origin = urlsplit(headers["Origin"])
-    except ValueError:
-        return True
-    is_here = origin.netloc.lower() == headers.get("Host", "").lower()
-    return origin.scheme not in ("http", "https") or not is_here
 
 
 async def relay(
