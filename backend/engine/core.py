@@ -103,7 +103,7 @@ class EngineCore:
     ) -> None:
         """``eos_token_ids`` end an answer of the model, ``fingerprint`` tells it from others.
 
-        So do those of ``adapters``. ``draft`` guesses tokens that ``runner`` verifies.
+        Fingerprints of ``adapters`` do so too. ``draft`` guesses tokens that ``runner`` verifies.
         ``cache_events`` keeps news of the prefix cache, which must be taken after each step.
         """
         self.grammars = grammars
@@ -272,7 +272,9 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return the figures as of now."""
-        scheduler = self.scheduler
+        scheduler, recording = self.scheduler, self._recorder.read()
+        if guesses := scheduler.draft_counts:
+            recording += Recording(counts=guesses)
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -286,7 +288,7 @@ class EngineCore:
             tokens_after_disconnect=self._recorder.num_tokens_after_disconnect,
             draft_tokens=scheduler.num_draft_tokens,
             accepted_draft_tokens=scheduler.num_accepted_draft_tokens,
-            recording=self._recorder.read() + Recording(counts=scheduler.draft_counts),
+            recording=recording,
             tenants=tuple(scheduler.cache.blocks_by_tenant().items()),
             memory=self._memory.read(monotonic()),
         ).following(self._past)

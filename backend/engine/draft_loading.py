@@ -9,9 +9,9 @@ import torch
 
 from backend.engine.model_files import resolve_model
 from backend.executor.draft_runner import DraftRunner
-from backend.executor.factory import KernelGroup, Kernels, make_runner, read_memory
+from backend.executor.factory import KernelGroup, Kernels, make_cache, make_runner, read_memory
 from backend.executor.input_batch import BatchLimits
-from backend.executor.kv_cache import FP8, KVCache, block_bytes
+from backend.executor.kv_cache import FP8, block_bytes
 from backend.executor.memory import MemoryReading
 from backend.models.config import ModelLoadError
 from backend.models.families import FAMILIES
@@ -52,10 +52,8 @@ class Draft:
 
     def runner(self, num_blocks: int) -> DraftRunner:
         """Return what runs it over ``num_blocks`` blocks."""
-        shape, dtype = self.network.shape, self.kv_dtype
-        cache = KVCache(shape, num_blocks, device=self.device, dtype=dtype)
-        if dtype is FP8 and self.network.weights is not None:
-            cache.set_scales(layer.kv_scales for layer in self.network.weights.layers)
+        dtype = self.kv_dtype
+        cache = make_cache(self.network, num_blocks, device=self.device, dtype=dtype)
         size = num_blocks * self.block_bytes / 2**20
         logger.info("the draft model's KV pool in %s: %d blocks, %.0f MiB", dtype, num_blocks, size)
         runner = make_runner(self.network, cache, self.limits, kernels=self.kernels)
@@ -75,7 +73,7 @@ def load_draft(
 ) -> Draft | None:
     """Load what ``speculative_model`` names, None for nothing.
 
-    ``kernels``, ``kv_dtype`` and ``limits`` are those of ``target``. Raises ModelLoadError where
+    ``target`` has the same ``kernels``, ``kv_dtype`` and ``limits``. Raises ModelLoadError where
     the draft model has other tokens, or is computed by transformers' code.
     """
     if options.speculative_model is None:

@@ -22,11 +22,12 @@ from backend.executor.factory import (
     KernelGroup,
     Kernels,
     kernels_for,
+    make_cache,
     make_runner,
     read_memory,
 )
 from backend.executor.input_batch import BatchLimits
-from backend.executor.kv_cache import FP8, KVCache, block_bytes
+from backend.executor.kv_cache import KVCache, block_bytes
 from backend.executor.memory import Sizing, context_length, size_cache
 from backend.executor.model_runner import ModelRunner
 from backend.executor.parallel import Group, LeadingRunner
@@ -301,13 +302,11 @@ def _kv_cache(
     network: Network, sizing: Sizing, device: torch.device, dtype: torch.dtype, directory: Path
 ) -> KVCache:
     try:
-        cache = KVCache(network.shape, sizing.num_blocks, device=device, dtype=dtype)
+        cache = make_cache(network, sizing.num_blocks, device=device, dtype=dtype)
     except RuntimeError as error:
         if fault_of(error) is not Fault.MEMORY:
             raise
         raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
-    if dtype is FP8 and network.weights is not None:
-        cache.set_scales(layer.kv_scales for layer in network.weights.layers)
     per_block = block_bytes(network.shape, dtype)
     logger.info(
         "%s on %s in %s: context %d tokens; KV pool in %s: %d blocks of %d tokens x %d bytes = "

@@ -151,7 +151,7 @@ class SocketEndpoint:
             self._flush()
 
     def send_last(self, message: Ended) -> None:
-        """Send from another thread, behind what that of the loop began, and let it send no more.
+        """Send from another thread, behind what the loop's thread began, which sends no more.
 
         The process is to end after that. Raises OSError when it is not sent within a second.
         """

@@ -1,6 +1,6 @@
 """Runs a draft model: known tokens in, the next ones guessed one by one.
 
-The draft model has a runner of its own, with KV for the same block ids. It draws with the noise of
+The draft model has a second runner, with KV for the same block ids. It draws with the noise of
 the model that it guesses for, so that two models that agree choose the same tokens at any
 temperature. Nothing waits for the device before all guesses of a step are on their way.
 """

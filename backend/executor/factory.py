@@ -12,7 +12,7 @@ from backend.executor.attention.backend import AttentionBackend
 from backend.executor.attention.torch import TorchAttention
 from backend.executor.cuda_graphs import CudaRecorder
 from backend.executor.input_batch import BatchLimits
-from backend.executor.kv_cache import KVCache
+from backend.executor.kv_cache import FP8, KVCache
 from backend.executor.memory import MemoryReading
 from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
@@ -49,6 +49,16 @@ Kernels = frozenset[KernelGroup]
 
 ALL_KERNELS: Kernels = frozenset(KernelGroup)
 NO_KERNELS: Kernels = frozenset()
+
+
+def make_cache(
+    network: Network, num_blocks: int, *, device: torch.device, dtype: torch.dtype
+) -> KVCache:
+    """Return a KV pool of ``num_blocks`` blocks; FP8 has the scales of the checkpoint."""
+    cache = KVCache(network.shape, num_blocks, device=device, dtype=dtype)
+    if dtype is FP8 and network.weights is not None:
+        cache.set_scales(layer.kv_scales for layer in network.weights.layers)
+    return cache
 
 
 def make_runner(

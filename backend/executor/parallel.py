@@ -159,7 +159,7 @@ class LeadingRunner:
         try:
             self._tell(Call(method, argument))
             return run()
-        except Exception as error:  # noqa: BLE001  # it is told, and ends the process
+        except Exception as error:  # noqa: BLE001  # it ends the process, with a reason
             self._end(error)
 
 

@@ -105,7 +105,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _storages(tensors: Any) -> list[torch.UntypedStorage]:
-    """Return each storage once, those of whoever shares one with others included."""
+    """Return each storage once, however many tensors share it."""
     found = {}
     for tensor in tensors:
         if tensor.layout is torch.strided and not tensor.is_mkldnn:

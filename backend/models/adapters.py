@@ -1,6 +1,6 @@
 """LoRA adapters as PEFT writes them: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-The format is that of huggingface/peft 0.21 (``tuners/lora/config.py``, ``utils/save_and_load.py``):
+The format comes from huggingface/peft 0.21 (``tuners/lora/config.py``, ``utils/save_and_load.py``):
 a module ``m`` has ``base_model.model.m.lora_A.weight`` [rank, in] and ``….lora_B.weight``
 [out, rank], and computes ``base(x) + scale * B(A(x))``. Every key of the configuration is used,
 known to change nothing, or refused by name.

@@ -26,8 +26,8 @@ from backend.models.decoder import MLP, Decoder, DecoderLayer, DecoderWeights
 from backend.models.layers import DenseLinear, Linear
 from backend.models.rope import interleave
 
-# Up to so many rows all take the mask, beyond it only those that decode. Graphs of pieces have no
-# more than that on CUDA.
+# Up to so many rows all take the mask, beyond it only the rows that decode. Graphs of pieces have
+# no more than that on CUDA.
 _MASKED_ON_CPU, _MASKED_ON_CUDA = 64, 512
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -177,9 +177,9 @@ class AdaptedDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters 1, 2 … of a model: low ranks by layer, for those of its linear maps that have some.
+    """Adapters 1, 2 … of a model: low ranks by layer, for each linear map that has some.
 
-    Those of a layer are for its qkv, output, gate_up and down, in this order.
+    A layer has them for its qkv, output, gate_up and down, in this order.
     """
 
     config: DecoderConfig
@@ -232,7 +232,7 @@ def stack_adapters(
     adapters: Sequence[Adapter],
     dtype: torch.dtype,
 ) -> Adapters:
-    """Join ``adapters`` for the device of ``weights``; ``dtype`` is that of activations.
+    """Join ``adapters`` for the device of ``weights``; activations have ``dtype``.
 
     Raises ModelLoadError for values that it cannot hold: rows of others would compute with them.
     """

@@ -1,8 +1,8 @@
 """A draft model: which tokens it has computed, how often it was right, and what it computes next.
 
-The draft model has KV of its own for the same block ids. It lags behind: what it has not computed
-of a sequence it computes when it is to guess (Leviathan et al., "Fast Inference from Transformers
-via Speculative Decoding", 2023; the verification is that of ``drafts``).
+The draft model has a second KV pool for the same block ids. It lags behind: what it has not
+computed of a sequence it computes when it is to guess (Leviathan et al., "Fast Inference from
+Transformers via Speculative Decoding", 2023; ``drafts`` verifies).
 
 Laws:
 - It reads only KV that it computed for the very tokens that stand there. ``num_computed`` of a
@@ -38,7 +38,7 @@ _KEPT_PASSES = 8
 class DraftRow(NamedTuple):
     """The draft model computes ``tokens`` of ``slot``, the first at ``start``, then guesses.
 
-    ``place`` is that of the sequence in the step. ``num_drafts`` 0: the next known tokens come with
+    ``place`` is the sequence's place in the step. ``num_drafts`` 0: the next known tokens come with
     a later step.
     """
 
