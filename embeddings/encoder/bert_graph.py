@@ -1,7 +1,7 @@
 """BERT as an ONNX graph, made in memory from weights in the layout of Hugging Face.
 
 With a table of distances among the weights, attention also sees how far apart two tokens are, as
-MPNet's does (Song et al. 2020); all else of the two networks is equal.
+MPNet's does (Song et al. 2020, after T5); all else of the two networks is equal.
 
 Two heads: a sentence encoder (mean of the tokens that count, unit length) and a cross-encoder (one
 logit: what the tokens leave over that tell the two texts apart).
@@ -19,10 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from embeddings.encoder.distances import DISTANCES, distance_bias
 from embeddings.encoder.plain_bert import BertShape
 
 INPUTS: Final = ("ids", "types", "mask")
+DISTANCES: Final = "encoder.relative_attention_bias.weight"
+"""The table among a network's weights, shape (buckets, heads)."""
+_FARTHEST: Final = 128
+"""Tokens; all that is farther is one bucket."""
 
 _FUSED: Final = "com.microsoft"
 _OPERATORS: Final = (helper.make_opsetid("", 20), helper.make_opsetid(_FUSED, 1))
@@ -207,7 +210,7 @@ class _Graph:
     def _between_tokens(self, length: str) -> str:
         """Add what attention adds for each distance: shape (1, heads, length, length)."""
         most = len(_floats(self._weights[_POSITIONS]))
-        whole = distance_bias(_floats(self._weights[DISTANCES]), most)
+        whole = _distance_bias(_floats(self._weights[DISTANCES]), most)
         ends = self.add("Concat", length, length, axis=0)
         named = self.constant(DISTANCES, whole[None])
         return self.add("Slice", named, self.whole(0, 0), ends, self.whole(2, 3))
@@ -259,3 +262,20 @@ def _floats(weight: Weight) -> NDArray[np.float32]:
     return (
         weight.floats() if isinstance(weight, Quantised) else weight.astype(np.float32, copy=False)
     )
+
+
+def _distance_bias(table: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    """Return what a table adds to attention, shape (heads, length, length): from row to column."""
+    places = np.arange(length)
+    found: NDArray[np.float32] = table[_buckets(places[None, :] - places[:, None], len(table))]
+    return np.ascontiguousarray(found.transpose(2, 0, 1))
+
+
+def _buckets(distance: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return the bucket of each distance: one each near by, then ever wider ones."""
+    half, near = count // 2, count // 4
+    away = np.abs(distance)
+    steps = np.log(np.maximum(away, near) / near) / np.log(_FARTHEST / near)
+    wide = np.minimum(near + (steps * (half - near)).astype(np.int64), half - 1)
+    after: NDArray[np.int64] = np.where(distance > 0, half, 0)
+    return after + np.where(away < near, away, wide)

@@ -64,7 +64,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json (with the chat template)."""
-    tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
+    values = json.loads(tokenizer.to_str())
+    # Merges as text compress better in the wheel than pairs do.
+    values["model"]["merges"] = [" ".join(pair) for pair in values["model"]["merges"]]
+    compact = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+    (directory / "tokenizer.json").write_text(compact, encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": TEXT_END,

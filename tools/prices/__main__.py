@@ -11,6 +11,7 @@ unknown, or part of a subscription, so a zero counts as no price.
 import argparse
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -56,6 +57,9 @@ LICENSE = """\
 
 Row = tuple[str, str, str]
 
+_REGION = re.compile(r"^(us|eu|apac|global|au|jp)\.")
+"""Before a model's name, where a provider has it in several regions."""
+
 
 def main() -> int:
     """Write the file, and print how many models it has."""
@@ -70,9 +74,14 @@ def main() -> int:
         file.write(HEAD.format(version=given.version, date=given.date) + LICENSE)
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("model", "input", "output", "cached_input"))
-        writer.writerows((model, *rows[model]) for model in sorted(rows))
+        writer.writerows((model, *rows[model]) for model in sorted(rows, key=_place))
     print(f"{given.out}: {len(rows)} models, {given.out.stat().st_size} bytes")
     return 0
+
+
+def _place(model: str) -> tuple[str, str]:
+    """Return where a row stands: rows of one model stand together, and so the wheel is smaller."""
+    return _REGION.sub("", model.rpartition("/")[2]), model
 
 
 def price_rows(models: Mapping[str, Mapping[str, Any]]) -> dict[str, Row]:

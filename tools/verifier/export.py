@@ -9,8 +9,7 @@ from typing import Any, Final
 import numpy as np
 from safetensors.numpy import save_file
 
-from embeddings.encoder.bert_graph import compressible, quantised
-from embeddings.encoder.distances import DISTANCES
+from embeddings.encoder.bert_graph import DISTANCES, compressible, quantised
 from embeddings.encoder.model_files import ModelError
 from embeddings.verify.directories import SECOND
 from embeddings.verify.files import (
