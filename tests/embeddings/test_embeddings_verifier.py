@@ -16,7 +16,8 @@ from semantic_cache import VERIFIERS, shipped_verifier
 from tiny_verifier import CONFIG, random_weights, write_tiny_second, write_tiny_verifier
 
 from embeddings.encoder.bert_graph import compressible, seven_bits
-from embeddings.encoder.model_files import DEFAULT_MODEL, ModelError, locate
+from embeddings.encoder.model_files import DEFAULT_MODEL, VERIFIER_DIRECTORY, ModelError, locate
+from embeddings.encoder.onnx import read_tokenizer
 from embeddings.messages import Reason
 from embeddings.verify.directories import SECOND
 from embeddings.verify.files import read_verifier
@@ -159,8 +160,22 @@ def test_a_stored_file_is_as_compressible_as_it_can_be_and_has_no_words_that_no_
     assert np.array_equal(weights, compressible(weights))
     words = stored["embeddings.word_embeddings.weight"]
     vocabulary = json.loads(TOKENIZER.read_text())["model"]["vocab"]
-    assert not words[vocabulary["[unused5]"]].any()
-    assert words[vocabulary["password"]].any()
+    for unreached in ("[unused5]", "##。", "..."):
+        assert not words[vocabulary[unreached]].any()
+    for reached in ("password", "##s", "。", "[CLS]"):
+        assert words[vocabulary[reached]].any()
+
+
+def test_no_character_leads_to_a_shipped_word_without_weights():
+    weights = load_file(VERIFIER_DIRECTORY / "model.safetensors")
+    words = weights["embeddings.word_embeddings.weight"]
+    without = set(np.flatnonzero(~words.any(axis=1)))
+    assert len(without) > 1000
+    tokenizer = read_tokenizer((VERIFIER_DIRECTORY / "tokenizer.json").read_text())
+    characters = [chr(code) for code in range(0x10000) if not 0xD800 <= code < 0xE000]
+    found = tokenizer.encode(" ".join(f"{each}{each} a{each}a" for each in characters)).ids
+    assert len(set(found)) > 1000
+    assert not without & set(found)
 
 
 def test_names_with_the_prefix_of_transformers_and_unused_weights_make_no_difference(

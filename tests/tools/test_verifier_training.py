@@ -354,8 +354,16 @@ def test_all_stages_make_a_verifier_with_its_calibration(
     ("file", "content", "complaint"),
     [
         ("people/pairs_shop.jsonl.gz", b"not compressed", "pairs_shop.jsonl.gz: Not a gzipped"),
-        ("people/questions.jsonl.gz", gzip.compress(b"{"), "questions.jsonl.gz: Expecting"),
-        ("people/questions.jsonl.gz", gzip.compress(b"{}"), "questions.jsonl.gz:1: no 'text'"),
+        (
+            "people/questions.jsonl.gz",
+            gzip.compress(b"{", mtime=0),
+            "questions.jsonl.gz: Expecting",
+        ),
+        (
+            "people/questions.jsonl.gz",
+            gzip.compress(b"{}", mtime=0),
+            "questions.jsonl.gz:1: no 'text'",
+        ),
         ("rewordings/a.tsv", b"digest\tone\n", "a.tsv:1: expected a digest, a rewording"),
         ("rewordings/a.tsv", b"digest\tone\t \n", "a.tsv:1: expected a digest, a rewording"),
     ],

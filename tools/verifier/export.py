@@ -1,13 +1,16 @@
 """A trained cross-encoder written as the files that embeddings/verify/files.py reads."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
 
 from embeddings.encoder.bert_graph import DISTANCES, compressible, quantised
 from embeddings.encoder.model_files import ModelError
@@ -38,10 +41,21 @@ _WORDS: Final = "embeddings.word_embeddings.weight"
 _UNUSED: Final = ("position_ids", "token_type_ids", "pooler.dense.weight", "pooler.dense.bias")
 
 
-def _unused_words(tokenizer: Path) -> list[int]:
-    """Return the rows that no text reaches: BERT's places for words of one's own."""
-    vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
-    return [row for word, row in vocabulary.items() if word.startswith("[unused")]
+@lru_cache(maxsize=1)
+def _unreached_words(tokenizer: Path) -> frozenset[int]:
+    """Return the rows that no text reaches, those of special tokens aside.
+
+    BERT's tokenizer cuts around each sign and ideograph before it looks words up. So no text has a
+    word with one beside anything else: `##。`, or `[unused5]`, a place for words of one's own.
+    """
+    known = Tokenizer.from_file(str(tokenizer))
+    words = known.get_vocab(with_added_tokens=False)
+    specials = known.get_added_tokens_decoder()
+    # What goes on with a word stands behind the beginning of one.
+    texts = {row: re.sub("^##", "a", word) for word, row in words.items() if row not in specials}
+    normal = known.normalizer.normalize_str(" ".join(texts.values()))
+    whole = {text for text, _ in known.pre_tokenizer.pre_tokenize_str(normal)}
+    return frozenset(row for row, text in texts.items() if text not in whole)
 
 
 AS_BERT: Final = (
@@ -134,10 +148,10 @@ def _packed(
         if name == POSITIONS:
             floats = np.ascontiguousarray(floats[: int(config["max_tokens"])])
         if floats.ndim == 2 and name not in _KEPT_WHOLE:
-            eight = quantised(floats)
             if name == _WORDS:  # they are looked up, not multiplied
-                unused = [row for row in _unused_words(tokenizer) if row < len(eight.values)]
-                eight.values[unused] = 0
+                floats = floats.copy()
+                floats[[row for row in _unreached_words(tokenizer) if row < len(floats)]] = 0
+            eight = quantised(floats)
             values = eight.values if name == _WORDS else compressible(eight.values)
             packed[name], packed[name + SCALE] = values, eight.scale
         else:
