@@ -83,6 +83,7 @@ bench: setup ## the benchmarks that fit a laptop: a table and one line of JSON e
 	$(BIN)/python benchmarks/engine_speculation.py
 	$(BIN)/python benchmarks/step_host_time.py
 	$(BIN)/python benchmarks/engine_prefix.py
+	$(BIN)/python benchmarks/engine_tiers.py
 	$(BIN)/python benchmarks/engine_lanes.py
 	$(BIN)/python benchmarks/engine_parallel.py
 	$(BIN)/python benchmarks/pii.py

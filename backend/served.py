@@ -46,6 +46,12 @@ ROWS = (
         "type of the activations; `int8` on the CPU; `fp8` on GPUs of capability 8.9 or later",
         "`int8` on GPUs, `fp8` on the CPU and with `--attention torch`",
     ),
+    Row(
+        "KV tiers",
+        "blocks that leave the KV cache go to host memory (`--kv-host-bytes`) and to disk "
+        "(`--kv-disk-bytes`)",
+        untested="copies between a GPU and host memory",
+    ),
     Row("attention", "full, sliding windows by layer, capped scores, sinks", "attention biases"),
     Row(
         "mixture of experts",

@@ -230,6 +230,26 @@ class EngineOptions:
         read=size,
         metavar="BYTES",
     )
+    kv_host_bytes: int | None = _flag(
+        None,
+        "host memory for KV blocks that the KV cache has no room for; they come back where a "
+        "prompt begins with them [default: none]",
+        read=size,
+        metavar="BYTES",
+    )
+    kv_disk_bytes: int | None = _flag(
+        None,
+        "disk for KV blocks that host memory has no room for; they are found again after a "
+        "restart [default: none]",
+        read=size,
+        metavar="BYTES",
+    )
+    kv_disk_dir: str = _flag(
+        ".refrain",
+        "the folder of --kv-disk-bytes, with a file for each model; who can read it can read what "
+        "prompts said",
+        metavar="DIR",
+    )
     gpu_memory_utilization: float = _flag(
         0.9,
         "share of the GPU's memory that weights, steps and KV cache may take, above 0 and at "

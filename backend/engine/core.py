@@ -35,8 +35,9 @@ from backend.scheduler.prefix_cache import PrefixCache
 from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs, choice_seed
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence
-from backend.scheduler.stats import EngineStats, Recorder, Recording
+from backend.scheduler.stats import EngineStats, Recorder, Recording, TierStats
 from backend.scheduler.stopping import finish_reason
+from backend.scheduler.tiers import Tiers
 
 _CACHE_EVENTS = 1 << 17
 """Many times what one step stores and removes."""
@@ -227,8 +228,8 @@ class EngineCore:
             self._generated_tokens += sequence.num_new_tokens
             self._emit_tokens(sequence, continuation, sampled)
 
-    def start_over(self, reason: str) -> None:
-        """Fail every request and begin with an empty scheduler."""
+    def start_over(self, reason: str, *, keeps_disk: bool = False) -> None:
+        """Fail every request and begin with an empty scheduler, and empty tiers."""
         jobs, self._jobs = self._jobs, {}
         self._continuations.clear()
         compiling, self._compiling = self._compiling, {}
@@ -237,7 +238,7 @@ class EngineCore:
             self._items.append((number, EngineError(reason)))
         for job in jobs.values():
             self._items.append((job.number, EngineError(reason)))
-        self._stepper.abandon()
+        self._stepper.abandon(keeps_disk=keeps_disk)
         self._recorder.all_ended("error")
         self._past = replace(self.stats(), restarts=self._past.restarts + 1)
         self._recorder = Recorder()
@@ -247,9 +248,10 @@ class EngineCore:
         self._stepper = self._new_stepper()
 
     def sleep(self) -> None:
-        """Drop the KV pool and move the weights to the host; figures go on."""
+        """Drop the KV pool and move the weights to the host; figures and the disk tier go on."""
         restarts = self._past.restarts
-        self.start_over("the engine is put to sleep")
+        self._stepper.persist()
+        self.start_over("the engine is put to sleep", keeps_disk=True)
         self._past = replace(self._past, restarts=restarts)
         self.runner.sleep()
         if self._draft is not None:
@@ -260,6 +262,12 @@ class EngineCore:
         self.runner.wake()
         if self._draft is not None:
             self._draft.wake()
+
+    def persist(self) -> None:
+        """Write to the disk tier, if there is one, what the next engine can use; the last call."""
+        self._stepper.persist()
+        if self.runner.transfer is not None:
+            self.runner.transfer.close()
 
     def take_items(self) -> list[tuple[int, Item]]:
         """Return what was said since the last call."""
@@ -291,7 +299,17 @@ class EngineCore:
             recording=recording,
             tenants=tuple(scheduler.cache.blocks_by_tenant().items()),
             memory=self._memory.read(monotonic()),
+            tiers=self._tier_figures(),
         ).following(self._past)
+
+    def _tier_figures(self) -> tuple[TierStats, ...]:
+        tiers, transfer = self.scheduler.cache.tiers, self.runner.transfer
+        if tiers is None or transfer is None:
+            return ()
+        return tuple(
+            TierStats(source, transfer.block_bytes, replace(figures))
+            for source, figures in tiers.figures().items()
+        )
 
     def _new_stepper(self) -> Stepper:
         limits = self.limits
@@ -299,7 +317,13 @@ class EngineCore:
         cap = OomBackoff(
             budget_policy(most, target_ttft=limits.target_ttft, target_itl=limits.target_itl)
         )
-        pool = BlockPool(limits.num_blocks)
+        pool, tiers = BlockPool(limits.num_blocks), None
+        if (transfer := self.runner.transfer) is not None:
+            tiers = Tiers(
+                host_blocks=transfer.host_blocks,
+                disk_blocks=transfer.disk_blocks,
+                on_disk=transfer.on_disk,
+            )
         scheduler = Scheduler(
             pool,
             cache=PrefixCache(
@@ -307,6 +331,7 @@ class EngineCore:
                 fingerprint=self._fingerprint,
                 adapters=self._adapters,
                 events=self._cache_log,
+                tiers=tiers,
             ),
             max_num_seqs=limits.max_num_seqs,
             max_tokens_per_step=limits.max_tokens_per_step,

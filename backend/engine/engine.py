@@ -214,6 +214,7 @@ class Engine(EngineClient):
             self._warm = True
             endpoint = QueueEndpoint(self._inbox, self.receive)
             EngineLoop(self._core, endpoint, stats_seconds=THREAD_STATS_SECONDS).run()
+            self._core.persist()
         except Exception:
             reason = "the engine stopped after an internal error"
             logger.exception("the engine's loop ended")

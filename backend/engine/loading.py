@@ -1,5 +1,6 @@
 """Builds an engine from its options: tokenizer, network, KV cache, runner and core."""
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from backend.engine.messages import EngineDescription
 from backend.engine.model_files import check_adapters, resolve_model
 from backend.engine.ranks import Ranks
 from backend.engine.stepper import Fault, fault_of
+from backend.executor.block_file import BlockFile, FileInUseError, blocks_in
 from backend.executor.draft_runner import DraftRunner
 from backend.executor.factory import (
     NO_KERNELS,
@@ -31,12 +33,13 @@ from backend.executor.kv_cache import KVCache, block_bytes
 from backend.executor.memory import Sizing, context_length, size_cache
 from backend.executor.model_runner import ModelRunner
 from backend.executor.parallel import Group, LeadingRunner
+from backend.executor.transfer import BlockTransfer
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
 from backend.models.adapters import adapter_digest
 from backend.models.checkpoint import model_fingerprint
-from backend.models.config import ModelLoadError, read_json
+from backend.models.config import DecoderConfig, LongRopeScaling, ModelLoadError, read_json
 from backend.models.dtypes import kv_cache_dtype
 from backend.models.loading import load_network
 from backend.models.model import Network
@@ -106,7 +109,7 @@ def load_model(
         num_speculative_tokens=options.num_speculative_tokens,
     )
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, vocab_size))
-    fingerprint = model_fingerprint(loaded.directory, loaded.made_of)
+    fingerprint = loaded.fingerprint
     adapters = tuple(
         fingerprint + adapter_digest(each.name, Path(each.directory).expanduser())
         for each in options.lora
@@ -129,15 +132,14 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class LoadedRunner:
-    """What computes on one rank; ``made_of`` are the types that decide what it computes."""
+    """What computes on one rank; ``fingerprint`` tells apart what is computed."""
 
     runner: ModelRunner
     draft: DraftRunner | None
     batches: BatchLimits
     num_blocks: int
     tokenizer: Tokenizer
-    directory: Path
-    made_of: str
+    fingerprint: bytes
     detail: tuple[str, ...]
 
 
@@ -161,7 +163,6 @@ def load_runner(
         torch.set_num_threads(max(threads // options.tensor_parallel_size, 1))
     directory = resolve_model(options.model)
     check_adapters(options.lora)
-    adapters = [Path(each.directory).expanduser() for each in options.lora]
     tokenizer = Tokenizer.load(directory)
     max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS[torch_device.type]
     max_tokens = options.max_tokens_per_step or _TOKENS_PER_STEP[torch_device.type]
@@ -178,7 +179,7 @@ def load_runner(
         device=torch_device,
         dtype=options.dtype,
         quantization=options.quantization,
-        adapters=adapters,
+        adapters=[Path(each.directory).expanduser() for each in options.lora],
         tell=progress,
         ranks=group or ALONE,
     )
@@ -246,15 +247,18 @@ def load_runner(
     progress("making the KV pool")
     cache = _kv_cache(network, sizing, torch_device, kv_dtype, directory)
     batches = replace(batches, max_model_len=sizing.max_model_len)
+    fingerprint = model_fingerprint(directory, f"{network.dtype} {kv_dtype} {options.quantization}")
+    transfer, without = _transfer(
+        options, cache, fingerprint + _rotary_factors(network, sizing.max_model_len)
+    )
     return LoadedRunner(
-        runner=make_runner(network, cache, batches, kernels=kernels),
+        runner=make_runner(network, cache, batches, kernels=kernels, transfer=transfer),
         draft=None if draft is None else draft.runner(sizing.num_blocks),
         batches=batches,
         num_blocks=sizing.num_blocks,
         tokenizer=tokenizer,
-        directory=directory,
-        made_of=f"{network.dtype} {kv_dtype} {options.quantization}",
-        detail=detail,
+        fingerprint=fingerprint,
+        detail=detail + without,
     )
 
 
@@ -324,6 +328,49 @@ def _kv_cache(
     return cache
 
 
+def _rotary_factors(network: Network, max_model_len: int) -> bytes:
+    """Return which factors LongRoPE takes for such a context: KV depends on them."""
+    scaling = network.shape.rotary.scaling if isinstance(network.shape, DecoderConfig) else None
+    if not isinstance(scaling, LongRopeScaling):
+        return b""
+    return b"long" if max_model_len > scaling.original_max_positions else b"short"
+
+
+def _transfer(
+    options: EngineOptions, cache: KVCache, made_of: bytes
+) -> tuple[BlockTransfer | None, tuple[str, ...]]:
+    """Return what moves blocks to the tiers, and what of them is missing, for people."""
+    file, disk_blocks = None, 0
+    detail: tuple[str, ...] = ()
+    if options.kv_disk_bytes:
+        per_block = sum(part.shape[1] for part in cache.parts)
+        disk_blocks = blocks_in(options.kv_disk_bytes, per_block)
+        if not disk_blocks:
+            text = f"kv-disk-bytes {options.kv_disk_bytes}: a block takes {per_block} bytes"
+            raise ModelLoadError(text)
+        fingerprint = hashlib.sha256(made_of).digest()
+        path = Path(options.kv_disk_dir).expanduser() / f"kv-{fingerprint.hex()[:16]}.blocks"
+        try:
+            file = BlockFile(
+                path, fingerprint=fingerprint, block_bytes=per_block, capacity=disk_blocks
+            )
+        except FileInUseError as error:
+            detail = (f"there is no disk tier: {error}",)
+            logger.warning("%s", detail[0])
+    if file is None and not options.kv_host_bytes:
+        return None, detail
+    transfer = BlockTransfer(
+        cache, host_bytes=options.kv_host_bytes or 0, file=file, disk_blocks=disk_blocks
+    )
+    logger.info(
+        "KV tiers: %d blocks in host memory, %d on disk, of which %d are there",
+        transfer.host_blocks,
+        transfer.disk_blocks,
+        len(transfer.on_disk),
+    )
+    return transfer, detail
+
+
 def _check(options: EngineOptions, *, on_cuda: bool) -> None:
     if options.max_num_seqs is not None and options.max_num_seqs < 1:
         raise ModelLoadError(f"max-num-seqs must be at least 1, got {options.max_num_seqs}")
@@ -341,6 +388,11 @@ def _check(options: EngineOptions, *, on_cuda: bool) -> None:
         raise ModelLoadError(
             "lora: adapters are computed by one rank, not by tensor-parallel-size "
             f"{options.tensor_parallel_size}; leave one of them out"
+        )
+    if (options.kv_host_bytes or options.kv_disk_bytes) and options.tensor_parallel_size > 1:
+        raise ModelLoadError(
+            "kv-host-bytes and kv-disk-bytes: blocks of one rank are kept, not those of "
+            f"tensor-parallel-size {options.tensor_parallel_size}; leave one of them out"
         )
     if not on_cuda and options.attention == "triton":
         raise ModelLoadError("attention triton needs a CUDA device")

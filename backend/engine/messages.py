@@ -65,6 +65,10 @@ class Stop:
     """End the loop; what is open fails."""
 
 
+PERSIST_SECONDS = 8.0
+"""So long an engine that was stopped writes to its disk tier at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Report in this iteration of the loop, whether or not there is news."""

@@ -8,12 +8,16 @@ device is raised. A step that finds no memory is taken back and comes again smal
 import contextlib
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from time import monotonic
+from typing import TypeVar
 
 import torch
 
+from backend.engine.messages import PERSIST_SECONDS
 from backend.executor.draft_runner import DraftRunner
 from backend.executor.model_runner import InFlight, ModelRunner
 from backend.executor.parallel import LeadingRunner
@@ -28,6 +32,8 @@ from backend.scheduler.sequence import ScheduledSequence, Sequence, Step
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 # torch has a type of its own for memory that its allocator does not get, and for nothing else: not
 # for that of the host, of a graph, of a kernel's code, of cuBLAS.
@@ -39,6 +45,9 @@ _NO_MEMORY = (
 )
 # Triton has an error text of its own for what torch calls a CUDA error.
 _STICKY = ("CUDA error", "Triton Error [CUDA]")
+
+_LOAD_SECONDS = 0.005
+"""So long a loop that has nothing to do but loads waits for them, before it looks for messages."""
 
 
 class DeviceLostError(Exception):
@@ -115,14 +124,21 @@ class Stepper:
 
         Raises DeviceLostError; after any exception ``abandon`` is due.
         """
+        transfer = self._runner.transfer
+        if transfer is not None:
+            self.scheduler.take_in(_on_device(transfer.finished))
         began = monotonic()
         step = self.scheduler.schedule(began)
         if spoilt := self.scheduler.pool.take_to_erase():
             self._discard(spoilt)
         result = StepResult()
         due, self._launched = self._launched, None
+        if transfer is not None:
+            _on_device(partial(transfer.begin, self.scheduler.take_transfers()))
         if step:
             self._launched = self._launch(step, began, result)
+        elif transfer is not None and due is None and self.scheduler.num_loads_in_flight:
+            transfer.wait(_LOAD_SECONDS)
         elif due is None and self.scheduler.has_work:
             raise RuntimeError("there is work, and none of it can be scheduled")
         if not self._overlap:
@@ -131,7 +147,7 @@ class Stepper:
             self._collect(due, result)
         return result
 
-    def abandon(self) -> None:
+    def abandon(self, *, keeps_disk: bool = False) -> None:
         """Wait for what the device still computes; its results are nobody's."""
         launched, self._launched = self._launched, None
         spoilt = list(self.scheduler.pool.take_to_erase())
@@ -142,6 +158,8 @@ class Stepper:
                     spoilt += each.sequence.block_table if sampled is None else ()
         if spoilt:
             self._discard(spoilt)
+        if self._runner.transfer is not None:
+            self._runner.transfer.clear(keeps_disk=keeps_disk)
 
     def _discard(self, blocks: list[int]) -> None:
         self._runner.discard(blocks)
@@ -184,6 +202,17 @@ class Stepper:
                 self._fail(step, result, error)
             return None
 
+    def persist(self) -> None:
+        """Write to disk what the pool and host memory hold, as far as there is time and room."""
+        transfer, tiers = self._runner.transfer, self.scheduler.cache.tiers
+        if transfer is None or tiers is None or not transfer.disk_blocks:
+            return
+        self.scheduler.take_in(transfer.finished())
+        transfer.begin(self.scheduler.take_transfers())
+        wanted = tiers.to_persist(self.scheduler.cache.newest_first())
+        num_written = transfer.persist(wanted, PERSIST_SECONDS)
+        logger.info("%d of %d KV blocks were written to disk", num_written, len(wanted))
+
     def _collect(self, launched: _Launched, result: StepResult) -> None:
         step = launched.step
         try:
@@ -215,6 +244,16 @@ class Stepper:
             raise DeviceLostError(str(error)) from error
         logger.error("a step of %d sequences failed", len(step), exc_info=error)
         result.failed += self.scheduler.fail(step)
+
+
+def _on_device(work: Callable[[], T]) -> T:
+    """Return what ``work`` returns. Raises DeviceLostError."""
+    try:
+        return work()
+    except Exception as error:
+        if fault_of(error) is Fault.DEVICE:
+            raise DeviceLostError(str(error)) from error
+        raise
 
 
 def _sampling(step: Step) -> list[ScheduledSequence]:

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from backend.engine.client import EngineClient
 from backend.engine.messages import (
+    PERSIST_SECONDS,
     Asleep,
     Awake,
     Ended,
@@ -393,7 +394,8 @@ class EngineSupervisor:
         process, self._process = self._process, None
         if process is not None:
             process.send(Stop())
-            if await process.end(patience=STOP_SECONDS) == KILLED:
+            persists = PERSIST_SECONDS if self._options.kv_disk_bytes else 0.0
+            if await process.end(patience=STOP_SECONDS + persists) == KILLED:
                 log.warning("the engine did not stop by itself and was killed")
 
     def _send(self, message: ToEngine) -> None:

@@ -67,12 +67,13 @@ def _serve(endpoint: SocketEndpoint, options: EngineOptions) -> int:
     code = 0
     try:
         EngineLoop(loaded.core, endpoint, stats_seconds=STATS_SECONDS).run()
+        loaded.core.persist()
     except PeerGoneError:
         code = 1
     except Exception:
         logger.exception("the engine's loop ended")
         code = 1
-    # There is nothing to save; taking torch down in order takes a second, or for ever after a
+    # There is nothing else to save; taking torch down in order takes a second, or for ever after a
     # device was lost.
     sys.stderr.flush()
     os._exit(code)

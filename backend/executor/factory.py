@@ -16,6 +16,7 @@ from backend.executor.kv_cache import FP8, KVCache
 from backend.executor.memory import MemoryReading
 from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
+from backend.executor.transfer import BlockTransfer
 from backend.models.decoder import Decoder
 from backend.models.layers import Operations, TorchOperations
 from backend.models.model import Network
@@ -69,6 +70,7 @@ def make_runner(
     kernels: Kernels,
     graphs: bool | None = None,
     pads: bool = False,
+    transfer: BlockTransfer | None = None,
 ) -> ModelRunner:
     """Return a runner where the weights of ``network`` are: ``kernels``, and plain torch for more.
 
@@ -90,7 +92,14 @@ def make_runner(
         most = max(limits.max_tokens_per_step, limits.max_num_seqs)
         adapted = network.adapters.decoder(model, most)
     parts = RunnerParts(
-        model, network.shape.vocab_size, cache, attention, draw, adapted, network.num_ranks
+        model,
+        network.shape.vocab_size,
+        cache,
+        attention,
+        draw,
+        adapted,
+        transfer,
+        num_ranks=network.num_ranks,
     )
     if KernelGroup.ATTENTION not in kernels:
         return ModelRunner(parts, limits)

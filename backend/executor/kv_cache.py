@@ -5,7 +5,7 @@ keys, then those of the values. Block 0 pads block tables. KV in eight bits has 
 int8 one for each token and head, FP8 one for each head. ``models.dtypes`` chooses the type.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,30 @@ class KVCache:
         for layer, given in zip(self.layers, scales, strict=True):
             if layer.scales is not None and given is not None:
                 layer.scales.copy_(given)
+
+    @property
+    def parts(self) -> Iterator[Tensor]:
+        """Yield all that belongs to blocks, as bytes [blocks + 1, bytes], layer by layer."""
+        for layer in self.layers:
+            yield layer.blocks.view(torch.uint8).flatten(1)
+            if layer.scales is not None and layer.scales.dim() > 1:
+                yield layer.scales.view(torch.uint8).flatten(1)
+
+    def copy_out(self, blocks: Tensor, rows: Tensor) -> None:
+        """Copy everything of ``blocks`` [n] to ``rows``, uint8 [n, ``block_bytes``]."""
+        start = 0
+        for part in self.parts:
+            stop = start + part.shape[1]
+            rows[:, start:stop] = part.index_select(0, blocks)
+            start = stop
+
+    def copy_in(self, blocks: Tensor, rows: Tensor) -> None:
+        """Copy ``rows`` to ``blocks``: undoes ``copy_out``."""
+        start = 0
+        for part in self.parts:
+            stop = start + part.shape[1]
+            part.index_copy_(0, blocks, rows[:, start:stop])
+            start = stop
 
     def clear(self, blocks: Iterable[int]) -> None:
         """Zero blocks whose content is not finite, before somebody else gets them."""

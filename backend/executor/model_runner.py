@@ -25,6 +25,7 @@ from backend.executor.kv_cache import KVCache
 from backend.executor.sampled import PromptLogprobs, Sampled, SampledTokens, SpanLogprobs, score
 from backend.executor.sampler.sampler import Draw, GrammarMask, Sampler
 from backend.executor.sleep import Asleep, put_to_sleep
+from backend.executor.transfer import BlockTransfer
 from backend.models.decoder import Decoder
 from backend.models.lora import AdaptedDecoder
 from backend.models.model import Model
@@ -76,6 +77,7 @@ class RunnerParts:
     attention: AttentionBackend
     draw: Draw | None = None
     adapted: AdaptedDecoder | None = None
+    transfer: BlockTransfer | None = None
     num_ranks: int = 1
     """So many compute the model together; all capture the same graphs or none."""
 
@@ -104,6 +106,8 @@ class ModelRunner:
         self._model = parts.model
         self.device = parts.model.device
         self._cache = parts.cache
+        self.transfer = parts.transfer
+        """What moves blocks beyond the pool."""
         self._attention = parts.attention
         self._limits = limits
         self._num_ranks = parts.num_ranks

@@ -124,6 +124,7 @@ class LeadingRunner:
         self._end = end
         self.device = runner.device
         self.vocab_size = runner.vocab_size
+        self.transfer = runner.transfer  # None: tiers are of one rank
 
     def launch(self, step: StepBatch) -> Launched:
         """Compute the hidden states of ``step``."""

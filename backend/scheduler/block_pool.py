@@ -124,6 +124,10 @@ class BlockPool:
         """
         self._corrupt.update(blocks)
 
+    def erase(self, block: int) -> None:
+        """Have held ``block``, of which nothing is read yet, erased with those of the next call."""
+        self._to_erase.append(block)
+
     def take_to_erase(self) -> list[int]:
         """Return the corrupt blocks that were freed since the last call.
 

@@ -57,6 +57,8 @@ class PrefillPlanner:
         if budget <= 0:
             return budget
         for sequence in sorted(sequences, key=lambda each: self._schedule_key(each, now)):
+            if sequence.num_loads_in_flight:
+                continue
             already = planned.get(sequence, 0)
             count = min(sequence.num_pending_tokens - already, budget)
             if count:

@@ -9,7 +9,8 @@ Laws:
   called for completed steps alone.
 - A hash leads to one block, the first that was cached. A second block of the same content is used
   by its owner and found by nobody.
-- A block that is handed out anew is found no longer.
+- A block that is handed out anew is found no longer. What it held goes to the tiers, if there are
+  any; what is not to be trusted leaves them.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, BlockPoolCorruptError
 from backend.scheduler.cache_events import BlockRemoved, BlocksStored, EventLog
+from backend.scheduler.tiers import Source, Tiers
 
 _TOKEN_BYTES = 4
 _MOST_TENANTS = 64
@@ -59,12 +61,14 @@ class PrefixCache:
         fingerprint: bytes = b"",
         adapters: Sequence[bytes] = (),
         events: EventLog | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         """``fingerprint`` tells models apart, as those of ``adapters`` do; 1 is the first of these.
 
-        ``events`` is told what comes and goes.
+        ``events`` is told what comes and goes; ``tiers`` keep what the pool has no room for.
         """
         self.pool = pool
+        self.tiers = tiers
         self.queries = 0
         """Tokens looked up at first admissions."""
         self.hits = 0
@@ -103,6 +107,12 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
+    def worth_loading(self, hashes: Sequence[bytes], num_found: int, length: int) -> list[Source]:
+        """Return where the blocks behind the ``num_found`` first ones are worth loading from."""
+        if self.tiers is None:
+            return []
+        return self.tiers.worth_loading(hashes[num_found + 1 : (length - 1) // BLOCK_SIZE + 1])
+
     def count(self, num_tokens: int, num_found: int) -> None:
         """Count one look-up that was acted upon."""
         self.queries += num_tokens
@@ -112,6 +122,10 @@ class PrefixCache:
         """Take blocks out of the pool; what they held before is found no longer."""
         blocks = self.pool.allocate(count)
         if self._block_of:
+            if self.tiers is not None:
+                for block in blocks:
+                    if (block_hash := self._hash_of[block]) is not None:
+                        self.tiers.save(block, block_hash)
             self._drop(blocks)
         return blocks
 
@@ -148,6 +162,12 @@ class PrefixCache:
         for block in found:
             self.pool.evict(block)
 
+    def newest_first(self) -> list[tuple[bytes, int]]:
+        """Return all that can be found, with its blocks: the one that would go last is first."""
+        newest = list(self._block_of.items())
+        newest.reverse()
+        return newest
+
     def check_integrity(self, blocks: range | None = None) -> None:
         """Raise BlockPoolCorruptError when hashes and ``blocks`` (None: all) contradict."""
         hashes = self._hash_of[blocks.start : blocks.stop] if blocks else self._hash_of
@@ -158,6 +178,8 @@ class PrefixCache:
             raise BlockPoolCorruptError("hashes and blocks of the prefix cache differ")
         if sum(self._blocks_of_tenant.values()) != len(self._block_of):
             raise BlockPoolCorruptError("the tenants' blocks are not those of the cache")
+        if self.tiers is not None:
+            self.tiers.check_integrity()
 
     def _announce(
         self, events: EventLog, stored: list[int], hashes: Sequence[bytes], adapter: int

@@ -232,7 +232,11 @@ class WaitingQueue:
         return Lane.LONG if is_long else Lane.SHORT
 
     def _is_long(self, sequence: Sequence, found: list[int]) -> bool:
-        return self.is_long_work(sequence.length - len(found) * BLOCK_SIZE)
+        num_tokens = sequence.length - len(found) * BLOCK_SIZE
+        if self._cache.tiers is not None and sequence.reads_cache and self.is_long_work(num_tokens):
+            hashes, length = sequence.block_hashes, sequence.length
+            num_tokens -= len(self._cache.worth_loading(hashes, len(found), length)) * BLOCK_SIZE
+        return self.is_long_work(num_tokens)
 
 
 class _SharedBlocks:

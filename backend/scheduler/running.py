@@ -4,21 +4,35 @@ Laws of blocks:
 - Blocks that a launched step writes are freed when it was completed, and can be found then: no
   other sequence reads or writes them before.
 - Blocks are released in one place, ``_release``, once for each stay.
+- Blocks that a tier is filling are neither read nor freed before the load has ended. A block whose
+  load failed is computed, with those behind it.
 - A new sequence leaves a free block for each sequence that decodes, so only growth can run the pool
   dry. Then the last running sequence by ``preemption_key`` is preempted: its blocks are freed, its
   tokens kept, its KV recomputed later. The first one never is.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, blocks_for
 from backend.scheduler.prefix_cache import PrefixCache, extend_block_hashes
 from backend.scheduler.queue import WaitingQueue
 from backend.scheduler.sequence import ScheduledSequence, Sequence, SequenceStatus
+from backend.scheduler.tiers import Source, TransferReport
+
+
+class _Loading(NamedTuple):
+    """Block ``place`` of the table of ``sequence`` is being loaded."""
+
+    sequence: Sequence
+    place: int
+    digest: bytes
+    source: Source
 
 
 class RunningSet:
-    """Sequences with blocks; RUNNING ones are in one of the first three, in order of admission."""
+    """Sequences with blocks; RUNNING ones are in one of the first four, in order of admission."""
 
     def __init__(
         self,
@@ -40,7 +54,10 @@ class RunningSet:
         self.decoding: dict[Sequence, None] = {}
         self.short: dict[Sequence, None] = {}
         self.long: dict[Sequence, None] = {}
+        self.loading: dict[Sequence, None] = {}
         self.draining: dict[Sequence, None] = {}  # PREEMPTING and ENDING
+        self._loads: dict[int, _Loading] = {}  # by block
+        self._first_stays: set[Sequence] = set()  # of those that load
         self._came_long: set[Sequence] = set()
         self._free_slots = list(reversed(range(num_slots)))
         self._waiting = waiting
@@ -48,7 +65,12 @@ class RunningSet:
     @property
     def num_running(self) -> int:
         """Sequences that advance."""
-        return len(self.decoding) + len(self.short) + len(self.long)
+        return len(self.decoding) + len(self.short) + len(self.long) + len(self.loading)
+
+    @property
+    def num_loads_in_flight(self) -> int:
+        """Blocks that tiers are filling."""
+        return len(self._loads)
 
     @property
     def has_long_prompt(self) -> bool:
@@ -57,7 +79,7 @@ class RunningSet:
 
     def running(self) -> tuple[Sequence, ...]:
         """Return the sequences that advance."""
-        return (*self.decoding, *self.short, *self.long)
+        return (*self.decoding, *self.short, *self.long, *self.loading)
 
     def admit(self, sequence: Sequence, found: list[int], now: float) -> bool:
         """Give ``sequence`` the blocks that were found for it and new ones, if enough are free."""
@@ -66,6 +88,7 @@ class RunningSet:
         # Without a block for each to grow by, it would soon be preempted, and computed twice.
         if taken + len(self.decoding) > self.pool.num_free or not self._free_slots:
             return False
+        sources = self._reserve(sequence, len(found))
         sequence.slot = self._free_slots.pop()
         sequence.num_sent_blocks = 0
         self.pool.share(found)
@@ -73,16 +96,35 @@ class RunningSet:
         sequence.num_computed_tokens = len(found) * BLOCK_SIZE
         sequence.num_cached_blocks = len(found)
         sequence.status = SequenceStatus.RUNNING
-        is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
-        (self.long if is_long else self.short)[sequence] = None
-        if is_long:
-            self._came_long.add(sequence)
+        if sources:
+            self._load(sequence, sources)
+        else:
+            self._begin_prefill(sequence)
         self._waiting.admitted(sequence, now)
         if sequence.admitted is None:
             sequence.admitted = now
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.cache.count(sequence.length, sequence.num_cached_tokens)
         return True
+
+    def take_in(self, report: TransferReport) -> None:
+        """Take in which loads have ended and which saves have failed."""
+        tiers = self.cache.tiers
+        if tiers is None:
+            return
+        for timed in report.timed:
+            tiers.observe_load(timed)
+        for source, digest in report.lost:
+            tiers.lost(source, digest)
+        for block, succeeded in report.loaded:
+            sequence, place, digest, source = self._loads.pop(block)
+            if not tiers.loaded(digest, source, succeeded=succeeded):
+                sequence.num_loaded_blocks = min(sequence.num_loaded_blocks, place)
+                if succeeded:
+                    self.pool.erase(block)  # it may not be finite
+            sequence.num_loads_in_flight -= 1
+            if sequence.num_loads_in_flight == 0:
+                self._end_load(sequence)
 
     def mark_decoding(self, sequence: Sequence) -> None:
         """Note that ``sequence`` decodes from now on."""
@@ -156,6 +198,8 @@ class RunningSet:
     def discard_kv(self, sequence: Sequence) -> None:
         """Nothing that ``sequence`` read or wrote is to be trusted."""
         self.cache.evict(sequence.block_table)
+        if self.cache.tiers is not None:
+            self.cache.tiers.forget(sequence.block_hashes[1 : len(sequence.block_table) + 1])
         self.pool.mark_corrupt(sequence.block_table)
 
     def end(self, sequence: Sequence) -> None:
@@ -193,8 +237,61 @@ class RunningSet:
         for sequence in self.draining:
             if sequence.status not in {SequenceStatus.PREEMPTING, SequenceStatus.ENDING}:
                 raise RuntimeError(f"{sequence.sequence_id} drains but is {sequence.status}")
-            if not sequence.num_steps_in_flight:
+            if not sequence.num_steps_in_flight and not sequence.num_loads_in_flight:
                 raise RuntimeError(f"{sequence.sequence_id} drains, and nothing writes its blocks")
+        self._check_loads()
+
+    def _check_loads(self) -> None:
+        loads = Counter(each.sequence for each in self._loads.values())
+        if not self.loading.keys() <= loads.keys() <= {*self.loading, *self.draining}:
+            raise RuntimeError("sequences that load are not those whose blocks are loaded")
+        if any(each.num_loads_in_flight != count for each, count in loads.items()):
+            raise RuntimeError("a sequence counts its loads in flight wrongly")
+
+    def _begin_prefill(self, sequence: Sequence) -> None:
+        is_long = self._waiting.is_long_work(sequence.num_pending_tokens)
+        (self.long if is_long else self.short)[sequence] = None
+        if is_long:
+            self._came_long.add(sequence)
+
+    def _reserve(self, sequence: Sequence, num_found: int) -> list[Source]:
+        """Return where the next blocks of ``sequence`` are loaded from."""
+        tiers = self.cache.tiers
+        if tiers is None or not sequence.reads_cache:
+            return []
+        last = (sequence.length - 1) // BLOCK_SIZE
+        return tiers.reserve(sequence.block_hashes[num_found + 1 : last + 1])
+
+    def _load(self, sequence: Sequence, sources: list[Source]) -> None:
+        tiers = self.cache.tiers
+        if tiers is None:
+            raise RuntimeError("there is nothing to load from")
+        first = sequence.num_cached_blocks
+        for place, source in enumerate(sources, first):
+            block, digest = sequence.block_table[place], sequence.block_hashes[place + 1]
+            tiers.load(block, digest, source)
+            self._loads[block] = _Loading(sequence, place, digest, source)
+        sequence.num_loads_in_flight = len(sources)
+        sequence.num_loaded_blocks = first + len(sources)
+        self.loading[sequence] = None
+        if sequence.admitted is None:
+            self._first_stays.add(sequence)
+
+    def _end_load(self, sequence: Sequence) -> None:
+        """Go on behind the blocks that were loaded, or release them."""
+        num_loaded = sequence.num_loaded_blocks - sequence.num_cached_blocks
+        if num_loaded:
+            if sequence in self._first_stays:
+                sequence.num_cached_tokens += num_loaded * BLOCK_SIZE
+                self.cache.hits += num_loaded * BLOCK_SIZE
+            self.cache_blocks(sequence, sequence.num_loaded_blocks)
+            sequence.num_computed_tokens = sequence.num_loaded_blocks * BLOCK_SIZE
+        self._first_stays.discard(sequence)
+        if sequence.status is SequenceStatus.RUNNING:
+            del self.loading[sequence]
+            self._begin_prefill(sequence)
+        else:
+            self.release_after_flight(sequence)
 
     def _allocate(self, count: int) -> list[int]:
         blocks = self.cache.allocate(count)
@@ -212,11 +309,11 @@ class RunningSet:
         self._waiting.stopped_running(sequence)
         sequence.status = status
         self.draining[sequence] = None
-        if sequence.num_steps_in_flight == 0:
+        if sequence.num_steps_in_flight == sequence.num_loads_in_flight == 0:
             self.release_after_flight(sequence)
 
     def _leave_running(self, sequence: Sequence) -> None:
-        for place in (self.decoding, self.short, self.long):
+        for place in (self.decoding, self.short, self.long, self.loading):
             place.pop(sequence, None)
 
     def _release(self, sequence: Sequence) -> None:

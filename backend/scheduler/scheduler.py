@@ -32,6 +32,7 @@ from backend.scheduler.prefix_cache import PrefixCache
 from backend.scheduler.queue import WaitingQueue
 from backend.scheduler.running import RunningSet
 from backend.scheduler.sequence import ScheduledSequence, Sequence, SequenceStatus, Step
+from backend.scheduler.tiers import NO_TRANSFERS, TransferReport, Transfers
 
 MAX_STEPS_IN_FLIGHT = 2
 
@@ -149,7 +150,14 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether anything runs, waits or is in flight."""
-        return bool(self.num_running or self.num_waiting or self._in_flight)
+        return bool(
+            self.num_running or self.num_waiting or self._in_flight or self.num_loads_in_flight
+        )
+
+    @property
+    def num_loads_in_flight(self) -> int:
+        """Blocks that tiers are filling."""
+        return self._running.num_loads_in_flight
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Queue a new sequence. Raises NeverFitsError or QueueFullError, and has not taken it."""
@@ -255,6 +263,17 @@ class Scheduler:
                 self._drafter.model = None
                 self._running.on_allocated = None
 
+    def take_transfers(self) -> Transfers:
+        """Return the blocks to move after ``schedule``, before its step is launched.
+
+        They are moved whatever becomes of the step; ``take_in`` is told what came of them.
+        """
+        return NO_TRANSFERS if self.cache.tiers is None else self.cache.tiers.take()
+
+    def take_in(self, report: TransferReport) -> None:
+        """Take in what came of transfers."""
+        self._running.take_in(report)
+
     def complete(self, step: Step, sampled: Iterable[tuple[int, ...] | None], now: float) -> None:
         """Take in what a step computed; steps are completed in the order they were scheduled in.
 
@@ -291,6 +310,8 @@ class Scheduler:
         # A budget counts drafts as prefill: both are tokens beyond the one that each row decodes.
         more = launched.num_prefill_tokens + launched.num_drafts
         self._policy.observe(launched.num_decodes, more, seconds)
+        if self.cache.tiers is not None:
+            self.cache.tiers.observe_prefill(launched.num_prefill_tokens, seconds)
         if self._drafter is not None and launched.num_prefill_tokens == 0 and not is_mixed:
             num_tokens = sum(len(tokens) for tokens in outcomes if tokens is not None)
             self._drafter.observe(
@@ -338,7 +359,9 @@ class Scheduler:
             if sequence.status is not SequenceStatus.RUNNING:
                 if sequence.num_steps_in_flight == 0:
                     self._running.release_after_flight(sequence)
-            elif samples and sequence.num_pending_tokens > 1:
+            elif samples and (
+                start < sequence.num_prompt_tokens or sequence.num_pending_tokens > 1
+            ):
                 self._running.mark_prefilling(sequence)
 
     def drain_seconds(self, now: float) -> float:

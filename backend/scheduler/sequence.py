@@ -92,6 +92,10 @@ class Sequence:
     block_table: list[int] = field(init=False, default_factory=list)
     num_sent_blocks: int = field(init=False, default=0)
     """Blocks at the head of the table that the executor was told of (``batch``)."""
+    num_loads_in_flight: int = field(init=False, default=0)
+    """Blocks of the table that a tier is filling; nothing of it is computed meanwhile."""
+    num_loaded_blocks: int = field(init=False, default=0)
+    """So many blocks at the head of the table are good once the loads in flight are done."""
     num_cached_blocks: int = field(init=False, default=0)
     """Blocks at the head of the table that were found in the prefix cache or offered to it."""
     status: SequenceStatus = field(init=False, default=SequenceStatus.WAITING)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from backend.scheduler.sequence import Sequence, Step
+from backend.scheduler.tiers import SourceFigures
 
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 STEP_SECONDS = (0.0005, *TOKEN_SECONDS)
@@ -263,6 +264,24 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """The figures of one tier, whose blocks have ``block_bytes`` each."""
+
+    name: str
+    block_bytes: int
+    figures: SourceFigures
+
+    def following(self, before: "TierStats") -> "TierStats":
+        """Return these figures of a tier that took the place of one that ended ``before``."""
+        ours, theirs = self.figures, before.figures
+        sums = {name: getattr(ours, name) + getattr(theirs, name) for name in _SUMMED_OF_TIERS}
+        return replace(self, figures=replace(ours, **sums))
+
+
+_SUMMED_OF_TIERS = ("saves", "failed_saves", "loads", "failed_loads")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot for /metrics.
 
@@ -288,11 +307,16 @@ class EngineStats:
     recording: Recording = field(default_factory=Recording)
     tenants: tuple[tuple[str, int], ...] = ()
     memory: "MemoryUse | None" = None
+    tiers: tuple[TierStats, ...] = ()
 
     def following(self, before: "EngineStats") -> "EngineStats":
         """Return these figures of an engine that took the place of one that ended ``before``."""
         sums = {name: getattr(before, name) + getattr(self, name) for name in _SUMMED}
-        return replace(self, **sums)
+        tiers = {each.name: each for each in before.tiers}
+        followed = (
+            each.following(tiers[each.name]) if each.name in tiers else each for each in self.tiers
+        )
+        return replace(self, **sums, tiers=tuple(followed))
 
 
 _SUMMED = (

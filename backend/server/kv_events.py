@@ -34,6 +34,8 @@ BEAT_SECONDS = 15.0
 
 _MOST_CHANGES = 16_384
 _BLOCKS_A_PART = 1_024
+_MEDIUM = "GPU"
+"""What vLLM calls the pool that steps read, on whatever device; tiers behind it are not told of."""
 _MOST_DIGITS = 20  # Python refuses to read a number of thousands
 
 
@@ -161,13 +163,13 @@ def _describe(change: Change, adapter_names: Sequence[str]) -> tuple[str, dict[s
     match change:
         case BlocksStored(parent, digests, _, adapter):
             blocks = [digest.hex() for digest in digests]
-            data: dict[str, object] = {"parent": parent.hex(), "blocks": blocks}
+            data: dict[str, object] = {"parent": parent.hex(), "blocks": blocks, "medium": _MEDIUM}
             if adapter:
                 # As vLLM calls them.
                 data |= {"lora_id": adapter, "lora_name": adapter_names[adapter - 1]}
             return "stored", data
         case BlockRemoved(digest):
-            return "removed", {"block": digest.hex()}
+            return "removed", {"block": digest.hex(), "medium": _MEDIUM}
         case Cleared():
             return "cleared", {}
 

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from backend.scheduler.stats import REQUEST_SECONDS, Distribution, EngineStats, Recording
+from backend.scheduler.stats import REQUEST_SECONDS, Distribution, EngineStats, Recording, TierStats
 
 if TYPE_CHECKING:
     from backend.server.batches.runner import Batches
@@ -55,6 +55,17 @@ _LABELS = {
     "draft_verifications": ("source",),
     "drafts_proposed": ("source",),
     "drafts_accepted": ("source",),
+}
+_TIER_GAUGES = {
+    "kv_tier_blocks": "KV blocks that a tier (host memory, disk) holds",
+    "kv_tier_capacity_blocks": "KV blocks that fit into a tier",
+    "kv_tier_bytes": "Bytes of the KV blocks that a tier holds",
+}
+_TIERS = _TIER_GAUGES | {
+    "kv_tier_saves": "KV blocks that went to a tier",
+    "kv_tier_failed_saves": "KV blocks that a tier could not take",
+    "kv_tier_loads": "KV blocks that came back, for prompts that begin with them",
+    "kv_tier_failed_loads": "KV blocks that did not come back and were computed again",
 }
 
 FamilyT = TypeVar("FamilyT", HistogramMetricFamily, CounterMetricFamily)
@@ -117,6 +128,7 @@ class Metrics(Collector):
         if (stats := self._stats()) is not None:
             yield from _figures(stats)
             yield _tenants(stats.tenants)
+            yield from _tiers(stats.tiers)
             yield from _recorded(stats.recording)
         if (waiting := self._waiting()) is not None:
             text = "Inputs that wait to be embedded"
@@ -202,6 +214,27 @@ def _tenants(tenants: Sequence[tuple[str, int]]) -> Metric:
         family.add_metric((tenant or _NO_SALT,), blocks)
     family.add_metric((_OTHERS,), rest)
     return family
+
+
+def _tiers(tiers: Sequence[TierStats]) -> Iterator[Metric]:
+    """Yield the figures of host memory and disk, where blocks are kept there."""
+    if not tiers:
+        return
+    values: dict[str, Callable[[TierStats], float]] = {
+        "kv_tier_blocks": lambda each: each.figures.blocks,
+        "kv_tier_capacity_blocks": lambda each: each.figures.capacity,
+        "kv_tier_bytes": lambda each: each.figures.blocks * each.block_bytes,
+        "kv_tier_saves": lambda each: each.figures.saves,
+        "kv_tier_failed_saves": lambda each: each.figures.failed_saves,
+        "kv_tier_loads": lambda each: each.figures.loads,
+        "kv_tier_failed_loads": lambda each: each.figures.failed_loads,
+    }
+    for name, value in values.items():
+        kind = GaugeMetricFamily if name in _TIER_GAUGES else CounterMetricFamily
+        family = kind(PREFIX + name, _TIERS[name], labels=("tier",))
+        for each in tiers:
+            family.add_metric((each.name,), value(each))
+        yield family
 
 
 def _recorded(recording: Recording) -> Iterator[Metric]:

@@ -68,6 +68,7 @@ REASONS = {
     "backend.engine.ranks.Ranks.__init__": "its end is the process's, with a reason",
     "backend.engine.supervisor.EngineSupervisor.open": "logs each fault and goes on",
     "backend.engine.supervisor.EngineSupervisor.wake": "who waits for it gets the exception",
+    "backend.executor.transfer._DiskThread.__init__": "logs each fault and goes on",
     "backend.log_lines.QueuedLines.__init__": _LINES,
     "backend.process.end_with_parent": "waits for the parent's end",
     "backend.process.in_background": "who waits for it gets the exception",

@@ -2,6 +2,7 @@
 are free."""
 
 import pytest
+from simulated_device import RandomDrafter
 
 from backend.scheduler.block_pool import BlockPool
 from backend.scheduler.request import Grammar, GrammarKind, SamplingParams
@@ -235,6 +236,14 @@ def test_a_step_taken_back_comes_again_and_its_prompts_are_prompts():
     engine.check_integrity()
     assert numbers(engine.schedule(0.0)) == numbers(step) == [(0, 5, 1, True), (1, 0, 16, True)]
     assert (one.num_unseen_tokens, other.num_unseen_tokens) == (1, 1)
+
+
+def test_a_prompt_of_one_token_is_a_prompt_again_when_its_step_is_taken_back():
+    engine, one = scheduler(drafter=RandomDrafter(0)), sequence(0, 1)
+    for _ in range(20):  # and never has drafts, which only an answer has
+        step = started(engine, *() if one.slot >= 0 else (one,))
+        assert numbers(step) == [(0, 0, 1, True)]
+        engine.take_back(step)
 
 
 def test_a_sequence_may_end_before_its_step_is_taken_back():

@@ -88,10 +88,10 @@ async def test_a_snapshot_then_changes_as_they_come(serve_events, follow):
     }
     events.apply([EventBatch(1, (BlockRemoved(TWO), BlocksStored(ONE, (THREE,), 16)))])
     kind, second_id, data = await follower.event()
-    assert (kind, data) == ("removed", {"sequence": 2, "block": TWO.hex()})
+    assert (kind, data) == ("removed", {"sequence": 2, "block": TWO.hex(), "medium": "GPU"})
     kind, third_id, data = await follower.event()
     assert kind == "stored"
-    assert data == {"sequence": 3, "parent": ONE.hex(), "blocks": [THREE.hex()]}
+    assert data == {"sequence": 3, "parent": ONE.hex(), "blocks": [THREE.hex()], "medium": "GPU"}
     assert len({first_id, second_id, third_id}) == 3
 
 

@@ -14,6 +14,7 @@ from backend.scheduler.prefix_cache import PrefixCache
 from backend.scheduler.request import Grammar, GrammarKind, Priority, SamplingParams
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.tiers import Tiers
 
 MAX_WAIT = 25.0
 MAX_WAITING = 12
@@ -50,13 +51,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         long_prompt_tokens=st.integers(0, 60),
         drafts=st.none() | st.integers(0, 2**20),
         guesses=st.booleans(),
+        tiers=st.none() | st.tuples(st.integers(0, 8), st.integers(0, 8)),
     )
-    def start(self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, drafts, guesses):
+    def start(
+        self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, drafts, guesses, tiers
+    ):
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
         pool = BlockPool(num_blocks)
         self.events = EventLog(10_000)
-        self.cache = PrefixCache(pool, events=self.events)
+        if tiers is not None:
+            tiers = Tiers(host_blocks=tiers[0], disk_blocks=tiers[1])
+        self.cache = PrefixCache(pool, events=self.events, tiers=tiers)
         drafter = None
         if drafts is not None:
             drafter = GuessingDrafter(drafts, num_blocks) if guesses else RandomDrafter(drafts)
@@ -72,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.device = SimulatedDevice(self.scheduler, drafter)
         self.open: list[Sequence] = []
+        self.loads_a_step = 2
         self.turns = 0
         self.arrivals = 0
         self.published: set[bytes] = set()
@@ -119,7 +126,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         sequence = data.draw(st.sampled_from(self.open))
         for _ in range(2):
             self.scheduler.finish(sequence)
-            over = SequenceStatus.ENDING if sequence.num_steps_in_flight else None
+            busy = sequence.num_steps_in_flight or sequence.num_loads_in_flight
+            over = SequenceStatus.ENDING if busy else None
             assert sequence.status is (over or SequenceStatus.FINISHED)
             assert bool(sequence.block_table) == bool(over)
         self.open.remove(sequence)
@@ -140,6 +148,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(times):
             if self.open:
                 self.step(overlap=overlap)
+
+    @precondition(lambda self: self.device.tiers.pending)
+    @rule(data=st.data(), succeeds=st.booleans())
+    def end_load(self, data, succeeds):
+        block = data.draw(st.sampled_from(sorted(self.device.tiers.pending)))
+        self.scheduler.take_in(self.device.tiers.end(block, succeeds=succeeds))
+
+    @precondition(lambda self: any(self.device.tiers.held.values()))
+    @rule(data=st.data())
+    def lose_save(self, data):
+        held = self.device.tiers.held
+        source = data.draw(st.sampled_from([each for each in held if held[each]]))
+        digest = data.draw(st.sampled_from(sorted(held[source])))
+        self.scheduler.take_in(self.device.tiers.lose(source, digest))
 
     @precondition(lambda self: self.open and len(self.device.in_flight) < 2)
     @rule()
@@ -181,13 +203,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(set(sequences)) == len(sequences) <= self.max_num_seqs
         assert sum(scheduled.num_tokens for scheduled in step) <= self.budget
         assert all(each in self.open for each in sequences)
-        assert step or in_flight or not self.open, "somebody is left unserved"
+        loading = bool(self.device.tiers.pending)
+        assert step or in_flight or loading or not self.open, "somebody is left unserved"
         if overdue and standing[0] is SequenceStatus.RUNNING:
             assert oldest.status is SequenceStatus.RUNNING or oldest not in self.open
-        if overdue and not in_flight and oldest in running and oldest in self.open:
+        served = not in_flight and not loading
+        if overdue and served and oldest in running and oldest in self.open:
             assert oldest in sequences
         if self.scheduler.num_preemptions == preemptions and not in_flight:
             assert decoding <= {*sequences}
+        for block in list(self.device.tiers.pending)[: self.loads_a_step]:
+            self.scheduler.take_in(self.device.tiers.end(block))
         if self.device.in_flight and (len(self.device.in_flight) > overlap or not step):
             self.device.collect()
             self.forget_ended()
@@ -221,7 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def consistent(self):
         self.scheduler.check_integrity()
         held = {block for each in self.open for block in each.block_table}
-        if not self.device.in_flight:
+        if not self.device.in_flight and not self.device.tiers.pending:
             assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.open)
             assert self.scheduler.pool.num_used == len(held)
         assert self.scheduler.num_running <= self.max_num_seqs
@@ -247,6 +273,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             steps += 1
             assert steps <= bound
         self.device.drain()
+        for block in list(self.device.tiers.pending):
+            self.scheduler.take_in(self.device.tiers.end(block))
         self.scheduler.check_integrity()
         assert not self.scheduler.has_work
         assert self.scheduler.pool.num_used == 0

@@ -3,7 +3,7 @@
 The KV of a token depends on all tokens before it and on the salt, so a slot's content is a chain of
 hashes over both. A step's writes can be read by its own sequences at once, as on a device that runs
 steps in order, and by others once the step was collected. Reading anything else fails the test: so
-does reading what a refused draft wrote.
+does reading what a refused draft wrote, and what is being loaded from a tier.
 """
 
 import random
@@ -12,8 +12,10 @@ from collections import deque
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 from backend.scheduler.draft_model import DraftModel
 from backend.scheduler.drafts import Drafter, DraftSource, _Choice
+from backend.scheduler.tiers import LoadSeconds, Source, TransferReport
 
 GARBAGE = object()
+LOADING = object()
 
 
 class Script:
@@ -175,6 +177,7 @@ class SimulatedDevice:
         if drafter is not None and drafter.model is not None:
             self._draft = SimulatedDraft(drafter)
         self._contents = {}
+        self.tiers = SimulatedTiers(self._contents)
 
     def add(self, sequence, continuation):
         sequence.arrived = self.now
@@ -187,6 +190,7 @@ class SimulatedDevice:
         while step is None:
             step = self.scheduler.schedule(self.now)
             self._erase()
+            self.tiers.begin(self.scheduler.take_transfers())
             if self.scheduler.draft_batch is not None:
                 step = self._draft.guess(self.scheduler, step)
         writes = {}
@@ -280,6 +284,53 @@ class SimulatedDevice:
                 self._contents.pop(slot, None)
             if self._draft is not None:
                 self._draft.erase([block])
+
+
+class SimulatedTiers:
+    """What tiers hold, by source and hash; loads end when they are told to."""
+
+    def __init__(self, contents):
+        self.held = {source: {} for source in Source}
+        self.pending = {}  # load by block
+        self.num_saves = self.num_loads = 0
+        self._contents = contents  # of the pool, by slot
+        self._must_be = {}  # content by hash
+
+    def begin(self, transfers):
+        for digest, source, target in transfers.drops:
+            content = self.held[source].pop(digest, None)
+            if target is not None and content is not None:
+                self.held[target][digest] = content
+        for block, digest, target in transfers.saves:
+            content = tuple(self._contents.get(slot) for slot in _slots(block))
+            assert GARBAGE not in content, "what is not finite is saved"
+            assert LOADING not in content, "saved before it was loaded"
+            assert self._must_be.setdefault(digest, content) == content, "wrong bytes are saved"
+            self.held[target][digest] = content
+            self.num_saves += 1
+        for load in transfers.loads:
+            assert load.block not in self.pending, "two loads fill one block"
+            self.pending[load.block] = load
+            self._contents.update(dict.fromkeys(_slots(load.block), LOADING))
+
+    def end(self, block, *, succeeds=True):
+        """End one load; return what is reported of it."""
+        _, digest, source = self.pending.pop(block)
+        content = self.held[source].get(digest) if succeeds else None
+        for slot, each in zip(_slots(block), content or [None] * BLOCK_SIZE, strict=True):
+            self._contents[slot] = each
+        self.num_loads += content is not None
+        loaded = [(block, content is not None)]
+        return TransferReport(loaded, timed=[LoadSeconds(source, 1, 0.001)])
+
+    def lose(self, source, digest):
+        """Let a save have failed."""
+        del self.held[source][digest]
+        return TransferReport(lost=[(source, digest)])
+
+
+def _slots(block):
+    return range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
 
 
 def _slot(sequence, position):
