@@ -37,6 +37,22 @@ def adapter_source(text: str) -> AdapterSource:
     return AdapterSource(name(called), directory)
 
 
+class Address(NamedTuple):
+    """Where an engine is reached: as it was written, and as host and port."""
+
+    text: str
+    address: tuple[str, int]
+
+
+def address(text: str) -> Address:
+    """Read HOST:PORT; an IPv6 address is in brackets."""
+    host, separator, number = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not separator or not bare or (":" in bare and bare == host) or not bare.isprintable():
+        raise ValueError(f"expected HOST:PORT, got '{text}'")
+    return Address(text, (bare, port(number)))
+
+
 def device_name(text: str) -> str:
     """Read where to compute."""
     if not _DEVICE.fullmatch(text):
@@ -249,6 +265,31 @@ class EngineOptions:
         "the folder of --kv-disk-bytes, with a file for each model; who can read it can read what "
         "prompts said",
         metavar="DIR",
+    )
+    role: str = _flag(
+        "both",
+        "what part of requests this engine computes: a prefill engine computes prompts for decode "
+        "engines, which go on from there",
+        choices=("both", "prefill", "decode"),
+    )
+    kv_transfer: tuple[Address, ...] = _flag(
+        (),
+        "where a prefill engine listens for decode engines; for a decode engine, a prefill engine "
+        "that requests may name in X-Refrain-Prefill, again for others",
+        read=address,
+        metavar="HOST:PORT",
+    )
+    kv_transfer_secret: str | None = _flag(
+        None,
+        "a file with the secret that prefill and decode engines share",
+        read=secret,
+        metavar="FILE",
+        named="kv-transfer-secret-file",
+    )
+    kv_transfer_timeout: float = _flag(
+        30.0,
+        "compute a prompt here when a prefill engine has not sent all of it within this",
+        read=seconds,
     )
     gpu_memory_utilization: float = _flag(
         0.9,

@@ -5,9 +5,13 @@ Sequences end in ``_end`` alone, which frees what they hold.
 """
 
 import secrets
+from collections import Counter
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import monotonic
+
+import torch
 
 from backend.engine.messages import Abort, Item, Submit
 from backend.engine.stepper import Stepper
@@ -110,7 +114,10 @@ class EngineCore:
         self.grammars = grammars
         self._compiling: dict[int, tuple[Submit, PendingGrammar]] = {}
         self.limits = limits
-        self._fingerprint, self._adapters = fingerprint, adapters
+        self.fingerprints = (fingerprint, *adapters)
+        self.is_asleep = False
+        self.transfer_counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        """Of blocks that came from other engines or went there, named as metrics are."""
         self._cache_log = EventLog(_CACHE_EVENTS) if cache_events else None
         self._memory = MemoryMeter(runner.device)
         self.runner = runner
@@ -242,6 +249,7 @@ class EngineCore:
         self._recorder.all_ended("error")
         self._past = replace(self.stats(), restarts=self._past.restarts + 1)
         self._recorder = Recorder()
+        self.transfer_counts = Counter()
         self._prompt_tokens = self._generated_tokens = 0
         if self._cache_log is not None:
             self._cache_log.start_over()
@@ -253,6 +261,7 @@ class EngineCore:
         self._stepper.persist()
         self.start_over("the engine is put to sleep", keeps_disk=True)
         self._past = replace(self._past, restarts=restarts)
+        self.is_asleep = True
         self.runner.sleep()
         if self._draft is not None:
             self._draft.sleep()
@@ -262,6 +271,21 @@ class EngineCore:
         self.runner.wake()
         if self._draft is not None:
             self._draft.wake()
+        self.is_asleep = False
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks for which the tier in host memory has room."""
+        return 0 if self.runner.transfer is None else self.runner.transfer.host_blocks
+
+    def keep_blocks(self, digests: SequenceOf[bytes], content: bytearray) -> None:
+        """Take blocks that another engine computed, one behind the other, into host memory."""
+        rows = torch.frombuffer(content, dtype=torch.uint8).view(len(digests), -1)
+        self._stepper.keep(digests, rows)
+
+    def read_blocks(self, blocks: list[int]) -> memoryview:
+        """Return the content of ``blocks``, one behind the other."""
+        return self._stepper.read(blocks).numpy().data.cast("B")
 
     def persist(self) -> None:
         """Write to the disk tier, if there is one, what the next engine can use; the last call."""
@@ -281,8 +305,9 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return the figures as of now."""
         scheduler, recording = self.scheduler, self._recorder.read()
-        if guesses := scheduler.draft_counts:
-            recording += Recording(counts=guesses)
+        for counts in (scheduler.draft_counts, self.transfer_counts):
+            if counts:
+                recording += Recording(counts=counts)
         return EngineStats(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
@@ -328,8 +353,8 @@ class EngineCore:
             pool,
             cache=PrefixCache(
                 pool,
-                fingerprint=self._fingerprint,
-                adapters=self._adapters,
+                fingerprint=self.fingerprints[0],
+                adapters=self.fingerprints[1:],
                 events=self._cache_log,
                 tiers=tiers,
             ),

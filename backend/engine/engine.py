@@ -15,6 +15,8 @@ import torch
 
 from backend.engine.client import EngineClient
 from backend.engine.core import EngineCore
+from backend.engine.kv_transfer.fetches import Fetches
+from backend.engine.kv_transfer.offers import Offers
 from backend.engine.messages import (
     Abort,
     Asleep,
@@ -73,11 +75,22 @@ class EngineLoop:
     """Owns ``core`` from ``run`` on."""
 
     def __init__(
-        self, core: EngineCore, endpoint: SocketEndpoint | QueueEndpoint, *, stats_seconds: float
+        self,
+        core: EngineCore,
+        endpoint: SocketEndpoint | QueueEndpoint,
+        *,
+        stats_seconds: float,
+        role: Offers | Fetches | None = None,
     ) -> None:
-        """Figures are reported when all work is done, and else every ``stats_seconds``."""
+        """Figures are reported when all work is done, and else every ``stats_seconds``.
+
+        ``role`` is for an engine that computes prompts for others, or has them computed.
+        """
         self._core = core
         self._core.grammars.wake = endpoint.wake
+        self._role = role
+        if role is not None:
+            role.wake = endpoint.wake
         self._endpoint = endpoint
         self._stats_seconds = stats_seconds
         self._stats_at = -float("inf")
@@ -86,22 +99,26 @@ class EngineLoop:
 
     def run(self) -> None:
         """Run until a Stop arrives. Raises the error that makes it impossible to go on."""
-        while self._take_in():
-            worked = self._core.scheduler.has_work
-            if worked:
-                self._step()
-            self._report(idle=not self._core.scheduler.has_work)
-            if worked and not self._core.scheduler.has_work:
-                self._check()
+        try:
+            while self._take_in():
+                worked = self._core.scheduler.has_work
+                if worked:
+                    self._step()
+                self._report(idle=not self._core.scheduler.has_work)
+                if worked and not self._core.scheduler.has_work:
+                    self._check()
+        finally:
+            if self._role is not None:
+                self._role.close()
 
     def _take_in(self) -> bool:
         """Take all messages. False: stop."""
         for message in self._endpoint.receive(wait=not self._core.scheduler.has_work):
             match message:
                 case Submit():
-                    self._core.submit(message)
+                    self._submit(message)
                 case Abort():
-                    self._core.abort(message)
+                    self._abort(message)
                 case Ping():
                     self._stats_at = -float("inf")
                 case Sleep():
@@ -114,21 +131,36 @@ class EngineLoop:
                 case _:
                     assert_never(message)
         self._core.admit_compiled()
+        if self._role is not None:
+            self._guarded(self._role.advance)
         return True
+
+    def _submit(self, message: Submit) -> None:
+        if self._role is None or not self._role.submit(message):
+            self._core.submit(message)
+
+    def _abort(self, message: Abort) -> None:
+        if self._role is None or not self._role.abort(message.number):
+            self._core.abort(message)
 
     def _sleep(self) -> None:
         self._core.sleep()
         self._endpoint.send_now(Asleep())
 
     def _step(self) -> None:
+        if self._guarded(self._core.step):
+            self._failures = 0
+
+    def _guarded(self, work: Callable[[], None]) -> bool:
+        """Return whether ``work`` succeeded; the engine starts over otherwise."""
         try:
-            self._core.step()
+            work()
         except DeviceLostError:
             raise
         except Exception as error:  # noqa: BLE001  # raised again when it comes again
             self._start_over("scheduling failed", error)
-        else:
-            self._failures = 0
+            return False
+        return True
 
     def _check(self) -> None:
         # Nothing runs, so it delays only a request that arrives at this moment.
@@ -150,7 +182,10 @@ class EngineLoop:
         self._core.start_over("the engine failed and started over")
 
     def _report(self, *, idle: bool) -> None:
-        report = Report(self._core.take_items(), cache_events=self._core.take_cache_events())
+        items = self._core.take_items()
+        if self._role is not None:
+            items = self._role.items(items)
+        report = Report(items, cache_events=self._core.take_cache_events())
         now = monotonic()
         if idle or now - self._stats_at >= self._stats_seconds:
             report.stats = self._core.stats()
@@ -166,12 +201,16 @@ class Engine(EngineClient):
     """
 
     def __init__(
-        self, core: EngineCore, tokenizer: Tokenizer, description: EngineDescription
+        self,
+        core: EngineCore,
+        tokenizer: Tokenizer,
+        description: EngineDescription,
+        role: Offers | Fetches | None = None,
     ) -> None:
         """Prepare; nothing runs before ``start``."""
         self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         super().__init__(self._inbox.put)
-        self._core = core
+        self._core, self._role = core, role
         self._tokenizer = tokenizer
         self._description = description
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -213,7 +252,9 @@ class Engine(EngineClient):
             self._core.warm_up()
             self._warm = True
             endpoint = QueueEndpoint(self._inbox, self.receive)
-            EngineLoop(self._core, endpoint, stats_seconds=THREAD_STATS_SECONDS).run()
+            EngineLoop(
+                self._core, endpoint, stats_seconds=THREAD_STATS_SECONDS, role=self._role
+            ).run()
             self._core.persist()
         except Exception:
             reason = "the engine stopped after an internal error"

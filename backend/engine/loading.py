@@ -1,6 +1,5 @@
 """Builds an engine from its options: tokenizer, network, KV cache, runner and core."""
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +12,8 @@ import torch
 from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.draft_loading import load_draft
 from backend.engine.engine import Engine
+from backend.engine.kv_transfer.fetches import Fetches
+from backend.engine.kv_transfer.offers import Offers
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import check_adapters, resolve_model
 from backend.engine.ranks import Ranks
@@ -65,6 +66,7 @@ class LoadedEngine:
     core: EngineCore
     tokenizer: Tokenizer
     description: EngineDescription
+    role: Offers | Fetches | None = None
 
 
 def load_engine(model: str, **options: Any) -> tuple[Engine, Tokenizer]:
@@ -73,7 +75,8 @@ def load_engine(model: str, **options: Any) -> tuple[Engine, Tokenizer]:
     ``options`` are those of EngineOptions. Raises ModelLoadError, whose text names what is wrong.
     """
     loaded = load_model(EngineOptions(model, **options))
-    return Engine(loaded.core, loaded.tokenizer, loaded.description), loaded.tokenizer
+    engine = Engine(loaded.core, loaded.tokenizer, loaded.description, loaded.role)
+    return engine, loaded.tokenizer
 
 
 def load_model(
@@ -127,7 +130,7 @@ def load_model(
     description = EngineDescription(
         limits.max_model_len, vocab_size, fingerprint, loaded.detail, adapters
     )
-    return LoadedEngine(core, tokenizer, description)
+    return LoadedEngine(core, tokenizer, description, _role(options, core))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +250,12 @@ def load_runner(
     progress("making the KV pool")
     cache = _kv_cache(network, sizing, torch_device, kv_dtype, directory)
     batches = replace(batches, max_model_len=sizing.max_model_len)
-    fingerprint = model_fingerprint(directory, f"{network.dtype} {kv_dtype} {options.quantization}")
-    transfer, without = _transfer(
-        options, cache, fingerprint + _rotary_factors(network, sizing.max_model_len)
+    fingerprint = model_fingerprint(
+        directory,
+        f"{network.dtype} {kv_dtype} {options.quantization}"
+        + _rotary_factors(network, sizing.max_model_len),
     )
+    transfer, without = _transfer(options, cache, fingerprint)
     return LoadedRunner(
         runner=make_runner(network, cache, batches, kernels=kernels, transfer=transfer),
         draft=None if draft is None else draft.runner(sizing.num_blocks),
@@ -328,27 +333,26 @@ def _kv_cache(
     return cache
 
 
-def _rotary_factors(network: Network, max_model_len: int) -> bytes:
+def _rotary_factors(network: Network, max_model_len: int) -> str:
     """Return which factors LongRoPE takes for such a context: KV depends on them."""
     scaling = network.shape.rotary.scaling if isinstance(network.shape, DecoderConfig) else None
     if not isinstance(scaling, LongRopeScaling):
-        return b""
-    return b"long" if max_model_len > scaling.original_max_positions else b"short"
+        return ""
+    return " long" if max_model_len > scaling.original_max_positions else " short"
 
 
 def _transfer(
-    options: EngineOptions, cache: KVCache, made_of: bytes
+    options: EngineOptions, cache: KVCache, fingerprint: bytes
 ) -> tuple[BlockTransfer | None, tuple[str, ...]]:
     """Return what moves blocks to the tiers, and what of them is missing, for people."""
     file, disk_blocks = None, 0
     detail: tuple[str, ...] = ()
     if options.kv_disk_bytes:
-        per_block = sum(part.shape[1] for part in cache.parts)
+        per_block = cache.bytes_of_block
         disk_blocks = blocks_in(options.kv_disk_bytes, per_block)
         if not disk_blocks:
             text = f"kv-disk-bytes {options.kv_disk_bytes}: a block takes {per_block} bytes"
             raise ModelLoadError(text)
-        fingerprint = hashlib.sha256(made_of).digest()
         path = Path(options.kv_disk_dir).expanduser() / f"kv-{fingerprint.hex()[:16]}.blocks"
         try:
             file = BlockFile(
@@ -369,6 +373,39 @@ def _transfer(
         len(transfer.on_disk),
     )
     return transfer, detail
+
+
+def _role(options: EngineOptions, core: EngineCore) -> Offers | Fetches | None:
+    """Return what the engine does for others, or they for it. Raises ModelLoadError."""
+    if options.role == "both":
+        return None
+    secret = options.kv_transfer_secret or ""
+    if options.role == "prefill":
+        return Offers(core, options.kv_transfer[0].address, secret)
+    addresses = {each.text: each.address for each in options.kv_transfer}
+    return Fetches(core, addresses, secret, seconds=options.kv_transfer_timeout)
+
+
+def _check_role(options: EngineOptions) -> None:
+    role, others = options.role, options.kv_transfer
+    if role == "both":
+        if others or options.kv_transfer_secret:
+            raise ModelLoadError("kv-transfer: say with role whether this is prefill or decode")
+        return
+    if not others or options.kv_transfer_secret is None:
+        missing = "kv-transfer-secret-file" if others else "kv-transfer"
+        raise ModelLoadError(f"role {role}: {missing} is missing")
+    if role == "prefill" and len(others) > 1:
+        raise ModelLoadError(f"role prefill: it listens at one kv-transfer, got {len(others)}")
+    if role == "decode" and not options.kv_host_bytes:
+        raise ModelLoadError(
+            "role decode: blocks come by way of host memory; say with kv-host-bytes how much"
+        )
+    if options.tensor_parallel_size > 1:
+        raise ModelLoadError(
+            f"role {role}: blocks of one rank are sent, not those of tensor-parallel-size "
+            f"{options.tensor_parallel_size}; leave one of them out"
+        )
 
 
 def _check(options: EngineOptions, *, on_cuda: bool) -> None:
@@ -394,6 +431,7 @@ def _check(options: EngineOptions, *, on_cuda: bool) -> None:
             "kv-host-bytes and kv-disk-bytes: blocks of one rank are kept, not those of "
             f"tensor-parallel-size {options.tensor_parallel_size}; leave one of them out"
         )
+    _check_role(options)
     if not on_cuda and options.attention == "triton":
         raise ModelLoadError("attention triton needs a CUDA device")
     if options.attention == "torch" and options.kv_dtype == "fp8":

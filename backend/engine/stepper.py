@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -201,6 +202,22 @@ class Stepper:
             if fault_of(error) is not Fault.MEMORY or not self._take_back(step):
                 self._fail(step, result, error)
             return None
+
+    def keep(self, digests: SequenceOf[bytes], rows: torch.Tensor) -> None:
+        """Put blocks that came from elsewhere, uint8 [digests, block bytes], into host memory."""
+        transfer, tiers = self._runner.transfer, self.scheduler.cache.tiers
+        if transfer is None or tiers is None:
+            return
+        taken = [place for place, digest in enumerate(digests) if tiers.adopt(digest)]
+        _on_device(partial(transfer.begin, self.scheduler.take_transfers()))
+        transfer.keep([digests[place] for place in taken], rows[taken])
+
+    def read(self, blocks: list[int]) -> torch.Tensor:
+        """Return the content of ``blocks``, which nothing in flight writes."""
+        runner = self._runner
+        if isinstance(runner, LeadingRunner):
+            raise TypeError("each rank has a part of a block")
+        return _on_device(partial(runner.read_blocks, blocks))
 
     def persist(self) -> None:
         """Write to disk what the pool and host memory hold, as far as there is time and room."""

@@ -66,7 +66,7 @@ def _serve(endpoint: SocketEndpoint, options: EngineOptions) -> int:
     endpoint.send_now(Loaded(loaded.description))
     code = 0
     try:
-        EngineLoop(loaded.core, endpoint, stats_seconds=STATS_SECONDS).run()
+        EngineLoop(loaded.core, endpoint, stats_seconds=STATS_SECONDS, role=loaded.role).run()
         loaded.core.persist()
     except PeerGoneError:
         code = 1

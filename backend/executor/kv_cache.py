@@ -67,8 +67,13 @@ class KVCache:
             if layer.scales is not None and layer.scales.dim() > 1:
                 yield layer.scales.view(torch.uint8).flatten(1)
 
+    @property
+    def bytes_of_block(self) -> int:
+        """What ``copy_out`` copies of each block."""
+        return sum(part.shape[1] for part in self.parts)
+
     def copy_out(self, blocks: Tensor, rows: Tensor) -> None:
-        """Copy everything of ``blocks`` [n] to ``rows``, uint8 [n, ``block_bytes``]."""
+        """Copy everything of ``blocks`` [n] to ``rows``, uint8 [n, ``bytes_of_block``]."""
         start = 0
         for part in self.parts:
             stop = start + part.shape[1]

@@ -276,6 +276,21 @@ class ModelRunner:
         """Erase blocks whose content is not finite, so that their next owner is not infected."""
         self._cache.clear(blocks)
 
+    @torch.inference_mode()
+    def read_blocks(self, blocks: list[int]) -> Tensor:
+        """Return the content of ``blocks``, uint8 [blocks, block bytes] on the host; waits."""
+        numbers = torch.tensor(blocks, device=self.device)
+        rows = torch.empty(
+            len(blocks), self._cache.bytes_of_block, dtype=torch.uint8, device=self.device
+        )
+        self._cache.copy_out(numbers, rows)
+        return rows.cpu()
+
+    @property
+    def block_bytes(self) -> int:
+        """What a block takes, over all layers."""
+        return self._cache.bytes_of_block
+
     @property
     def _numbers(self) -> tuple[int, ...]:
         """The base, and an adapter where there are some."""

@@ -125,6 +125,7 @@ class LeadingRunner:
         self.device = runner.device
         self.vocab_size = runner.vocab_size
         self.transfer = runner.transfer  # None: tiers are of one rank
+        self.block_bytes = runner.block_bytes
 
     def launch(self, step: StepBatch) -> Launched:
         """Compute the hidden states of ``step``."""

@@ -147,7 +147,7 @@ class BlockTransfer:
     ) -> None:
         """``file`` has room for ``disk_blocks``. Raises ModelLoadError where memory is short."""
         device = cache.layers[0].blocks.device
-        self.block_bytes = sum(part.shape[1] for part in cache.parts)
+        self.block_bytes = cache.bytes_of_block
         num_slots = host_bytes // self.block_bytes
         self.host_blocks, self._spare = num_slots, 0
         if file is not None:
@@ -172,6 +172,7 @@ class BlockTransfer:
         self.on_disk: tuple[bytes, ...] = () if file is None else file.digests
         """What the disk holds at first, the least recently written first."""
         self._disk = None if file is None else _DiskThread(file, slots)
+        self._slots = slots
         self._free = list(range(shape[0]))
         self._slot_of: dict[bytes, int] = {}  # in host memory
         self._ready: dict[int, torch.cuda.Event] = {}  # slots that a copy may not have reached
@@ -192,6 +193,14 @@ class BlockTransfer:
             self._save(transfers.saves)
         if transfers.loads:
             self._load(transfers.loads)
+
+    def keep(self, digests: Sequence[bytes], rows: Tensor) -> None:
+        """Hold in host memory what came from elsewhere: uint8 [digests, block bytes]."""
+        slots = [self._free.pop() for _ in digests[: len(self._free)]]
+        if slots:
+            self._slots[torch.tensor(slots)] = rows[: len(slots)]
+        self._slot_of.update(zip(digests, slots, strict=False))
+        self._report.lost += [(Source.HOST, digest) for digest in digests[len(slots) :]]
 
     @torch.inference_mode()
     def finished(self) -> TransferReport:

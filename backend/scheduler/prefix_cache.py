@@ -98,14 +98,28 @@ class PrefixCache:
 
         It leaves at least one of ``length`` tokens to compute, or there would be no logits.
         """
+        return self.find(hashes[1 : (length - 1) // BLOCK_SIZE + 1])
+
+    def find(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the blocks of ``hashes``, up to the first that is not here."""
         blocks: list[int] = []
         find = self._block_of.get
-        for block_hash in hashes[1 : (length - 1) // BLOCK_SIZE + 1]:
+        for block_hash in hashes:
             block = find(block_hash)
             if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def num_known(self, hashes: Sequence[bytes]) -> int:
+        """Return how many of ``hashes`` are here or in a tier, up to the first that is not."""
+        tiers = self.tiers
+        for number, block_hash in enumerate(hashes):
+            if block_hash not in self._block_of and (
+                tiers is None or tiers.source_of(block_hash) is None
+            ):
+                return number
+        return len(hashes)
 
     def worth_loading(self, hashes: Sequence[bytes], num_found: int, length: int) -> list[Source]:
         """Return where the blocks behind the ``num_found`` first ones are worth loading from."""

@@ -137,6 +137,7 @@ class GenerationRequest:
     is when the engine's client was called. It comes ``among`` so many choices, where other requests
     are sent with it, and never runs where these could never wait together. ``text`` is how its
     tokens are read. ``adapter`` is the number of the LoRA adapter that computes it, 0 is the base.
+    ``prefill`` is the address of an engine that computes the prompt, empty for none.
     """
 
     request_id: str
@@ -151,6 +152,7 @@ class GenerationRequest:
     among: int = 0
     text: TextForm = field(default_factory=TextForm)
     adapter: int = 0
+    prefill: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,15 @@ class Tiers:
         held.figures.saves += 1
         self._saves[digest] = Save(block, digest, self._first)
 
+    def adopt(self, digest: bytes) -> bool:
+        """Return whether host memory takes ``digest`` from elsewhere, behind the drops so far."""
+        held = self._held[Source.HOST]
+        if self.source_of(digest) is not None or not self._make_room(Source.HOST):
+            return False
+        held.digests[digest] = None
+        held.figures.saves += 1
+        return True
+
     def forget(self, digests: Iterable[bytes]) -> None:
         """Let no source hold ``digests``: their content is not to be trusted."""
         for digest in digests:

@@ -48,6 +48,8 @@ _COUNTS = {
     "draft_verifications": "Rows of a step whose guessed tokens were verified, by their source",
     "drafts_proposed": "Guessed tokens that were verified, by their source",
     "drafts_accepted": "Guessed tokens that became part of an answer, by their source",
+    "kv_transfers": "Prompts that a prefill engine was asked for, by what came of it",
+    "kv_transfer_blocks": "KV blocks that came from other engines, or went there",
 }
 _LABELS = {
     "step_seconds": ("phase", "batch_size"),
@@ -55,6 +57,8 @@ _LABELS = {
     "draft_verifications": ("source",),
     "drafts_proposed": ("source",),
     "drafts_accepted": ("source",),
+    "kv_transfers": ("result",),
+    "kv_transfer_blocks": ("direction",),
 }
 _TIER_GAUGES = {
     "kv_tier_blocks": "KV blocks that a tier (host memory, disk) holds",

@@ -49,6 +49,7 @@ from backend.server.structured import Constraint
 
 QUEUE_TIMEOUT = "X-Refrain-Queue-Timeout"
 PRIORITY = "X-Refrain-Priority"
+PREFILL = "X-Refrain-Prefill"
 CACHE_SALT = "X-Refrain-Cache-Salt"
 """Of a gateway, which alone knows its tenants, for what has no body to say it."""
 
@@ -59,6 +60,7 @@ _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 FAILURES = (EngineError, OverloadedError, RequestRejectedError)
 """What a generation raises."""
 
+_MOST_ADDRESS = 300
 _ON_LOOP_CHARACTERS = 20_000
 """Writing this many takes a millisecond or two."""
 _CHARACTERS_OF_A_LOGPROB = 400  # twenty others belong to it, perhaps
@@ -206,6 +208,7 @@ def new_generation(
         among=len(prompts) * (body.n or 1),
         text=text,
         adapter=adapter,
+        prefill=headers.get(PREFILL, "")[:_MOST_ADDRESS],
     )
     others = (
         replace(first, request_id=f"{generation_id}-{position}", prompt_tokens=prompt)
