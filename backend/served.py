@@ -52,6 +52,13 @@ ROWS = (
         "(`--kv-disk-bytes`)",
         untested="copies between a GPU and host memory",
     ),
+    Row(
+        "prefill apart from decode",
+        "a prefill engine sends KV blocks to decode engines (`--role`, `--kv-transfer`), over TCP "
+        "or shared memory",
+        "several ranks; RDMA",
+        "on GPUs",
+    ),
     Row("attention", "full, sliding windows by layer, capped scores, sinks", "attention biases"),
     Row(
         "mixture of experts",
