@@ -138,6 +138,8 @@ def _check_names(value: tuple[UpstreamSettings, ...]) -> tuple[UpstreamSettings,
     for name, count in Counter(upstream.label for upstream in value).items():
         if count > 1:
             raise ValueError(f"expected a separate name for each upstream, {name!r} is there twice")
+    if value and all(one.kv_transfer for one in value):
+        raise ValueError("expected an upstream beside those with role: prefill: they answer nobody")
     return value
 
 
@@ -153,14 +155,8 @@ SECRETS = {
 """From the environment alone, or with ``_file`` behind the name from a file that it names."""
 
 _OTHERS = (
-    "parent_pipe",
-    "worker_settings",
-    "instance",
-    "seat",
-    "data",
-    "model",
-    "publish",
-    "redis_memory",
+    *("parent_pipe", "worker_settings", "instance", "seat"),
+    *("data", "model", "publish", "redis_memory"),
 )
 """Variables of other parts: processes, benchmarks, compose.yaml."""
 
@@ -337,7 +333,8 @@ class Settings(BaseModel):
         """Whether a model that no upstream declares is refused here, and not by an upstream."""
         if self.unknown_models is not None:
             return self.unknown_models == "refuse"
-        return sum(one.declares_models for one in self.all_upstreams) > 1
+        answering = (one for one in self.all_upstreams if not one.kv_transfer)
+        return sum(one.declares_models for one in answering) > 1
 
     @property
     def public_names(self) -> dict[str, str]:
@@ -350,7 +347,7 @@ class Settings(BaseModel):
     @property
     def upstream_identity(self) -> str | None:
         """What keys say of the upstreams: one more replica must not drop the cache."""
-        first = next((upstream.identity for upstream in self.all_upstreams), None)
+        first = next((one.identity for one in self.all_upstreams if not one.kv_transfer), None)
         return self.upstream_name or first
 
 

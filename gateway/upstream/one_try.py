@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -13,7 +13,7 @@ from gateway.protocol.http.messages import read_up_to
 from gateway.upstream.additions import MOVED, NONE
 from gateway.upstream.pool.pool import UpstreamPool
 from gateway.upstream.pool.table import Call
-from gateway.upstream.request import Outgoing, Served, UpstreamReply
+from gateway.upstream.request import PREFILL, Outgoing, Served, UpstreamReply
 from gateway.upstream.tries import (
     ADDITION_REFUSED,
     NOT_KEPT,
@@ -76,6 +76,9 @@ class OneTry:
         pool, call = self.pool, self.call
         if pool.metrics is not None:
             pool.metrics.count_request(call.name, call.route)
+        if call.prefill is not None:
+            place = call.prefill.upstream.member.kv_transfer
+            outgoing = replace(outgoing, fields=(*outgoing.fields, (PREFILL, place)))
         try:
             await self._open(outgoing)
         except UpstreamError as error:

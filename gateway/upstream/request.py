@@ -20,7 +20,7 @@ from gateway.protocol.http.headers import CREDENTIALS, Fields, request_fields, w
 from gateway.protocol.request import CacheRequest
 from gateway.telemetry.observation import Attempt, Observation, Place
 from gateway.upstream.pool.retry_budget import Forwarding
-from policies.decision import Priority
+from policies.decision import Endpoint, Priority
 
 if TYPE_CHECKING:
     from gateway.upstream.additions import Variant, Variants
@@ -29,6 +29,8 @@ PRIORITY = "X-Refrain-Priority"
 SALT = "cache_salt"
 SALT_HEADER = "X-Refrain-Cache-Salt"
 """The salt of a live session, whose handshake has no body."""
+PREFILL = "X-Refrain-Prefill"
+"""Where a decode engine gets KV blocks from. The gateway says it: a client could name any host."""
 
 _ACCOUNT = ("x-goog-api-key", "cookie", "openai-organization", "openai-project")
 OF_A_CLIENT = (*CREDENTIALS, *_ACCOUNT)
@@ -37,7 +39,7 @@ OF_A_TRACE = ("traceparent", "tracestate")
 OF_A_METHOD = ("x-http-method-override", "x-http-method", "x-method-override")
 """Headers by which some servers take a request for one of another method, whose body is read."""
 
-_PASSED_REPLACED = (PRIORITY.lower(), SALT_HEADER.lower(), "content-encoding")
+_PASSED_REPLACED = (PRIORITY.lower(), SALT_HEADER.lower(), PREFILL.lower(), "content-encoding")
 """The priority is the policy's, the salt the tenant's. What is sent of the decoded body has its own
 length."""
 _CALL_REPLACED = (*_PASSED_REPLACED, "accept-encoding")
@@ -110,6 +112,10 @@ MOST_MODELS = 1024
 LONGEST_MODEL = 256
 """Clients choose the names of models, so what is remembered of them is bounded."""
 
+_GENERATING = frozenset(
+    {Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES}
+)
+
 Lane = tuple[str, str, bool]
 
 
@@ -159,6 +165,11 @@ class Outgoing:
     """Whether only servers of Anthropic's API can answer it."""
     attempt: Callable[[Place], Attempt] | None = field(default=None, repr=False)
     """Begins the trace of each request that is sent, if the call is traced."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether its answer is generated from a prompt, token by token."""
+        return self.target.partition("?")[0] in _GENERATING
 
     @property
     def lane(self) -> Lane:

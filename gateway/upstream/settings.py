@@ -156,10 +156,11 @@ def _matches(pattern: str, expected: str) -> AfterValidator:
 
 
 _VARIABLE_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-_NAME: Final = _matches(
-    r"[A-Za-z0-9._:/-]{1,128}", "a word of letters, digits and . _ : / - for a name"
-)
+_NAME: Final = _matches(r"[A-Za-z0-9._:/-]{1,128}", "a word of letters, digits and . _ : / -")
 _VARIABLE: Final = _matches(_VARIABLE_NAME, "the name of an environment variable with the key")
+_ADDRESS: Final = _matches(
+    r"(?a)(\[[\w:.]+\]|[\w.-]+):(?!0)[1-6]?\d{1,4}", "host and port such as p1.internal:8200"
+)
 _PROBE: Final = _matches(r"auto|off|/[!-~]*", "auto, off or a path such as /health")
 
 
@@ -345,9 +346,12 @@ class UpstreamSettings(BaseModel):
     discover: Annotated[str | DiscoveryFile | None, BeforeValidator(_read_discover)] = None
     """Where the addresses of its replicas are: `dns`, `srv`, or `{file: replicas.txt}`. Each
     replica is an upstream with these settings. Unset: it has no replicas."""
+    role: str | None = Field(default=None, pattern="^(prefill|decode)$")
+    """What its engine does, if prefill is apart from decode. Unset: both."""
+    kv_transfer: Annotated[str, _ADDRESS] | None = None
+    """Of `role: prefill`: host and port of `--kv-transfer`, as decode engines know them."""
     load_signal: bool = False
-    """Whether the gateway reads the engine's own figures of its load. The presets of engines set
-    it."""
+    """Whether the gateway reads the engine's figures of its load. Presets of engines set it."""
     cache_salt: bool = False
     """Whether it knows `cache_salt`, which keeps tenants apart in its prefix cache. The presets of
     engines that do set it."""
@@ -421,6 +425,16 @@ class UpstreamSettings(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if (self.role == "prefill") is (self.kv_transfer is None):
+            raise ValueError("expected kv_transfer: HOST:PORT beside role: prefill, and only there")
+        if self.role is not None and self.preset != "refrain":
+            raise ValueError("expected preset: refrain beside role: only its engines have roles")
+        if self.kv_transfer and (self.discover is not None or self.rename):
+            raise ValueError("expected no discover and no rename beside role: prefill")
+        return self
+
     @property
     def label(self) -> str:
         """Its name: the given one, else host and port."""
@@ -460,18 +474,6 @@ class UpstreamSettings(BaseModel):
     def declares_models(self) -> bool:
         """Tell whether it names models, and so does not serve all."""
         return self.models != ("*",) or bool(self.rename)
-
-
-def is_free(upstreams: Sequence[UpstreamSettings], model: str) -> bool:
-    """Tell whether every upstream that may get a model is free."""
-    serving = [
-        one
-        for one in upstreams
-        if model in one.rename
-        or model in one.rename.values()
-        or any(fnmatchcase(model, glob) for glob in one.models)
-    ]
-    return bool(serving) and all(one.is_free for one in serving)
 
 
 def alias_identities(upstreams: Sequence[UpstreamSettings]) -> dict[str, str]:

@@ -76,6 +76,8 @@ SEE = {
     "rename": "guides/upstreams.md#models-and-aliases",
     "api": "guides/messages.md",
     "discover": "guides/upstreams.md#replicas-that-come-and-go",
+    "role": "guides/upstreams.md#prefill-apart-from-decode",
+    "kv_transfer": "guides/upstreams.md#prefill-apart-from-decode",
     "load_signal": "guides/upstreams.md#load-by-the-engines-own-figures",
     "headers": "guides/upstreams.md#address-and-headers",
     "api_key_env": "operations/security.md#keys",

@@ -123,7 +123,8 @@ def _upstreams(ready: Mapping[str, Any], overview: Mapping[str, Any]) -> Iterato
     states = ready.get("upstreams") or dict.fromkeys(overview.get("upstreams", ()))
     label = "upstreams"
     for name, state in states.items():
-        yield label, name if state is None else f"{name}: {_state(state)}"
+        shown = f"{name} ({role})" if state and (role := state.get("role")) else name
+        yield label, shown if state is None else f"{shown}: {_state(state)}"
         label = ""
 
 

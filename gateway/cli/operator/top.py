@@ -209,7 +209,8 @@ def _upstreams(now: Look) -> Table:
         if one and one["why"]:
             state.append(f" ({one['why']})")
         calls = f"{one['in_flight']:,}" if one else ""
-        cells: list[RenderableType] = [Text(name), state, calls]
+        shown = f"{name} ({role})" if one and (role := one.get("role")) else name
+        cells: list[RenderableType] = [Text(shown), state, calls]
         if engine := engines.get(name):
             cells += [f"{engine['running']:,}", f"{engine['waiting']:,}", f"{engine['kv_use']:.0%}"]
         table.add_row(*cells)

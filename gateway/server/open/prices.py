@@ -1,13 +1,15 @@
 """The price table on disk: the one that is shipped, and the operator's file in front of it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
 from gateway.settings import Settings
 from gateway.telemetry.prices import Prices, PricesError, read_prices
-from gateway.upstream.settings import is_free
+from gateway.upstream.settings import UpstreamSettings
 
 MOST_BYTES = 8 * 2**20
 
@@ -34,6 +36,18 @@ def priced(settings: Settings) -> Prices:
     """
     of_engines = partial(is_free, settings.all_upstreams)
     return replace(load_prices(settings.prices), is_free=of_engines)
+
+
+def is_free(upstreams: Sequence[UpstreamSettings], model: str) -> bool:
+    """Tell whether every upstream that may get a model is free."""
+    serving = [
+        one
+        for one in upstreams
+        if model in one.rename
+        or model in one.rename.values()
+        or any(fnmatchcase(model, glob) for glob in one.models)
+    ]
+    return bool(serving) and all(one.is_free for one in serving)
 
 
 def read_price_file(data: bytes, source: str) -> Prices:

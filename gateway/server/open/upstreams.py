@@ -109,10 +109,12 @@ class Upstreams:
         upstreams = {}
         for upstream, state, _ in states(self.pool.table, now):
             why = upstream.shown(now).why(now)
+            role = {"role": upstream.member.role} if upstream.member.role else {}
             upstreams[upstream.member.name] = {
                 "state": state.value,
                 "why": None if why is None else why.value,
                 "in_flight": upstream.in_flight,
+                **role,
             }
         discovery = self.membership.details()
         return {"upstreams": upstreams} | ({"discovery": discovery} if discovery else {})
@@ -157,7 +159,6 @@ def open_upstreams(
         if (accepted := _first_given(one.accepts, settings.upstream_accepts)) != ALL_ADDITIONS
     }
     counts = UpstreamMetrics(metrics.registry)
-    ready = _engines_ready(each, required=required)
     clock = time.monotonic
     by_prefix = several and settings.upstream_routing == "prefix"
     routing = PrefixAware(has_siblings=settings.workers > 1) if by_prefix else LeastLoaded()
@@ -172,6 +173,7 @@ def open_upstreams(
         discovered=[member for name, member in members.items() if name not in each],
         is_lone=not several,
     )
+    ready = _engines_ready(each, table.takes_requests, required=required)
     pool = UpstreamPool(
         identity,
         each,
@@ -336,6 +338,8 @@ def _member(one: UpstreamSettings, workers: int, number: int) -> Member:
         rename=one.rename,
         number=number,
         realtime=one.realtime,
+        role=one.role or "",
+        kv_transfer=one.kv_transfer or "",
     )
 
 
@@ -354,7 +358,9 @@ def _probe_paths(one: UpstreamSettings) -> tuple[str, ...]:
             return (path,)
 
 
-def _engines_ready(upstreams: Mapping[str, HttpUpstream], *, required: bool) -> Check:
+def _engines_ready(
+    upstreams: Mapping[str, HttpUpstream], takes_requests: Callable[[str], bool], *, required: bool
+) -> Check:
     """Return a check of the engines' own ``/readyz``, which are asked until one was ready once.
 
     Later faults show request by request: hits need no upstream. One that is not ours has no
@@ -366,9 +372,10 @@ def _engines_ready(upstreams: Mapping[str, HttpUpstream], *, required: bool) -> 
         nonlocal was_ready
         if was_ready:
             return None
-        if not upstreams:
+        some = [one for name, one in upstreams.items() if takes_requests(name)]
+        if not some:
             return NOT_FOUND
-        reasons = await asyncio.gather(*map(_ask_readiness, upstreams.values()))
+        reasons = await asyncio.gather(*map(_ask_readiness, some))
         # Silence is not asked for again: each answer of /readyz would wait for it.
         was_ready = None in reasons or (UNREACHABLE in reasons and not required)
         return None if was_ready else reasons[0]

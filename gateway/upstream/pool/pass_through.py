@@ -373,12 +373,12 @@ class PoolRequests:
             return ""
         if sticky_id:
             keeper = await self.affinity.maker_of((sticky_id,), request.scopes)
-            if keeper in self.upstreams:
+            if self.table.takes_requests(keeper):
                 return keeper
         if request.named:
             model = request.model
             keeper = await self.affinity.maker_of(request.named, request.scopes)
-            if keeper in self.upstreams and (not model or self.table.serves(keeper, model)):
+            if self.table.serves(keeper, model) if model else self.table.takes_requests(keeper):
                 return keeper
         return ""
 

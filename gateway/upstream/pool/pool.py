@@ -80,7 +80,7 @@ class UpstreamPool:
         """Pin a request to the upstream that keeps what it names, or that made what it holds."""
         if outgoing.sticky_id:
             maker = await self.affinity.maker_of((outgoing.sticky_id,), outgoing.scopes())
-            if maker in self.upstreams:
+            if self.table.takes_requests(maker):
                 return replace(outgoing, pinned=maker)
         has_state = outgoing.target.partition("?")[0] in _STATEFUL and outgoing.body is not None
         values = named_state(outgoing.body) if has_state and outgoing.body else ()

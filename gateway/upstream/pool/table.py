@@ -8,6 +8,8 @@ Laws:
   call, whatever its state: to refuse some would help nobody.
 - An upstream that leaves gets no new request, except for what it alone stores. It is dropped once
   no call is under way there.
+- A prefill member gets no client's request. A request to a decode member is a call there, too, from
+  its beginning to the first byte; without a prefill member that is up, the decode member is alone.
 
 The table does no I/O; ``now`` is a reading of one clock that never goes back.
 """
@@ -22,9 +24,19 @@ from gateway.protocol.http.cache_status import Reason
 from gateway.protocol.http.messages import declared_name
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import Health, Open, State, Trouble, Up
-from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Load, Route
-from gateway.upstream.pool.upstream_state import SOON, Member, NoRoom, Rate, UpstreamState, no_room
-from gateway.upstream.pool.watch.engine_load import EngineLoad, LoadSignal, elsewhere
+from gateway.upstream.pool.routing import Dispatch, LeastLoaded, Route
+from gateway.upstream.pool.upstream_state import (
+    DECODE,
+    PREFILL,
+    SOON,
+    Member,
+    NoRoom,
+    UpstreamState,
+    loads,
+    new_state,
+    no_room,
+)
+from gateway.upstream.pool.watch.engine_load import EngineLoad, LoadSignal
 from gateway.upstream.request import LONGEST_MODEL, MOST_MODELS, Outgoing
 from gateway.upstream.tries import Failure
 
@@ -49,6 +61,8 @@ class Call:
     trouble: Trouble | None = field(default=None, repr=False)
     """The client's own trouble that this call decides about."""
     ended: bool = False
+    prefill: "Call | None" = None
+    """The part of a prefill member, until the first byte of the answer."""
     name: str = field(init=False)
     """The upstream's name."""
 
@@ -92,8 +106,8 @@ class PoolTable:
         """Called with a model that no list has, or that an upstream lacks."""
         self._changed = changed
         self._discovered = discovered
-        self._declared = (*members, *discovered)
-        self.upstreams = {member.name: _new_state(member, now) for member in members}
+        self._declared = [one for one in (*members, *discovered) if one.role != PREFILL]
+        self.upstreams = {member.name: new_state(member, now) for member in members}
         """Replaced by each change, so that a reader's mapping stays as it is."""
         self._serving: dict[str, tuple[UpstreamState, ...]] = {}
         self._lacks = dict[tuple[str, str | None, str], float]()
@@ -107,7 +121,7 @@ class PoolTable:
         """
         known = self.upstreams.get(member.name)
         if known is None:
-            known = _new_state(member, now)
+            known = new_state(member, now)
             if not tested:
                 known.health = healths.untested(now)
         known.member, known.draining = member, False
@@ -171,11 +185,16 @@ class PoolTable:
         """Tell whether no upstream of the model can take a client's request at once."""
         return not any(one.can_accept(now, client) for one in self._upstreams_for(model))
 
+    def takes_requests(self, name: str) -> bool:
+        """Tell whether an upstream is there and gets clients' requests, if only of what it has."""
+        upstream = self.upstreams.get(name)
+        return upstream is not None and upstream.member.role != PREFILL
+
     def serves(self, name: str, model: str) -> bool:
         """Tell whether an upstream is there and serves the model, if only until it has left."""
-        upstream = self.upstreams.get(name)
-        if upstream is None:
+        if not self.takes_requests(name):
             return False
+        upstream = self.upstreams[name]
         drains = upstream.draining and upstream.member.serves(model)
         return drains or upstream in self._upstreams_for(model)
 
@@ -250,6 +269,8 @@ class PoolTable:
             self.routing.end(call.dispatch)
         else:
             self.routing.first_token(call.dispatch)
+        if call.prefill is not None:
+            self._end_prefill(call.prefill, now, refused=refused)
         clients, health = upstream.clients, upstream.health
         match health.breaker:
             case Up(failed=0, probes_failed=0, window=0) if not clients.troubles:  # most often
@@ -285,6 +306,8 @@ class PoolTable:
         self._end_trial(call)
         if self._follows:
             self.routing.end(call.dispatch)
+        if call.prefill is not None:
+            self.release(call.prefill)
 
     def record_probe(self, name: str, fault: Reason | None, now: float, *, for_sure: bool) -> None:
         """Note the outcome of a probe; the probe of a replica that has left changes nothing."""
@@ -368,8 +391,9 @@ class PoolTable:
 
     @property
     def _present(self) -> tuple[UpstreamState, ...]:
-        """The upstreams that are not being drained."""
-        return tuple(one for one in self.upstreams.values() if not one.draining)
+        """The upstreams that get clients' requests and are not being drained."""
+        everyone = self.upstreams.values()
+        return tuple(one for one in everyone if not one.draining and one.member.role != PREFILL)
 
     def _upstreams_for(self, model: str) -> tuple[UpstreamState, ...]:
         """Return the upstreams that serve the model, lower tiers first, or all if none does.
@@ -397,6 +421,28 @@ class PoolTable:
                 self._serving[model] = serving
         return serving
 
+    def _begin_prefill(self, decode: Member, outgoing: Outgoing, now: float) -> Call | None:
+        """Begin the part of the best prefill member; None if none has the model and is up."""
+        model = decode.rename.get(outgoing.model, outgoing.model)
+        able = [one for one in self.upstreams.values() if one.can_prefill(model, now)]
+        lowest = min((one.member.tier for one in able), default=0)
+        tier = [one for one in able if one.member.tier == lowest]
+        for best in self.routing.order(outgoing.prefix, loads(tier, now))[:1]:
+            return self._begin(self.upstreams[best.name], outgoing, now, best.why)
+        return None
+
+    def _end_prefill(self, call: Call, now: float, *, refused: bool) -> None:
+        """End the part of a prefill member: the prompt is computed, unless it was ``refused``.
+
+        The decode engine may have computed it, so this only ends a trial, and no probe is spared.
+        """
+        if not refused:
+            self.routing.first_token(call.dispatch)
+            if call.trial:
+                state, before = call.upstream, call.upstream.shown(now)
+                self._set_health(state, healths.record_answer(state.health, now), before, now)
+        self.release(call)
+
     def _begin(
         self, upstream: UpstreamState, outgoing: Outgoing, now: float, route: Route = Route.RETRY
     ) -> Call:
@@ -414,7 +460,10 @@ class PoolTable:
             trouble.trial_under_way = True
         name, prefix = upstream.member.name, outgoing.prefix
         sent = self.routing.begin(name, prefix) if self._follows else Dispatch(name, prefix)
-        return Call(upstream, sent, trial, route, outgoing.client, trouble)
+        call = Call(upstream, sent, trial, route, outgoing.client, trouble)
+        if upstream.member.role == DECODE and outgoing.generates:
+            call.prefill = self._begin_prefill(upstream.member, outgoing, now)
+        return call
 
     def _end_trial(self, call: Call) -> None:
         if call.trial:
@@ -439,22 +488,6 @@ class PoolTable:
         if (state := after.state(now)) is not (before := shown.state(now)):
             seconds = max(0.0, after.back_at(now) - now)
             self._changed(Change(name, before, state, after.why(now), seconds))
-
-
-def _new_state(member: Member, now: float) -> UpstreamState:
-    """Return the state of an upstream of which nothing is known yet."""
-    most = member.requests_per_minute
-    rate = None if most is None else Rate(most)
-    return UpstreamState(member, healths.new(now), rate, heard_at=now)
-
-
-def loads(upstreams: Sequence[UpstreamState], now: float) -> list[Load]:
-    """Return what each has to do, by what its engine says too."""
-    known = elsewhere([one.signal for one in upstreams], now)
-    return [
-        Load(one.member.name, one.in_flight + others, one.member.weight, is_crowded)
-        for one, (others, is_crowded) in zip(upstreams, known, strict=True)
-    ]
 
 
 def states(table: PoolTable, now: float) -> Iterator[tuple[UpstreamState, State, float]]:

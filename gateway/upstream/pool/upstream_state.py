@@ -11,9 +11,12 @@ from math import inf
 from gateway.protocol.http.cache_status import Reason
 from gateway.upstream.pool import health as healths
 from gateway.upstream.pool.health import Clients, Health, Trial, Up
-from gateway.upstream.pool.watch.engine_load import LoadSignal
+from gateway.upstream.pool.routing import Load
+from gateway.upstream.pool.watch.engine_load import LoadSignal, elsewhere
 
 MINUTE = 60.0
+PREFILL, DECODE = "prefill", "decode"
+"""Roles of members where prefill is apart from decode."""
 SOON = 1.0
 """Seconds after which to come back if nothing tells when there is room."""
 
@@ -39,6 +42,10 @@ class Member:
     """Its place in the declaration."""
     realtime: bool = True
     """Whether it may have ``/v1/realtime``."""
+    role: str = ""
+    """One that only computes prompts, PREFILL, gets no client's request. Empty: it does both."""
+    kv_transfer: str = ""
+    """Where decode engines get the KV blocks of a prefill engine."""
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -101,6 +108,13 @@ class UpstreamState:
         """Tell whether it may have a model: its globs say so, or its list, or neither is known."""
         return not self.listed or not self.member.serves_all or model in self.listed
 
+    def can_prefill(self, model: str, now: float) -> bool:
+        """Tell whether it may compute a prompt for decode engines now; an empty model is any."""
+        member = self.member
+        if member.role != PREFILL or self.draining or not self.can_accept(now):
+            return False
+        return not model or (member.serves(model) and self.offers(model))
+
     @property
     def is_full(self) -> bool:
         """Tell whether its number of calls is at the limit."""
@@ -140,6 +154,22 @@ class UpstreamState:
         return isinstance(breaker, Up) or (
             isinstance(breaker, Trial) and not self.is_on_trial(client)
         )
+
+
+def new_state(member: Member, now: float) -> UpstreamState:
+    """Return the state of an upstream of which nothing is known yet."""
+    most = member.requests_per_minute
+    rate = None if most is None else Rate(most)
+    return UpstreamState(member, healths.new(now), rate, heard_at=now)
+
+
+def loads(upstreams: Sequence[UpstreamState], now: float) -> list[Load]:
+    """Return what each has to do, by what its engine says too."""
+    known = elsewhere([one.signal for one in upstreams], now)
+    return [
+        Load(one.member.name, one.in_flight + others, one.member.weight, is_crowded)
+        for one, (others, is_crowded) in zip(upstreams, known, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.server.open.prices import MOST_BYTES, load_prices, read_price_file
+from gateway.server.open.prices import MOST_BYTES, is_free, load_prices, read_price_file
 from gateway.telemetry.prices import COLUMNS, MOST_PROBLEMS, Price, PricesError, read_prices
-from gateway.upstream.settings import UpstreamSettings, is_free
+from gateway.upstream.settings import UpstreamSettings
 
 HEAD = "model,input,output,cached_input\n"
 TABLE = HEAD + (

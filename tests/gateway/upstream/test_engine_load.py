@@ -5,8 +5,8 @@ import pytest
 from backend.scheduler.stats import EngineStats
 from backend.server.metrics import Metrics
 from gateway.upstream.pool.routing import LeastLoaded, PrefixAware, Route
-from gateway.upstream.pool.table import Call, PoolTable, loads
-from gateway.upstream.pool.upstream_state import Member
+from gateway.upstream.pool.table import Call, PoolTable
+from gateway.upstream.pool.upstream_state import Member, loads
 from gateway.upstream.pool.watch.engine_load import STALE_SECONDS, EngineLoad, parse_load
 from gateway.upstream.request import Outgoing
 

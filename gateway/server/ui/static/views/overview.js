@@ -177,7 +177,7 @@ function upstreams(now) {
   const rows = now.upstreams.map((name) => [name, states[name]]);
   const whose = now.workers > 1 ? ", as the worker that answers sees them" : "";
   return table(`Upstreams${whose}`, [
-    { name: "Upstream", cell: ([name]) => name },
+    { name: "Upstream", cell: ([name, one]) => (one?.role ? `${name} (${one.role})` : name) },
     { name: "State", cell: ([, one]) => badge(one?.state ?? "unknown", one?.state === "up") },
     { name: "Why", cell: ([, one]) => one?.why ?? "" },
     { name: "Calls under way", number: true, cell: ([, one]) => count(one?.in_flight ?? 0) },
