@@ -150,9 +150,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether anything runs, waits or is in flight."""
-        return bool(
-            self.num_running or self.num_waiting or self._in_flight or self.num_loads_in_flight
-        )
+        running = self.num_running or self.num_loads_in_flight
+        return bool(running or self.num_waiting or self._in_flight)
 
     @property
     def num_loads_in_flight(self) -> int:
@@ -264,10 +263,7 @@ class Scheduler:
                 self._running.on_allocated = None
 
     def take_transfers(self) -> Transfers:
-        """Return the blocks to move after ``schedule``, before its step is launched.
-
-        They are moved whatever becomes of the step; ``take_in`` is told what came of them.
-        """
+        """Return the blocks to move before the step is launched, whatever becomes of it."""
         return NO_TRANSFERS if self.cache.tiers is None else self.cache.tiers.take()
 
     def take_in(self, report: TransferReport) -> None:

@@ -12,7 +12,7 @@ Laws:
   copies and computes; there is no clock here.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -124,13 +124,13 @@ class _Held:
 
     def __init__(self, capacity: int, digests: Iterable[bytes] = ()) -> None:
         self.capacity = capacity
-        self.digests = dict.fromkeys(digests)
+        # A dict that loses its first keys looks for the next one ever longer.
+        self.digests = OrderedDict.fromkeys(digests)
         self.figures = SourceFigures(capacity=capacity)
         self.rate = _Rate()
 
     def touch(self, digest: bytes) -> None:
-        del self.digests[digest]
-        self.digests[digest] = None
+        self.digests.move_to_end(digest)
 
 
 class Tiers:
@@ -199,6 +199,8 @@ class Tiers:
             held.figures.failed_loads += 1
             if digest in held.digests and digest not in self._saves:
                 self._drop(digest, source, None)
+                if digest in self._loading:  # the room may be another's before that load has ended
+                    self._spoilt.add(digest)
             return False
         held.figures.loads += 1
         return not is_spoilt
@@ -239,8 +241,9 @@ class Tiers:
         """``source`` could not save ``digest``."""
         held = self._held[source]
         held.figures.failed_saves += 1
-        if digest not in self._saves:
-            held.digests.pop(digest, None)
+        if digest in held.digests and digest not in self._saves:
+            # An earlier save may have failed, and a later one not: nobody may hold it then.
+            self._drop(digest, source, None)
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """Learn what computing prompts takes."""

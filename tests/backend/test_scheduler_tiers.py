@@ -90,6 +90,15 @@ def test_a_failed_load_is_forgotten_and_a_forgotten_one_not_used():
     assert tiers.figures()[HOST].failed_loads == 1
 
 
+def test_a_failed_load_frees_the_room_that_another_load_reads_which_is_not_used():
+    tiers = filled(2, 0, 2)
+    [digest] = digests(1)
+    assert tiers.reserve([digest]) == tiers.reserve([digest]) == [HOST]
+    assert not tiers.loaded(digest, HOST, succeeded=False)
+    assert tiers.take().drops == (Drop(digest, HOST),)
+    assert not tiers.loaded(digest, HOST, succeeded=True)
+
+
 @pytest.mark.parametrize(("a_load", "loaded"), [(0.5, 4), (1.5, 0)])
 def test_a_load_that_costs_more_than_it_saves_is_not_made(a_load, loaded):
     tiers = filled(4, 0, 4)
@@ -286,4 +295,5 @@ def test_a_save_that_failed_is_not_found():
     )
     scheduler.take_in(TransferReport(lost=[(HOST, digests(1)[0])]))
     assert tiers.source_of(digests(1)[0]) is None
+    assert tiers.take().drops == (Drop(digests(1)[0], HOST),), "a later save may have succeeded"
     assert tiers.figures()[HOST].failed_saves == 1
