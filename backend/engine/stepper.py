@@ -132,10 +132,10 @@ class Stepper:
         step = self.scheduler.schedule(began)
         if spoilt := self.scheduler.pool.take_to_erase():
             self._discard(spoilt)
-        result = StepResult()
-        due, self._launched = self._launched, None
         if transfer is not None:
             _on_device(partial(transfer.begin, self.scheduler.take_transfers()))
+        result = StepResult()
+        due, self._launched = self._launched, None
         if step:
             self._launched = self._launch(step, began, result)
         elif transfer is not None and due is None and self.scheduler.num_loads_in_flight:

@@ -17,6 +17,8 @@ from backend.scheduler.tiers import Source
 BUFFER_BYTES = 64 * 2**20
 """So much is copied at a time."""
 
+NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+
 
 @dataclass(frozen=True, slots=True)
 class Filling:
@@ -32,19 +34,22 @@ class Copier(Protocol):
     """Copies between the pool and the slots of host memory."""
 
     def save(self, blocks: list[int], slots: list[int]) -> "torch.cuda.Event | None":
-        """Copy ``blocks`` to ``slots``; the slots have it after the event, or at once."""
+        """Copy ``blocks`` to ``slots``; the slots have it after the event, or at once.
+
+        Raises one of ``NO_MEMORY``, and nothing writes the slots then.
+        """
 
     def fill(self, fillings: list[Filling]) -> None:
         """Begin to copy slots to blocks."""
 
-    def filled(self) -> list[tuple[list[Filling], float]]:
-        """Return what is done, with the seconds that it took."""
+    def filled(self) -> list[tuple[list[Filling], float | None]]:
+        """Return what is done, with the seconds that it took; None: there was no memory for it."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until more is done; False: nothing is on its way."""
 
-    def forget(self) -> None:
-        """Fill nothing that was not reported yet."""
+    def forget(self) -> list[Filling]:
+        """Fill nothing that was not reported yet, and return it."""
 
 
 class HostCopier:
@@ -54,7 +59,7 @@ class HostCopier:
         """``slots`` is uint8 [slots, block bytes]."""
         self._cache, self._slots = cache, slots
         self._rows = max(BUFFER_BYTES // slots.shape[1], 1)
-        self._filled: list[tuple[list[Filling], float]] = []
+        self._filled: list[tuple[list[Filling], float | None]] = []
 
     def save(self, blocks: list[int], slots: list[int]) -> None:
         """Copy at once."""
@@ -69,11 +74,15 @@ class HostCopier:
         for start in range(0, len(fillings), self._rows):
             part = fillings[start : start + self._rows]
             began = monotonic()
-            rows = self._slots[torch.tensor([each.slot for each in part])]
-            self._cache.copy_in(torch.tensor([each.block for each in part]), rows)
-            self._filled.append((part, monotonic() - began))
+            try:
+                rows = self._slots[torch.tensor([each.slot for each in part])]
+                self._cache.copy_in(torch.tensor([each.block for each in part]), rows)
+            except NO_MEMORY:
+                self._filled.append((part, None))
+            else:
+                self._filled.append((part, monotonic() - began))
 
-    def filled(self) -> list[tuple[list[Filling], float]]:
+    def filled(self) -> list[tuple[list[Filling], float | None]]:
         filled, self._filled = self._filled, []
         return filled
 
@@ -81,8 +90,8 @@ class HostCopier:
         del seconds
         return bool(self._filled)
 
-    def forget(self) -> None:
-        self._filled = []
+    def forget(self) -> list[Filling]:
+        return [each for part, _ in self.filled() for each in part]
 
 
 class CudaCopier:
@@ -104,10 +113,17 @@ class CudaCopier:
         self._emptied: list[torch.cuda.Event | None] = [None, None]
         self._scattered: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
-        self._queued: deque[list[Filling]] = deque()
+        self._queued: deque[Filling] = deque()
         self._coming: deque[tuple[list[Filling], int, torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def save(self, blocks: list[int], slots: list[int]) -> torch.cuda.Event | None:
+        try:
+            return self._save(blocks, slots)
+        except NO_MEMORY:
+            self._stream.synchronize()  # some of the slots may be written still
+            raise
+
+    def _save(self, blocks: list[int], slots: list[int]) -> torch.cuda.Event | None:
         computing = torch.cuda.current_stream(self._device)
         copied: torch.cuda.Event | None = None
         for start in range(0, len(blocks), self._rows):
@@ -125,19 +141,22 @@ class CudaCopier:
         return copied
 
     def fill(self, fillings: list[Filling]) -> None:
-        for start in range(0, len(fillings), self._rows):
-            self._queued.append(fillings[start : start + self._rows])
+        self._queued += fillings
         self._begin()
 
-    def filled(self) -> list[tuple[list[Filling], float]]:
-        done: list[tuple[list[Filling], float]] = []
+    def filled(self) -> list[tuple[list[Filling], float | None]]:
+        done: list[tuple[list[Filling], float | None]] = []
         computing = torch.cuda.current_stream(self._device)
         while self._coming and self._coming[0][3].query():  # type: ignore[no-untyped-call]
             part, buffer, began, ended = self._coming.popleft()
             rows = self._in[buffer][: len(part)]
-            self._cache.copy_in(self._on_device([each.block for each in part]), rows)
+            try:
+                self._cache.copy_in(self._on_device([each.block for each in part]), rows)
+            except NO_MEMORY:
+                done.append((part, None))
+            else:
+                done.append((part, began.elapsed_time(ended) / 1000))
             self._scattered[buffer] = computing.record_event()
-            done.append((part, began.elapsed_time(ended) / 1000))
         self._begin()
         return done
 
@@ -147,17 +166,21 @@ class CudaCopier:
             self._coming[0][3].synchronize()
         return bool(self._coming)
 
-    def forget(self) -> None:
+    def forget(self) -> list[Filling]:
         self._stream.synchronize()
+        forgotten = [each for part, *_ in self._coming for each in part]
+        forgotten += self._queued
         self._queued.clear()
         self._coming.clear()
+        return forgotten
 
     def _begin(self) -> None:
         """Let what is queued come into buffers that are free."""
         while self._queued and len(self._coming) < len(self._in):
             taken = {buffer for _, buffer, _, _ in self._coming}
             buffer = 0 if 0 not in taken else 1
-            part = self._queued.popleft()
+            # Blocks from disk come one by one; while buffers are busy, they become many.
+            part = [self._queued.popleft() for _ in range(min(self._rows, len(self._queued)))]
             if (scattered := self._scattered[buffer]) is not None:
                 self._stream.wait_event(scattered)
             began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

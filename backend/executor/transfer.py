@@ -14,6 +14,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from backend.executor.block_copies import (
     BUFFER_BYTES,
+    NO_MEMORY,
     Copier,
     CudaCopier,
     Filling,
@@ -48,7 +50,6 @@ DISK_SECONDS = 10.0
 _SPARE_SHARE = 8
 _LEAST_SPARE = 8
 _CLOSE_SECONDS = 1.0
-_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,7 +181,8 @@ class BlockTransfer:
         self._jobs: set[_Job] = set()
         self._orphans: set[_Job] = set()
         self._reading: dict[int, _Job] = {}  # by block
-        self._heard = 0.0
+        self._heard = 0.0  # of the disk's thread, or it was given a job while it had none
+        self._most_jobs = max(BUFFER_BYTES // self.block_bytes, _LEAST_SPARE)  # as it persists
         self._report = TransferReport()
 
     @torch.inference_mode()
@@ -206,17 +208,20 @@ class BlockTransfer:
     def finished(self) -> TransferReport:
         """Return what has ended since the last call."""
         self._take_results()
-        if self._reading and monotonic() - self._heard > DISK_SECONDS:
+        waits = self._jobs and (self._reading or self._queued)
+        if waits and monotonic() - self._heard > DISK_SECONDS:
             logger.warning("the disk tier did not answer for %g s", DISK_SECONDS)
             self._report.loaded += [(block, False) for block in self._reading]
             self._report.loaded += [(load.block, False) for load in self._queued]
             self._reading.clear()
             self._queued.clear()
         for part, seconds in self._copier.filled():
-            self._report.loaded += [(each.block, True) for each in part]
+            self._report.loaded += [(each.block, seconds is not None) for each in part]
             self._free += [each.slot for each in part if each.is_spare]
             num_host = sum(each.source is Source.HOST for each in part)
-            if num_host == len(part):
+            if seconds is None:
+                logger.warning("no memory to load %d blocks", len(part))
+            elif num_host == len(part):
                 self._report.timed.append(LoadSeconds(Source.HOST, num_host, seconds))
         self._read_queued()
         report, self._report = self._report, TransferReport()
@@ -224,12 +229,8 @@ class BlockTransfer:
 
     def wait(self, seconds: float) -> None:
         """Wait until a load has ended, ``seconds`` at most."""
-        if self._report.loaded or self._copier.wait(seconds) or self._disk is None:
-            return
-        try:
-            self._take(self._disk.results.get(timeout=seconds))
-        except queue.Empty:
-            return
+        if not self._report.loaded and not self._copier.wait(seconds):
+            self._wait_for_disk(seconds)
 
     def clear(self, *, keeps_disk: bool = False) -> None:
         """Hold nothing any more; loads and saves on their way are nobody's.
@@ -239,7 +240,7 @@ class BlockTransfer:
         self._copier.forget()
         self.on_disk = ()
         if self._disk is not None:
-            kept = self._disk.digests(_CLOSE_SECONDS) if keeps_disk else None
+            kept = self._disk.digests(DISK_SECONDS) if keeps_disk else None
             if kept is None:
                 self._disk.put(_Drop(None))
             self.on_disk = kept or ()
@@ -258,26 +259,38 @@ class BlockTransfer:
         """Write ``wanted`` to disk, the most important first; return how many were written.
 
         Each is a digest and its block, None where host memory has it. It takes ``seconds`` at most.
+        Loads on their way do not end any more: ``clear`` or ``close`` is due.
         """
-        disk, until = self._disk, monotonic() + seconds
-        if disk is None or not wanted:
+        until = monotonic() + seconds
+        if self._disk is None or not wanted:
             return 0
         self._take_results()
-        disk.put(_Drop(None, room=len(wanted)))
+        self._queued.clear()
+        self._reading.clear()
+        self._free += [each.slot for each in self._copier.forget() if each.is_spare]
         before = len(self._report.lost)
         jobs: set[_Job] = set()
         for age, (digest, block) in zip(range(len(wanted), 0, -1), wanted, strict=True):
-            slot = self._slot_of.get(digest) if block is None else self._spare_slot(until)
-            if slot is None:
+            if not self._has_turn(until):
+                break
+            if block is not None and self._free:
+                slot = self._free.pop()
+                try:
+                    ready = self._copier.save([block], [slot])
+                except NO_MEMORY:
+                    self._free.append(slot)
+                    continue
+            elif block is None and digest in self._slot_of:
+                slot = self._slot_of[digest]
+                ready = self._ready.get(slot)
+            else:
                 continue
-            ready = self._ready.get(slot)
-            if block is not None:
-                ready = self._copier.save([block], [slot])
             job = _Job(digest, slot, ready=ready, is_spare=block is not None, age=age)
             jobs.add(job)
+            self._put(_Drop(None, room=1))
             self._put(job)
         while jobs & self._jobs and monotonic() < until:
-            self.wait(max(until - monotonic(), 0.0))
+            self._wait_for_disk(until - monotonic())
         return len(jobs - self._jobs) - (len(self._report.lost) - before)
 
     def close(self) -> None:
@@ -286,10 +299,18 @@ class BlockTransfer:
             self._disk.put(None)
             self._disk.join(_CLOSE_SECONDS)
 
-    def _spare_slot(self, until: float) -> int | None:
-        while not self._free and self._jobs and monotonic() < until:
-            self.wait(max(until - monotonic(), 0.0))
-        return self._free.pop() if self._free and monotonic() < until else None
+    def _has_turn(self, until: float) -> bool:
+        """Wait for a slot and for the disk, which has few jobs: they must end. False: too late."""
+        while monotonic() < until:
+            if len(self._jobs) < self._most_jobs and (self._free or not self._jobs):
+                return True
+            self._wait_for_disk(until - monotonic())
+        return False
+
+    def _wait_for_disk(self, seconds: float) -> None:
+        if self._disk is not None:
+            with suppress(queue.Empty):
+                self._take(self._disk.results.get(timeout=max(seconds, 0.0)))
 
     def _drop(self, drop: Drop) -> None:
         digest, source, target = drop
@@ -313,7 +334,7 @@ class BlockTransfer:
         slots = [self._free.pop() for _ in kept]
         try:
             ready = self._copier.save([each.block for each in kept], slots)
-        except _NO_MEMORY:
+        except NO_MEMORY:
             logger.warning("no memory to save %d blocks", len(kept))
             self._free += slots
             kept, lost = (), saves
@@ -336,20 +357,10 @@ class BlockTransfer:
             else:
                 fillings.append(Filling(load.block, slot, Source.HOST, is_spare=False))
         if fillings:
-            self._fill(fillings)
+            self._copier.fill(fillings)
         self._read_queued()
 
-    def _fill(self, fillings: list[Filling]) -> None:
-        try:
-            self._copier.fill(fillings)
-        except _NO_MEMORY:
-            logger.warning("no memory to load %d blocks", len(fillings))
-            self._report.loaded += [(each.block, False) for each in fillings]
-            self._free += [each.slot for each in fillings if each.is_spare]
-
     def _read_queued(self) -> None:
-        if not self._reading:
-            self._heard = monotonic()
         while self._queued and self._free:
             load = self._queued.popleft()
             job = _Job(load.digest, self._free.pop(), load.block)
@@ -360,6 +371,8 @@ class BlockTransfer:
         if self._disk is None:
             raise RuntimeError("there is no disk tier")
         if isinstance(job, _Job):
+            if not self._jobs:
+                self._heard = monotonic()
             self._jobs.add(job)
         self._disk.put(job)
 
@@ -387,7 +400,7 @@ class BlockTransfer:
             del self._reading[job.block]
             if succeeded:
                 self._report.timed.append(LoadSeconds(Source.DISK, 1, seconds))
-                self._fill([Filling(job.block, job.slot, Source.DISK, is_spare=True)])
+                self._copier.fill([Filling(job.block, job.slot, Source.DISK, is_spare=True)])
             else:
                 self._report.loaded.append((job.block, False))
                 self._free.append(job.slot)
