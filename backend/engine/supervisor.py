@@ -352,7 +352,7 @@ class EngineSupervisor:
             return
         try:
             process.send(Stop())
-            await asyncio.wait((process.closed,), timeout=STOP_SECONDS)
+            await asyncio.wait((process.closed,), timeout=self._stop_seconds)
         finally:
             process.sever()
         await process.ended.wait()  # memory is free once the process is gone
@@ -394,9 +394,12 @@ class EngineSupervisor:
         process, self._process = self._process, None
         if process is not None:
             process.send(Stop())
-            persists = PERSIST_SECONDS if self._options.kv_disk_bytes else 0.0
-            if await process.end(patience=STOP_SECONDS + persists) == KILLED:
+            if await process.end(patience=self._stop_seconds) == KILLED:
                 log.warning("the engine did not stop by itself and was killed")
+
+    @property
+    def _stop_seconds(self) -> float:
+        return STOP_SECONDS + (PERSIST_SECONDS if self._options.kv_disk_bytes else 0.0)
 
     def _send(self, message: ToEngine) -> None:
         if self._process is not None:
