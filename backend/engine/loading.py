@@ -1,5 +1,6 @@
 """Builds an engine from its options: tokenizer, network, KV cache, runner and core."""
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -255,7 +256,7 @@ def load_runner(
         f"{network.dtype} {kv_dtype} {options.quantization}"
         + _rotary_factors(network, sizing.max_model_len),
     )
-    transfer, without = _transfer(options, cache, fingerprint)
+    transfer, without = _transfer(options, cache, fingerprint, _stamp(directory))
     return LoadedRunner(
         runner=make_runner(network, cache, batches, kernels=kernels, transfer=transfer),
         draft=None if draft is None else draft.runner(sizing.num_blocks),
@@ -341,10 +342,19 @@ def _rotary_factors(network: Network, max_model_len: int) -> str:
     return " long" if max_model_len > scaling.original_max_positions else " short"
 
 
+def _stamp(directory: Path) -> bytes:
+    """Return what changes with any byte of the weights: their fingerprint is made of samples."""
+    files = sorted(directory.glob("*.safetensors"))
+    return repr([(each.name, each.stat().st_mtime_ns) for each in files]).encode()
+
+
 def _transfer(
-    options: EngineOptions, cache: KVCache, fingerprint: bytes
+    options: EngineOptions, cache: KVCache, fingerprint: bytes, stamp: bytes
 ) -> tuple[BlockTransfer | None, tuple[str, ...]]:
-    """Return what moves blocks to the tiers, and what of them is missing, for people."""
+    """Return what moves blocks to the tiers, and what of them is missing, for people.
+
+    A file on disk is named by ``fingerprint``; with another ``stamp`` it is empty.
+    """
     file, disk_blocks = None, 0
     detail: tuple[str, ...] = ()
     if options.kv_disk_bytes:
@@ -354,6 +364,7 @@ def _transfer(
             text = f"kv-disk-bytes {options.kv_disk_bytes}: a block takes {per_block} bytes"
             raise ModelLoadError(text)
         path = Path(options.kv_disk_dir).expanduser() / f"kv-{fingerprint.hex()[:16]}.blocks"
+        fingerprint = hashlib.sha256(fingerprint + stamp).digest()
         try:
             file = BlockFile(
                 path, fingerprint=fingerprint, block_bytes=per_block, capacity=disk_blocks

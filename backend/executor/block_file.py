@@ -8,12 +8,15 @@ and size the file was made. A block's digest says so, too, and for which salt.
 Not thread-safe: one thread reads and writes. The lock ends with the process.
 """
 
+import errno
 import fcntl
 import logging
 import os
+import stat
 import struct
 import zlib
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -55,19 +58,23 @@ class BlockFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Blocks are as private as the prompts that they were made of.
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._file = os.open(path, flags, 0o600)
+            try:
+                self._open(capacity)
+            except BaseException:
+                os.close(self._file)
+                raise
         except OSError as error:
             raise ModelLoadError(
                 f"kv-disk-bytes: {path} cannot be written: {error.strerror}; name another "
                 "folder with kv-disk-dir"
             ) from error
-        try:
-            self._open(capacity)
-        except BaseException:
-            os.close(self._file)
-            raise
 
     def _open(self, capacity: int) -> None:
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        os.fchmod(self._file, 0o600)  # which only its owner may, whoever made it
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -155,7 +162,7 @@ class BlockFile:
 
     def make_room(self, count: int) -> None:
         """Drop the oldest until ``count`` slots are free, or all are."""
-        for digest in self.digests[: max(count - len(self._free), 0)]:
+        for digest in list(islice(self._slot_of, max(count - len(self._free), 0))):
             self.drop(digest)
 
     def clear(self) -> None:

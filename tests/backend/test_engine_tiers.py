@@ -211,6 +211,29 @@ def test_a_file_keeps_blocks_for_its_own_model_and_one_engine(tmp_path):
     assert blocks_in(3 * (4096 + 48) + 2 * 4096, 100) == 3
 
 
+def test_a_file_that_was_there_becomes_private_and_what_is_no_file_is_refused(tmp_path):
+    (tmp_path / "blocks").touch(0o666)
+    opened(tmp_path / "blocks").close()
+    assert (tmp_path / "blocks").stat().st_mode & 0o777 == 0o600
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelLoadError, match="it is no file; name another folder"):
+        opened(tmp_path / "pipe")
+
+
+def test_weights_that_were_written_anew_have_no_blocks_on_disk(checkpoint, tmp_path):
+    directory, _ = checkpoint("llama")
+    options = {"device": "cpu", "kv_disk_bytes": 2**22, "kv_disk_dir": str(tmp_path)}
+    weights = next(iter(directory.glob("*.safetensors")))
+    for seconds, found in ((1, 0), (1, 1), (2, 0)):
+        os.utime(weights, (seconds, seconds))
+        engine, _ = load_engine(str(directory), **options)
+        moves = engine._core.runner.transfer
+        assert len(moves.on_disk) == found
+        moves.begin(Transfers(saves=(Save(1, b"1" * 32, DISK),)))
+        moves.close()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize("damage", [0, 31, 40, 2 * 4096 + 50])
 def test_a_damaged_block_or_entry_is_no_block(tmp_path, damage):
     path, one = tmp_path / "blocks", b"1" * 32
@@ -343,6 +366,51 @@ def test_a_disk_that_hangs_is_given_up_and_its_late_answer_is_nobodys(tmp_path, 
     pool.transfer.close()
     assert pool.transfer.finished().loaded == []
     assert pool.read(5) == b"\7" * pool.bytes
+
+
+def test_a_load_that_finds_no_slot_is_given_up_with_a_disk_that_hangs(tmp_path, monkeypatch):
+    pool = Pool(tmp_path, torch.float32, 2, host=12, disk=20)
+    hangs = threading.Event()
+    monkeypatch.setattr(os, "pwrite", lambda *_: hangs.wait(30) and 0)
+    names = [b"%032d" % number for number in range(12)]
+    pool.transfer.begin(Transfers(saves=tuple(Save(3, each, HOST) for each in names)))
+    pool.transfer.begin(Transfers(drops=tuple(Drop(each, HOST, DISK) for each in names[:8])))
+    assert pool.transfer.finished().loaded == []
+    pool.transfer.begin(Transfers(saves=tuple(Save(3, each, HOST) for each in names[:4])))
+    pool.transfer.begin(Transfers(loads=(Load(5, names[0], DISK),)))
+    monkeypatch.setattr(transfer, "DISK_SECONDS", -1.0)
+    assert pool.transfer.finished().loaded == [(5, False)]
+    monkeypatch.undo()
+    hangs.set()
+    pool.transfer.close()
+
+
+def test_what_is_persisted_does_not_wait_for_loads_that_nobody_takes_in(tmp_path):
+    pool = Pool(tmp_path, torch.float32, 4, host=20, disk=20)
+    one = b"1" * 32
+    pool.transfer.begin(Transfers(saves=(Save(1, one, HOST),)))
+    pool.transfer.begin(Transfers(loads=(Load(2, one, HOST),)))
+    wanted = [(b"%032d" % number, 3) for number in range(15)]
+    assert pool.transfer.persist([*wanted, (one, None)], 5.0) == 16
+    pool.transfer.clear(keeps_disk=True)
+    assert pool.transfer.on_disk == tuple(each for each, _ in [*wanted, (one, 0)])
+    pool.transfer.close()
+
+
+def test_a_slow_disk_keeps_what_there_was_no_time_to_replace(tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "BUFFER_BYTES", 0)
+    pool = Pool(tmp_path, torch.float32, 5, host=40, disk=12)
+    old = [(b"o%031d" % number, 3) for number in range(12)]
+    assert pool.transfer.persist(old, 5.0) == 12
+    new = [b"%032d" % number for number in range(30)]
+    pool.transfer.begin(Transfers(saves=tuple(Save(3, each, HOST) for each in new)))
+    hangs, writes = threading.Event(), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *each: hangs.wait(30) and writes(*each))
+    assert pool.transfer.persist([(each, None) for each in new[:12]], 0.05) == 0
+    hangs.set()
+    pool.transfer.clear(keeps_disk=True)
+    assert pool.transfer.on_disk == (*[each for each, _ in old[8:]], *new[:8])
+    pool.transfer.close()
 
 
 def test_what_is_not_there_is_a_load_that_failed_and_a_demotion_that_was_lost():
