@@ -330,7 +330,9 @@ class BlockTransfer:
             self._report.lost.append((target, digest))
 
     def _save(self, saves: Sequence[Save]) -> None:
-        kept, lost = saves[: len(self._free)], saves[len(self._free) :]
+        # The last are heads of what was used last: without them, tails are not found.
+        first = max(len(saves) - len(self._free), 0)
+        kept, lost = saves[first:], saves[:first]
         slots = [self._free.pop() for _ in kept]
         try:
             ready = self._copier.save([each.block for each in kept], slots)

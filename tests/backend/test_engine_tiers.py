@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from lora_adapters import write_adapter
 
 from backend.engine.engine import Engine
 from backend.engine.loading import load_engine
@@ -19,6 +20,7 @@ from backend.models.config import ModelLoadError, ModelShape
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.tiers import Drop, Load, Save, Source, Tiers, Transfers
 from backend.server.metrics import Metrics
+from backend.settings import AdapterSource
 
 pytest_plugins = ["tiny_checkpoints"]
 
@@ -33,10 +35,12 @@ def prompts(count, seed=0):
     return [tuple(chance.randrange(320) for _ in range(PROMPT)) for _ in range(count)]
 
 
-async def answer(engine, prompt, salt=""):
+async def answer(engine, prompt, salt="", adapter=0):
     """Return the answer's text and how many tokens of the prompt were cached."""
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    deltas = engine.generate(GenerationRequest("r", prompt, sampling, cache_salt=salt))
+    deltas = engine.generate(
+        GenerationRequest("r", prompt, sampling, cache_salt=salt, adapter=adapter)
+    )
     text, cached = "", 0
     async for delta in deltas:
         text, cached = text + delta.text, delta.cached_tokens
@@ -126,6 +130,32 @@ async def test_host_memory_overflows_to_disk_and_a_restart_finds_all(checkpoint,
         answers = [await answer(engine, prompt) for prompt in texts]
         assert [text for text, _ in answers] == expected
         assert tiers(engine)["disk"].failed_loads > 0
+
+
+async def test_adapters_keep_their_blocks_apart_and_a_draft_model_computes_its_own(
+    checkpoint, tmp_path
+):
+    directory, _ = checkpoint("qwen3")
+    adapter = write_adapter(tmp_path / "adapter", directory, seed=3)
+    texts = prompts(6, seed=2)
+    asked = [(each, "", number) for each in texts for number in (0, 1)]
+    own = {
+        "lora": (AdapterSource("a", str(adapter)),),
+        "speculative_model": str(directory),
+        "kv_bytes": 2 * BLOCKS * 2 * 3 * 2 * 16 * 64,
+    }
+    with running(directory, **own | {"kv_bytes": 2**23}) as engine:
+        expected = [(await answer(engine, *each))[0] for each in asked]
+    assert expected[0] != expected[1]
+    tier = {"kv_host_bytes": 2**19, "kv_disk_bytes": 2**24, "kv_disk_dir": str(tmp_path / "kv")}
+    for found in (0, 96):
+        with running(directory, **own, **tier) as engine:
+            assert [await answer(engine, *each) for each in asked] == [
+                (text, found) for text in expected
+            ]
+            assert [await answer(engine, *each) for each in asked] == [
+                (text, 96) for text in expected
+            ]
 
 
 async def test_a_second_engine_serves_without_the_file_and_says_so(checkpoint, tmp_path):
@@ -373,9 +403,11 @@ def test_a_load_that_finds_no_slot_is_given_up_with_a_disk_that_hangs(tmp_path, 
     hangs = threading.Event()
     monkeypatch.setattr(os, "pwrite", lambda *_: hangs.wait(30) and 0)
     names = [b"%032d" % number for number in range(12)]
-    pool.transfer.begin(Transfers(saves=tuple(Save(3, each, HOST) for each in names)))
+    first = (Save(3, b"f" * 32, HOST), *(Save(3, each, HOST) for each in names))
+    pool.transfer.begin(Transfers(saves=first))
     pool.transfer.begin(Transfers(drops=tuple(Drop(each, HOST, DISK) for each in names[:8])))
-    assert pool.transfer.finished().loaded == []
+    report = pool.transfer.finished()
+    assert (report.loaded, report.lost) == ([], [(HOST, b"f" * 32)])
     pool.transfer.begin(Transfers(saves=tuple(Save(3, each, HOST) for each in names[:4])))
     pool.transfer.begin(Transfers(loads=(Load(5, names[0], DISK),)))
     monkeypatch.setattr(transfer, "DISK_SECONDS", -1.0)
