@@ -1,6 +1,5 @@
 """Builds an engine from its options: tokenizer, network, KV cache, runner and core."""
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,40 +12,41 @@ import torch
 from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.draft_loading import load_draft
 from backend.engine.engine import Engine
+from backend.engine.kv_loading import (
+    check_role,
+    make_pool,
+    make_role,
+    make_transfer,
+    rotary_factors,
+)
 from backend.engine.kv_transfer.fetches import Fetches
 from backend.engine.kv_transfer.offers import Offers
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import check_adapters, resolve_model
 from backend.engine.ranks import Ranks
-from backend.engine.stepper import Fault, fault_of
-from backend.executor.block_file import BlockFile, FileInUseError, blocks_in
 from backend.executor.draft_runner import DraftRunner
 from backend.executor.factory import (
     NO_KERNELS,
     KernelGroup,
     Kernels,
     kernels_for,
-    make_cache,
     make_runner,
     read_memory,
 )
 from backend.executor.input_batch import BatchLimits
-from backend.executor.kv_cache import KVCache, block_bytes
-from backend.executor.memory import Sizing, context_length, size_cache
+from backend.executor.memory import context_length, size_cache
 from backend.executor.model_runner import ModelRunner
 from backend.executor.parallel import Group, LeadingRunner
-from backend.executor.transfer import BlockTransfer
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
 from backend.models.adapters import adapter_digest
 from backend.models.checkpoint import model_fingerprint
-from backend.models.config import DecoderConfig, LongRopeScaling, ModelLoadError, read_json
+from backend.models.config import ModelLoadError, read_json
 from backend.models.dtypes import kv_cache_dtype
 from backend.models.loading import load_network
 from backend.models.model import Network
 from backend.models.parallel import ALONE, check_sharded
-from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.scheduler import slots_for
 from backend.settings import EngineOptions, device_name
 from backend.tokenizer.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ def load_model(
     description = EngineDescription(
         limits.max_model_len, vocab_size, fingerprint, loaded.detail, adapters
     )
-    return LoadedEngine(core, tokenizer, description, _role(options, core))
+    return LoadedEngine(core, tokenizer, description, make_role(options, core))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +249,14 @@ def load_runner(
         # One scheduler decides for all, so the smallest pool is everybody's.
         sizing = min(group.exchange(sizing), key=lambda each: each.num_blocks)
     progress("making the KV pool")
-    cache = _kv_cache(network, sizing, torch_device, kv_dtype, directory)
+    cache = make_pool(network, sizing, torch_device, kv_dtype, directory)
     batches = replace(batches, max_model_len=sizing.max_model_len)
     fingerprint = model_fingerprint(
         directory,
         f"{network.dtype} {kv_dtype} {options.quantization}"
-        + _rotary_factors(network, sizing.max_model_len),
+        + rotary_factors(network, sizing.max_model_len),
     )
-    transfer, without = _transfer(options, cache, fingerprint, _stamp(directory))
+    transfer, without = make_transfer(options, cache, fingerprint, directory)
     return LoadedRunner(
         runner=make_runner(network, cache, batches, kernels=kernels, transfer=transfer),
         draft=None if draft is None else draft.runner(sizing.num_blocks),
@@ -308,117 +308,6 @@ def _device_of_rank(options: EngineOptions, rank: int) -> torch.device:
     return device_of(f"cuda:{rank}")
 
 
-def _kv_cache(
-    network: Network, sizing: Sizing, device: torch.device, dtype: torch.dtype, directory: Path
-) -> KVCache:
-    try:
-        cache = make_cache(network, sizing.num_blocks, device=device, dtype=dtype)
-    except RuntimeError as error:
-        if fault_of(error) is not Fault.MEMORY:
-            raise
-        raise ModelLoadError(f"{directory}: out of memory for the KV pool") from error
-    per_block = block_bytes(network.shape, dtype)
-    logger.info(
-        "%s on %s in %s: context %d tokens; KV pool in %s: %d blocks of %d tokens x %d bytes = "
-        "%.0f MiB",
-        directory,
-        device,
-        network.dtype,
-        sizing.max_model_len,
-        dtype,
-        sizing.num_blocks,
-        BLOCK_SIZE,
-        per_block,
-        sizing.num_blocks * per_block / 2**20,
-    )
-    return cache
-
-
-def _rotary_factors(network: Network, max_model_len: int) -> str:
-    """Return which factors LongRoPE takes for such a context: KV depends on them."""
-    scaling = network.shape.rotary.scaling if isinstance(network.shape, DecoderConfig) else None
-    if not isinstance(scaling, LongRopeScaling):
-        return ""
-    return " long" if max_model_len > scaling.original_max_positions else " short"
-
-
-def _stamp(directory: Path) -> bytes:
-    """Return what changes with any byte of the weights: their fingerprint is made of samples."""
-    files = sorted(directory.glob("*.safetensors"))
-    return repr([(each.name, each.stat().st_mtime_ns) for each in files]).encode()
-
-
-def _transfer(
-    options: EngineOptions, cache: KVCache, fingerprint: bytes, stamp: bytes
-) -> tuple[BlockTransfer | None, tuple[str, ...]]:
-    """Return what moves blocks to the tiers, and what of them is missing, for people.
-
-    A file on disk is named by ``fingerprint``; with another ``stamp`` it is empty.
-    """
-    file, disk_blocks = None, 0
-    detail: tuple[str, ...] = ()
-    if options.kv_disk_bytes:
-        per_block = cache.bytes_of_block
-        disk_blocks = blocks_in(options.kv_disk_bytes, per_block)
-        if not disk_blocks:
-            text = f"kv-disk-bytes {options.kv_disk_bytes}: a block takes {per_block} bytes"
-            raise ModelLoadError(text)
-        path = Path(options.kv_disk_dir).expanduser() / f"kv-{fingerprint.hex()[:16]}.blocks"
-        fingerprint = hashlib.sha256(fingerprint + stamp).digest()
-        try:
-            file = BlockFile(
-                path, fingerprint=fingerprint, block_bytes=per_block, capacity=disk_blocks
-            )
-        except FileInUseError as error:
-            detail = (f"there is no disk tier: {error}",)
-            logger.warning("%s", detail[0])
-    if file is None and not options.kv_host_bytes:
-        return None, detail
-    transfer = BlockTransfer(
-        cache, host_bytes=options.kv_host_bytes or 0, file=file, disk_blocks=disk_blocks
-    )
-    logger.info(
-        "KV tiers: %d blocks in host memory, %d on disk, of which %d are there",
-        transfer.host_blocks,
-        transfer.disk_blocks,
-        len(transfer.on_disk),
-    )
-    return transfer, detail
-
-
-def _role(options: EngineOptions, core: EngineCore) -> Offers | Fetches | None:
-    """Return what the engine does for others, or they for it. Raises ModelLoadError."""
-    if options.role == "both":
-        return None
-    secret = options.kv_transfer_secret or ""
-    if options.role == "prefill":
-        return Offers(core, options.kv_transfer[0].address, secret)
-    addresses = {each.text: each.address for each in options.kv_transfer}
-    return Fetches(core, addresses, secret, seconds=options.kv_transfer_timeout)
-
-
-def _check_role(options: EngineOptions) -> None:
-    role, others = options.role, options.kv_transfer
-    if role == "both":
-        if others or options.kv_transfer_secret:
-            raise ModelLoadError("kv-transfer: say with role whether this is prefill or decode")
-        return
-    if not others or options.kv_transfer_secret is None:
-        missing = "kv-transfer-secret-file" if others else "kv-transfer"
-        raise ModelLoadError(f"role {role}: {missing} is missing")
-    if role == "prefill" and len(others) > 1:
-        raise ModelLoadError(f"role prefill: it listens at one kv-transfer, got {len(others)}")
-    if role == "decode" and not options.kv_host_bytes:
-        raise ModelLoadError(
-            "role decode: blocks come by way of host memory; say with kv-host-bytes how much"
-        )
-    if options.tensor_parallel_size > 1:
-        raise ModelLoadError(
-            f"role {role}: blocks of one rank are sent, not those of tensor-parallel-size "
-            f"{options.tensor_parallel_size}; leave one of them out"
-        )
-
-
 def _check(options: EngineOptions, *, on_cuda: bool) -> None:
     if options.max_num_seqs is not None and options.max_num_seqs < 1:
         raise ModelLoadError(f"max-num-seqs must be at least 1, got {options.max_num_seqs}")
@@ -442,7 +331,7 @@ def _check(options: EngineOptions, *, on_cuda: bool) -> None:
             "kv-host-bytes and kv-disk-bytes: blocks of one rank are kept, not those of "
             f"tensor-parallel-size {options.tensor_parallel_size}; leave one of them out"
         )
-    _check_role(options)
+    check_role(options)
     if not on_cuda and options.attention == "triton":
         raise ModelLoadError("attention triton needs a CUDA device")
     if options.attention == "torch" and options.kv_dtype == "fp8":

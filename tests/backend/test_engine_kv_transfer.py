@@ -298,9 +298,9 @@ def test_what_no_decode_engine_would_ask_is_refused(checkpoint):
                 assert b"cannot be read" in made._expect(protocol.Kind.REFUSED, 2**16)
         for data in [b"GET / HTTP/1.1\r\n\r\n", b"refrain KV 1\0\0\0\0" + b"x" * 64, b""]:
             with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as sock:
-                sock.sendall(data)
-                sock.shutdown(socket.SHUT_WR)
-                with suppress(ConnectionResetError):
+                with suppress(OSError):  # it hangs up at any moment
+                    sock.sendall(data)
+                    sock.shutdown(socket.SHUT_WR)
                     while sock.recv(4096):
                         pass
         with channel(port) as made:
