@@ -297,12 +297,13 @@ def test_what_no_decode_engine_would_ask_is_refused(checkpoint):
                 made._send(protocol.Kind.TOKENS, b"\0" * 64)
                 assert b"cannot be read" in made._expect(protocol.Kind.REFUSED, 2**16)
         for data in [b"GET / HTTP/1.1\r\n\r\n", b"refrain KV 1\0\0\0\0" + b"x" * 64, b""]:
-            with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as sock:
-                with suppress(OSError):  # it hangs up at any moment
-                    sock.sendall(data)
-                    sock.shutdown(socket.SHUT_WR)
-                    while sock.recv(4096):
-                        pass
+            at = ("127.0.0.1", port)
+            # It hangs up at any moment.
+            with socket.create_connection(at, timeout=LIMIT) as sock, suppress(OSError):
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(4096):
+                    pass
         with channel(port) as made:
             made._socket.sendall(struct.pack("!cI", b"?", 2**31))  # more than any request has
             with pytest.raises((TransferError, OSError)):
