@@ -208,7 +208,7 @@ class Stepper:
         transfer, tiers = self._runner.transfer, self.scheduler.cache.tiers
         if transfer is None or tiers is None:
             return
-        taken = [place for place, digest in enumerate(digests) if tiers.adopt(digest)]
+        taken = tiers.adopt(digests)
         _on_device(partial(transfer.begin, self.scheduler.take_transfers()))
         transfer.keep([digests[place] for place in taken], rows[taken])
 

@@ -218,14 +218,28 @@ class Tiers:
         held.figures.saves += 1
         self._saves[digest] = Save(block, digest, self._first)
 
-    def adopt(self, digest: bytes) -> bool:
-        """Return whether host memory takes ``digest`` from elsewhere, behind the drops so far."""
+    def adopt(self, digests: Sequence[bytes]) -> list[int]:
+        """Return the places of ``digests`` that host memory takes, behind the drops so far.
+
+        They come from elsewhere, and none makes room for another.
+        """
         held = self._held[Source.HOST]
-        if self.source_of(digest) is not None or not self._make_room(Source.HOST):
-            return False
-        held.digests[digest] = None
-        held.figures.saves += 1
-        return True
+        taken: list[int] = []
+        guarded: Counter[bytes] = Counter()
+        for place, digest in enumerate(digests):
+            source = self.source_of(digest)
+            if source is None:
+                if not self._make_room(Source.HOST):
+                    break
+                held.digests[digest] = None
+                taken.append(place)
+            if source is not Source.DISK:
+                held.touch(digest)
+                self._loading[digest] += 1
+                guarded[digest] += 1
+        self._loading -= guarded
+        held.figures.saves += len(taken)
+        return taken
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Let no source hold ``digests``: their content is not to be trusted."""

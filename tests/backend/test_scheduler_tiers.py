@@ -56,6 +56,16 @@ def test_what_a_tier_has_is_not_saved_again_and_is_the_last_to_go():
     assert tiers.take().drops == (Drop(second, HOST),)
 
 
+def test_blocks_from_elsewhere_do_not_displace_one_another_nor_what_is_loaded():
+    tiers = filled(3, 0, 3)
+    first, second, _, *new = digests(6)
+    tiers.reserve([first, second])
+    assert tiers.adopt([second, *new]) == [1]
+    assert [tiers.source_of(each) for each in new] == [HOST, None, None]
+    assert tiers.adopt(new) == []
+    tiers.check_integrity()
+
+
 def test_a_step_saves_no_more_than_there_is_room_for():
     tiers = Tiers(host_blocks=2, disk_blocks=0)
     for block, digest in enumerate(digests(3)):
