@@ -91,6 +91,7 @@ class EngineLoop:
         self._role = role
         if role is not None:
             role.wake = endpoint.wake
+            role.wake()  # somebody may have asked before
         self._endpoint = endpoint
         self._stats_seconds = stats_seconds
         self._stats_at = -float("inf")
@@ -131,8 +132,8 @@ class EngineLoop:
                 case _:
                     assert_never(message)
         self._core.admit_compiled()
-        if self._role is not None:
-            self._guarded(self._role.advance)
+        if self._role is not None and not self._guarded(self._role.advance):
+            self._role.wake()  # there may be more, of which nobody tells again
         return True
 
     def _submit(self, message: Submit) -> None:

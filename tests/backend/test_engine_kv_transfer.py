@@ -1,6 +1,7 @@
 """A prompt computed by one engine and continued by another: the same text, or computed again."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -9,16 +10,18 @@ import struct
 import threading
 from array import array
 from contextlib import closing, contextmanager, suppress
+from time import monotonic
 
 import pytest
 from host_requests import LIMIT, until
 from lora_adapters import write_adapter
 
-from backend.engine.kv_transfer import protocol
+from backend.engine.kv_transfer import offers, protocol
 from backend.engine.kv_transfer.protocol import Channel, TransferError, Wanted
 from backend.engine.loading import load_engine
 from backend.engine.supervisor import EngineSupervisor
 from backend.models.config import ModelLoadError
+from backend.ports import QueueTimeoutError
 from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.settings import AdapterSource, EngineOptions, address
@@ -240,7 +243,66 @@ async def test_one_that_falls_silent_is_given_up(checkpoint, monkeypatch, caplog
         at = f"127.0.0.1:{silent.getsockname()[1]}"
         with decode(directory, at) as second:
             assert (await answer(second, at))[1] == 0
-    assert "timed out" in caplog.text
+            assert (await answer(second, at, cache_salt="again"))[1] == 0
+    assert caplog.text.count("timed out") == 1  # the second time it is left in peace
+
+
+@contextmanager
+def stand_in(num_blocks, go=None):
+    """Serve as a prefill engine that sends so many blocks of zeros, once ``go`` is set."""
+
+    def serve():
+        sock, _ = server.accept()
+        with sock:
+            made = Channel(sock)
+            made.be_greeted(SECRET)
+            size = made.asked().block_bytes
+            made.grant(size)
+            if go is not None:
+                go.wait(LIMIT)
+            with suppress(OSError, TransferError):
+                made.send_blocks(memoryview(bytes(num_blocks * size)), num_blocks)
+                made.say_end()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        serving.join(LIMIT)
+
+
+async def test_one_that_sends_more_than_was_asked_for_is_not_believed(checkpoint, caplog):
+    directory, _ = checkpoint("llama")
+    with stand_in(CACHED // BLOCK_SIZE + 1) as at, decode(directory, at) as second:
+        text, cached = await answer(second, at)
+        assert (text, cached) == ((await answer(second, cache_salt="alone"))[0], 0)
+        assert second._core.stats().restarts == 0
+    assert "more than it was asked for" in caplog.text
+
+
+async def test_a_prompt_that_is_computed_elsewhere_does_not_wait(checkpoint):
+    directory, _ = checkpoint("llama")
+    go = threading.Event()
+    with stand_in(CACHED // BLOCK_SIZE, go) as at, decode(directory, at) as second:
+        fields = {"queue_seconds": 30.0, "arrived": monotonic() - 60}
+        asking = asyncio.create_task(answer(second, at, **fields))
+        await until(lambda: second._role._open)
+        (fetch,) = second._role._open.values()
+        fetch.began -= 60
+        go.set()
+        assert (await asking)[1] == CACHED
+        with pytest.raises(QueueTimeoutError):
+            await answer(second, cache_salt="alone", **fields)
+
+
+def test_memory_that_a_killed_engine_left_is_removed(monkeypatch, tmp_path):
+    monkeypatch.setattr(protocol, "_SHARED_DIR", str(tmp_path))
+    left, used = tmp_path / "refrain-kv-abcdefgh", tmp_path / "refrain-kv-bcdefghi"
+    for path in (left, used):
+        path.touch()
+    os.utime(left, (0, 0))
+    protocol.remove_left_memory()
+    assert list(tmp_path.iterdir()) == [used]
 
 
 async def test_a_client_that_leaves_meanwhile_leaves_nothing(checkpoint):
@@ -312,6 +374,52 @@ def test_what_no_decode_engine_would_ask_is_refused(checkpoint):
             made.ask(wanted(engine))
             size = engine._core.runner.block_bytes
             assert sum(map(len, made.blocks(size))) == CACHED // BLOCK_SIZE * size
+
+
+def test_who_asks_before_the_engine_is_warm_is_served_when_it_is(checkpoint):
+    directory, _ = checkpoint("llama")
+    at = (address("127.0.0.1:0"),)
+    engine, _ = load_engine(
+        str(directory), device="cpu", role="prefill", kv_transfer=at, kv_transfer_secret=SECRET
+    )
+    with channel(engine._role.port) as made:
+        made.ask(wanted(engine))
+        engine.start()
+        try:
+            parts = made.blocks(engine._core.runner.block_bytes)
+            assert any(part for part, _ in zip(parts, range(int(LIMIT)), strict=False))
+        finally:
+            engine.stop()
+
+
+def test_a_connection_that_cannot_be_accepted_is_not_the_last(checkpoint, monkeypatch, caplog):
+    directory, _ = checkpoint("llama")
+    monkeypatch.setattr(offers, "_AGAIN_SECONDS", 0.01)
+    faults, accept = [OSError(errno.EMFILE, "Too many open files")] * 3, socket.socket.accept
+
+    def full(self):
+        if faults:
+            raise faults.pop()
+        return accept(self)
+
+    with prefill(directory) as (engine, _):
+        monkeypatch.setattr(socket.socket, "accept", full)
+        for _ in range(2):  # the first is what it waits for already
+            with channel(engine._role.port) as made:
+                made.ask(wanted(engine))
+    assert not faults
+    assert caplog.text.count("Too many open files") == 1
+
+
+def test_strangers_do_not_fill_the_log(checkpoint, caplog):
+    directory, _ = checkpoint("llama")
+    with prefill(directory) as (engine, _):
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", engine._role.port), timeout=LIMIT) as sock:
+                sock.sendall(b"GET / HTTP/1.1\r\n")
+                with suppress(ConnectionResetError):
+                    assert not sock.recv(1)
+    assert caplog.text.count("no decode engine") == 1
 
 
 def test_memory_of_others_is_not_mapped(tmp_path):

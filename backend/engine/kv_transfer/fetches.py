@@ -12,11 +12,17 @@ import threading
 from array import array
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from backend.engine.core import EngineCore
-from backend.engine.kv_transfer.protocol import Channel, TransferError, Wanted
+from backend.engine.kv_transfer.protocol import (
+    Channel,
+    Complaints,
+    TransferError,
+    Wanted,
+    remove_left_memory,
+)
 from backend.engine.messages import Item, Submit
 from backend.scheduler.block_pool import BLOCK_SIZE
 
@@ -24,9 +30,11 @@ logger = logging.getLogger(__name__)
 
 _MOST_OPEN = 64
 _PARTS_AHEAD = 2
+_PARTS_AT_A_TIME = 8
+"""Between two steps; each takes a millisecond or two."""
 _CONNECT_SECONDS = 2.0
 _REST_SECONDS = 5.0
-"""An engine that cannot be reached is not asked again for so long."""
+"""An engine that cannot be reached, or is silent, is not asked again for so long."""
 _MOST_UNKNOWN = 16
 
 
@@ -39,7 +47,10 @@ class _Fetch:
     wanted: Wanted
     hashes: tuple[bytes, ...]
     num_kept: int
+    began: float
     until: float
+    deadline: float
+    """When its client gives up, as long as no block has come."""
     parts: "queue.Queue[bytearray | None]" = field(
         default_factory=lambda: queue.Queue(_PARTS_AHEAD)
     )
@@ -74,6 +85,9 @@ class Fetches:
         self._open: dict[int, _Fetch] = {}
         self._rests: dict[str, float] = {}
         self._unknown: set[str] = set()
+        self._complaints = Complaints()
+        self._free = threading.Semaphore(_MOST_OPEN)  # a thread may outlive its request
+        remove_left_memory()
         self.wake = lambda: None
 
     def submit(self, message: Submit) -> bool:
@@ -87,14 +101,28 @@ class Fetches:
                 logger.warning("prefill engine %r is none of --kv-transfer", address)
             return False
         now = monotonic()
-        if len(self._open) >= _MOST_OPEN or now < self._rests.get(address, 0.0):
+        if now < self._rests.get(address, 0.0):
             return False
         wanted, hashes = self._wanted(message)
-        if wanted is None:
+        if wanted is None or not self._free.acquire(blocking=False):
             return False
-        fetch = _Fetch(message, address, wanted, hashes, wanted.num_known, now + self._seconds)
+        limit = self._queue_seconds(message)
+        fetch = _Fetch(
+            message,
+            address,
+            wanted,
+            hashes,
+            num_kept=wanted.num_known,
+            began=now,
+            until=now + self._seconds,
+            deadline=float("inf") if limit is None else message.arrived + limit,
+        )
+        try:
+            threading.Thread(target=self._run, args=(fetch,), name="kv-fetch", daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            self._free.release()
+            return False
         self._open[message.number] = fetch
-        threading.Thread(target=self._run, args=(fetch,), name="kv-fetch", daemon=True).start()
         return True
 
     def abort(self, number: int) -> bool:
@@ -107,18 +135,35 @@ class Fetches:
     def advance(self) -> None:
         """Keep the blocks that came, and submit the requests that have theirs."""
         counts = self._core.transfer_counts
+        left = _PARTS_AT_A_TIME
         for number, fetch in list(self._open.items()):
-            while not fetch.parts.empty():  # nobody else takes them out
+            for _ in range(fetch.parts.qsize()):  # of those that come later, a wake tells
+                if not left:
+                    self.wake()
+                    return
                 part = fetch.parts.get()
                 if part is None:
                     del self._open[number]
                     counts["kv_transfers", (fetch.result,)] += 1
-                    self._core.submit(fetch.message)
+                    self._submit(fetch)
                     break
+                left -= 1
                 first = fetch.num_kept + 1
                 fetch.num_kept += len(part) // fetch.wanted.block_bytes
                 self._core.keep_blocks(fetch.hashes[first : fetch.num_kept + 1], part)
                 counts["kv_transfer_blocks", ("received",)] += fetch.num_kept + 1 - first
+
+    def _submit(self, fetch: _Fetch) -> None:
+        message, limit = fetch.message, self._queue_seconds(fetch.message)
+        if limit is not None and fetch.num_kept > fetch.wanted.num_known:
+            # It was computed meanwhile, so it did not wait.
+            limit += monotonic() - fetch.began
+            message = replace(message, request=replace(message.request, queue_seconds=limit))
+        self._core.submit(message)
+
+    def _queue_seconds(self, message: Submit) -> float | None:
+        seconds = message.request.queue_seconds
+        return self._core.limits.queue_seconds if seconds is None else seconds
 
     def close(self) -> None:
         """Leave all that is on its way."""
@@ -158,14 +203,18 @@ class Fetches:
         try:
             self._receive(fetch)
         except (OSError, TransferError) as error:
-            logger.warning(
-                "the prompt's blocks do not come from %s: %s; it is computed here",
-                fetch.address,
-                error,
-            )
+            if isinstance(error, TimeoutError):
+                self._rests[fetch.address] = monotonic() + _REST_SECONDS
+            if self._complaints.is_due(f"{fetch.address} {error}"):
+                logger.warning(
+                    "the prompt's blocks do not come from %s: %s; it is computed here",
+                    fetch.address,
+                    error,
+                )
         except Exception:
             logger.exception("a prompt's blocks do not come from %s", fetch.address)
         finally:
+            self._free.release()
             self._put(fetch, None)
 
     def _receive(self, fetch: _Fetch) -> None:
@@ -180,13 +229,19 @@ class Fetches:
             channel = Channel(sock)
             channel.greet(self._secret)
             channel.ask(fetch.wanted)
+            until = min(fetch.until, fetch.deadline)
+            left = len(fetch.wanted.tokens) // BLOCK_SIZE - fetch.wanted.num_known
             for part in channel.blocks(fetch.wanted.block_bytes):
                 if fetch.is_left:
                     return
                 if part:
+                    left -= len(part) // fetch.wanted.block_bytes
+                    if left < 0:
+                        raise TransferError("it sends more than it was asked for")
+                    until = fetch.until
                     self._put(fetch, part)
-                if monotonic() > fetch.until:
-                    raise TransferError(f"it takes longer than {self._seconds:g} s")
+                if monotonic() > until:
+                    raise TransferError(f"it takes longer than {until - fetch.began:.3g} s")
 
     def _put(self, fetch: _Fetch, part: bytearray | None) -> None:
         """Hand ``part`` to the loop, which always takes it, or leaves the request."""

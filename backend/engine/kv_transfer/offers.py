@@ -20,6 +20,7 @@ from backend.engine.core import EngineCore
 from backend.engine.kv_transfer.protocol import (
     WAITING_SECONDS,
     Channel,
+    Complaints,
     TransferError,
     Wanted,
     part_rows,
@@ -40,7 +41,9 @@ logger = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 64
 _PARTS_AHEAD = 2
-_PUT_SECONDS = 0.2
+_PARTS_AT_A_TIME = 8
+"""Between two steps; each takes a millisecond or two."""
+_AGAIN_SECONDS = 1.0
 
 _ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
@@ -72,7 +75,8 @@ class Offers:
         self._numbers = count(-1, -1)  # clients' are positive
         self._new: queue.SimpleQueue[_Offer] = queue.SimpleQueue()
         self._open: dict[int, _Offer] = {}
-        self._is_closed = False
+        self._closed = threading.Event()
+        self._complaints = Complaints()
         self._free = threading.Semaphore(_MOST_CONNECTIONS)
         self.wake = lambda: None
         host, port = address
@@ -83,6 +87,7 @@ class Offers:
         except OSError as error:
             raise ModelLoadError(f"kv-transfer {host}:{port}: {error.strerror}") from error
         self.port: int = self._socket.getsockname()[1]
+        logger.info("decode engines are served at %s:%d", host, self.port)
         threading.Thread(target=self._listen, name="kv-offers", daemon=True).start()
 
     def submit(self, message: Submit) -> bool:
@@ -99,12 +104,18 @@ class Offers:
         """Begin what was asked for, and hand over the blocks that there are."""
         while not self._new.empty():  # nobody else takes them out
             self._begin(self._new.get())
+        left = _PARTS_AT_A_TIME
         for number, offer in list(self._open.items()):
+            num_sent = offer.num_sent
             if offer.is_left:
                 self._core.abort(Abort(number, None, FinishReason.ABORT, monotonic()))
                 del self._open[number]
+            elif not left:
+                self.wake()
+                return
             elif self._hand_over(offer):
                 del self._open[number]
+            left -= offer.num_sent > num_sent
 
     def items(self, items: list[tuple[int, Item]]) -> list[tuple[int, Item]]:
         """Take in what became of prompts, and return what is for clients."""
@@ -124,7 +135,7 @@ class Offers:
 
     def close(self) -> None:
         """Listen no longer, and let those who wait compute themselves."""
-        self._is_closed = True
+        self._closed.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         for offer in self._open.values():
@@ -148,20 +159,22 @@ class Offers:
         self._core.submit(Submit(number, request, monotonic(), tuple(offer.hashes)))
 
     def _hand_over(self, offer: _Offer) -> bool:
-        """Copy out what the connection has room for; return whether that was all."""
-        most = part_rows(offer.wanted.block_bytes)
-        while offer.num_sent < len(offer.hashes) - 1:
-            if offer.parts.qsize() >= _PARTS_AHEAD:
-                return False
-            first = offer.num_sent + 1
-            blocks = self._core.scheduler.cache.find(offer.hashes[first : first + most])
-            if not blocks:
-                if not offer.is_computed:
-                    return False
-                break
+        """Copy out a part, if there are blocks and room; return whether it was the last.
+
+        Who sends it wakes the loop, which copies the next one behind a step.
+        """
+        if offer.parts.qsize() >= _PARTS_AHEAD:
+            return False
+        first, most = offer.num_sent + 1, part_rows(offer.wanted.block_bytes)
+        blocks = self._core.scheduler.cache.find(offer.hashes[first : first + most])
+        if blocks:
             offer.parts.put((self._core.read_blocks(blocks), len(blocks)))
             offer.num_sent += len(blocks)
             self._core.transfer_counts["kv_transfer_blocks", ("sent",)] += len(blocks)
+            if offer.num_sent < len(offer.hashes) - 1:
+                return False
+        elif not offer.is_computed:
+            return False
         _end(offer, None)
         return True
 
@@ -169,20 +182,28 @@ class Offers:
         while True:
             try:
                 sock, address = self._socket.accept()
-            except OSError:
-                if not self._is_closed:
-                    logger.exception("no more KV blocks are offered")
-                self._socket.close()
-                return
+            except OSError as error:  # perhaps there are too many open files for a while
+                if self._closed.wait(_AGAIN_SECONDS):
+                    self._socket.close()
+                    return
+                self._complain("a decode engine", error)
+                continue
             if not self._free.acquire(blocking=False):
-                logger.warning(
-                    "%d decode engines' requests are open; one more is refused", _MOST_CONNECTIONS
-                )
+                self._complain(address[0], f"{_MOST_CONNECTIONS} connections are open already")
                 sock.close()
                 continue
-            threading.Thread(
-                target=self._serve, args=(sock, address[0]), name="kv-offer", daemon=True
-            ).start()
+            try:
+                threading.Thread(
+                    target=self._serve, args=(sock, address[0]), name="kv-offer", daemon=True
+                ).start()
+            except RuntimeError as error:  # the system has no thread left
+                self._complain(address[0], error)
+                sock.close()
+                self._free.release()
+
+    def _complain(self, peer: str, reason: object) -> None:
+        if self._complaints.is_due(str(reason)):
+            logger.warning("KV blocks for %s: %s", peer, reason)
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         offer = None
@@ -200,7 +221,7 @@ class Offers:
             channel.grant(wanted.block_bytes)
             self._send(channel, offer)
         except (OSError, TransferError) as error:
-            logger.warning("KV blocks for %s: %s", peer, error)
+            self._complain(peer, error)
         except Exception:
             logger.exception("KV blocks for %s", peer)
         finally:
@@ -215,12 +236,15 @@ class Offers:
             try:
                 part = offer.parts.get(timeout=WAITING_SECONDS)
             except queue.Empty:
+                if self._closed.is_set():
+                    raise TransferError("it stops") from None
                 channel.say_waiting()
                 continue
             if part is None:
                 channel.say_end()
                 return
             if isinstance(part, str):
+                channel.refuse(part)
                 raise TransferError(part)
             self.wake()  # there is room for another one
             channel.send_blocks(*part)

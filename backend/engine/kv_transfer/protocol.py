@@ -7,7 +7,7 @@ request, an answer, and the blocks in the order of the prompt:
     decode  → prefill    magic, nonce
     prefill → decode     nonce, proof
     decode  → prefill    proof, WANTED
-    prefill → decode     GRANTED or REFUSED; then BLOCKS, while it computes WAITING; END
+    prefill → decode     GRANTED or REFUSED; then BLOCKS, while it computes WAITING; END or REFUSED
 
 Two engines of one host hand blocks over in memory that both map: BLOCKS has their number alone, and
 the decode engine acknowledges that it has copied them. TCP's window is the backpressure elsewhere.
@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
 PART_BYTES: Final = 4 * 2**20
@@ -44,6 +44,9 @@ _LEAST_SECONDS = 0.001
 _HEAD = struct.Struct("!cI")
 _COUNT = struct.Struct("!I")
 _MOST_WORDS = 2**16
+_MOST_REASON = 300
+_QUIET_SECONDS = 60.0
+_MOST_COMPLAINTS = 64
 _MOST_TOKEN_BYTES = 2**26
 _SHARED_DIR = "/dev/shm"  # noqa: S108  # memory, and the name is a random one
 _SHARED = re.compile(rf"{_SHARED_DIR}/refrain-kv-[a-z0-9_]{{8}}", re.ASCII)
@@ -122,10 +125,8 @@ class Channel:
             self._send(Kind.WANTED, json.dumps(words).encode())
             self._send(Kind.TOKENS, wanted.tokens.tobytes())
             kind, body = self._next(_MOST_WORDS)
-            while kind is Kind.WAITING:
-                kind, body = self._next(_MOST_WORDS)
         if kind is not Kind.GRANTED:
-            raise TransferError(body.decode(errors="replace") or "refused")
+            raise _refusal(body)
         if not body:
             self._memory = None
 
@@ -156,7 +157,7 @@ class Channel:
         self._send(Kind.GRANTED, b"shared" if self._memory is not None else b"")
 
     def refuse(self, reason: str) -> None:
-        """Say that none will come."""
+        """Say that none will come, or no more."""
         self._send(Kind.REFUSED, reason.encode()[:_MOST_WORDS])
 
     def say_waiting(self) -> None:
@@ -183,6 +184,8 @@ class Channel:
             kind, body = self._next(most)
             if kind is Kind.END:
                 return
+            if kind is Kind.REFUSED:
+                raise _refusal(body)
             if kind is Kind.BLOCKS and self._memory is not None:
                 size = _COUNT.unpack(body)[0] * block_bytes
                 body = bytearray(self._memory[: min(size, most)])
@@ -249,6 +252,31 @@ class Channel:
         return body
 
 
+class Complaints:
+    """Lets each text into the log once a minute, so that no peer fills it."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, float] = {}
+
+    def is_due(self, text: str) -> bool:
+        """Return whether to log ``text`` now."""
+        now = monotonic()
+        self._said = {each: at for each, at in self._said.items() if now - at < _QUIET_SECONDS}
+        if text in self._said or len(self._said) >= _MOST_COMPLAINTS:
+            return False
+        self._said[text] = now
+        return True
+
+
+def remove_left_memory() -> None:
+    """Remove the names of memory that engines of this user left when they were killed."""
+    for path in Path(_SHARED_DIR).glob("refrain-kv-*"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            if found.st_uid == os.geteuid() and time() - found.st_mtime > _QUIET_SECONDS:
+                path.unlink()
+
+
 def part_rows(block_bytes: int) -> int:
     """Return how many blocks are sent at a time."""
     return max(PART_BYTES // block_bytes, 1)
@@ -256,6 +284,10 @@ def part_rows(block_bytes: int) -> int:
 
 def _part_bytes(block_bytes: int) -> int:
     return part_rows(block_bytes) * block_bytes
+
+
+def _refusal(body: bytearray) -> TransferError:
+    return TransferError(body[:_MOST_REASON].decode(errors="replace") or "refused")
 
 
 def _proof(secret: str, role: bytes, *nonces: bytes | bytearray) -> bytes:
