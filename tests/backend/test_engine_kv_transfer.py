@@ -248,8 +248,11 @@ async def test_one_that_falls_silent_is_given_up(checkpoint, monkeypatch, caplog
 
 
 @contextmanager
-def stand_in(num_blocks, go=None):
-    """Serve as a prefill engine that sends so many blocks of zeros, once ``go`` is set."""
+def stand_in(num_blocks, go=None, refusal=""):
+    """Serve as a prefill engine that sends so many blocks of zeros, once ``go`` is set.
+
+    Then it says that this was all, or refuses the rest.
+    """
 
     def serve():
         sock, _ = server.accept()
@@ -262,7 +265,7 @@ def stand_in(num_blocks, go=None):
                 go.wait(LIMIT)
             with suppress(OSError, TransferError):
                 made.send_blocks(memoryview(bytes(num_blocks * size)), num_blocks)
-                made.say_end()
+                made.refuse(refusal) if refusal else made.say_end()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         serving = threading.Thread(target=serve)
@@ -278,6 +281,15 @@ async def test_one_that_sends_more_than_was_asked_for_is_not_believed(checkpoint
         assert (text, cached) == ((await answer(second, cache_salt="alone"))[0], 0)
         assert second._core.stats().restarts == 0
     assert "more than it was asked for" in caplog.text
+
+
+async def test_blocks_of_a_prompt_that_failed_are_not_used(checkpoint, caplog):
+    directory, _ = checkpoint("llama")
+    with stand_in(3, refusal="not finite") as at, decode(directory, at) as second:
+        text, cached = await answer(second, at)
+        assert (text, cached) == ((await answer(second, cache_salt="alone"))[0], 0)
+        assert counts(second)["kv_transfers", ("failed",)] == 1
+    assert "not finite; it is computed here" in caplog.text
 
 
 async def test_a_prompt_that_is_computed_elsewhere_does_not_wait(checkpoint):

@@ -19,6 +19,7 @@ from backend.engine.core import EngineCore
 from backend.engine.kv_transfer.protocol import (
     Channel,
     Complaints,
+    RefusedError,
     TransferError,
     Wanted,
     remove_left_memory,
@@ -55,6 +56,7 @@ class _Fetch:
         default_factory=lambda: queue.Queue(_PARTS_AHEAD)
     )
     is_left: bool = False
+    is_refused: bool = False
 
     @property
     def result(self) -> str:
@@ -144,6 +146,8 @@ class Fetches:
                 part = fetch.parts.get()
                 if part is None:
                     del self._open[number]
+                    if fetch.is_refused:
+                        self._forget(fetch)
                     counts["kv_transfers", (fetch.result,)] += 1
                     self._submit(fetch)
                     break
@@ -152,6 +156,13 @@ class Fetches:
                 fetch.num_kept += len(part) // fetch.wanted.block_bytes
                 self._core.keep_blocks(fetch.hashes[first : fetch.num_kept + 1], part)
                 counts["kv_transfer_blocks", ("received",)] += fetch.num_kept + 1 - first
+
+    def _forget(self, fetch: _Fetch) -> None:
+        """Its blocks may not be finite."""
+        tiers, first = self._core.scheduler.cache.tiers, fetch.wanted.num_known + 1
+        if tiers is not None:
+            tiers.forget(fetch.hashes[first : fetch.num_kept + 1])
+        fetch.num_kept = fetch.wanted.num_known
 
     def _submit(self, fetch: _Fetch) -> None:
         message, limit = fetch.message, self._queue_seconds(fetch.message)
@@ -203,6 +214,7 @@ class Fetches:
         try:
             self._receive(fetch)
         except (OSError, TransferError) as error:
+            fetch.is_refused = isinstance(error, RefusedError)
             if isinstance(error, TimeoutError):
                 self._rests[fetch.address] = monotonic() + _REST_SECONDS
             if self._complaints.is_due(f"{fetch.address} {error}"):

@@ -47,6 +47,8 @@ _MOST_WORDS = 2**16
 _MOST_REASON = 300
 _QUIET_SECONDS = 60.0
 _MOST_COMPLAINTS = 64
+_LEFT_SECONDS = 2.0
+"""A name is there for milliseconds."""
 _MOST_TOKEN_BYTES = 2**26
 _SHARED_DIR = "/dev/shm"  # noqa: S108  # memory, and the name is a random one
 _SHARED = re.compile(rf"{_SHARED_DIR}/refrain-kv-[a-z0-9_]{{8}}", re.ASCII)
@@ -54,6 +56,10 @@ _SHARED = re.compile(rf"{_SHARED_DIR}/refrain-kv-[a-z0-9_]{{8}}", re.ASCII)
 
 class TransferError(Exception):
     """The other engine cannot be understood, or refuses; the text says why."""
+
+
+class RefusedError(TransferError):
+    """It cannot compute the prompt; what it sent of it is not to be trusted."""
 
 
 class Kind(Enum):
@@ -216,7 +222,7 @@ class Channel:
             yield path if self._memory is not None else None
         finally:
             os.close(file)
-            Path(path).unlink()
+            Path(path).unlink(missing_ok=True)
 
     def _send(self, kind: Kind, body: bytes | memoryview = b"") -> None:
         self._socket.settimeout(SILENCE_SECONDS)
@@ -269,11 +275,14 @@ class Complaints:
 
 
 def remove_left_memory() -> None:
-    """Remove the names of memory that engines of this user left when they were killed."""
+    """Remove the names of memory that engines of this user left when they were killed.
+
+    A transfer that takes so long to begin goes over TCP.
+    """
     for path in Path(_SHARED_DIR).glob("refrain-kv-*"):
         with contextlib.suppress(OSError):
             found = path.lstat()
-            if found.st_uid == os.geteuid() and time() - found.st_mtime > _QUIET_SECONDS:
+            if found.st_uid == os.geteuid() and time() - found.st_mtime > _LEFT_SECONDS:
                 path.unlink()
 
 
@@ -286,8 +295,8 @@ def _part_bytes(block_bytes: int) -> int:
     return part_rows(block_bytes) * block_bytes
 
 
-def _refusal(body: bytearray) -> TransferError:
-    return TransferError(body[:_MOST_REASON].decode(errors="replace") or "refused")
+def _refusal(body: bytearray) -> RefusedError:
+    return RefusedError(body[:_MOST_REASON].decode(errors="replace") or "refused")
 
 
 def _proof(secret: str, role: bytes, *nonces: bytes | bytearray) -> bytes:
