@@ -22,6 +22,9 @@ from backend.settings import EngineOptions
 
 logger = logging.getLogger(__name__)
 
+_LEAST_SECRET = 16
+"""An engine proves itself to whoever connects, who could try short secrets at leisure."""
+
 
 def make_pool(
     network: Network, sizing: Sizing, device: torch.device, dtype: torch.dtype, directory: Path
@@ -123,6 +126,11 @@ def check_role(options: EngineOptions) -> None:
     if not others or options.kv_transfer_secret is None:
         missing = "kv-transfer-secret-file" if others else "kv-transfer"
         raise ModelLoadError(f"role {role}: {missing} is missing")
+    if len(options.kv_transfer_secret) < _LEAST_SECRET:
+        raise ModelLoadError(
+            f"kv-transfer-secret-file: expected {_LEAST_SECRET} characters or more, such as of "
+            "`head -c 32 /dev/urandom | base64`"
+        )
     if role == "prefill" and len(others) > 1:
         raise ModelLoadError(f"role prefill: it listens at one kv-transfer, got {len(others)}")
     if role == "decode" and not options.kv_host_bytes:

@@ -28,7 +28,7 @@ from backend.settings import AdapterSource, EngineOptions, address
 
 pytest_plugins = ["tiny_checkpoints"]
 
-SECRET = "between engines"
+SECRET = "between the engines"
 PROMPT = tuple(7 * place % 300 for place in range(100))
 CACHED = (len(PROMPT) - 1) // BLOCK_SIZE * BLOCK_SIZE
 
@@ -153,7 +153,7 @@ async def test_an_adapter_has_blocks_of_its_own(checkpoint, tmp_path):
     ("options", "reason"),
     [
         ({"kv_dtype": "int8"}, "another model"),
-        ({"kv_transfer_secret": "else"}, "another secret"),
+        ({"kv_transfer_secret": "between other engines"}, "another secret"),
         ({"max_model_len": 64}, "96 tokens do not fit"),
     ],
 )
@@ -450,10 +450,14 @@ def test_memory_of_others_is_not_mapped(tmp_path):
         ({"role": "prefill"}, "role prefill: kv-transfer is missing"),
         ({"role": "decode", "kv_transfer": ("h:1",)}, "kv-transfer-secret-file is missing"),
         ({"kv_transfer": ("h:1",)}, "say with role"),
-        ({"role": "prefill", "kv_transfer": ("h:1", "h:2"), "kv_transfer_secret": "s"}, "got 2"),
-        ({"role": "decode", "kv_transfer": ("h:1",), "kv_transfer_secret": "s"}, "kv-host-bytes"),
+        ({"role": "decode", "kv_transfer": ("h:1",), "kv_transfer_secret": "s"}, "16 characters"),
+        ({"role": "prefill", "kv_transfer": ("h:1", "h:2"), "kv_transfer_secret": SECRET}, "got 2"),
         (
-            {"role": "prefill", "kv_transfer": ("192.0.2.1:1",), "kv_transfer_secret": "s"},
+            {"role": "decode", "kv_transfer": ("h:1",), "kv_transfer_secret": SECRET},
+            "kv-host-bytes",
+        ),
+        (
+            {"role": "prefill", "kv_transfer": ("192.0.2.1:1",), "kv_transfer_secret": SECRET},
             "192.0.2.1:1: Cannot assign",
         ),
     ],

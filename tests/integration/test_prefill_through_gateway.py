@@ -9,7 +9,7 @@ from backend.settings import address
 
 pytest_plugins = ["running_backend"]
 
-SECRET = {"kv_transfer_secret": "between engines"}
+SECRET = {"kv_transfer_secret": "between the engines"}
 ASKED = {"model": "tiny", "temperature": 0, "max_tokens": 8}
 PROMPT = "A question that is long enough for several blocks of the prefix cache? " * 3
 

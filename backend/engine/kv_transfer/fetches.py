@@ -34,6 +34,8 @@ _PARTS_AHEAD = 2
 _PARTS_AT_A_TIME = 8
 """Between two steps; each takes a millisecond or two."""
 _CONNECT_SECONDS = 2.0
+_FEW_BLOCKS = 64
+"""So few behind more known ones are computed here: the other engine lacks a conversation's answers."""
 _REST_SECONDS = 5.0
 """An engine that cannot be reached, or is silent, is not asked again for so long."""
 _MOST_UNKNOWN = 16
@@ -198,7 +200,7 @@ class Fetches:
         # One token is left to compute, or there would be no logits.
         num_blocks = min((len(prompt) - 1) // BLOCK_SIZE, core.num_host_blocks)
         num_known = cache.num_known(hashes[1 : num_blocks + 1])
-        if num_known >= num_blocks:
+        if num_blocks - num_known <= min(num_known, _FEW_BLOCKS):
             return None, ()
         wanted = Wanted(
             core.fingerprints[request.adapter],
