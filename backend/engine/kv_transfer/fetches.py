@@ -35,7 +35,7 @@ _PARTS_AT_A_TIME = 8
 """Between two steps; each takes a millisecond or two."""
 _CONNECT_SECONDS = 2.0
 _FEW_BLOCKS = 64
-"""So few behind more known ones are computed here: the other engine lacks a conversation's answers."""
+"""So few behind more known ones are computed here: a conversation's answers are not there."""
 _REST_SECONDS = 5.0
 """An engine that cannot be reached, or is silent, is not asked again for so long."""
 _MOST_UNKNOWN = 16
