@@ -381,7 +381,10 @@ class Settings(EngineOptions):
         "auto",
         "how the model marks its reasoning, which goes into reasoning_content; auto is as its "
         "chat template says",
-        choices=("auto", "qwen3", "deepseek_r1", "none"),
+        choices=(
+            *("auto", "qwen3", "deepseek_r1", "harmony", "granite3.2", "granite3.3", "hunyuan"),
+            *("mistral", "seed", "none"),
+        ),
     )
     allow_unknown_fields: bool = _flag(
         False, "ignore fields of requests that no server is known to read [default: refuse them]"

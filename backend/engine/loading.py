@@ -355,9 +355,10 @@ def _triton_compiles() -> bool:
 
 def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     tokens = tuple(tokenizer.visible_bytes(token) for token in range(size))
-    return Vocabulary(
-        tokens, size, frozenset(each for each in tokenizer.eos_token_ids if each < size)
-    )
+    ends = frozenset(each for each in tokenizer.eos_token_ids if each < size)
+    ids = tokenizer.special_tokens.items()
+    special = {name: each for name, each in ids if each < size and each not in ends}
+    return Vocabulary(tokens, size, ends, special)
 
 
 def device_of(name: str) -> torch.device:

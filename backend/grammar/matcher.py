@@ -38,6 +38,10 @@ class GrammarMatcher:
         self.failure: str | None = None
         """Why the text cannot go on; final."""
 
+    def accept_text(self, text: str) -> None:
+        """Advance by ``text``, which fits."""
+        self._matcher.accept_string(text)
+
     def accept_tokens(self, tokens: SequenceOf[int]) -> None:
         """Advance by the tokens behind the last ones; set ``failure`` where one does not fit."""
         for token in tokens:

@@ -9,6 +9,7 @@ serialised one or the reason why there is none. The worker ends with the other e
 """
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -16,8 +17,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -51,12 +52,13 @@ class WorkerError(Exception):
 class Vocabulary:
     """The bytes of each token, none for one without text, and the tokens that end an answer.
 
-    ``size`` is the model's, which may be padded.
+    ``size`` is the model's, which may be padded. ``special`` tokens have no text, by their names.
     """
 
     tokens: tuple[bytes, ...]
     size: int
     end_token_ids: frozenset[int]
+    special: Mapping[str, int] = field(default_factory=dict)
 
 
 class GrammarLibrary:
@@ -66,14 +68,17 @@ class GrammarLibrary:
         """``most_bytes`` bound the memory of one compiled grammar."""
         self._vocabulary = vocabulary
         self._most_bytes = most_bytes
-        self._tables: dict[frozenset[int], xgrammar.TokenizerInfo] = {}
+        self._tables: dict[object, xgrammar.TokenizerInfo] = {}
 
-    def tables(self, kind: GrammarKind) -> "xgrammar.TokenizerInfo":
-        """Return the tables for grammars of ``kind``, made when they are first needed."""
-        unused = _unused_bytes(kind)
-        tables = self._tables.get(unused)
+    def tables(self, grammar: Grammar) -> "xgrammar.TokenizerInfo":
+        """Return the tables for grammars of its kind and markup, made when first needed."""
+        unused = _unused_bytes(grammar.kind)
+        special = self._vocabulary.special
+        spelled = {special[tag]: tag.encode() for tag in grammar.markup if tag in special}
+        key = unused, frozenset(spelled)
+        tables = self._tables.get(key)
         if tables is None:
-            tables = self._tables[unused] = _tables(self._vocabulary, unused)
+            tables = self._tables[key] = _tables(self._vocabulary, unused, spelled)
         return tables
 
     def compile(self, grammar: Grammar) -> "xgrammar.CompiledGrammar":
@@ -81,7 +86,7 @@ class GrammarLibrary:
         import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
 
         threads = max(1, min(8, (os.cpu_count() or 1) // 2))
-        tables = self.tables(grammar.kind)
+        tables = self.tables(grammar)
         compiler = xgrammar.GrammarCompiler(tables, max_threads=threads, cache_enabled=False)
         try:
             compiled = _compile(compiler, grammar)
@@ -92,6 +97,7 @@ class GrammarLibrary:
             allowed = f"of which {self._most_bytes} are allowed"
             raise GrammarError(f"compiled it has {size} bytes, {allowed}; make it simpler")
         matcher = GrammarMatcher(compiled)
+        matcher.accept_text(grammar.passing)
         matcher.fill_bitmask(allocate_bitmask(1, self._vocabulary.size), 0)
         if matcher.failure is not None:
             raise GrammarError(matcher.failure)
@@ -101,7 +107,7 @@ class GrammarLibrary:
         """Return what another process compiled."""
         import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
 
-        return xgrammar.CompiledGrammar.deserialize_json(serialised, self.tables(grammar.kind))
+        return xgrammar.CompiledGrammar.deserialize_json(serialised, self.tables(grammar))
 
 
 class GrammarWorker:
@@ -240,7 +246,7 @@ def main(descriptor: int) -> None:
         connection: Connection[Any, Any] = Connection(descriptor)
         library = GrammarLibrary(*connection.recv())
         for kind in GrammarKind:
-            library.tables(kind)
+            library.tables(Grammar(kind))
         _limit()
         connection.send("ready")
         while True:
@@ -288,27 +294,34 @@ def _complaint(error: Exception) -> str:
 
 
 def _unused_bytes(kind: GrammarKind) -> frozenset[int]:
-    """Return the bytes of tokens that are never used under grammars of ``kind``.
+    """Return the bytes that JSON never has under grammars of ``kind``.
 
     xgrammar lets control characters into JSON strings whose length is bounded, where they are no
-    JSON. Between its parts JSON needs none but line ends; text may have tabs.
+    JSON. Between its parts JSON needs none but line ends.
     """
-    match kind:
-        case GrammarKind.REGEX | GrammarKind.EBNF:
-            return frozenset()
-        case GrammarKind.TEXT_WITH_STRUCTURE:
-            return frozenset(range(0x20)) - frozenset(b"\t\r\n")
-        case _:
-            return frozenset(range(0x20)) - frozenset(b"\r\n")
+    if kind in (GrammarKind.REGEX, GrammarKind.EBNF):
+        return frozenset()
+    return frozenset(range(0x20)) - frozenset(b"\r\n")
 
 
-def _tables(vocabulary: Vocabulary, unused: frozenset[int]) -> "xgrammar.TokenizerInfo":
+_NO_JSON = b"\\\0"
+"""Fits no place of JSON, and any of a free text: an escape that there is not."""
+
+
+def _tables(
+    vocabulary: Vocabulary, unused: frozenset[int], spelled: Mapping[int, bytes]
+) -> "xgrammar.TokenizerInfo":
     import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
+
+    def text_of(token: bytes) -> bytes:
+        if unused.isdisjoint(token):
+            return token
+        return b"".join(_NO_JSON if byte in unused else bytes([byte]) for byte in token)
 
     return xgrammar.TokenizerInfo(
         [
-            token if unused.isdisjoint(token) else b""
-            for token in vocabulary.tokens[: vocabulary.size]
+            spelled.get(number, text_of(token))
+            for number, token in enumerate(vocabulary.tokens[: vocabulary.size])
         ],
         xgrammar.VocabType.RAW,
         vocab_size=vocabulary.size,
@@ -316,7 +329,29 @@ def _tables(vocabulary: Vocabulary, unused: frozenset[int]) -> "xgrammar.Tokeniz
     )
 
 
+def _behind(before: str, grammar: Grammar) -> str:
+    """Return the structural tag of ``grammar`` behind the formats of ``before``."""
+    source: Any = grammar.source
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT | GrammarKind.JSON_SCHEMA:
+            schema = json.loads(source or '{"type": "object"}')
+            last = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_SPACES}
+        case GrammarKind.REGEX:
+            last = {"type": "regex", "pattern": source}
+        case GrammarKind.EBNF:
+            last = {"type": "grammar", "grammar": source}
+        case GrammarKind.STRUCTURE | GrammarKind.TEXT_WITH_STRUCTURE:
+            last = json.loads(source)["format"]
+        case _:
+            assert_never(grammar.kind)
+    elements = [*json.loads(before), last]
+    form = {"type": "sequence", "elements": elements}
+    return json.dumps({"type": "structural_tag", "format": form})
+
+
 def _compile(compiler: "xgrammar.GrammarCompiler", grammar: Grammar) -> "xgrammar.CompiledGrammar":
+    if grammar.before:
+        return compiler.compile_structural_tag(_behind(grammar.before, grammar))
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return compiler.compile_json_schema(

@@ -40,10 +40,18 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a text must conform to; ``source`` is empty for any JSON object."""
+    """What a text must conform to; ``source`` is empty for any JSON object.
+
+    ``markup`` are special tokens that may spell it: they are text here, as in TextForm.
+    ``before`` is a JSON array of xgrammar's formats that precede it: the reasoning. ``passing`` is
+    a text that they match, to its end.
+    """
 
     kind: GrammarKind
     source: str = ""
+    markup: tuple[str, ...] = ()
+    before: str = ""
+    passing: str = ""
 
 
 MOST_SPACES = 16
@@ -54,12 +62,12 @@ MOST_SPACES = 16
 class ReasoningSpan:
     """Where an answer's reasoning stands in its text.
 
-    It begins with the text if ``begun``, else with ``opening`` if the text begins so, and it ends
-    with ``closing``.
+    It begins with the text if ``begun``, else with one of ``opening`` if the text begins so. It
+    ends with one of each step of ``closing``, one behind the other.
     """
 
-    opening: str
-    closing: str
+    opening: tuple[str, ...]
+    closing: tuple[tuple[str, ...], ...]
     begun: bool
 
 
@@ -192,7 +200,7 @@ class TextDelta:
 
     ``completion_tokens`` counts the tokens generated so far for this choice. ``logprobs`` are those
     of the tokens that ``text`` came from, where they were asked for; ``prompt_logprobs`` and
-    ``times`` as in TokenDelta.
+    ``times`` as in TokenDelta. ``reasoning_tokens`` of the tokens came before the answer.
     """
 
     index: int
@@ -203,6 +211,7 @@ class TextDelta:
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     times: tuple[float, float] | None = None
+    reasoning_tokens: int = 0
 
 
 _MASK = (1 << 64) - 1

@@ -111,6 +111,49 @@ class WindowDetokenizer:
         return self._decode(self._window)[self._emitted :]
 
 
+class _Reasoning:
+    """Follows the text of one choice through its reasoning."""
+
+    def __init__(self, span: ReasoningSpan) -> None:
+        self.found = span.begun
+        self.over = False
+        """Whether what follows is the answer."""
+        self._opening = span.opening
+        self._steps = list(span.closing)
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Add ``text``; return the reasoning that is certain, and what of the answer has come."""
+        text, self._held = self._held + text, ""
+        if not self.found:
+            begun = text.lstrip()
+            if not (found := begun.startswith(self._opening)) and any(
+                tag.startswith(begun) for tag in self._opening
+            ):
+                self._held = text
+                return "", ""
+            if not found:
+                self.over = True
+                return "", text
+            self.found = True
+        passed = 0
+        while self._steps:
+            tags = self._steps[0]
+            if (end := end_of_first(text, tags, passed)) < 0:
+                known = max(passed, len(text) - open_prefix(text, tags))
+                self._held = text[known:]
+                return text[:known], ""
+            passed = end
+            del self._steps[0]
+        self.over = True
+        return text[:passed], text[passed:]
+
+    def finish(self, text: str) -> tuple[str, str]:
+        """Add the last ``text``, and return what is left of both."""
+        passed, text = self.push(text)
+        return (passed + self._held, text) if self.found else (passed, self._held + text)
+
+
 @dataclass(frozen=True, slots=True)
 class StopScan:
     """``text`` may be shown; ``stopped`` when a stop string followed it."""
@@ -125,13 +168,9 @@ class StopStringScanner:
     Of two that end together the longer counts. So the cut does not depend on the pieces.
     """
 
-    def __init__(self, stop: SequenceOf[str], reasoning: ReasoningSpan | None = None) -> None:
-        """Empty strings are ignored: they would stop everything before it starts.
-
-        Within ``reasoning`` none is searched.
-        """
+    def __init__(self, stop: SequenceOf[str]) -> None:
+        """Empty strings are ignored: they would stop everything before it starts."""
         self._stop = tuple(string for string in stop if string)
-        self._reasoning = reasoning
         self._held = ""
 
     def push(self, text: str, *, searched: bool = True) -> StopScan:
@@ -139,36 +178,10 @@ class StopStringScanner:
         if not self._stop:
             return StopScan(text, stopped=False)
         text, self._held = self._held + text, ""
-        passed = self._pass_reasoning(text)
-        if not searched:
-            # What begins here may end later.
-            passed = max(passed, len(text) - self._open(text))
-        before, text = text[:passed], text[passed:]
-        if self._reasoning is not None:
-            self._held = text
-            return StopScan(before, stopped=False)
-        scan = self._search(text)
-        return StopScan(before + scan.text, scan.stopped)
-
-    def _pass_reasoning(self, text: str) -> int:
-        """Return how much of ``text`` is reasoning for certain, and note if it is over."""
-        span = self._reasoning
-        if span is None:
-            return 0
-        if not span.begun:
-            begun = text.lstrip()
-            if not begun.startswith(span.opening):
-                if not span.opening.startswith(begun):
-                    self._reasoning = None
-                return 0
-            span = self._reasoning = replace(span, begun=True)
-        if (end := text.find(span.closing)) < 0:
-            return len(text) - longest_open_prefix(text, span.closing)
-        self._reasoning = None
-        return end + len(span.closing)
-
-    def _open(self, text: str) -> int:
-        return max(longest_open_prefix(text, string) for string in self._stop)
+        # Where none may end yet, what begins here may end later.
+        passed = 0 if searched else len(text) - open_prefix(text, self._stop)
+        scan = self._search(text[passed:])
+        return StopScan(text[:passed] + scan.text, scan.stopped)
 
     def _search(self, text: str) -> StopScan:
         found = [
@@ -179,7 +192,7 @@ class StopStringScanner:
         if found:
             _, start = min(found)
             return StopScan(text[:start], stopped=True)
-        cut = len(text) - self._open(text)
+        cut = len(text) - open_prefix(text, self._stop)
         self._held = text[cut:]
         return StopScan(text[:cut], stopped=False)
 
@@ -195,6 +208,17 @@ def longest_open_prefix(text: str, string: str) -> int:
         if text.endswith(string[:length]):
             return length
     return 0
+
+
+def open_prefix(text: str, strings: SequenceOf[str]) -> int:
+    """Return the length of the longest end of ``text`` that begins one of ``strings``."""
+    return max(longest_open_prefix(text, string) for string in strings)
+
+
+def end_of_first(text: str, strings: SequenceOf[str], start: int = 0) -> int:
+    """Return where the one of ``strings`` ends that is complete first behind ``start``, else -1."""
+    found = ((text.find(string, start), len(string)) for string in strings)
+    return min((at + length for at, length in found if at >= 0), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +248,17 @@ class Choice:
     ) -> None:
         """``stop`` strings end the text before themselves.
 
-        They do so behind the ``reasoning``, and end with a token behind ``min_tokens``.
+        They do so behind the ``reasoning``, and end with a token behind ``min_tokens`` of the
+        answer.
         """
         self.index = index
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
         self._detokenizer = detokenizer
         self._min_tokens = min_tokens
-        self._scanner = StopStringScanner(stop, reasoning)
+        self._reasoning = None if reasoning is None else _Reasoning(reasoning)
+        """None behind it."""
+        self._scanner = StopStringScanner(stop)
         self._decoded = 0
         self._shown = 0
         self._reported: deque[_Reported] = deque()
@@ -252,7 +280,12 @@ class Choice:
             if is_last and delta.finish_reason is FinishReason.STOP:
                 break
             text = self._decode(delta, position, token)
-            scan = self._scanner.push(text, searched=self.num_tokens > self._min_tokens)
+            if self._reasoning is not None:
+                passed, text = self._pass(self._reasoning, text)
+                texts.append(passed)
+            least = self._min_tokens
+            searched = not least or self.num_tokens - self.num_reasoning_tokens > least
+            scan = self._scanner.push(text, searched=searched)
             texts.append(scan.text)
             if scan.stopped:
                 return self._stopped("".join(texts), delta)
@@ -264,6 +297,14 @@ class Choice:
         self._shown += len(text)
         return self._delta(text, None, delta, lambda token: token.end <= self._shown)
 
+    def _pass(self, reasoning: _Reasoning, text: str) -> tuple[str, str]:
+        passed, text = reasoning.push(text)
+        if reasoning.found:
+            self.num_reasoning_tokens = self.num_tokens
+        if reasoning.over:
+            self._reasoning = None
+        return passed, text
+
     def _decode(self, delta: TokenDelta, position: int, token: int) -> str:
         text = self._detokenizer.push(token)
         start, self._decoded = self._decoded, self._decoded + len(text)
@@ -274,7 +315,11 @@ class Choice:
 
     def _end(self, text: str, reason: FinishReason, delta: TokenDelta) -> TextDelta:
         # A character cut short becomes text only now, and may itself complete a stop string.
-        scan = self._scanner.push(self._detokenizer.finish())
+        rest = self._detokenizer.finish()
+        if self._reasoning is not None:
+            passed, rest = self._reasoning.finish(rest)
+            text += passed
+        scan = self._scanner.push(rest)
         text += scan.text
         if scan.stopped:
             return self._stopped(text, delta)
@@ -298,5 +343,6 @@ class Choice:
         times, self._times = self._times, None
         cached = delta.cached_tokens
         return TextDelta(
-            self.index, text, self.num_tokens, reason, tuple(due), cached, prompt, times
+            *(self.index, text, self.num_tokens, reason, tuple(due), cached, prompt, times),
+            reasoning_tokens=self.num_reasoning_tokens,
         )

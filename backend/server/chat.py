@@ -39,6 +39,7 @@ from backend.server.replies import (
 from backend.server.served_model import LoadedModel, ServedModel
 from backend.server.structured import Constraint, constraint_of
 from backend.server.tool_parsers import AnswerFormat, answer_format, tool_use
+from backend.server.tool_parsers.reasoning import ReasoningParser
 from backend.server.tool_parsers.streaming_json import (
     CallArguments,
     CallStart,
@@ -72,7 +73,6 @@ class ChatRequest(CompletionFields, TemplateFields):
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only("none")] = None
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
     moderation: Annotated[Any, only()] = None
@@ -160,7 +160,10 @@ async def generation_of(
         loaded.tool_format,
         parameters_at=chat.parameters_at,
     )
-    constraint = await constraint_of(body, chat.response_format, tools, param=chat.format_at)
+    reasoning = loaded.reasoning_format
+    constraint = await constraint_of(
+        body, chat.response_format, tools, reasoning, param=chat.format_at
+    )
     prompt = await chat_prompt(
         loaded.encoder,
         chat.messages,
@@ -168,12 +171,16 @@ async def generation_of(
         template=chat.template,
         keep_last=chat.keep_last,
         tools=() if tools is None else tools.functions,
+        reasoning=reasoning,
         param=chat.messages_at,
     )
+    grammar = None if constraint is None else constraint.grammar
+    form = answer_format(tools, reasoning, prompt.end, grammar)
+    if constraint is not None:
+        constraint = constraint.behind_reasoning(form)
     sampling = sampling_params(
         body, loaded, constraint, max_tokens=chat.max_tokens, logprobs=chat.logprobs
     )
-    form = answer_format(tools, loaded.reasoning_format, prompt.end, sampling.grammar)
     generation = new_generation(
         chat.prefix,
         (prompt.tokens,),
@@ -267,7 +274,8 @@ class ChatReply(ChoicesReply):
             events = [*parser.push(choice.text), *parser.finish()]
             message["content"], calls = gather(events)
             reasoning = "".join(each.text for each in events if isinstance(each, Reasoning))
-            if reasoning or calls:
+            unanswered = isinstance(parser, ReasoningParser) and parser.is_reasoning
+            if reasoning or calls or unanswered:
                 message["content"] = message["content"] or None
             if reasoning:
                 message[REASONING] = reasoning

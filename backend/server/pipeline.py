@@ -277,6 +277,7 @@ class _Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_tokens: int = 0
+    num_reasoning_tokens: int = 0
     cached_tokens: int | None = None
     """None until the first delta."""
     reason: FinishReason | None = None
@@ -299,6 +300,7 @@ class Answer:
         choice = self._choices[delta.index]
         first = choice.cached_tokens is None
         choice.num_tokens = delta.completion_tokens
+        choice.num_reasoning_tokens = delta.reasoning_tokens
         choice.cached_tokens = delta.cached_tokens
         if delta.text:
             choice.texts.append(delta.text)
@@ -341,10 +343,13 @@ class Answer:
             [each for each in cached[start : start + n] if each is not None]
             for start in range(0, len(cached), n)
         )
+        reasons = self._generation.first.text.reasoning is not None
+        reasoned = sum(each.num_reasoning_tokens for each in self._choices) if reasons else None
         return Usage(
             prompt_tokens=sum(len(each.prompt_tokens) for each in requests),
             completion_tokens=sum(each.num_tokens for each in self._choices),
             cached_tokens=sum(min(known, default=0) for known in by_prompt),
+            reasoning_tokens=reasoned,
         )
 
 

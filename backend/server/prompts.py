@@ -21,7 +21,7 @@ from backend.server.protocol.messages import (
     TemplateOptions,
     ToolMessage,
 )
-from backend.server.tool_parsers.reasoning import PromptEnd, prompt_end
+from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
 
 ON_LOOP_CHARACTERS = 2_000
 """Encoding this much takes a millisecond or two; a hop to a thread and back costs 0.1 ms."""
@@ -54,14 +54,17 @@ async def chat_prompt(
     template: TemplateOptions = DEFAULT_TEMPLATE,
     keep_last: int | None = None,
     tools: Sequence[Function] = (),
+    reasoning: ReasoningFormat | None = None,
     param: str = "messages",
 ) -> ChatPrompt:
     """Return a conversation up to where the answer begins. Raises ApiError.
 
     ``keep_last`` is how many of them are kept, None for all. ``param`` is where a client says the
-    messages.
+    messages. ``reasoning`` is the model's.
     """
-    prompt = await render_chat(encoder, messages, template=template, tools=tools, param=param)
+    prompt = await render_chat(
+        encoder, messages, template=template, tools=tools, reasoning=reasoning, param=param
+    )
     tokens = prompt.tokens[-(keep_last or 0) :]
     _check_room(tokens, param, max_model_len)
     return ChatPrompt(tokens, prompt.end)
@@ -74,6 +77,7 @@ async def render_chat(
     template: TemplateOptions = DEFAULT_TEMPLATE,
     add_special_tokens: bool = False,
     tools: Sequence[Function] = (),
+    reasoning: ReasoningFormat | None = None,
     param: str = "messages",
 ) -> ChatPrompt:
     """Return a conversation, however long. Raises ApiError."""
@@ -97,7 +101,8 @@ async def render_chat(
             raise invalid(str(error), param, "invalid_messages") from None
         tokens = tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
         continued = len(plain[-1]["content"]) if template.continue_final_message else 0
-        return ChatPrompt(tokens, prompt_end(text, continued))
+        end = PromptEnd.PLAIN if reasoning is None else reasoning.prompt_end(text, continued)
+        return ChatPrompt(tokens, end)
 
     return await off_loop(encode, _is_long(messages, tools, template))
 
@@ -167,8 +172,11 @@ def _for_template(message: AnyMessage) -> dict[str, Any]:
     elif isinstance(message, AssistantMessage):
         if message.tool_calls:
             plain["tool_calls"] = [call.for_template() for call in message.tool_calls]
-        if message.reasoning_content is not None:
-            plain["reasoning_content"] = message.reasoning_content
+        if (thought := message.thought) is not None:
+            plain["reasoning_content"] = plain["reasoning"] = thought
+            # gpt-oss' template, which reads this name, refuses both texts beside a call.
+            if not (message.tool_calls and plain["content"]):
+                plain["thinking"] = thought
     return plain
 
 

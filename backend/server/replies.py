@@ -40,14 +40,19 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     """So many tokens of the prompts were found in the prefix cache."""
+    reasoning_tokens: int | None = None
+    """So many of the choices' came before their answers; None where none is told apart."""
 
     def body(self) -> Object:
-        return {
+        used: Object = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            used["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return used
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from backend.server.chat import Conversation, answer_conversation
 from backend.server.pipeline import Generation
 from backend.server.prompts import off_loop
 from backend.server.protocol.errors import RATE_LIMIT, ApiError
-from backend.server.protocol.messages import TemplateOptions
+from backend.server.protocol.messages import TemplateOptions, variables_of
 from backend.server.protocol.responses import (
     FunctionTool,
     NamedFunction,
@@ -56,7 +56,7 @@ async def responses(model: ServedModel, request: web.Request) -> web.StreamRespo
         response_format=body.chat_format,
         max_tokens=body.max_output_tokens,
         logprobs=body.wanted_logprobs,
-        template=TemplateOptions(variables=body.chat_template_kwargs or {}),
+        template=TemplateOptions(variables=variables_of(body.effort, body.chat_template_kwargs)),
         prefix="resp_",
         messages_at="input",
         format_at="text.format",
@@ -295,7 +295,7 @@ def _usage(usage: Usage) -> Object:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
@@ -319,7 +319,7 @@ def _repeated(body: ResponsesRequest, sampling: SamplingParams, response_id: str
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": False,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -18,8 +18,11 @@ from backend.server.protocol.generation import (
     StructuredOutputs,
 )
 from backend.server.protocol.messages import Function
-from backend.server.tool_parsers import ToolUse
+from backend.server.tool_parsers import AnswerFormat, ToolUse
+from backend.server.tool_parsers.reasoning import ReasoningFormat
 from backend.server.tool_parsers.streaming_json import CallableFunction, json_tag
+
+_STRUCTURES = (GrammarKind.STRUCTURE, GrammarKind.TEXT_WITH_STRUCTURE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +37,30 @@ class Constraint:
         """Return the error of a grammar that cannot be compiled."""
         return ApiError(400, f"Invalid {self.subject}: {reason}.", param=self.param)
 
+    def behind_reasoning(self, form: AnswerFormat) -> "Constraint":
+        """Return it as it holds in a text of ``form``: behind the reasoning, with its markup."""
+        grammar = replace(self.grammar, markup=form.markup)
+        if form.reasoning is not None:
+            before, passing = form.reasoning.before_grammar(
+                form.prompt_end, is_answer=grammar.kind not in _STRUCTURES
+            )
+            if before:
+                source = orjson.dumps(before).decode()
+                grammar = replace(grammar, before=source, passing=passing)
+        return replace(self, grammar=grammar)
+
 
 async def constraint_of(
     asked: GenerationFields,
     response_format: ResponseFormat | None = None,
     tools: ToolUse | None = None,
+    reasoning: ReasoningFormat | None = None,
     *,
     param: str = "response_format",
 ) -> Constraint | None:
     """Return what the answer must conform to; ``param`` is where a client says its format.
+
+    ``reasoning`` is the model's, which says how an answer beside calls begins.
 
     It is found in a thread, because the schemas of many functions take seconds. Raises ApiError.
     """
@@ -55,7 +73,7 @@ async def constraint_of(
             raise _combination(problem, other.param)
         constraint = wanted or other
         if tools is not None:
-            constraint = _of_tools(constraint, tools)
+            constraint = _of_tools(constraint, tools, reasoning)
         if constraint is not None and asked.min_tokens:
             problem = "'min_tokens' cannot be set where the form of the answer is: its grammar"
             raise _combination(f"{problem} says when it is over.", "min_tokens")
@@ -122,7 +140,9 @@ def _choices(choices: Sequence[str], param: str) -> str:
     return "root ::= " + " | ".join(f'"{each}"' for each in spelled)
 
 
-def _of_tools(answer: Constraint | None, tools: ToolUse) -> Constraint | None:
+def _of_tools(
+    answer: Constraint | None, tools: ToolUse, reasoning: ReasoningFormat | None
+) -> Constraint | None:
     """Return the constraint of calls, of calls or ``answer``, or of calls within free text."""
     if tools.demanded:
         answer = None  # there is to be none: a call is demanded
@@ -138,7 +158,11 @@ def _of_tools(answer: Constraint | None, tools: ToolUse) -> Constraint | None:
     subject, param = "schema for functions", "tools"
     if answer is not None:
         schema = orjson.loads(answer.grammar.source or '{"type": "object"}')
-        tag = {"type": "or", "elements": [tag, json_tag(schema)]}
+        said = json_tag(schema)
+        if reasoning is not None and reasoning.answer_begin:
+            begin = {"type": "const_string", "value": reasoning.answer_begin}
+            said = {"type": "sequence", "elements": [begin, said]}
+        tag = {"type": "or", "elements": [tag, said]}
         subject, param = answer.subject, answer.param
     source = orjson.dumps({"type": "structural_tag", "format": tag}).decode()
     return Constraint(Grammar(kind, source), subject, param)

@@ -43,11 +43,13 @@ class Tokenizer:
         self.chat_template = "" if template is None else template.source
         self.tool_template = "" if template is None else template.tool_source
         """The chat template for requests with tools."""
-        self._special_ids = frozenset(
-            token_id
+        self.special_tokens = {
+            token.content: token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
-        )
+        }
+        """They have no text, unless a parser reads them."""
+        self._special_ids = frozenset(self.special_tokens.values())
         decoder = json.loads(backend.to_str()).get("decoder") or {}
         self._byte_level = decoder.get("type") == "ByteLevel"
         self._bytes: dict[int, bytes] = {}
@@ -135,8 +137,8 @@ class Tokenizer:
 
         The special tokens among ``markup`` are text. ``context`` are tokens before the text.
         """
-        ids = ((self._backend.token_to_id(tag), tag) for tag in markup)
-        shown = {token: tag for token, tag in ids if token in self._special_ids}
+        special = self.special_tokens
+        shown = {special[tag]: tag for tag in markup if tag in special}
         if not self._byte_level:
             return WindowDetokenizer(self.decode, context, shown)
         if not shown:

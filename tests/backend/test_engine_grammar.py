@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from grammar_walks import BYTES, HeldWorker, LocalWorker, Walks, next_tokens
+from grammar_walks import BYTES, END, HeldWorker, LocalWorker, Walks, next_tokens
 
 from backend.engine import core as engine_core
 from backend.engine.loading import load_engine
@@ -27,6 +27,8 @@ from backend.scheduler.request import (
     SamplingParams,
 )
 from backend.server.tool_parsers import FORMATS
+from backend.server.tool_parsers.reasoning import FORMATS as FORMATS_OF_REASONING
+from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
 from backend.server.tool_parsers.streaming_json import CallableFunction, json_tag
 
 pytest_plugins = ["running_backend"]
@@ -245,11 +247,103 @@ def test_a_vocabulary_of_sentencepiece_spells_what_its_decoder_writes():
     assert matcher.failure is None
 
 
+# A model whose reasoning is what stands between a question mark and an exclamation mark.
+MARKS = ReasoningFormat(("?",), ("!",))
+
+
+def behind_reasoning(grammar, end):
+    before, passing = MARKS.before_grammar(end, is_answer=True)
+    return replace(grammar, before=json.dumps(before), passing=passing)
+
+
+@pytest.mark.parametrize("end", [PromptEnd.OPEN, PromptEnd.PLAIN])
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        *map(schema_grammar, ("nested", "enum")),
+        Grammar(GrammarKind.REGEX, "(cat|dog)[!-~]{2}"),
+        Grammar(GrammarKind.EBNF, 'root ::= "yes" | "no"'),
+        Grammar(GrammarKind.STRUCTURE, '{"format": {"type": "const_string", "value": "so"}}'),
+    ],
+)
+async def test_a_grammar_holds_behind_the_reasoning_and_not_within(engine, grammar, end):
+    # The tokenizer's first tokens are the printable characters, from the exclamation mark on.
+    bias = ((0, 4.0), (ord("?") - ord("!"), 4.0))
+    wanted = request(behind_reasoning(grammar, end), n=6, seed=2, logit_bias=bias)
+    thoughts = set()
+    for text, reason in await collect(engine, wanted):
+        assert reason is FinishReason.STOP
+        thought = end is PromptEnd.OPEN or text.startswith("?")
+        reasoning, answer = text.split("!", 1) if thought else ("", text)
+        thoughts.add(reasoning)
+        assert fits(grammar, answer.lstrip("\n"))
+    assert len(thoughts) > 1
+    [(text, reason)] = await collect(engine, request(wanted.sampling.grammar, max_tokens=1))
+    assert (len(text), reason) == (1, FinishReason.LENGTH)
+
+
+def fits(grammar, answer):
+    """Whether the grammar alone admits the whole text."""
+    matcher = Walks().matcher(grammar)
+    return END in next_tokens(matcher, list(answer.encode()))
+
+
+async def test_what_cannot_be_an_answer_is_refused_though_reasoning_precedes_it(engine):
+    for end in (PromptEnd.OPEN, PromptEnd.PLAIN):
+        grammar = behind_reasoning(Grammar(GrammarKind.EBNF, "root ::= root"), end)
+        with pytest.raises(GrammarRejectedError, match="no token of the model fits"):
+            await collect(engine, request(grammar))
+
+
+@pytest.mark.parametrize("name", list(FORMATS_OF_REASONING))
+def test_each_format_of_reasoning_precedes_a_grammar(name):
+    form, walks = FORMATS_OF_REASONING[name], Walks()
+    closing = form.closing[-1]
+    for end in (PromptEnd.OPEN, PromptEnd.PLAIN):
+        before, passing = form.before_grammar(end, is_answer=True)
+        grammar = Grammar(GrammarKind.REGEX, "ok", (), json.dumps(before), passing)
+        thought = passing.replace(form.closing[0], f"why\t{closing}", 1)
+        may_be_absent = end is PromptEnd.PLAIN and not form.always
+        for said in (thought, form.answer_begin) if may_be_absent else (thought,):
+            tokens = list(f"{said}ok".encode())
+            matcher = walks.matcher(grammar)
+            assert next_tokens(matcher, tokens[:-1]) == [ord("k")]
+            assert next_tokens(matcher, tokens) == [END]
+
+
+def test_reasoning_has_tabs_and_special_tokens_where_json_has_none():
+    special = {"<think>": 257, "</think>": 258, "<other>": 259}
+    tokens = (*BYTES.tokens[:256], *[b""] * 4)
+    library = GrammarLibrary(Vocabulary(tokens, 260, frozenset({END}), special), 2**26)
+    form = FORMATS_OF_REASONING["qwen3"]
+    before, passing = form.before_grammar(PromptEnd.PLAIN, is_answer=True)
+    schema = '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}}'
+    markup = (*form.markup, "<unknown>")
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, schema, markup, json.dumps(before), passing)
+    compiled = library.restore(grammar, library.compile(grammar).serialize_json())
+    matcher = GrammarMatcher(compiled)
+    begin = set(next_tokens(matcher, [], 260))
+    assert 257 in begin
+    assert not {END, 258, 259, 9} & begin
+    within = set(next_tokens(matcher, [257], 260))
+    assert set(range(256)) | {257, 258} == within
+    told = [257, *b"why\t\0\xff", 258, *b'\n\n{"a": "']
+    inside = set(next_tokens(matcher, told, 260))
+    assert not (set(range(0x20)) | {END, 257, 258, 259}) & inside
+    assert {*b'a"'} <= inside
+    assert END in next_tokens(matcher, [*told, *b'b"}'], 260)
+
+
 async def test_preemption_and_overlap_change_nothing(chat_model):
     wanted = [
         request(schema_grammar(name), seed=seed, max_tokens=60)
         for name in ("array", "recursive")
         for seed in (1, 2, 3)
+    ]
+    reasoned = behind_reasoning(schema_grammar("array"), PromptEnd.OPEN)
+    wanted += [
+        request(reasoned, seed=seed, max_tokens=60, logit_bias=((ord("!"), 6.0),))
+        for seed in (1, 2)
     ]
     small = 14 * 16 * 2 * 16 * 4 * 2
     texts = []
@@ -263,6 +357,10 @@ async def test_preemption_and_overlap_change_nothing(chat_model):
         finally:
             engine.stop()
     assert texts[0] == texts[1] == texts[2]
+    # Their grammars read a token's number as its byte, and the tokenizer has other numbers.
+    mark, line_end, bracket = (chr(ord("!") + ord(each)) for each in "!\n[")
+    for [(text, _)] in texts[0][-2:]:
+        assert text.partition(mark)[2].lstrip(line_end).startswith(bracket)
 
 
 async def test_a_matcher_that_fails_ends_its_own_request_only(engine, monkeypatch):

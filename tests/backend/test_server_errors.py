@@ -202,7 +202,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
             "structured_outputs.choice",
             "invalid_parameter_combination",
         ),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+        ({"reasoning_effort": "much"}, "reasoning_effort", "invalid_value"),
     ],
 )
 async def test_fields_that_are_refused(server, change, param, code):

@@ -1,29 +1,33 @@
 """Reasoning over HTTP: told apart from the answer, whole and streamed, in chat and responses."""
 
+import orjson
 import pytest
 from tool_templates import with_template
 
 from backend.app import create_app
 from backend.scheduler.request import (
     FinishReason,
+    GrammarKind,
     ReasoningSpan,
     TextDelta,
     TextForm,
+    TokenDelta,
     TokenLogprobs,
 )
+from backend.scheduler.stopping import Choice
 from backend.server import tool_parsers as formats
-from backend.server.tool_parsers.reasoning import (
-    FORMATS,
-    TAGS,
-    PromptEnd,
-    format_of,
-    prompt_end,
-)
+from backend.server.tool_parsers.reasoning import FORMATS, PromptEnd, format_of
+from backend.server.tool_parsers.streaming_json import Content, Reasoning, joined
 from backend.settings import Settings
 
 pytest_plugins = ["running_backend"]
 
 TOOL = {"type": "function", "function": {"name": "f"}}
+TAGS = ("<think>", "</think>")
+SPAN = (("<think>",), (("</think>",),))
+ANALYSIS = "<|channel|>analysis<|message|>"
+FINAL = "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -117,14 +121,19 @@ async def test_reasoning_is_told_apart(thinking, form, template, pieces, expecte
 @pytest.mark.parametrize(
     ("fields", "template", "expected"),
     [
-        ({}, "", TextForm(TAGS, ReasoningSpan(*TAGS, begun=False))),
-        ({}, "<think>\n", TextForm(TAGS, ReasoningSpan(*TAGS, begun=True))),
+        ({}, "", TextForm(TAGS, ReasoningSpan(*SPAN, begun=False))),
+        ({}, "<think>\n", TextForm(TAGS, ReasoningSpan(*SPAN, begun=True))),
         (
             {"tools": [TOOL]},
             "",
-            TextForm((*TAGS, "<tool_call>", "</tool_call>"), ReasoningSpan(*TAGS, begun=False)),
+            TextForm((*TAGS, "<tool_call>", "</tool_call>"), ReasoningSpan(*SPAN, begun=False)),
         ),
-        ({"response_format": {"type": "json_object"}}, "", TextForm()),
+        (
+            {"response_format": {"type": "json_object"}},
+            "",
+            TextForm(TAGS, ReasoningSpan(*SPAN, begun=False)),
+        ),
+        ({"response_format": {"type": "json_object"}}, "<think>\n\n</think>\n\n", TextForm()),
     ],
 )
 async def test_tokens_become_text_as_the_parsers_need_it(thinking, fields, template, expected):
@@ -159,7 +168,7 @@ async def test_reasoning_that_never_ends_is_no_answer(thinking, pieces, reasonin
     assert await both(server) == [(reasoning, "", "length")]
     message = (await server.chat()).json["choices"][0]["message"]
     assert message.get("reasoning_content", "") == reasoning
-    assert message["content"] is None or not reasoning
+    assert message["content"] is None
 
 
 async def test_deltas_have_one_of_the_two_each(thinking):
@@ -196,9 +205,61 @@ async def test_calls_are_read_behind_the_reasoning_and_not_within(thinking):
         {"guided_choice": ["{}"]},
     ],
 )
-async def test_under_a_grammar_all_is_the_answer(thinking, fields):
-    server = await thinking("{}", form="deepseek_r1", template="<think>\n")
+async def test_where_thinking_is_off_a_grammar_holds_at_once(thinking, fields):
+    server = await thinking("{}", form="deepseek_r1", template="<think></think>\n")
     assert await both(server, **fields) == [("", "{}", "stop")]
+    assert server.generator.requests[-1].sampling.grammar.before == ""
+
+
+@pytest.mark.parametrize(
+    ("form", "template", "fields", "kind", "before", "passing"),
+    [
+        (
+            "qwen3",
+            "",
+            {"response_format": {"type": "json_object"}},
+            GrammarKind.JSON_OBJECT,
+            [("optional", "<think>", ["</think>"])],
+            "<think></think>\n\n",
+        ),
+        (
+            "deepseek_r1",
+            "<think>\n",
+            {"guided_regex": "a"},
+            GrammarKind.REGEX,
+            [("tag", "", ["</think>"]), "regex"],
+            "</think>\n\n",
+        ),
+        (
+            "harmony",
+            "<|start|>assistant",
+            {"guided_regex": "a"},
+            GrammarKind.REGEX,
+            [("optional", "<|channel|>analysis<|message|>", ["<|end|>"]), "const_string"],
+            f"{ANALYSIS}{NEXT}{FINAL}",
+        ),
+        (
+            "qwen3",
+            "<think>\n",
+            {"tools": [TOOL], "tool_choice": "required"},
+            GrammarKind.STRUCTURE,
+            [("tag", "", ["</think>"]), "regex"],
+            "</think>\n\n",
+        ),
+    ],
+)
+async def test_a_grammar_holds_behind_the_reasoning(
+    thinking, form, template, fields, *, kind, before, passing
+):
+    server = await thinking("<think>why</think>{}", form=form, template=template)
+    await server.chat(**fields)
+    grammar = server.generator.requests[-1].sampling.grammar
+    found = []
+    for each in orjson.loads(grammar.before):
+        tag = each["content"]["elements"][0] if each["type"] == "optional" else each
+        found.append((each["type"], tag["begin"], tag["end"]) if "end" in tag else each["type"])
+    assert (grammar.kind, found, grammar.passing) == (kind, before, passing)
+    assert set(FORMATS[form].markup) <= set(grammar.markup)
 
 
 async def test_no_log_probability_is_lost(thinking):
@@ -248,18 +309,59 @@ async def test_a_response_that_is_cut_in_its_reasoning(thinking):
     assert events[-1]["response"]["output"][0]["content"] == reasoning["content"]
 
 
-async def test_reasoning_that_is_sent_back_reaches_the_template(server):
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_reasoning_that_is_sent_back_reaches_the_template(server, name):
     seen = []
     server.model.require().encoder.apply_chat_template = lambda messages, **_: (
         seen.append(messages) or "x"
     )
     messages = [
         {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "reasoning_content": "why"},
+        {"role": "assistant", "content": "b", name: "why"},
         {"role": "user", "content": "c"},
     ]
     await server.post("/v1/chat/completions", {"model": "scripted", "messages": messages})
-    assert seen[0][1] == {"role": "assistant", "content": "b", "reasoning_content": "why"}
+    told = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "why")
+    assert seen[0][1] == {"role": "assistant", "content": "b", **told}
+
+
+async def test_reasoning_of_an_earlier_response_reaches_the_template(server):
+    seen = []
+    server.model.require().encoder.apply_chat_template = lambda messages, **_: (
+        seen.extend(messages) or "x"
+    )
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "why"}]}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "1", "output": "so"}
+    said = {"role": "assistant", "content": "b"}
+    given = [{"role": "user", "content": "a"}, thought, call, output, thought, said, thought]
+    assert (await server.respond([*given, {"role": "user", "content": "c"}])).status == 200
+    thoughts = [each.get("thinking") for each in seen]
+    assert thoughts == [None, "why", None, "why", None]
+
+
+@pytest.mark.parametrize(
+    ("effort", "variables", "expected"),
+    [
+        (None, {}, {}),
+        ("high", {}, {"reasoning_effort": "high"}),
+        ("low", {"reasoning_effort": "max"}, {"reasoning_effort": "max"}),
+        (
+            "none",
+            {"thinking": 1},
+            {"reasoning_effort": "none", "enable_thinking": False, "thinking": 1},
+        ),
+    ],
+)
+async def test_the_effort_reaches_the_template(server, effort, variables, expected):
+    seen = []
+    server.model.require().encoder.apply_chat_template = lambda _, variables, **__: (
+        seen.append(dict(variables)) or "x"
+    )
+    await server.chat(reasoning_effort=effort, chat_template_kwargs=variables)
+    reply = await server.respond(reasoning={"effort": effort}, chat_template_kwargs=variables)
+    assert seen == [expected, expected]
+    assert reply.json["reasoning"]["effort"] == effort
 
 
 @pytest.mark.parametrize(
@@ -278,25 +380,128 @@ async def test_reasoning_that_is_sent_back_reaches_the_template(server):
     ],
 )
 def test_how_a_prompt_ends(text, continued, expected):
-    assert prompt_end(text, continued) is expected
+    assert FORMATS["qwen3"].prompt_end(text, continued) is expected
 
 
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        ("{{ '<think>\\n\\n</think>\\n\\n' }}", "qwen3"),
-        ("{{ content.split('</think>')[-1] }}", "qwen3"),
-        ("{{ '<|assistant|>\\n<think>' }}{{ '</think>' }}", "qwen3"),
-        (
-            "{{ '<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}></think>' }}",
-            "deepseek_r1",
-        ),
-        ("{{ '<|im_start|>assistant' }}", None),
-        ("", None),
-    ],
-)
-def test_the_format_is_known_by_the_template(template, form):
-    assert format_of(template) is (form and FORMATS[form])
+THINKS = "{{ '<think>' + content + '</think>' }}"
+DEEPSEEK = THINKS + "<\N{FULLWIDTH VERTICAL LINE}Assistant\N{FULLWIDTH VERTICAL LINE}>"
+FORMS = {  # a chat template's text, what it writes last, what the model says; reasoning, answer
+    "Qwen3": (THINKS, "", "<think>\nwhy\n</think>\n\nso", "why", "so"),
+    "opened": (THINKS, "<think>\n", "why\n</think>\n\nso", "why", "so"),
+    "off": (THINKS, "<think>\n\n</think>\n\n", "so", "", "so"),
+    "no tag": (THINKS, "", "so < thin", "", "so < thin"),
+    "Hunyuan": (
+        f"{THINKS}<answer>",
+        "",
+        "<think>\nwhy\n</think>\n<answer>\nso </answer> it\n</answer>\n",
+        "why",
+        "so </answer> it",
+    ),
+    "Hunyuan off": (f"{THINKS}<answer>", "<think></think>", "\n<answer>so</answer>", "", "so"),
+    "Granite 3.3": (
+        "within <think></think>, then <response></response>",
+        "",
+        "<think>why</think><response>so</response>",
+        "why",
+        "so",
+    ),
+    "Granite 3.2": (
+        "after 'Here is my thought process:' and 'Here is my response:'",
+        "",
+        "Here is my thought process:\n\nwhy\n\nHere's my response: so",
+        "why",
+        "so",
+    ),
+    "Seed": ("</seed:think>", "", "<seed:think>\nwhy</seed:think>\nso", "why", "so"),
+    "Magistral": ("[THINK]{{ t }}[/THINK]", "", "[THINK]why[/THINK]so", "why", "so"),
+    "gpt-oss": (ANALYSIS, "", f"{ANALYSIS}why{NEXT}{FINAL}so", "why", "so"),
+    "gpt-oss says JSON": (
+        ANALYSIS,
+        "",
+        f"{ANALYSIS}why{NEXT}<|channel|>final <|constrain|>json<|message|>so",
+        "why",
+        "so",
+    ),
+    "gpt-oss twice": (
+        ANALYSIS,
+        "",
+        f"{ANALYSIS}wh{NEXT}{ANALYSIS}y{NEXT}{FINAL}so",
+        "wh\ny",
+        "so",
+    ),
+    "gpt-oss at once": (ANALYSIS, "", f"{FINAL}so", "", "so"),
+    "gpt-oss opened": (ANALYSIS, ANALYSIS, "why<|end|>", "why", ""),
+    "gpt-oss closed": (ANALYSIS, FINAL, "so", "", "so"),
+    "gpt-oss plain": (ANALYSIS, "", "so", "", "so"),
+    "gpt-oss cut": (ANALYSIS, "", f"{ANALYSIS}why<|end|><|start|>assi", "why", ""),
+    "DeepSeek V3.1": (DEEPSEEK, "<think>", "why</think>so", "why", "so"),
+    "DeepSeek V3.1 off": (DEEPSEEK, "</think>", "so", "", "so"),
+    "DeepSeek R1": (DEEPSEEK, "", "why\n</think>\n\nso", "why", "so"),
+}
+
+
+def through_a_choice(said):
+    """A token for each character, as the engine's client would read them."""
+
+    class Characters:
+        push = staticmethod(chr)
+        finish = str
+
+    async def script(request):
+        choice = Choice(0, request.sampling.stop, Characters(), reasoning=request.text.reasoning)
+        for place, character in enumerate(said):
+            last = place == len(said) - 1
+            tokens = TokenDelta(0, (ord(character),), (), FinishReason.LENGTH if last else None)
+            if (delta := choice.push(tokens)) is not None:
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+
+    return script
+
+
+@pytest.mark.parametrize("name", list(FORMS))
+async def test_each_format_is_read_by_its_template(start_server, name):
+    template, prompt, said, reasoning, answer = FORMS[name]
+    form = format_of(template)
+    end = form.prompt_end("user: hi\n" + prompt, 0)
+    expected = [Reasoning(reasoning)] * bool(reasoning) + [Content(answer)] * bool(answer)
+    cuts = [[said[:cut], said[cut:]] for cut in range(len(said))]
+    for pieces in (*cuts, list(said)):
+        parser = form.parser(end, None)
+        events = [event for piece in pieces for event in parser.push(piece)]
+        assert joined([*events, *parser.finish()]) == expected, pieces
+    server = await start_server(script=through_a_choice(said), reasoning=form)
+    server.model.require().encoder.apply_chat_template = lambda *_, **__: "hi\n" + prompt
+    assert await both(server, stop=["y"]) == [(reasoning, answer, "length")]
+    usage = (await server.chat()).json["usage"]["completion_tokens_details"]
+    assert (usage["reasoning_tokens"] > 0) is bool(reasoning or name == "gpt-oss at once")
+
+
+def test_messages_of_calls_reach_the_parser_of_calls():
+    """They are left as they are, wherever the text is cut."""
+
+    class Calls:
+        def push(self, text):
+            return [Content(text)]
+
+        def finish(self):
+            return []
+
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    other = " to=functions.g<|channel|>commentary json<|message|>{}"
+    ask = "<|channel|>commentary<|message|>let me<|end|>"
+    start = "<|start|>assistant"
+    said = f"{ANALYSIS}why<|end|>{start}{ask}{start}{call}{start}{other}"
+    for cut in range(len(said)):
+        parser = FORMATS["harmony"].parser(PromptEnd.PLAIN, Calls())
+        events = [*parser.push(said[:cut]), *parser.push(said[cut:]), *parser.finish()]
+        assert joined(events) == [Reasoning("why"), Content(f"let me{call}{other}")]
+
+
+@pytest.mark.parametrize("template", ["{{ '<|im_start|>assistant' }}", ""])
+def test_a_template_without_reasoning_has_no_format(template):
+    assert format_of(template) is None
 
 
 @pytest.mark.parametrize(
@@ -316,9 +521,23 @@ async def test_the_setting_decides(serve_application, chat_model, settings, form
     assert server.model.require().reasoning_format is (form and FORMATS[form])
 
 
-async def test_a_qwen_template_can_be_told_not_to_think(serve_application, chat_model, tmp_path):
-    """The real engine renders the variable: the prompt closes the reasoning before it begins."""
+async def test_a_qwen_model_thinks_before_a_grammar_unless_told_not_to(
+    serve_application, chat_model, tmp_path
+):
+    """The real engine renders the variable: the prompt closes the reasoning before it begins.
+
+    The tags are special tokens, in the place of two bytes that the model does not need.
+    """
     directory = with_template(chat_model, tmp_path / "qwen3", "qwen")
+    path = directory / "tokenizer.json"
+    tokenizer = orjson.loads(path.read_bytes())
+    vocabulary, bias = tokenizer["model"]["vocab"], {}
+    for byte, tag in (("\u0100", "<think>"), ("\u0101", "</think>")):
+        vocabulary[tag] = place = vocabulary.pop(byte)
+        bias[str(place)] = 6
+        added = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        tokenizer["added_tokens"].append(added | {"id": place, "content": tag, "special": True})
+    path.write_bytes(orjson.dumps(tokenizer))
     server = await serve_application(create_app(Settings(str(directory), device="cpu")))
     await server.model.load()
     counts = []
@@ -326,4 +545,25 @@ async def test_a_qwen_template_can_be_told_not_to_think(serve_application, chat_
         reply = await server.chat(max_tokens=1, chat_template_kwargs=variables)
         counts.append(reply.json["usage"]["prompt_tokens"])
     assert counts[0] == counts[1]
-    assert counts[2] - counts[0] == len("<think>\n\n</think>\n\n")
+    assert counts[2] - counts[0] == len("[\n\n]\n\n")
+    schema = {"name": "colour", "strict": True, "schema": {"enum": ["red", "green"]}}
+    fields = {
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        "logit_bias": bias,
+        "temperature": 1,
+        "seed": 3,
+        "n": 8,
+        "max_tokens": 300,
+    }
+    thoughts = 0
+    for choice in await both(server, **fields):
+        thoughts += bool(choice[0])
+        assert orjson.loads(choice[1]) in ("red", "green")
+        assert choice[2] == "stop"
+    assert thoughts > 1
+    off = {"enable_thinking": False}
+    for choice in await both(server, **fields, chat_template_kwargs=off):
+        assert (choice[0], orjson.loads(choice[1])) in (("", "red"), ("", "green"))
+    used = (await server.chat(**fields)).json["usage"]
+    assert 2 * thoughts < used["completion_tokens_details"]["reasoning_tokens"]
+    assert used["completion_tokens_details"]["reasoning_tokens"] < used["completion_tokens"]

@@ -110,7 +110,7 @@ async def test_the_form_of_the_answer_becomes_a_grammar(speaking):
         ({"background": True}, "background", "unsupported_parameter"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
         ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "unsupported_parameter"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort", "invalid_value"),
         ({"n": 2}, "n", "unsupported_parameter"),
         ({"max_tokens": 5}, "max_tokens", "unsupported_parameter"),
         ({"response_format": {"type": "text"}}, "response_format", "unsupported_parameter"),

@@ -154,14 +154,29 @@ def test_special_tokens_that_a_parser_reads_are_text(data):
     assert said.replace(special, "") == "".join(streamed(raw.detokenizer(), tokens))
 
 
+class Pieces:
+    """A detokenizer of tokens that are numbers of pieces."""
+
+    def __init__(self, pieces):
+        self.push = pieces.__getitem__
+
+    def finish(self):
+        return ""
+
+
 def scanned(stops, span, pieces):
-    scanner, shown = StopStringScanner(stops, span), ""
-    for piece in pieces:
-        scan = scanner.push(piece)
-        shown += scan.text
-        if scan.stopped:
-            return shown
-    return shown + scanner.finish()
+    """What a choice shows of ``pieces``, a token each, and how many it counts as reasoning."""
+    choice, shown = Choice(0, stops, Pieces(pieces), reasoning=span), ""
+    for number in range(len(pieces)):
+        reason = FinishReason.LENGTH if number == len(pieces) - 1 else None
+        delta = choice.push(TokenDelta(0, (number,), (), reason))
+        shown += "" if delta is None else delta.text
+        if delta is not None and delta.finish_reason is FinishReason.STOP:
+            break
+    return shown, choice.num_reasoning_tokens
+
+
+THINK = (("<think>",), (("</think>",),))
 
 
 @given(
@@ -175,9 +190,22 @@ def test_stop_strings_within_reasoning_end_nothing(begun, space, why, answer, cu
     text = ("" if begun else f"{space}<think>") + why + "</think>" + answer
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(places)]
-    span = ReasoningSpan("<think>", "</think>", begun=begun)
-    kept = answer.partition("STOP")[0]
-    assert scanned(["STOP"], span, pieces) == text.removesuffix(answer) + kept
+    span = ReasoningSpan(*THINK, begun=begun)
+    before = text.removesuffix(answer)
+    num_tokens = next(n for n in range(99) if len("".join(pieces[:n])) >= len(before))
+    expected = before + answer.partition("STOP")[0], num_tokens
+    assert scanned(["STOP"], span, pieces) == expected
+
+
+def test_the_reasoning_of_messages_ends_behind_a_header():
+    closing = (("<|channel|>final", "<|channel|>commentary"), ("<|message|>",))
+    span = ReasoningSpan(("<|channel|>",), closing, begun=False)
+    analysis = "<|channel|>analysis<|message|>STOP<|end|><|start|>assistant"
+    for header in ("final<|message|>", "final <|constrain|>json<|message|>"):
+        before = f"{analysis}<|channel|>{header}"
+        assert scanned(["STOP", "json"], span, [*before, *"soSTOP"]) == (before + "so", len(before))
+    before = "<|channel|>final<|message|>"
+    assert scanned(["STOP"], span, [*before, *"soSTOP"]) == (before + "so", len(before))
 
 
 @pytest.mark.parametrize(
@@ -185,8 +213,15 @@ def test_stop_strings_within_reasoning_end_nothing(begun, space, why, answer, cu
     [("so STOP", "so "), ("<thSTOP", "<th"), ("so <think>STOP</think>", "so <think>")],
 )
 def test_without_reasoning_at_the_beginning_every_stop_string_counts(text, shown):
-    span = ReasoningSpan("<think>", "</think>", begun=False)
-    assert scanned(["STOP"], span, [text]) == scanned(["STOP"], span, text) == shown
+    span = ReasoningSpan(*THINK, begun=False)
+    assert scanned(["STOP"], span, [text]) == scanned(["STOP"], span, text) == (shown, 0)
+
+
+def test_the_least_tokens_are_those_of_the_answer():
+    span = ReasoningSpan(*THINK, begun=True)
+    choice = Choice(0, [","], Pieces([*"a,", "</think>", *"b,c,d"]), min_tokens=3, reasoning=span)
+    delta = choice.push(TokenDelta(0, tuple(range(8)), (), FinishReason.LENGTH))
+    assert (delta.text, delta.reasoning_tokens) == ("a,</think>b,c", 3)
 
 
 @pytest.mark.parametrize(("least", "shown"), [(0, "a"), (2, "a,b"), (3, "a,b"), (4, "a,b,c,d")])

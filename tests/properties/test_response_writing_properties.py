@@ -10,7 +10,8 @@ from backend.scheduler.request import FinishReason, TextDelta
 from backend.server.replies import FinishedChoice, Usage
 from backend.server.responses import ResponseReply
 from backend.server.tool_parsers import FORMATS
-from backend.server.tool_parsers.reasoning import ReasoningParser
+from backend.server.tool_parsers.reasoning import FORMATS as REASONING
+from backend.server.tool_parsers.reasoning import PromptEnd
 from gateway.protocol.endpoints.responses import StreamedResponse, render_response
 from gateway.protocol.streaming.decode import Decoder, Event
 
@@ -52,7 +53,7 @@ def counting():
 
 def parser(form):
     if form == "reasoning":
-        return ReasoningParser(parser("qwen"), begun=False)
+        return REASONING["qwen3"].parser(PromptEnd.PLAIN, parser("qwen"))
     return form and FORMATS[form](["f"], max_calls=None, eager=True)
 
 

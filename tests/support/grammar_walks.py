@@ -99,12 +99,12 @@ class Walks:
         return None
 
 
-def next_tokens(matcher: GrammarMatcher, tokens: list[int]) -> list[int]:
+def next_tokens(matcher: GrammarMatcher, tokens: list[int], vocab_size: int = 257) -> list[int]:
     """The tokens that may follow ``tokens``."""
     matcher.accept_tokens(tokens[matcher.num_accepted :])
-    bitmask = allocate_bitmask(1, 257)
+    bitmask = allocate_bitmask(1, vocab_size)
     matcher.fill_bitmask(bitmask, 0)
     if matcher.failure is not None:
         raise GrammarError(matcher.failure)
     words = bitmask[0].tolist()
-    return [token for token in range(257) if words[token // 32] >> (token % 32) & 1]
+    return [token for token in range(vocab_size) if words[token // 32] >> (token % 32) & 1]

@@ -42,7 +42,7 @@ TESTS = (
         "tests/backend/test_server_kv_events.py"
         "::test_a_router_finds_the_blocks_of_a_prompt_that_the_real_engine_computed"
     ),
-    "tests/backend/test_server_reasoning.py::test_a_qwen_template_can_be_told_not_to_think",
+    "tests/backend/test_server_reasoning.py::test_a_qwen_model_thinks_before_a_grammar_unless_told_not_to",
     "tests/backend/test_server_reasoning.py::test_the_setting_decides",
     "tests/gateway/cli/test_calibrate.py::test_a_real_service_scores_pairs",
     "tests/gateway/cli/test_doctor.py::test_the_encoder_and_the_verifier_load",

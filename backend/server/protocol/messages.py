@@ -91,7 +91,13 @@ class AssistantMessage(Strict):
     audio: Annotated[Any, only()] = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: Annotated[Any, only()] = None
+
+    @property
+    def thought(self) -> str | None:
+        """The reasoning, under DeepSeek's name or vLLM's newer one."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def text(self) -> str:
         return "" if self.content is None else text_of(self.content)
@@ -179,6 +185,16 @@ def _check_names(variables: dict[str, Any]) -> dict[str, Any]:
     return variables
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def variables_of(effort: Effort | None, others: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a template's variables: a client's own go before those of the ``effort``."""
+    # Most templates know a switch alone, under one of two names.
+    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return ({"reasoning_effort": effort} if effort else {}) | off | dict(others or {})
+
+
 class TemplateVariables(Strict):
     """Variables for the template, such as ``enable_thinking``."""
 
@@ -190,6 +206,7 @@ class TemplateFields(TemplateVariables):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: Effort | None = None
 
     @property
     def template(self) -> TemplateOptions:
@@ -198,7 +215,7 @@ class TemplateFields(TemplateVariables):
         return TemplateOptions(
             not continues and self.add_generation_prompt is not False,
             continues,
-            self.chat_template_kwargs or {},
+            variables_of(self.reasoning_effort, self.chat_template_kwargs),
         )
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ answered in one turn is several items here, and one message to a chat template.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -17,6 +18,7 @@ from backend.server.protocol.messages import (
     AnyMessage,
     AssistantMessage,
     CalledFunction,
+    Effort,
     Function,
     FunctionName,
     Message,
@@ -85,9 +87,16 @@ class FunctionOutputItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """What another model thought, which this one does not get."""
+    """What a model thought before it answered or called; what is encrypted is left out."""
 
     type: Literal["reasoning"]
+    content: Any = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else ()
+        texts = (part.get("text") for part in parts if isinstance(part, dict))
+        return "".join(text for text in texts if isinstance(text, str))
 
 
 _Kind = Literal["message", "function_call", "function_call_output", "reasoning"]
@@ -141,40 +150,56 @@ def check_calls(items: Sequence[Item]) -> None:
         raise worded(f"No tool output found for function call {call_id}.", "input")
 
 
+@dataclass(slots=True)
+class _Turn:
+    """What the model answered at one go: text, calls after it, and what it thought before."""
+
+    texts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+
+    def end(self) -> Iterator[AnyMessage]:
+        """Yield its message, if there is one; thoughts alone wait for the next."""
+        if self.texts or self.calls:
+            yield AssistantMessage(
+                role="assistant",
+                content="".join(self.texts),
+                tool_calls=[*self.calls] or None,
+                reasoning_content="\n".join(self.thoughts) or None,
+            )
+            self.thoughts.clear()
+        self.texts.clear()
+        self.calls.clear()
+
+
 def messages_of(given: str | Sequence[Item]) -> Iterator[AnyMessage]:
     """Yield the messages that the items amount to."""
     if isinstance(given, str):
         yield Message(role="user", content=given)
         return
-    # What the model answered at one go: text, and calls after it.
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-
-    def end_turn() -> Iterator[AnyMessage]:
-        if texts or calls:
-            yield AssistantMessage(
-                role="assistant", content="".join(texts), tool_calls=[*calls] or None
-            )
-        texts.clear()
-        calls.clear()
-
+    turn = _Turn()
     for item in given:
-        match item:  # reasoning is left out
+        match item:
             case FunctionCallItem():
                 function = CalledFunction(name=item.name, arguments=item.arguments)
-                calls.append(ToolCall(id=item.call_id, type="function", function=function))
+                turn.calls.append(ToolCall(id=item.call_id, type="function", function=function))
+            case ReasoningItem():
+                if not turn.calls:
+                    yield from turn.end()
+                turn.thoughts += filter(None, [item.text])
             case MessageItem(role="assistant"):
-                if not calls:
-                    yield from end_turn()
-                texts.append(text_of(item.content))
+                if not turn.calls:
+                    yield from turn.end()
+                turn.texts.append(text_of(item.content))
             case MessageItem():
-                yield from end_turn()
+                yield from turn.end()
+                turn.thoughts.clear()
                 yield Message(role=item.role, content=text_of(item.content))
             case FunctionOutputItem():
-                yield from end_turn()
+                yield from turn.end()
                 output = text_of(item.output)
                 yield ToolMessage(role="tool", content=output, tool_call_id=item.call_id)
-    yield from end_turn()
+    yield from turn.end()
 
 
 def _moved(place: str) -> AfterValidator:
@@ -228,9 +253,9 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    """How much is thought cannot be chosen."""
+    """How much is thought, as far as the chat template knows it."""
 
-    effort: Annotated[Any, only("none")] = None
+    effort: Effort | None = None
 
 
 class FunctionTool(Function, OfFunction):
@@ -314,6 +339,11 @@ class ResponsesRequest(GenerationFields, TemplateVariables):
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
+
+    @property
+    def effort(self) -> Effort | None:
+        """What chat calls ``reasoning_effort``."""
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def chat_format(self) -> ResponseFormat | None:

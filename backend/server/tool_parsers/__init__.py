@@ -12,7 +12,6 @@ from backend.server.tool_parsers.families import (
     HermesToolCallParser,
     LlamaToolCallParser,
 )
-from backend.server.tool_parsers.reasoning import TAGS as REASONING_TAGS
 from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
 from backend.server.tool_parsers.streaming_json import CallsParser, ToolCallParser
 
@@ -120,7 +119,7 @@ class AnswerFormat:
     @property
     def markup(self) -> tuple[str, ...]:
         """The tags that parsers read; a tokenizer may have special tokens for them."""
-        tags = () if self.reasoning is None else REASONING_TAGS
+        tags = () if self.reasoning is None else self.reasoning.markup
         return tags if self.tools is None else (*tags, *self.tools.form.markup)
 
     @property
@@ -149,6 +148,7 @@ def answer_format(
     grammar: Grammar | None,
 ) -> AnswerFormat:
     """Return how an answer is read: without reasoning if a grammar holds from its first token."""
-    if grammar is not None and grammar.kind is not GrammarKind.TEXT_WITH_STRUCTURE:
+    is_free = grammar is None or grammar.kind is GrammarKind.TEXT_WITH_STRUCTURE
+    if end is PromptEnd.CLOSED and not is_free:
         reasoning = None
     return AnswerFormat(tools, reasoning, end)
