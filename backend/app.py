@@ -114,7 +114,12 @@ async def _load(
         kv_events.adapters = lambda: host.client.adapters
     # Meanwhile, in this process, which never imports torch.
     reading = asyncio.create_task(
-        in_background(lambda: (Tokenizer.load(directory), recommended_sampling(directory)))
+        in_background(
+            lambda: (
+                Tokenizer.load(directory, settings.chat_template),
+                recommended_sampling(directory, settings.generation_config),
+            )
+        )
     )
     try:
         await host.start()

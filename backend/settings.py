@@ -62,14 +62,23 @@ def device_name(text: str) -> str:
 
 def secret(text: str) -> str:
     """Read the secret that a file holds, without the blanks around it."""
-    try:
-        value = Path(text).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ValueError(f"cannot read '{text}': {reason}") from error
+    value = _content(text).strip()
     if not value or not value.isprintable():
         raise ValueError(f"'{text}' holds no key: expected one line of text")
     return value
+
+
+def template_file(text: str) -> tuple[str, str]:
+    """Read a file of Jinja, and return its path too."""
+    return text, _content(text)
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ValueError(f"cannot read '{path}': {reason}") from error
 
 
 def positive(text: str) -> int:
@@ -209,6 +218,17 @@ class EngineOptions:
         "again for others, up to 8",
         read=adapter_source,
         metavar="NAME=DIR",
+    )
+    chat_template: tuple[str, str] | None = _flag(
+        None,
+        "a file with a chat template in Jinja, which takes the place of the model's own",
+        read=template_file,
+        metavar="FILE",
+    )
+    matryoshka: bool = _flag(
+        False,
+        "the vectors of this embedding model may be cut to any length that a request names in "
+        "dimensions [default: as its config.json says]",
     )
     kv_dtype: str = _flag(
         "auto",
@@ -369,6 +389,12 @@ class Settings(EngineOptions):
         "what clients call it [default: the directory's name, or the hub id]",
         read=name,
         metavar="NAME",
+    )
+    generation_config: str = _flag(
+        "auto",
+        "how to sample where a request says nothing: auto is as the model's generation_config.json "
+        "says, none is OpenAI's defaults",
+        choices=("auto", "none"),
     )
     host: str = _flag("127.0.0.1", "address to listen on")
     port: int = _flag(8000, "port to listen on, 0 for any free one", read=port)

@@ -295,7 +295,7 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
     _check_kind(model, directory, prompted=bool(prompt))
     dimensions = int(model.get_embedding_dimension())
     shape = EmbeddingShape(
-        _context(model, options.max_model_len), dimensions, _matryoshka(directory, dimensions)
+        _context(model, options.max_model_len), dimensions, _matryoshka(options, dimensions)
     )
     # A copy of what the library made of the files: its own is changed by every call.
     copy = tokenizers.Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
@@ -329,14 +329,15 @@ def _context(model: Any, wanted: int | None) -> int:
     return wanted
 
 
-def _matryoshka(directory: Path, dimensions: int) -> frozenset[int]:
-    """Return the lengths that the model's vectors may be cut to, by its ``config.json``.
+def _matryoshka(options: EngineOptions, dimensions: int) -> frozenset[int]:
+    """Return the lengths that the model's vectors may be cut to, by options or ``config.json``.
 
     The keys are those that other servers read. A model that was not trained for it makes poor
     vectors when cut, so silence means none.
     """
-    config = read_json(directory / "config.json")
+    config = read_json(Path(options.model) / "config.json")
     listed = config.get("matryoshka_dimensions")
     if isinstance(listed, list):
         return frozenset(size for size in listed if isinstance(size, int) and size < dimensions)
-    return frozenset(range(1, dimensions)) if config.get("is_matryoshka") is True else frozenset()
+    any_length = options.matryoshka or config.get("is_matryoshka") is True
+    return frozenset(range(1, dimensions)) if any_length else frozenset()

@@ -167,7 +167,7 @@ def load_runner(
         torch.set_num_threads(max(threads // options.tensor_parallel_size, 1))
     directory = resolve_model(options.model)
     check_adapters(options.lora)
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = Tokenizer.load(directory, options.chat_template)
     max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS[torch_device.type]
     max_tokens = options.max_tokens_per_step or _TOKENS_PER_STEP[torch_device.type]
     group = None

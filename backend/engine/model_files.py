@@ -15,6 +15,8 @@ MOST_ADAPTERS = 8
 """All are in memory together, and one product has them all."""
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+# The same weights once more, in the format of Mistral's own code or of the model's makers.
+_HUB_COPIES = ["consolidated*.safetensors", "original/*", "metal/*"]
 
 
 def resolve_model(model: str) -> Path:
@@ -33,7 +35,9 @@ def resolve_model(model: str) -> Path:
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+        return Path(
+            snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES)
+        )
     except (OSError, ValueError, HFValidationError) as error:
         problem = f"no such directory, and the hub does not provide it: {first_line(error)}"
         raise ModelLoadError(f"{model}: {problem}") from error
@@ -78,13 +82,14 @@ def is_embedding_model(directory: Path) -> bool:
     return (directory / "modules.json").is_file()
 
 
-def recommended_sampling(directory: Path) -> SamplingParams:
+def recommended_sampling(directory: Path, source: str = "auto") -> SamplingParams:
     """Return what the file says of sampling, OpenAI's defaults for what it lacks.
 
-    ``do_sample: false`` recommends greedy decoding. Raises ModelLoadError naming file and key.
+    Source ``none`` leaves the file out. ``do_sample: false`` recommends greedy decoding. Raises
+    ModelLoadError naming file and key.
     """
     path = directory / "generation_config.json"
-    config = read_json(path, optional=True)
+    config = read_json(path, optional=True) if source == "auto" else {}
     if config.get("do_sample") is False:
         return SamplingParams(temperature=0.0)
     default = SamplingParams()

@@ -11,17 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from backend.grammar.matcher import GrammarError, GrammarMatcher
+from backend.grammar.matcher import CompiledGrammar, GrammarError, GrammarMatcher
 from backend.grammar.worker import GrammarWorker, Vocabulary, WorkerError
 from backend.ports import OverloadedError
 from backend.scheduler.request import Grammar
 
-if TYPE_CHECKING:
-    import xgrammar
-
-    _Outcome: TypeAlias = xgrammar.CompiledGrammar | GrammarError | OverloadedError
+_Outcome: TypeAlias = CompiledGrammar | GrammarError | OverloadedError
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +46,7 @@ class PendingGrammar:
     asked: float = 0.0
     num_wanted: int = 1
     started: bool = False
-    outcome: "_Outcome | None" = None
+    outcome: _Outcome | None = None
 
     @property
     def done(self) -> bool:
@@ -85,7 +82,7 @@ class GrammarCompiler:
         self._serving = False
         self._compiling: dict[Grammar, PendingGrammar] = {}
         """In order of arrival. The thread takes the first, so who is forgotten leaves nothing."""
-        self._cache: OrderedDict[Grammar, xgrammar.CompiledGrammar] = OrderedDict()
+        self._cache: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._cache_bytes = 0
 
     def compile(self, grammar: Grammar) -> PendingGrammar:
@@ -130,7 +127,7 @@ class GrammarCompiler:
     def _waiting(self) -> list[PendingGrammar]:
         return [pending for pending in self._compiling.values() if not pending.started]
 
-    def _settle(self, pending: PendingGrammar, outcome: "_Outcome") -> None:
+    def _settle(self, pending: PendingGrammar, outcome: _Outcome) -> None:
         del self._compiling[pending.grammar]
         pending.outcome = outcome
 
@@ -183,7 +180,7 @@ class GrammarCompiler:
                 self._serving = False
                 self._serve_next()
 
-    def _outcome(self, pending: PendingGrammar) -> "_Outcome":
+    def _outcome(self, pending: PendingGrammar) -> _Outcome:
         try:
             return self._worker.compile(pending.grammar, self._limits.compile_seconds)
         except GrammarError as error:
@@ -196,12 +193,12 @@ class GrammarCompiler:
             logger.error("a grammar could not be compiled: %s", type(error).__name__)  # noqa: TRY400
             return GrammarError("it could not be compiled")
 
-    def _keep(self, grammar: Grammar, compiled: "xgrammar.CompiledGrammar") -> None:
+    def _keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
         self._cache[grammar] = compiled
         self._cache_bytes += _size(grammar, compiled)
         while self._cache_bytes > self._limits.cache_bytes:
             self._cache_bytes -= _size(*self._cache.popitem(last=False))
 
 
-def _size(grammar: Grammar, compiled: "xgrammar.CompiledGrammar") -> int:
-    return len(grammar.source) + compiled.memory_size_bytes
+def _size(grammar: Grammar, compiled: CompiledGrammar) -> int:
+    return len(grammar.source) + compiled.grammar.memory_size_bytes

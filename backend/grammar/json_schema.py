@@ -12,55 +12,28 @@ from urllib.parse import unquote
 
 import orjson
 
+from backend.grammar.schema_joins import SchemaJoins
+from backend.grammar.schema_keywords import (
+    KEYWORDS,
+    MOST_DEPTH,
+    NOT_ENFORCED,
+    Path,
+    Schema,
+    SchemaError,
+    shown,
+    types_of,
+    value_of,
+)
+
 MOST_BYTES = 64 * 1024
 MOST_ENFORCED_BYTES = 4 * MOST_BYTES
 """What is enforced may be longer: a schema that refers to its own parts repeats them."""
-MOST_DEPTH = 32
 MOST_SUBSCHEMAS = 2_000
 MOST_COUNT = 2**31
 """A bound may name at most so many items or characters."""
 DECIMALS = 6
 """The most that xgrammar writes in a bounded number."""
 
-# For each keyword the type of its value ("": any, or a schema) and of the values it constrains.
-_KEYWORDS = {
-    "properties": ("object", "object"),
-    "required": ("array", "object"),
-    "additionalProperties": ("", "object"),
-    "items": ("", "array"),
-    "prefixItems": ("array", "array"),
-    **dict.fromkeys(("minItems", "maxItems"), ("integer", "array")),
-    **dict.fromkeys(("pattern", "format"), ("string", "string")),
-    **dict.fromkeys(("minLength", "maxLength"), ("integer", "string")),
-    **dict.fromkeys(
-        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), ("number", "number")
-    ),
-    "$ref": ("string", ""),
-    "enum": ("array", ""),
-    "const": ("", ""),
-    **dict.fromkeys(("anyOf", "oneOf", "allOf"), ("array", "")),
-    "type": ("", ""),
-}
-_TYPES = {
-    "string": lambda value: isinstance(value, str),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "integer": lambda value: (
-        (isinstance(value, int) and not isinstance(value, bool))
-        or (isinstance(value, float) and value.is_integer())
-    ),
-    "boolean": lambda value: isinstance(value, bool),
-    "object": lambda value: isinstance(value, dict),
-    "array": lambda value: isinstance(value, list),
-    "null": lambda value: value is None,
-}
-_NOT_ENFORCED = frozenset(
-    {"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"}
-    | {"patternProperties", "propertyNames", "minProperties", "maxProperties"}
-    | {"unevaluatedProperties", "unevaluatedItems", "contains", "minContains", "maxContains"}
-    | {"uniqueItems", "multipleOf", "$dynamicRef", "$recursiveRef"}
-)
-_LEAST = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems"})
-_MOST = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems"})
 _FORMATS = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 )
@@ -82,24 +55,16 @@ _REPEATED = re.compile(
 
 _INDEX = re.compile("[0-9]{1,9}")
 
-Schema = dict[str, Any]
-Path = tuple[str | int, ...]
 
+def enforceable(schema: Any, *, strict: bool, left_out: list[str] | None = None) -> Schema:
+    """Return the schema that is enforced. Raises SchemaError.
 
-class SchemaError(ValueError):
-    """The schema cannot be enforced: ``path`` leads to where, ``problem`` says why."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        """``problem`` is a sentence without its end."""
-        super().__init__(f"In context={path!r}, {problem}.")
-
-
-def enforceable(schema: Any, *, strict: bool) -> Schema:
-    """Return the schema that is enforced. Raises SchemaError."""
+    ``left_out`` gets a text for each keyword that is not, where the client is not ``strict``.
+    """
     size = len(orjson.dumps(schema))
     if size > MOST_BYTES:
         raise SchemaError((), f"the schema has {size} bytes, of which {MOST_BYTES} are allowed")
-    translation = _Translation(schema, strict=strict)
+    translation = _Translation(schema, None if strict else [] if left_out is None else left_out)
     enforced = translation.schema(schema, (), 0)
     if translation.definitions:
         enforced["$defs"] = translation.definitions
@@ -113,9 +78,10 @@ def enforceable(schema: Any, *, strict: bool) -> Schema:
 class _Translation:
     """Translates one schema; each method takes the keywords that are known and not null."""
 
-    def __init__(self, root: Any, *, strict: bool) -> None:
+    def __init__(self, root: Any, left_out: list[str] | None) -> None:
         self._root = root
-        self._strict = strict
+        self._left_out = left_out
+        self._joins = SchemaJoins(self._resolve, self._refuse)
         self._num_subschemas = 0
         self._names: dict[int, str] = {}
         """By the identity of what is referred to, which has many spellings."""
@@ -129,14 +95,14 @@ class _Translation:
         if schema is True:
             return {}
         if not isinstance(schema, dict):
-            raise SchemaError(path, f"{_shown(schema)} is not of type 'object', 'boolean'")
+            raise SchemaError(path, f"{shown(schema)} is not of type 'object', 'boolean'")
         for keyword, value in schema.items():
-            if keyword in _NOT_ENFORCED and value not in (False, None):
+            if keyword in NOT_ENFORCED and value not in (False, None):
                 self._refuse(path, f"'{keyword}' is not permitted")
         given = {
             keyword: value
             for keyword, value in schema.items()
-            if keyword in _KEYWORDS and (value is not None or keyword == "const")
+            if keyword in KEYWORDS and (value is not None or keyword == "const")
         }
         combinations: dict[str, Callable[[Schema, Path, int], Schema]] = {
             "$ref": self._reference,
@@ -153,21 +119,19 @@ class _Translation:
 
     def _refuse(self, path: Path, problem: str) -> None:
         """Refuse what is not enforced where the client is strict."""
-        if self._strict:
+        if self._left_out is None:
             raise SchemaError(path, problem)
-
-    def _alone(self, schema: Schema, keyword: str, path: Path, *, beside: str = "") -> None:
-        for other in schema:
-            if other not in (keyword, beside):
-                self._refuse(path, f"'{other}' is not permitted beside '{keyword}'")
+        self._left_out.append(f"{'.'.join(map(str, path)) or 'schema'}: {problem}")
 
     def _reference(self, schema: Schema, path: Path, depth: int) -> Schema:
-        self._alone(schema, "$ref", path)
-        reference = _get(schema, "$ref", path)
-        target = self._resolve(reference, path)
-        beside = {key: value for key, value in schema.items() if key not in ("$ref", "type")}
+        reference, target = schema["$ref"], self._resolve(schema, path)
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        if beside.keys() == {"type"} and isinstance(target, dict):
+            # The target may refer to itself, and is written once where it says the same.
+            said = types_of(target, path)
+            beside = {} if said and set(said) <= set(types_of(schema, path)) else beside
         if beside:
-            return self.schema(self._joined(beside, target, path), path, depth + 1)
+            return self._whole(self._joins.join(beside, target, path), path, depth)
         # Truth values are one object wherever they stand, and mean the same.
         name = self._names.get(id(target))
         if name is None:
@@ -176,11 +140,12 @@ class _Translation:
             self.definitions[name] = self.schema(target, at, depth + 1)
         return {"$ref": f"#/$defs/{name}"}
 
-    def _resolve(self, reference: str, path: Path) -> Any:
-        """Return what a JSON pointer (RFC 6901) in a fragment leads to."""
+    def _resolve(self, schema: Schema, path: Path) -> Any:
+        """Return what ``$ref``, a JSON pointer (RFC 6901) in a fragment, leads to."""
+        reference = value_of(schema, "$ref", path)
         first, *steps = unquote(reference).split("/")
         if first != "#":
-            raise SchemaError(path, f"reference {_shown(reference)} must begin with '#'")
+            raise SchemaError(path, f"reference {shown(reference)} must begin with '#'")
         target = self._root
         for step in steps:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -189,103 +154,55 @@ class _Translation:
             elif isinstance(target, list) and _INDEX.fullmatch(key) and int(key) < len(target):
                 target = target[int(key)]
             else:
-                raise SchemaError(path, f"reference {_shown(reference)} points nowhere")
+                raise SchemaError(path, f"reference {shown(reference)} points nowhere")
         return target
 
     def _values(self, schema: Schema, path: Path, _: int) -> Schema:
         keyword = "enum" if "enum" in schema else "const"
-        values = _get(schema, "enum", path) if keyword == "enum" else [schema["const"]]
-        self._alone(schema, keyword, path, beside="type")
+        values = value_of(schema, "enum", path) if keyword == "enum" else [schema["const"]]
         if not values:
             raise SchemaError(path, "'enum' must not be empty")
-        types = _types(schema, path)
-        fitting = [
-            each for each in values if not types or any(_TYPES[kind](each) for kind in types)
-        ]
+        beside = {key: value for key, value in schema.items() if key != keyword}
+        fitting = [each for each in values if self._joins.holds(each, beside, path)]
         if not fitting:
-            listed = ", ".join(f"'{kind}'" for kind in types)
-            raise SchemaError(path, f"no value of '{keyword}' is of type {listed}")
+            listed = ", ".join(f"'{key}'" for key in beside)
+            raise SchemaError(path, f"no value of '{keyword}' is valid by {listed}")
         return {"enum": fitting}
 
     def _branches(self, schema: Schema, path: Path, depth: int) -> Schema:
         keyword = "anyOf" if "anyOf" in schema else "oneOf"
         if keyword == "oneOf":  # whether two branches admit one value is not decided here
             self._refuse(path, "'oneOf' is not permitted")
-        self._alone(schema, keyword, path, beside="type")
-        branches = _get(schema, keyword, path)
+        branches = value_of(schema, keyword, path)
         if not branches:
             raise SchemaError(path, f"'{keyword}' must not be empty")
         shared = {key: value for key, value in schema.items() if key != keyword}
         built = []
         for index, each in enumerate(branches):
             at = (*path, keyword, index)
-            built.append(self.schema(self._joined(shared, each, at), at, depth + 1))
+            if (joined := self._joins.join(shared, each, at)) is not False:
+                built.append(self.schema(joined, at, depth + 1))
+        if not built:
+            raise SchemaError(path, f"no branch of '{keyword}' admits a value")
         return {"anyOf": built}
 
     def _all_of(self, schema: Schema, path: Path, depth: int) -> Schema:
-        self._alone(schema, "allOf", path)
-        parts = _get(schema, "allOf", path)
-        if len(parts) != 1:
-            self._refuse(path, "'allOf' is not permitted")
         whole: Any = {key: value for key, value in schema.items() if key != "allOf"}
-        for index, part in enumerate(parts):
-            at = path = (*path, "allOf", index)
-            whole = self._joined(whole, part, at)
-        return self.schema(whole, path, depth + 1)
+        for index, part in enumerate(value_of(schema, "allOf", path)):
+            at = (*path, "allOf", index)
+            # An error in the part is told with the part's place.
+            whole = self._joins.join(whole, part, at)
+        return self._whole(whole, path, depth)
 
-    def _joined(self, shared: Schema, part: Any, path: Path, depth: int = 0) -> Any:
-        """Return one schema that holds a value to both; xgrammar reads no keyword beside others.
-
-        What cannot be joined is taken from ``part``.
-        """
-        if not isinstance(part, dict):
-            return shared if part is True else part
-        if "$ref" in part:
-            if shared.keys() <= {"type"}:
-                return part
-            if depth > MOST_DEPTH:
-                raise SchemaError(path, f"reference {_shown(part['$ref'])} leads to itself")
-            rest = {key: value for key, value in part.items() if key != "$ref"}
-            target = self._resolve(_get(part, "$ref", path), path)
-            return self._joined({**shared, **rest}, target, path, depth + 1)
-        joined = {**shared, **part}
-        for key in shared.keys() & part.keys():
-            joined[key] = self._both(key, shared[key], part[key], path)
-        for one in (shared, part):
-            if one.get("additionalProperties") is False and "properties" in joined:
-                known = one.get("properties", {})
-                joined["additionalProperties"] = False
-                joined["properties"] = {
-                    name: each for name, each in joined["properties"].items() if name in known
-                }
-        return joined
-
-    def _both(self, key: str, one: Any, other: Any, path: Path) -> Any:
-        """Return the value of a keyword that two schemas have."""
-        if one == other or key == "type":
-            return other
-        match one, other:
-            case dict(), dict() if key == "properties":
-                common = {
-                    name: self._joined(one[name], other[name], (*path, key, name))
-                    if isinstance(one[name], dict)
-                    else other[name]
-                    for name in one.keys() & other.keys()
-                }
-                return {**one, **other, **common}
-            case list(), list() if key == "required":
-                return [*one, *other]
-            case list(), list() if key == "enum":
-                return [each for each in other if each in one]
-            case int() | float(), int() | float() if key in _LEAST | _MOST:
-                return max(one, other) if key in _LEAST else min(one, other)
-        self._refuse(path, f"'{key}' is not permitted twice")
-        return other
+    def _whole(self, joined: Any, path: Path, depth: int) -> Schema:
+        if joined is False:
+            raise SchemaError(path, "no value is valid under all that is said here")
+        return self.schema(joined, path, depth + 1)
 
     def _typed(self, schema: Schema, path: Path, depth: int) -> Schema:
         # A schema that speaks of one type alone is taken to mean it.
-        spoken_of = (_KEYWORDS[keyword][1] for keyword in schema)
-        types = _types(schema, path) or dict.fromkeys(kind for kind in spoken_of if kind)
+        spoken_of = (KEYWORDS[keyword][1] for keyword in schema)
+        types = types_of(schema, path) or dict.fromkeys(kind for kind in spoken_of if kind)
         build = {
             "object": self._object,
             "array": self._array,
@@ -302,18 +219,19 @@ class _Translation:
     def _object(self, schema: Schema, path: Path, depth: int) -> Schema:
         properties = {
             name: self.schema(inner, (*path, "properties", name), depth + 1)
-            for name, inner in _get(schema, "properties", path, {}).items()
+            for name, inner in value_of(schema, "properties", path, {}).items()
+            if inner is not False
         }
-        required = _get(schema, "required", path, [])
+        required = value_of(schema, "required", path, [])
         additional = schema.get("additionalProperties", True)
         if not isinstance(additional, bool):
             additional = self.schema(additional, (*path, "additionalProperties"), depth + 1)
         for name in required:
             if not isinstance(name, str):
-                raise SchemaError((*path, "required"), f"{_shown(name)} is not of type 'string'")
+                raise SchemaError((*path, "required"), f"{shown(name)} is not of type 'string'")
             if name not in properties:
-                if self._strict or additional is False:
-                    raise SchemaError(path, f"Extra required key {_shown(name)} supplied")
+                if self._left_out is None or additional is False:
+                    raise SchemaError(path, f"Extra required key {shown(name)} supplied")
                 properties[name] = {} if additional is True else additional
         built: Schema = {"properties": properties} if properties else {}
         if required:
@@ -325,7 +243,7 @@ class _Translation:
     def _array(self, schema: Schema, path: Path, depth: int) -> Schema:
         built = _bounds(schema, "minItems", "maxItems", path)
         least, most = built.get("minItems", 0), built.get("maxItems")
-        given = _get(schema, "prefixItems", path, [])
+        given = value_of(schema, "prefixItems", path, [])
         first = [
             self.schema(inner, (*path, "prefixItems", index), depth + 1)
             for index, inner in enumerate(given[:most])
@@ -347,12 +265,12 @@ class _Translation:
     def _string(self, schema: Schema, path: Path, _: int) -> Schema:
         lengths = _bounds(schema, "minLength", "maxLength", path)
         form: Schema = {}
-        pattern = _get(schema, "pattern", path)
+        pattern = value_of(schema, "pattern", path)
         if pattern is not None and (problem := _pattern_problem(pattern)):
             self._refuse((*path, "pattern"), problem)
         elif pattern is not None:
             form = {"pattern": pattern}
-        if not form and _get(schema, "format", path) in _FORMATS:
+        if value_of(schema, "format", path) in _FORMATS and not form:
             form = {"format": schema["format"]}
         if not form:
             return lengths
@@ -362,12 +280,15 @@ class _Translation:
             and (repeated := _repeated(form["pattern"], lengths, path))
         ):
             return {"pattern": repeated}
-        self._alone(form | lengths, next(iter(form)), path)
+        [first] = form
+        also = ("format",) if first != "format" and schema.get("format") in _FORMATS else ()
+        for other in (*lengths, *also):
+            self._refuse(path, f"'{other}' is not permitted beside '{first}'")
         return form
 
     def _integer(self, schema: Schema, path: Path, _: int) -> Schema:
-        limits = (keyword for keyword in schema if _KEYWORDS[keyword][1] == "number")
-        return {keyword: _get(schema, keyword, path) for keyword in limits}
+        limits = (keyword for keyword in schema if KEYWORDS[keyword][1] == "number")
+        return {keyword: value_of(schema, keyword, path) for keyword in limits}
 
     def _number(self, schema: Schema, path: Path, _: int) -> Schema:
         limits = self._integer(schema, path, 0)
@@ -378,39 +299,17 @@ class _Translation:
         return limits
 
 
-def _get(schema: Schema, keyword: str, path: Path, default: Any = None) -> Any:
-    """Return the value of ``keyword``. Raises SchemaError where it is not of its type."""
-    value = schema.get(keyword, default)
-    name = _KEYWORDS[keyword][0]
-    if keyword in schema and not _TYPES[name](value):
-        raise SchemaError((*path, keyword), f"{_shown(value)} is not of type '{name}'")
-    return value
-
-
-def _types(schema: Schema, path: Path) -> tuple[str, ...]:
-    """Return the types that are admitted; empty for any."""
-    given = schema.get("type", ())
-    types = [given] if isinstance(given, str) else given
-    known = isinstance(types, list | tuple) and all(
-        isinstance(kind, str) and kind in _TYPES for kind in types
-    )
-    if not known:
-        problem = f"{_shown(given)} is not valid under any of the given schemas"
-        raise SchemaError((*path, "type"), problem)
-    if given == []:
-        raise SchemaError((*path, "type"), "[] should be non-empty")
-    return tuple(dict.fromkeys(types))
-
-
 def _bounds(schema: Schema, least: str, most: str, path: Path) -> Schema:
     built = {
-        keyword: int(_get(schema, keyword, path)) for keyword in (least, most) if keyword in schema
+        keyword: int(value_of(schema, keyword, path))
+        for keyword in (least, most)
+        if keyword in schema
     }
     for keyword, value in built.items():
         if value < 0:
             raise SchemaError((*path, keyword), f"{value} is less than the minimum of 0")
         if value > MOST_COUNT:
-            problem = f"{_shown(schema[keyword])} is more than the {MOST_COUNT} that are allowed"
+            problem = f"{shown(schema[keyword])} is more than the {MOST_COUNT} that are allowed"
             raise SchemaError((*path, keyword), problem)
     if least in built and most in built and built[least] > built[most]:
         raise SchemaError(path, f"'{least}' is greater than '{most}'")
@@ -463,8 +362,3 @@ def _pattern_problem(pattern: str) -> str | None:
     if _UNWRITABLE.search(outside) or any(map(_UNWRITABLE_IN_CLASS.search, classes)):
         return "quotes, backslashes, control characters and character codes are not permitted"
     return None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

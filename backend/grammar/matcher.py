@@ -7,7 +7,7 @@ because a preempted sequence keeps its tokens.
 
 import time
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,14 +24,54 @@ class GrammarError(ValueError):
     """Nothing can be generated under this grammar; the text says why."""
 
 
+class CharacterTokens:
+    """Which tokens go on with a character that another token begins.
+
+    xgrammar's classes admit surrogates, and in JSON overlong forms, which are no UTF-8.
+    """
+
+    # The range of the second byte, where it is not 0x80 to 0xBF.
+    _SECOND = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}  # noqa: RUF012 (never changed)
+
+    def __init__(self, tokens: SequenceOf[bytes], vocab_size: int) -> None:
+        """``tokens`` are the bytes of each."""
+        self._tokens = tokens
+        self._words = -(-vocab_size // 32)
+        self._masks: dict[int, Tensor] = {}
+
+    def behind(self, token: int) -> Tensor | None:
+        """Return the bits [ceil(vocab_size / 32)] of what may follow ``token``; None: any."""
+        text = self._tokens[token] if token < len(self._tokens) else b""
+        if not text or text[-1] not in self._SECOND:
+            return None
+        if (mask := self._masks.get(text[-1])) is None:
+            least, most = self._SECOND[text[-1]]
+            bits = torch.zeros(self._words * 4, 8, dtype=torch.uint8)
+            fitting = [bool(each) and least <= each[0] <= most for each in self._tokens]
+            bits.view(-1)[: len(fitting)] = torch.tensor(fitting, dtype=torch.uint8)
+            packed = (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+            mask = self._masks[text[-1]] = packed.view(torch.int32)
+        return mask
+
+
+class CompiledGrammar(NamedTuple):
+    """What xgrammar compiled, and the characters of its vocabulary."""
+
+    grammar: "xgrammar.CompiledGrammar"
+    characters: CharacterTokens
+
+
 class GrammarMatcher:
     """Implements ``Matcher``."""
 
-    def __init__(self, compiled: "xgrammar.CompiledGrammar") -> None:
+    def __init__(self, compiled: CompiledGrammar) -> None:
         """Begin before the first token."""
         import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
 
-        self._matcher: Any = xgrammar.GrammarMatcher(compiled)
+        self._matcher: Any = xgrammar.GrammarMatcher(compiled.grammar)
+        self._characters = compiled.characters
+        self._unfinished: Tensor | None = None
+        """The bits of what goes on with the last character, where not all bytes do."""
         self._slow_seconds = 0.0
         self.num_accepted = 0
         """Tokens that were given to ``accept_tokens``."""
@@ -48,6 +88,8 @@ class GrammarMatcher:
             if self.failure is None and not self._matcher.accept_token(token):
                 self.failure = f"token {token} does not fit the grammar"
         self.num_accepted += len(tokens)
+        if tokens:
+            self._unfinished = self._characters.behind(tokens[-1])
 
     def fill_bitmask(self, bitmask: Tensor, row: int) -> None:
         """Write the bits of the next token into ``bitmask[row]`` of int32 on the CPU.
@@ -59,6 +101,8 @@ class GrammarMatcher:
             return
         started = time.perf_counter()
         self._matcher.fill_next_token_bitmask(bitmask, row)
+        if self._unfinished is not None:
+            bitmask[row] &= self._unfinished
         seconds = time.perf_counter() - started
         self._slow_seconds += seconds if seconds > _SLOW_SECONDS else 0.0
         if self._slow_seconds > MOST_SLOW_SECONDS:

@@ -25,7 +25,13 @@ from multiprocessing.connection import Connection
 from time import monotonic
 from typing import TYPE_CHECKING, Any, assert_never
 
-from backend.grammar.matcher import GrammarError, GrammarMatcher, allocate_bitmask
+from backend.grammar.matcher import (
+    CharacterTokens,
+    CompiledGrammar,
+    GrammarError,
+    GrammarMatcher,
+    allocate_bitmask,
+)
 from backend.process import end_with_parent
 from backend.scheduler.request import MOST_SPACES, Grammar, GrammarKind
 
@@ -41,6 +47,10 @@ _MOST_STACK = 4 * 2**20
 _MOST_SERIALISED = 128 * 2**20
 _MOST_CHARACTERS = 300
 """So much of a complaint is passed on: some of xgrammar's repeat the whole grammar."""
+# Within one token; see CharacterTokens for what a token begins and another ends.
+_NO_CHARACTER = re.compile(
+    rb"\xe0[^\xa0-\xbf]|\xed[^\x80-\x9f]|\xf0[^\x90-\xbf]|\xf4[^\x80-\x8f]", re.DOTALL
+)
 _TOO_LARGE = "it is too large; make it simpler"
 
 
@@ -69,6 +79,7 @@ class GrammarLibrary:
         self._vocabulary = vocabulary
         self._most_bytes = most_bytes
         self._tables: dict[object, xgrammar.TokenizerInfo] = {}
+        self._characters = CharacterTokens(vocabulary.tokens, vocabulary.size)
 
     def tables(self, grammar: Grammar) -> "xgrammar.TokenizerInfo":
         """Return the tables for grammars of its kind and markup, made when first needed."""
@@ -81,7 +92,7 @@ class GrammarLibrary:
             tables = self._tables[key] = _tables(self._vocabulary, unused, spelled)
         return tables
 
-    def compile(self, grammar: Grammar) -> "xgrammar.CompiledGrammar":
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile, and see that a first token is admitted. Raises GrammarError."""
         import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
 
@@ -89,10 +100,10 @@ class GrammarLibrary:
         tables = self.tables(grammar)
         compiler = xgrammar.GrammarCompiler(tables, max_threads=threads, cache_enabled=False)
         try:
-            compiled = _compile(compiler, grammar)
+            compiled = CompiledGrammar(_compile(compiler, grammar), self._characters)
         except RuntimeError as error:
             raise GrammarError(_complaint(error)) from error
-        size = compiled.memory_size_bytes
+        size = compiled.grammar.memory_size_bytes
         if size > self._most_bytes:
             allowed = f"of which {self._most_bytes} are allowed"
             raise GrammarError(f"compiled it has {size} bytes, {allowed}; make it simpler")
@@ -103,11 +114,13 @@ class GrammarLibrary:
             raise GrammarError(matcher.failure)
         return compiled
 
-    def restore(self, grammar: Grammar, serialised: str) -> "xgrammar.CompiledGrammar":
+    def restore(self, grammar: Grammar, serialised: str) -> CompiledGrammar:
         """Return what another process compiled."""
         import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
 
-        return xgrammar.CompiledGrammar.deserialize_json(serialised, self.tables(grammar))
+        tables = self.tables(grammar)
+        compiled = xgrammar.CompiledGrammar.deserialize_json(serialised, tables)
+        return CompiledGrammar(compiled, self._characters)
 
 
 class GrammarWorker:
@@ -125,7 +138,7 @@ class GrammarWorker:
         self._connection: Connection[Any, Any] | None = None
         self._num_closed = 0
 
-    def compile(self, grammar: Grammar, seconds: float) -> "xgrammar.CompiledGrammar":
+    def compile(self, grammar: Grammar, seconds: float) -> CompiledGrammar:
         """Compile within ``seconds``; starts are not counted. Raises GrammarError, WorkerError.
 
         If something else ends the process, another compiles the grammar, once.
@@ -273,7 +286,7 @@ def _data_bytes() -> int:
 
 def _answer(library: GrammarLibrary, grammar: Grammar) -> tuple[str | None, str]:
     try:
-        serialised: str = library.compile(grammar).serialize_json()
+        serialised: str = library.compile(grammar).grammar.serialize_json()
     except GrammarError as error:
         return None, str(error)
     except MemoryError:
@@ -314,6 +327,8 @@ def _tables(
     import xgrammar  # noqa: PLC0415  # it takes seconds, so only who needs it waits
 
     def text_of(token: bytes) -> bytes:
+        if _NO_CHARACTER.search(token):
+            return b""
         if unused.isdisjoint(token):
             return token
         return b"".join(_NO_JSON if byte in unused else bytes([byte]) for byte in token)

@@ -27,6 +27,7 @@ from backend.scheduler.request import (
 from backend.scheduler.sequence import Sequence
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MOST_BYTES = 4  # of a character
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:
@@ -86,11 +87,16 @@ class WindowDetokenizer:
         self._begin_behind(context)
 
     def _begin_behind(self, context: SequenceOf[int]) -> None:
-        text = self._decode(context)
-        # Bytes of a character that was broken off are no context.
-        self._window = [] if text.endswith(REPLACEMENT) else list(context)
+        # Bytes of a character that was broken off, or that begins before the context, are none.
+        shorter = (
+            context[start : len(context) - cut]
+            for cut in range(_MOST_BYTES)
+            for start in range(_MOST_BYTES)
+        )
+        whole = (each for each in shorter if not self._decode(each).endswith(REPLACEMENT))
+        self._window = list(next(whole, ()))
         self._boundary = len(self._window)
-        self._emitted = len(text) if self._window else 0
+        self._emitted = len(self._decode(self._window))
 
     def push(self, token: int) -> str:
         if token in self._markup:

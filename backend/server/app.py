@@ -197,6 +197,8 @@ def _describe(model: ServedModel, name: str) -> dict[str, Any]:
     if (adapter := model.adapters.get(name)) is not None:
         # As vLLM shows them: where it lies, and what it was trained on.
         card |= {"root": adapter.directory, "parent": model.name}
+    if (most := model.max_model_len) is not None:
+        card["max_model_len"] = most
     return card
 
 

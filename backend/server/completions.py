@@ -38,7 +38,8 @@ class CompletionRequest(CompletionFields):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     suffix: Annotated[Any, only("")] = None
-    add_special_tokens: Annotated[Any, only(True)] = None
+    # False is for prompts that a chat template wrote, special tokens and all.
+    add_special_tokens: bool | None = None
 
     @property
     def most_tokens(self) -> int:
@@ -83,7 +84,11 @@ async def completions(model: ServedModel, request: web.Request) -> web.StreamRes
     given = each_of(body.prompt)
     keep_last = body.max_prompt_tokens(loaded.max_model_len)
     prompts = await completion_prompts(
-        encoder, given, max_model_len=loaded.max_model_len, keep_last=keep_last
+        encoder,
+        given,
+        max_model_len=loaded.max_model_len,
+        keep_last=keep_last,
+        add_special_tokens=body.add_special_tokens is not False,
     )
     constraint = await constraint_of(body)
     sampling = sampling_params(
@@ -148,7 +153,7 @@ class EchoedPrompt:
         for token in self.tokens:
             offsets.append(at)
             piece = decoder.decode(token_bytes(token))
-            for written in (piece, piece.lstrip(" ")):
+            for written in (piece, piece.removeprefix(" ")):
                 if self.text.startswith(written, at):
                     at += len(written)
                     break

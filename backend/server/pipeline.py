@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import re
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -60,7 +61,11 @@ _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 FAILURES = (EngineError, OverloadedError, RequestRejectedError)
 """What a generation raises."""
 
+NOT_ENFORCED = "Schema-Not-Enforced"
+"""Of a reply: what of the request's schemas its grammar leaves out."""
+
 _MOST_ADDRESS = 300
+_MOST_TOLD = 1_000  # characters of a header
 _ON_LOOP_CHARACTERS = 20_000
 """Writing this many takes a millisecond or two."""
 _CHARACTERS_OF_A_LOGPROB = 400  # twenty others belong to it, perhaps
@@ -364,7 +369,8 @@ async def answer(
     collected = Answer(generation)
     watch = request.get(WATCH, lambda _: None)
     watch(collected.facts)
-    events = EventStream(typed=reply.typed) if generation.first.stream else None
+    told = _not_enforced(constraint)
+    events = EventStream(typed=reply.typed, headers=told) if generation.first.stream else None
     try:
         async with aclosing(generation.deltas(generator)) as deltas:
             async for delta in deltas:
@@ -376,7 +382,7 @@ async def answer(
                     await events.send(reply.push(delta, collected.usage, first=first))
         choices, usage = collected.choices(), collected.usage()
         if events is None:
-            return await _whole(reply, choices, usage)
+            return await _whole(reply, choices, usage, told)
         await events.finish(reply.finish(choices, usage))
     except Exception as error:
         is_known = isinstance(error, FAILURES)
@@ -394,12 +400,19 @@ async def answer(
     return events
 
 
-async def _whole(reply: Reply, choices: Sequence[FinishedChoice], usage: Usage) -> web.Response:
+def _not_enforced(constraint: Constraint | None) -> Mapping[str, str]:
+    left_out = "; ".join(() if constraint is None else constraint.left_out)
+    return {NOT_ENFORCED: re.sub("[^ -~]", "?", left_out)[:_MOST_TOLD]} if left_out else {}
+
+
+async def _whole(
+    reply: Reply, choices: Sequence[FinishedChoice], usage: Usage, headers: Mapping[str, str]
+) -> web.Response:
     effort = sum(len(each.text) + _CHARACTERS_OF_A_LOGPROB * len(each.logprobs) for each in choices)
     data = await off_loop(
         lambda: orjson.dumps(reply.whole(choices, usage)), effort > _ON_LOOP_CHARACTERS
     )
-    return web.Response(body=data, content_type="application/json")
+    return web.Response(body=data, content_type="application/json", headers=headers)
 
 
 def api_error(error: Exception, constraint: Constraint | None) -> ApiError:

@@ -125,6 +125,7 @@ async def completion_prompts(
     *,
     max_model_len: int,
     keep_last: int | None = None,
+    add_special_tokens: bool = True,
 ) -> tuple[tuple[int, ...], ...]:
     """Return the last tokens of each prompt, all where ``keep_last`` is None. Raises ApiError."""
 
@@ -134,7 +135,9 @@ async def completion_prompts(
             raise invalid(problem, "prompt", "empty_string")
         _check_room(tokens[-(keep_last or 0) :], "prompt", max_model_len)
 
-    encoded = await encode_each(encoder, prompts, "prompt", check)
+    encoded = await encode_each(
+        encoder, prompts, "prompt", check, add_special_tokens=add_special_tokens
+    )
     return tuple(tokens[-(keep_last or 0) :] for tokens in encoded)
 
 
@@ -143,6 +146,8 @@ async def encode_each(
     texts: Sequence[str | tuple[int, ...]],
     param: str,
     check: Callable[[tuple[int, ...]], None],
+    *,
+    add_special_tokens: bool = True,
 ) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each; arrays are taken as they are.
 
@@ -151,7 +156,7 @@ async def encode_each(
 
     def encode(text: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(text, str):
-            tokens = tuple(encoder.encode(text, add_special_tokens=True))
+            tokens = tuple(encoder.encode(text, add_special_tokens=add_special_tokens))
         else:
             tokens = refuse_outside_vocabulary(text, encoder.vocab_size, param)
         check(tokens)

@@ -5,7 +5,7 @@ Log probabilities are the model's own: before temperature, bias, penalties and f
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -189,9 +189,9 @@ class EventStream(web.StreamResponse):
     longer.
     """
 
-    def __init__(self, *, typed: bool = False) -> None:
+    def __init__(self, *, typed: bool = False, headers: Mapping[str, str] = _HEADERS) -> None:
         """Nothing is sent before ``prepare``."""
-        super().__init__(headers=_HEADERS)
+        super().__init__(headers={**_HEADERS, **headers})
         self.failed = False
         self._typed = typed
         self._transport: asyncio.Transport | None = None

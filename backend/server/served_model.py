@@ -120,6 +120,11 @@ class ServedModel:
         """What of a model that computes was replaced, and why."""
         return self._loaded.generator.detail if isinstance(self._loaded, LoadedModel) else ()
 
+    @property
+    def max_model_len(self) -> int | None:
+        """The context in tokens, None until the model is loaded."""
+        return None if self._loaded is None else self._loaded.max_model_len
+
     def check_name(self, name: str) -> None:
         """Raise ApiError (404) when another model is meant."""
         if name != self.name and name not in self.adapters:

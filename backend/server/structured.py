@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from backend.grammar.json_schema import MOST_ENFORCED_BYTES, Schema, SchemaError, enforceable
+from backend.grammar.json_schema import MOST_ENFORCED_BYTES, enforceable
+from backend.grammar.schema_keywords import Schema, SchemaError
 from backend.scheduler.request import Grammar, GrammarKind
 from backend.server.prompts import off_loop
 from backend.server.protocol.errors import ApiError, invalid
@@ -32,6 +33,8 @@ class Constraint:
     grammar: Grammar
     subject: str
     param: str
+    left_out: tuple[str, ...] = ()
+    """What of a schema is not enforced, and where."""
 
     def refused(self, reason: str) -> ApiError:
         """Return the error of a grammar that cannot be compiled."""
@@ -100,11 +103,12 @@ def _of_response_format(form: ResponseFormat, param: str) -> Constraint | None:
 
 
 def _of_schema(schema: Any, strict: bool, subject: str, param: str) -> Constraint:
+    left_out: list[str] = []
     try:
-        source = orjson.dumps(enforceable(schema, strict=strict)).decode()
+        source = orjson.dumps(enforceable(schema, strict=strict, left_out=left_out)).decode()
     except SchemaError as error:
         raise ApiError(400, f"Invalid {subject}: {error}", param=param) from None
-    return Constraint(Grammar(GrammarKind.JSON_SCHEMA, source), subject, param)
+    return Constraint(Grammar(GrammarKind.JSON_SCHEMA, source), subject, param, tuple(left_out))
 
 
 def _of_structured_outputs(prefix: str, outputs: StructuredOutputs) -> Constraint | None:
@@ -154,9 +158,11 @@ def _of_tools(
         raise _combination(f"'{answer.param}' cannot be set beside 'tools'.", answer.param)
     form = tools.form.text_or_calls if is_free else tools.form.calls
     kind = GrammarKind.TEXT_WITH_STRUCTURE if is_free else GrammarKind.STRUCTURE
-    tag = form(_functions(tools), several=tools.several)
+    left_out: list[str] = []
+    tag = form(_functions(tools, left_out), several=tools.several)
     subject, param = "schema for functions", "tools"
     if answer is not None:
+        left_out += answer.left_out
         schema = orjson.loads(answer.grammar.source or '{"type": "object"}')
         said = json_tag(schema)
         if reasoning is not None and reasoning.answer_begin:
@@ -165,15 +171,15 @@ def _of_tools(
         tag = {"type": "or", "elements": [tag, said]}
         subject, param = answer.subject, answer.param
     source = orjson.dumps({"type": "structural_tag", "format": tag}).decode()
-    return Constraint(Grammar(kind, source), subject, param)
+    return Constraint(Grammar(kind, source), subject, param, tuple(left_out))
 
 
-def _functions(use: ToolUse) -> list[CallableFunction]:
+def _functions(use: ToolUse, left_out: list[str]) -> list[CallableFunction]:
     """Return the functions with the schemas of their arguments. Raises ApiError."""
     functions: list[CallableFunction] = []
     size = 0
     for function, position in zip(use.functions, use.positions, strict=True):
-        schema = _parameters(function, f"tools[{position}].{use.parameters_at}")
+        schema = _parameters(function, f"tools[{position}].{use.parameters_at}", left_out)
         size += len(orjson.dumps(schema))
         if size > MOST_ENFORCED_BYTES:
             # Counted as they come, so that no request makes thousands of large ones.
@@ -189,12 +195,16 @@ def _functions(use: ToolUse) -> list[CallableFunction]:
     return functions
 
 
-def _parameters(function: Function, param: str) -> Schema:
+def _parameters(function: Function, param: str, left_out: list[str]) -> Schema:
     parameters = function.parameters or {"properties": {}, "additionalProperties": False}
     kind = parameters.get("type", "object")
     try:
         if kind == "object":
-            return enforceable({"type": "object"} | parameters, strict=function.strict or False)
+            ignored: list[str] = []
+            whole = {"type": "object"} | parameters
+            enforced = enforceable(whole, strict=function.strict or False, left_out=ignored)
+            left_out += [f"{function.name}.{each}" for each in ignored]
+            return enforced
         problem = f"schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'."
     except SchemaError as error:
         problem = str(error)

@@ -54,16 +54,23 @@ def _strftime_now(form: str) -> str:
     return datetime.now().astimezone().strftime(form)
 
 
+def _compile(
+    environment: jinja2.Environment, sources: Mapping[str, str], name: str
+) -> jinja2.Template | None:
+    try:
+        return environment.from_string(sources[name]) if name in sources else None
+    except jinja2.TemplateSyntaxError as error:
+        which = "chat template" if name == "default" else f"chat template '{name}'"
+        raise ValueError(f"{which}, line {error.lineno}: {error.message}") from error
+
+
 class ChatTemplate:
-    """A model's template, compiled once."""
+    """A model's templates, compiled once."""
 
-    def __init__(
-        self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None
-    ) -> None:
-        """Compile.
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        """Compile ``default`` of the ``sources``, and ``tool_use`` for requests with tools.
 
-        ``tool_source`` is the template some models keep for requests with tools. Raises
-        ValueError when a template is not valid Jinja.
+        Raises ValueError with template and line where one is not valid Jinja.
         """
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
@@ -74,13 +81,11 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = dict(special_tokens)
-        self.source = source
-        self.tool_source = tool_source or source
-        try:
-            self._template = environment.from_string(source)
-            self._tool_template = environment.from_string(self.tool_source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ValueError(f"chat template, line {error.lineno}: {error.message}") from error
+        self._names = ", ".join(sorted(sources))
+        self.tool_source = sources.get("tool_use") or sources.get("default", "")
+        self.source = sources.get("default") or self.tool_source
+        self._template = _compile(environment, sources, "default")
+        self._tool_template = _compile(environment, sources, "tool_use") or self._template
 
     def render(
         self,
@@ -97,6 +102,10 @@ class ChatTemplate:
         are a client's; what is told to every template goes before them.
         """
         template = self._tool_template if tools else self._template
+        if template is None:
+            kind = "with" if tools else "without"
+            problem = f"no chat template for requests {kind} tools, only: {self._names}"
+            raise ChatTemplateError(f"this model has {problem}")
         if continue_final_message:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": last["content"] + _END}]

@@ -1,7 +1,7 @@
 """A model's tokenizer: text to tokens, messages to text, and the tokens that end an answer.
 
-Reads ``tokenizer.json`` with the ``tokenizers`` library and what belongs to it from
-``tokenizer_config.json``, ``chat_template.jinja``, ``generation_config.json`` and ``config.json``.
+Reads ``tokenizer.json`` with the ``tokenizers`` library, what ``files`` finds beside it, and end
+tokens in ``generation_config.json`` and ``config.json``.
 """
 
 import json
@@ -19,9 +19,9 @@ from backend.scheduler.stopping import (
     WindowDetokenizer,
 )
 from backend.tokenizer.chat_template import ChatTemplate, ChatTemplateError
+from backend.tokenizer.files import add_tokens, load_template
 
 _BYTE_FALLBACK = re.compile("<0x[0-9A-F]{2}>")
-_SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer:
@@ -57,8 +57,11 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Read the tokenizer of a model directory. Raises ModelLoadError naming the file."""
+    def load(cls, directory: Path, chat_template: tuple[str, str] | None = None) -> Self:
+        """Read the tokenizer of a model directory. Raises ModelLoadError naming the file.
+
+        ``chat_template``, a path and what it holds, takes the place of the model's own.
+        """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise ModelLoadError(f"{path}: not found; only models with a tokenizer.json are served")
@@ -67,11 +70,8 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception for a bad file
             raise ModelLoadError(f"{path}: {error}") from error
         config = read_json(directory / "tokenizer_config.json", optional=True)
-        special = _special_tokens(config)
-        try:
-            template = _load_template(directory, config, special)
-        except ValueError as error:
-            raise ModelLoadError(f"{directory}: {error}") from error
+        special = add_tokens(backend, directory, config)
+        template = load_template(directory, config, special, chat_template)
         eos = _generation_eos(directory)
         eos_token = special.get("eos_token")
         token_id = None if eos_token is None else backend.token_to_id(eos_token)
@@ -174,30 +174,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_alphabet()
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    tokens: dict[str, str] = {}
-    for key in _SPECIAL_TOKEN_KEYS:
-        value = config.get(key)
-        if isinstance(value, Mapping):  # older checkpoints write a whole AddedToken
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[key] = value
-    return tokens
-
-
-def _load_template(
-    directory: Path, config: Mapping[str, Any], special: Mapping[str, str]
-) -> ChatTemplate | None:
-    path = directory / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        named = {entry["name"]: entry["template"] for entry in source}
-        if "default" not in named:
-            return None
-        return ChatTemplate(named["default"], special, named.get("tool_use"))
-    return ChatTemplate(source, special) if isinstance(source, str) else None
 
 
 def _generation_eos(directory: Path) -> frozenset[int]:

@@ -20,6 +20,12 @@ def test_without_the_file_openai_defaults_hold(tmp_path: Path):
     assert recommended_sampling(tmp_path) == SamplingParams(temperature=1.0, top_p=1.0, top_k=0)
 
 
+def test_the_file_may_be_left_out_of_account(tmp_path: Path):
+    write(tmp_path, {"temperature": 0.6})
+    for chosen, expected in (("auto", 0.6), ("none", 1.0)):
+        assert recommended_sampling(tmp_path, chosen).temperature == expected
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

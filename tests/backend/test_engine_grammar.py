@@ -320,7 +320,7 @@ def test_reasoning_has_tabs_and_special_tokens_where_json_has_none():
     schema = '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}}'
     markup = (*form.markup, "<unknown>")
     grammar = Grammar(GrammarKind.JSON_SCHEMA, schema, markup, json.dumps(before), passing)
-    compiled = library.restore(grammar, library.compile(grammar).serialize_json())
+    compiled = library.restore(grammar, library.compile(grammar).grammar.serialize_json())
     matcher = GrammarMatcher(compiled)
     begin = set(next_tokens(matcher, [], 260))
     assert 257 in begin
@@ -455,3 +455,38 @@ def test_spaces_between_the_parts_of_json_come_to_an_end(grammar):
         assert len(tokens) < 50
     assert len(tokens) > 10
     assert ord('"') in allowed
+
+
+@pytest.mark.parametrize(
+    "pattern", [".", "[^x]", r"\W", r"\D", r"\S", "[^é]", r"[\u0080-\U0010ffff]"]
+)
+@pytest.mark.parametrize("kind", [GrammarKind.JSON_SCHEMA, GrammarKind.REGEX])
+def test_a_pattern_admits_no_bytes_that_are_no_characters(pattern, kind):
+    """Each token is a byte: no vocabulary lets more through."""
+    source, before = f"^{pattern}{{3}}$", b""
+    if kind is GrammarKind.JSON_SCHEMA:
+        source, before = json.dumps({"type": "string", "pattern": source}), b'"'
+    walks = Walks()
+    for lead in (0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4):
+        matcher = walks.matcher(Grammar(kind, source))
+        for second in next_tokens(matcher, [*before, lead]):
+            rest = b"\x80" * (lead >= 0xE0) + b"\x80" * (lead >= 0xF0)
+            assert len((bytes([lead, second]) + rest).decode()) == 1
+
+
+def test_a_token_within_which_a_character_breaks_off_is_never_used():
+    pieces = (
+        b"\xe0\xa0",
+        b"\xe0\x80",
+        b"\xed\xa0\x80",
+        b"\xed",
+        b"\xa0\x80",
+        b"\x9f\xbf",
+        b"a",
+        b"",
+    )
+    library = GrammarLibrary(Vocabulary(pieces, 40, frozenset({7})), 2**26)
+    matcher = GrammarMatcher(library.compile(Grammar(GrammarKind.REGEX, ".*")))
+    assert next_tokens(matcher, [], 40) == [0, 3, 6, 7]
+    assert next_tokens(matcher, [3], 40) == [5]
+    assert next_tokens(matcher, [3, 5], 40) == [0, 3, 6, 7]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from backend.grammar.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enforceable
+from backend.grammar.json_schema import MOST_BYTES, enforceable
+from backend.grammar.schema_keywords import MOST_DEPTH, SchemaError
 
 
 @pytest.mark.parametrize(
@@ -17,8 +18,8 @@ from backend.grammar.json_schema import MOST_BYTES, MOST_DEPTH, SchemaError, enf
         ({"type": "integer", "enum": [1, 2.0, "a", True]}, {"enum": [1, 2.0]}),
         ({"const": None}, {"enum": [None]}),
         (
-            {"type": "string", "anyOf": [{"const": "a"}, {"const": 1, "type": "integer"}]},
-            {"anyOf": [{"enum": ["a"]}, {"enum": [1]}]},
+            {"type": "string", "anyOf": [{"const": "a"}, {"const": 1, "type": "integer"}, False]},
+            {"anyOf": [{"enum": ["a"]}]},
         ),
         ({"allOf": [{"type": "null"}]}, {"type": "null"}),
         (
@@ -87,10 +88,20 @@ for _ in range(MOST_DEPTH + 1):
         ({"required": [1]}, "In context=('required',), 1 is not of type 'string'"),
         ({"properties": {}, "required": ["a"]}, "In context=(), Extra required key 'a' supplied"),
         ({"enum": []}, "'enum' must not be empty"),
-        ({"type": "string", "enum": [1]}, "no value of 'enum' is of type 'string'"),
+        ({"type": "string", "enum": [1]}, "no value of 'enum' is valid by 'type'"),
         ({"anyOf": [{"not": {}}]}, "In context=('anyOf', 0), 'not' is not permitted"),
         ({"oneOf": [{}]}, "'oneOf' is not permitted"),
-        ({"anyOf": [{}], "properties": {}}, "'properties' is not permitted beside 'anyOf'"),
+        ({"type": "null", "anyOf": [{"type": "string"}]}, "no branch of 'anyOf' admits a value"),
+        ({"allOf": [{"type": "null"}, {"type": "string"}]}, "no value is valid under all"),
+        ({"allOf": ["x", {}]}, "In context=('allOf', 0), 'x' is not of type 'object', 'boolean'"),
+        ({"enum": ["b"], "pattern": "a"}, "'pattern' is not permitted beside 'enum'"),
+        ({"pattern": "a", "format": "date"}, "'format' is not permitted beside 'pattern'"),
+        ({"format": "email", "maxLength": 9}, "'maxLength' is not permitted beside 'format'"),
+        ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "'pattern' is not permitted twice"),
+        (
+            {"items": {}, "allOf": [{"prefixItems": [{}]}]},
+            "'items' is not permitted beside 'prefixItems' of another schema",
+        ),
         ({"$ref": "#/$defs/a"}, "reference '#/$defs/a' points nowhere"),
         ({"$ref": "http://x"}, "reference 'http://x' must begin with '#'"),
         ({"type": "array", "minItems": 2, "maxItems": 1}, "'minItems' is greater than 'maxItems'"),
@@ -208,13 +219,43 @@ OBJECT_AB = {"type": "object", "properties": AB}
             {"anyOf": [{"required": ["a"]}], "allOf": [OBJECT_AB]},
             {"anyOf": [{**OBJECT_AB, "required": ["a"]}]},
         ),
+        ({"enum": ["a", "bb", 3], "minLength": 2, "maximum": 2}, {"enum": ["bb"]}),
+        ({"const": 2, "anyOf": [{"minimum": 3}, {"type": "integer"}]}, {"enum": [2]}),
+        (
+            {"$defs": {"e": {"enum": ["x", 2, True]}}, "$ref": "#/$defs/e", "enum": [1, 2, "x"]},
+            {"enum": ["x", 2]},
+        ),
+        (
+            {
+                "$defs": {"t": {"type": ["string", "number"]}},
+                "$ref": "#/$defs/t",
+                "type": "integer",
+            },
+            {"type": "integer"},
+        ),
+        (
+            {"allOf": [{"anyOf": [{"minimum": 1}]}, {"anyOf": [{"maximum": 3}, False]}]},
+            {"anyOf": [{"anyOf": [{"type": "number", "minimum": 1, "maximum": 3}]}]},
+        ),
+        (
+            {
+                "additionalProperties": {"type": "integer"},
+                "allOf": [{"properties": {"a": {"minimum": 3}}}],
+            },
+            {
+                "type": "object",
+                "properties": {"a": {"type": "integer", "minimum": 3}},
+                "additionalProperties": {"type": "integer"},
+            },
+        ),
         ({"pattern": "^[a-z]+$", "maxLength": 3}, {"type": "string", "pattern": "^[a-z]{1,3}$"}),
         ({"pattern": r"\d*", "minLength": 2}, {"type": "string", "pattern": r"^\d{2,}$"}),
         ({"pattern": "[ab]{2,9}", "maxLength": 4}, {"type": "string", "pattern": "^[ab]{2,4}$"}),
     ],
 )
 def test_keywords_beside_a_choice_or_a_reference_hold_too(schema, enforced):
-    assert enforceable(schema, strict=False) == enforced
+    oneof = "oneOf" in schema  # which no strict client may use
+    assert enforceable(schema, strict=not oneof) == enforced
 
 
 @pytest.mark.parametrize(
@@ -222,11 +263,24 @@ def test_keywords_beside_a_choice_or_a_reference_hold_too(schema, enforced):
     [
         {"$defs": {"a": {"$ref": "#/$defs/a", "minLength": 1}}, "$ref": "#/$defs/a"},
         {"properties": {"x": {}}, "anyOf": [{"$ref": "#"}]},
+        # Each level asks the next twice.
+        {"const": 1, "anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
+        {"minLength": 1, "allOf": [{"$ref": "#"}, {"$ref": "#"}]},
     ],
 )
 def test_a_reference_that_leads_to_itself_is_refused(schema):
     with pytest.raises(SchemaError, match=r"itself|larger than"):
         enforceable(schema, strict=False)
+
+
+def test_what_is_not_enforced_is_told_with_its_path():
+    left_out = []
+    schema = {"properties": {"a": {"format": "email", "maxLength": 9}}, "anyOf": [{"not": {}}]}
+    enforceable(schema, strict=False, left_out=left_out)
+    assert left_out == [
+        "anyOf.0: 'not' is not permitted",
+        "anyOf.0.properties.a: 'maxLength' is not permitted beside 'format'",
+    ]
 
 
 def test_a_text_that_cannot_be_so_short_is_refused():

@@ -2,12 +2,14 @@
 
 import json
 
+import huggingface_hub
 import pytest
 import torch
 from model_configs import load_config
 from safetensors.torch import load_file, save_file
 
 from backend.engine.loading import load_engine
+from backend.engine.model_files import resolve_model
 from backend.executor.kv_cache import block_bytes
 from backend.models.config import ModelLoadError
 from backend.models.weights import load_weights
@@ -58,6 +60,23 @@ def test_attention_that_cannot_serve_is_refused(options, said):
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./missing", "a/b/c", "~/missing-model"])
 def test_a_directory_that_does_not_exist(model):
     assert refused(model) == f"{model}: no such directory"
+
+
+def test_weights_that_a_hub_has_twice_are_not_downloaded_twice(monkeypatch, tmp_path):
+    asked = {}
+
+    def download(_, **patterns):
+        asked.update(patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_model("someone/a-model") == tmp_path
+    files = ["config.json", "model-00001-of-00002.safetensors", "1_Dense/model.safetensors"]
+    files += ["tokenizer.json", "additional_chat_templates/tool_use.jinja"]
+    copies = ["consolidated.safetensors", "consolidated-00001-of-00002.safetensors"]
+    copies += ["original/model.safetensors", "metal/model.bin", "model.bin"]
+    wanted = huggingface_hub.utils.filter_repo_objects([*files, *copies], **asked)
+    assert list(wanted) == files
 
 
 def test_a_hub_id_that_is_not_on_this_machine():

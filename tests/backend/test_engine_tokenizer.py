@@ -1,13 +1,15 @@
 import json
+import re
 import threading
 import time
 
 import pytest
 import tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from backend.models.config import ModelLoadError
 from backend.scheduler.stopping import ByteLevelDetokenizer
+from backend.settings import template_file
 from backend.tokenizer.chat_template import ChatTemplateError
 from backend.tokenizer.tokenizer import Tokenizer
 
@@ -207,3 +209,164 @@ def test_other_threads_run_while_a_long_text_is_worked_on(directory, work):
     thread.join()
     # A call that keeps the interpreter to itself leaves a handful, however fast the machine is.
     assert turns > 100
+
+
+def token(text, **flags):
+    return {"content": text, "__type": "AddedToken"} | flags
+
+
+DECODER = {
+    "259": {"content": "<tool>", "special": True},
+    "260": {"content": "<note>", "special": False, "normalized": False, "lstrip": True},
+    "258": {"content": "<|im_end|>", "special": True},
+}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": {"added_tokens_decoder": DECODER}},
+        {
+            "tokenizer_config.json": {"added_tokens_decoder": DECODER, "eos_token": "<note>"},
+            # Older files, which the decoder above replaces.
+            "special_tokens_map.json": {"eos_token": "<other>"},
+            "added_tokens.json": {"<other>": 261},
+        },
+        {"added_tokens.json": {"<note>": 260, "<tool>": 259}},
+        {
+            "added_tokens.json": {"<tool>": 259, "<end>": 260},
+            "special_tokens_map.json": {"eos_token": {"content": "<end>", "lstrip": False}},
+        },
+        {"special_tokens_map.json": {"bos_token": "<s>", "eos_token": "<|im_end|>"}},
+        {"special_tokens_map.json": {"eos_token": "<end>", "additional_special_tokens": ["<a>"]}},
+        {"tokenizer_config.json": {"extra_special_tokens": ["<image>", "<s>", "<audio>"]}},
+        {"tokenizer_config.json": {"additional_special_tokens": ["<image>"], "pad_token": "<p>"}},
+        {
+            "tokenizer_config.json": {
+                "extra_special_tokens": {"image_token": "<image>", "audio_token": "<audio>"},
+                "video_token": "<video>",
+                "boi_token": token("<boi>", lstrip=True),
+                "mask_token": token("<mask>", lstrip=True, special=False),
+                "bos_token": "A",
+            }
+        },
+        {
+            "tokenizer_config.json": {"extra_special_tokens": ["<a>"], "image_token": "<i>"},
+            "special_tokens_map.json": {
+                "extra_special_tokens": ["<b>", "<a>"],
+                "image_token": "<j>",
+                "video_token": "<v>",
+            },
+        },
+    ],
+)
+def test_tokens_beside_tokenizer_json_are_those_of_transformers(directory, files):
+    raw = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    raw.no_padding()  # transformers would add its token
+    raw.no_truncation()
+    raw.save(str(directory / "tokenizer.json"))
+    names = {"tokenizer_config.json": {}, **files}
+    for name, value in names.items():
+        kind = {"tokenizer_class": "PreTrainedTokenizerFast"} if "config" in name else {}
+        write(directory, name, value | kind)
+    peer = AutoTokenizer.from_pretrained(directory)
+    ours = Tokenizer.load(directory)
+    words = "<tool> <note> <end> <other> <image> <audio> <video> <boi> <mask> <a> <b> <i> <j> <p> A"
+    text = f"{words} <|im_end|><s>"
+    ids = peer(text, add_special_tokens=False)["input_ids"]
+    assert (ours.encode(text), ours.vocab_size) == (ids, len(peer))
+    assert ours.encode("x", add_special_tokens=True) == peer("x")["input_ids"][:2]
+    for skip in (True, False):
+        said = peer.decode(ids, skip_special_tokens=skip)
+        assert ours.decode(ids, skip_special_tokens=skip) == said
+    assert ours.eos_token_ids == {peer.eos_token_id} - {None}
+    (directory / "chat_template.jinja").write_text("{{ [bos_token, eos_token, image_token] }}")
+    peer.chat_template = "{{ [bos_token, eos_token, image_token] }}"
+    assert Tokenizer.load(directory).apply_chat_template(MESSAGES) == peer.apply_chat_template(
+        MESSAGES, tokenize=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (
+            "tokenizer_config.json",
+            {"extra_special_tokens": "<a>"},
+            "extra_special_tokens: expected",
+        ),
+        ("tokenizer_config.json", {"extra_special_tokens": [1]}, "expected a token, got 1"),
+        ("tokenizer_config.json", {"added_tokens_decoder": []}, "added_tokens_decoder: expected"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": "a"}}, "expected the number"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "a"}]}, "chat_template: expected"),
+        ("added_tokens.json", {"<a>": None}, "expected the number of a token, got None"),
+    ],
+)
+def test_tokens_and_templates_of_a_wrong_shape_are_refused(directory, name, value, words):
+    write(directory, name, value)
+    if name != "tokenizer_config.json":
+        write(directory, "tokenizer_config.json", {})
+    with pytest.raises(ModelLoadError, match=f"{re.escape(name)}: {words}"):
+        Tokenizer.load(directory)
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
+
+
+def saved(directory, **files):
+    (directory / "additional_chat_templates").mkdir()
+    for name, text in files.items():
+        place = (
+            "chat_template.jinja"
+            if name == "default"
+            else f"additional_chat_templates/{name}.jinja"
+        )
+        (directory / place).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("config_template", "files", "plain", "with_tools"),
+    [
+        ("C", {"default": "D", "tool_use": "T", "rag": "{% broken"}, "D", "T"),
+        ("C", {"tool_use": "T"}, "C", "T"),
+        ([{"name": "tool_use", "template": "U"}], {"default": "D"}, "D", "D"),
+        ([{"name": "tool_use", "template": "U"}, {"name": "rag", "template": "R"}], {}, None, "U"),
+        ([{"name": "rag", "template": "R"}], {}, None, None),
+    ],
+)
+def test_the_template_for_tools_is_found_in_every_place(
+    directory, config_template, files, plain, with_tools
+):
+    write(directory, "tokenizer_config.json", config(chat_template=config_template))
+    saved(directory, **files)
+    tokenizer = Tokenizer.load(directory)
+    for tools, expected in ((None, plain), (TOOLS, with_tools)):
+        if expected is not None:
+            assert tokenizer.apply_chat_template(MESSAGES, tools=tools) == expected
+        else:
+            with pytest.raises(ChatTemplateError, match=r"no chat template for .* tools, only: "):
+                tokenizer.apply_chat_template(MESSAGES, tools=tools)
+
+
+def test_a_dict_of_templates_is_read_as_transformers_saved_it(directory):
+    peer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    peer.chat_template = {"default": "D", "tool_use": "T {{ tools | length }}"}
+    peer.save_pretrained(directory)
+    tokenizer = Tokenizer.load(directory)
+    for tools in (None, TOOLS):
+        ours = tokenizer.apply_chat_template(MESSAGES, tools=tools)
+        assert ours == peer.apply_chat_template(MESSAGES, tools=tools, tokenize=False)
+
+
+def test_a_chat_template_of_the_options_goes_before_all_others(directory, tmp_path):
+    saved(directory, default="{% broken", tool_use="T")
+    path = tmp_path / "mine.jinja"
+    path.write_text("mine {{ eos_token }}")
+    tokenizer = Tokenizer.load(directory, template_file(str(path)))
+    for tools in (None, TOOLS):
+        assert tokenizer.apply_chat_template(MESSAGES, tools=tools) == "mine <|im_end|>"
+    path.write_text("a\n{{ b }\n")
+    with pytest.raises(ModelLoadError, match=rf"^{re.escape(str(path))}: chat template, line 2: "):
+        Tokenizer.load(directory, template_file(str(path)))
+    with pytest.raises(ValueError, match="cannot read '/nowhere': No such file or directory"):
+        template_file("/nowhere")

@@ -37,13 +37,15 @@ def expected(minilm):
 def serve_edited(serve_application, minilm, tmp_path):
     """Serve the model with changes to its ``config.json``, as the command does."""
 
-    async def start(**changes):
+    async def start(*, matryoshka=False, **changes):
         for file in minilm.iterdir():
             if file.name != "config.json":
                 (tmp_path / file.name).symlink_to(file)
         config = json.loads((minilm / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | changes))
-        settings = Settings(str(tmp_path), served_model_name="minilm", device="cpu")
+        settings = Settings(
+            str(tmp_path), served_model_name="minilm", device="cpu", matryoshka=matryoshka
+        )
         server = await serve_application(create_app(settings))
         await server.model.load()
         return server
@@ -187,6 +189,7 @@ async def test_its_own_number_of_dimensions_may_be_asked_for(embedding_server):
     ("declared", "lengths"),
     [
         ({"is_matryoshka": True}, {"good": 100, "bad": 385}),
+        ({"matryoshka": True}, {"good": 100, "bad": 385}),
         ({"matryoshka_dimensions": [64, 128, 384]}, {"good": 128, "bad": 100}),
     ],
 )
@@ -229,7 +232,7 @@ async def test_another_model(embedding_server):
 async def test_readiness_models_and_metrics(embedding_server):
     assert (await embedding_server.get("/readyz")).status == 200
     (model,) = (await embedding_server.get("/v1/models")).json["data"]
-    assert model["id"] == "minilm"
+    assert (model["id"], model["max_model_len"]) == ("minilm", 256)
     await embed(embedding_server, TEXTS[0])
     page = (await embedding_server.get("/metrics")).raw.decode()
     values = {

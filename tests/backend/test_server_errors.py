@@ -130,7 +130,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
             "invalid_parameter_combination",
         ),
         ({"seed": 2**63}, "seed", "integer_above_max_value"),
-        ({"stop": ["x"] * 5}, "stop", "array_above_max_length"),
+        ({"stop": ["x"] * 65}, "stop", "array_above_max_length"),
         ({"stop": [1]}, "stop[0]", "invalid_type"),
         ({"stop": 1}, "stop", "invalid_type"),
         ({"stream": "yes"}, "stream", "invalid_type"),
@@ -224,10 +224,10 @@ async def test_the_message_names_what_was_expected(server):
 
 
 async def test_the_message_names_how_long_an_array_is(server):
-    reply = await refused(server, orjson.dumps(CHAT | {"stop": ["x"] * 5}))
+    reply = await refused(server, orjson.dumps(CHAT | {"stop": ["x"] * 65}))
     assert reply.error["message"] == (
-        "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an array "
-        "with length 5 instead."
+        "Invalid 'stop': array too long. Expected an array with maximum length 64, but got an "
+        "array with length 65 instead."
     )
 
 

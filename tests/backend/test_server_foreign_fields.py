@@ -168,7 +168,10 @@ async def test_what_this_server_does_anyway_may_be_said(server, path, fields):
         assert reply.status == 200
     opposite = {"add_special_tokens": not fields["add_special_tokens"]}
     reply = await server.post(f"/v1/{path}", body | opposite)
-    assert (reply.status, reply.error["param"]) == (400, "add_special_tokens")
+    if path == "completions":
+        assert reply.status == 200
+    else:
+        assert (reply.status, reply.error["param"]) == (400, "add_special_tokens")
 
 
 @pytest.mark.parametrize("guided", [{"guided_choice": ["yes", "no"]}, {"guided_regex": "yes|no"}])

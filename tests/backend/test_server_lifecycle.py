@@ -273,6 +273,7 @@ async def test_models(server):
         "object": "model",
         "created": model["created"],
         "owned_by": "refrain",
+        "max_model_len": 100,
     }
     assert isinstance(model["created"], int)
     assert (await server.get("/v1/models/scripted")).json == model

@@ -17,6 +17,7 @@ pytest_plugins = ["running_backend"]
             {"presence_penalty": 2.0, "frequency_penalty": -2.0, "repetition_penalty": 1.1},
         ),
         ({"min_p": 0.1, "min_tokens": 3}, {"min_p": 0.1, "min_tokens": 3}),
+        ({"stop": list("abcdefgh") * 8}, {"stop": tuple("abcdefgh") * 8}),
         ({"stop_token_ids": [7, 5, 7]}, {"stop_token_ids": frozenset({5, 7})}),
         ({"logit_bias": {"5": 1, "6": -100}}, {"logit_bias": ((5, 1.0), (6, -100.0))}),
         ({"logit_bias": {}, "stop_token_ids": [], "min_tokens": 0}, {}),

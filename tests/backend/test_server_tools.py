@@ -322,6 +322,26 @@ async def test_a_schema_that_the_engine_cannot_compile_is_the_clients_fault(star
     )
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_grammar_leaves_out_is_told_in_a_header(speaking, stream):
+    server = await speaking("Hello")
+    schema = {"properties": {"é": {"type": "array", "uniqueItems": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    told = "properties.?: 'uniqueItems' is not permitted"
+    loose = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
+    for fields, expected in (
+        ({"response_format": form}, told),
+        ({"tools": [loose], "tool_choice": "required"}, "f.schema: 'not' is not permitted"),
+        (
+            {"tools": [loose], "response_format": form},
+            f"f.schema: 'not' is not permitted; {told}",
+        ),
+        ({"response_format": {"type": "json_object"}}, None),
+    ):
+        reply = await server.chat(stream=stream, **fields)
+        assert (reply.status, reply.headers.get("Schema-Not-Enforced")) == (200, expected)
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "source"),
     [
@@ -351,9 +371,9 @@ async def test_schemas_are_read_off_the_event_loop(server, monkeypatch):
     # 128 functions may have 64 KiB each.
     threads = []
 
-    def noted(schema, *, strict):
+    def noted(schema, **options):
         threads.append(threading.current_thread())
-        return enforceable(schema, strict=strict)
+        return enforceable(schema, **options)
 
     monkeypatch.setattr(structured, "enforceable", noted)
     named = {"name": "a", "schema": {"type": "object"}}

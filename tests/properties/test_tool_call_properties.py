@@ -98,6 +98,14 @@ def test_qwen_calls_come_out_as_written(calls, style, eager, before):
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
 
 
+@pytest.mark.parametrize("style", [{}, {"sort_keys": True}])
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**40])
+def test_whole_numbers_of_any_length_come_out_as_written(style, number):
+    call = json.dumps({"name": "f", "arguments": {"é": [number]}}, **style)
+    _, found = gather(parsed(HermesToolCallParser(), [f"{OPEN_TAG}{call}{CLOSE_TAG}"]))
+    assert [json.loads(each.arguments) for each in found] == [{"é": [number]}]
+
+
 @given(CALLS, STYLE, st.booleans(), st.sampled_from(["", "\n", PYTHON_TAG, f" {PYTHON_TAG} "]))
 def test_llama_calls_come_out_as_written(calls, style, eager, before):
     written = [json.dumps({"name": name, "parameters": args}, **style) for name, args in calls]

@@ -79,8 +79,9 @@ class Walks:
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
         self._woken.clear()
         pending = self.compiler.compile(grammar)
-        if not pending.done:
+        while not pending.done:  # the end of another's wait wakes too
             assert self._woken.wait(60)
+            self._woken.clear()
         return pending.matcher()
 
     def text(self, grammar: Grammar, seed: int, *, most_tokens: int = 400) -> str | None:
@@ -89,8 +90,7 @@ class Walks:
         draw = random.Random(seed)
         tokens: list[int] = []
         for _ in range(most_tokens):
-            # xgrammar admits bytes that would be surrogates; detokenizers replace them.
-            allowed = [token for token in next_tokens(matcher, tokens) if token != 0xED]
+            allowed = next_tokens(matcher, tokens)
             closing = [token for token in allowed if token in _CLOSING]
             token = draw.choice(closing if closing and draw.random() < 0.5 else allowed)
             if token == END:
@@ -99,7 +99,9 @@ class Walks:
         return None
 
 
-def next_tokens(matcher: GrammarMatcher, tokens: list[int], vocab_size: int = 257) -> list[int]:
+def next_tokens(
+    matcher: GrammarMatcher, tokens: list[int], vocab_size: int = BYTES.size
+) -> list[int]:
     """The tokens that may follow ``tokens``."""
     matcher.accept_tokens(tokens[matcher.num_accepted :])
     bitmask = allocate_bitmask(1, vocab_size)

@@ -10,7 +10,15 @@ from example_requests import chat, entry_of, plan_of, user
 from observations import observation_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from backend.scheduler.stats import EngineStats, Figures, MemoryUse, Recording, SequenceTimes
+from backend.scheduler.stats import (
+    EngineStats,
+    Figures,
+    MemoryUse,
+    Recording,
+    SequenceTimes,
+    TierStats,
+)
+from backend.scheduler.tiers import SourceFigures
 from backend.server.batches.runner import Batches
 from backend.server.batches.store import Store
 from backend.server.metrics import Metrics as EngineMetrics
@@ -105,12 +113,14 @@ def engine_page() -> str:
     figures.first_token(times, None, 1.0)
     figures.finished(times, "stop", 7, 1)
     names = ("draft_verifications", "drafts_proposed", "drafts_accepted")
-    guesses = {(name, ("draft_model",)): 1 for name in names}
+    counts = {(name, ("draft_model",)): 1 for name in names}
+    counts |= {("kv_transfers", ("failed",)): 1, ("kv_transfer_blocks", ("sent",)): 1}
     stats = replace(
         EngineStats(1, 2, 3, 4, 5, 6, 7),
-        recording=figures.read() + Recording(counts=guesses),
+        recording=figures.read() + Recording(counts=counts),
         tenants=(("", 3),),
         memory=MemoryUse(1, 2, 3),
+        tiers=(TierStats("host", 1, SourceFigures()),),
     )
     batches = Batches(Store(Path("nowhere"), most_bytes=1, keep_seconds=1), concurrency=1)
     metrics = EngineMetrics(lambda: stats, lambda: 1, batches, model="m")

@@ -13,6 +13,7 @@ from backend.server.protocol import Closed, Strict, combination, one_of, worded
 MOST_CHOICES = 1_000
 MOST_CHARACTERS = 64 * 1024
 MAX_CHOICES = 128
+MOST_STOPS = 64  # OpenAI takes 4, and other engines any number
 MAX_NAMED_TOKENS = 1_024
 """``logit_bias`` and ``stop_token_ids`` may each name so many: a batch's changes read them all."""
 
@@ -20,7 +21,8 @@ _INT64_MAX = 2**63 - 1
 _TOKEN_ID = Annotated[int, Field(ge=0)]
 
 Stop = Annotated[
-    Annotated[str, Tag("<string>")] | Annotated[list[str], Field(max_length=4), Tag("<strings>")],
+    Annotated[str, Tag("<string>")]
+    | Annotated[list[str], Field(max_length=MOST_STOPS), Tag("<strings>")],
     one_of("one of a string or an array of strings", string=str, strings=list),
 ]
 

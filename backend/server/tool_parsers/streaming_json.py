@@ -3,6 +3,7 @@
 Law: events depend on the text alone, never on where it was cut into pieces.
 """
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -276,13 +277,14 @@ def _is_object(text: str) -> bool:
 def _parse(text: str) -> Call | None:
     """Return a call that is written in an unusual way."""
     try:
-        value = orjson.loads(text)
-    except ValueError:
+        orjson.loads(text)
+        value = json.loads(text)  # it keeps whole numbers of any length
+    except (ValueError, RecursionError):
         return None
     given = [value[key] for key in _ARGUMENTS_KEYS if value.get(key) is not None]
     name, arguments = value.get("name"), given[0] if given else {}
     if isinstance(arguments, dict):
-        arguments = orjson.dumps(arguments).decode()
+        arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
     elif not (isinstance(arguments, str) and _is_object(arguments)):
         return None  # an object may be written as text, which is how clients get it
     return Call(name, arguments) if isinstance(name, str) else None

@@ -47,7 +47,7 @@ def refuses(word: str, then: Answers) -> Answers:
 
 def renders(template: str, then: Answers, code: int = 400) -> Answers:
     """Refuse what the template refuses, as servers do that put prompts together by it."""
-    chat = ChatTemplate(template, {})
+    chat = ChatTemplate({"default": template}, {})
 
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         try:
