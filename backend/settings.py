@@ -380,6 +380,13 @@ class EngineOptions:
     """Launch a step before the last one's tokens are known; None: on CUDA."""
 
 
+TOOL_CALL_PARSERS = (
+    *("qwen", "qwen_xml", "llama", "llama4", "mistral", "mistral_args", "glm", "deepseek_v3"),
+    *("deepseek_v31", "kimi", "harmony", "lfm2", "minimax", "seed", "granite", "phi", "command"),
+)
+"""The formats in ``server/tool_parsers/families.py``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings(EngineOptions):
     """The engine's options, and those of the server and the process around it."""
@@ -401,7 +408,7 @@ class Settings(EngineOptions):
     tool_call_parser: str = _flag(
         "auto",
         "how the model calls functions; auto is as its chat template says",
-        choices=("auto", "qwen", "llama", "none"),
+        choices=("auto", *TOOL_CALL_PARSERS, "none"),
     )
     reasoning_parser: str = _flag(
         "auto",

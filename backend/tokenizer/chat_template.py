@@ -4,8 +4,10 @@ Templates come with the model, so they are data from outside: they run in jinja2
 sandbox and can neither reach the process nor change the messages they are given.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -14,7 +16,9 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import orjson
 
+_SHORT_ID = 9
 _END = "\N{OBJECT REPLACEMENT CHARACTER}end of the message to continue "
 """Marks in the rendered text where the last message ends."""
 
@@ -46,6 +50,11 @@ def _to_json(
     )
 
 
+def _short(call_id: str) -> str:
+    """Return nine letters or digits, the same for the same id."""
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_SHORT_ID]
+
+
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
@@ -65,7 +74,11 @@ def _compile(
 
 
 class ChatTemplate:
-    """A model's templates, compiled once."""
+    """A model's templates, compiled once.
+
+    Calls in the history have their arguments as an object, or as text where only text can be
+    rendered. Their ids are cut to the nine characters that Mistral's templates ask for.
+    """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """Compile ``default`` of the ``sources``, and ``tool_use`` for requests with tools.
@@ -86,6 +99,49 @@ class ChatTemplate:
         self.source = sources.get("default") or self.tool_source
         self._template = _compile(environment, sources, "default")
         self._tool_template = _compile(environment, sources, "tool_use") or self._template
+        # The probe is rendered as it is.
+        self._reads_text, self._has_short_ids = True, False
+        forms = ((False, False), (False, True), (True, False), (True, True))
+        able = (form for form in forms if self._can_read(short=form[0], text=form[1]))
+        self._has_short_ids, self._reads_text = next(able, forms[0])
+
+    def _can_read(self, *, short: bool, text: bool) -> bool:
+        """Say whether a conversation with a call can be rendered in this form."""
+        function = {"name": "f", "arguments": '{"the_key": 1}' if text else {"the_key": 1}}
+        call = {"id": "a" * (_SHORT_ID if short else 24), "type": "function", "function": function}
+        described = {"description": "d", "parameters": {"type": "object", "properties": {}}}
+        try:
+            written = self.render(
+                [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "", "tool_calls": [call]},
+                    {"role": "tool", "content": "b", "tool_call_id": call["id"]},
+                ],
+                add_generation_prompt=True,
+                continue_final_message=False,
+                tools=[{"type": "function", "function": {"name": "f", **described}}],
+                variables={},
+            )
+        except ChatTemplateError:
+            return False
+        return "{'the_key'" not in written  # an object that was joined to text
+
+    def _of_history(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return ``message`` with the ids and the arguments of calls as the template reads them."""
+        if self._has_short_ids and "tool_call_id" in message:
+            message = {**message, "tool_call_id": _short(message["tool_call_id"])}
+        if message.get("tool_calls"):
+            calls = [self._of_call(call) for call in message["tool_calls"]]
+            message = {**message, "tool_calls": calls}
+        return message
+
+    def _of_call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = dict(call["function"])
+        if isinstance(function["arguments"], str) and not self._reads_text:
+            with suppress(ValueError):
+                function["arguments"] = orjson.loads(function["arguments"])
+        short = {"id": _short(call["id"])} if self._has_short_ids else {}
+        return {**call, **short, "function": function}
 
     def render(
         self,
@@ -106,6 +162,7 @@ class ChatTemplate:
             kind = "with" if tools else "without"
             problem = f"no chat template for requests {kind} tools, only: {self._names}"
             raise ChatTemplateError(f"this model has {problem}")
+        messages = [self._of_history(message) for message in messages]
         if continue_final_message:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": last["content"] + _END}]

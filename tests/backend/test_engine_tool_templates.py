@@ -7,10 +7,12 @@ from tool_templates import TEMPLATES, with_template
 from transformers import PreTrainedTokenizerFast
 
 from backend.app import _tool_format
+from backend.server.prompts import _for_template
+from backend.server.protocol.messages import AssistantMessage
 from backend.server.tool_parsers import FORMATS, format_of, without_format
 from backend.server.tool_parsers.streaming_json import Call, gather
-from backend.settings import Settings
-from backend.tokenizer.chat_template import ChatTemplateError
+from backend.settings import TOOL_CALL_PARSERS, Settings
+from backend.tokenizer.chat_template import ChatTemplate, ChatTemplateError
 from backend.tokenizer.tokenizer import Tokenizer
 
 pytest_plugins = ["running_backend"]
@@ -25,6 +27,7 @@ TOOLS = [
         },
     }
 ]
+WIDE = str.maketrans("|_", "\N{FULLWIDTH VERTICAL LINE}\N{LOWER ONE EIGHTH BLOCK}")
 ARGUMENTS = {"city": "Zürich \"<b>\" 'x'", "days": [1, 2]}
 
 
@@ -81,7 +84,7 @@ def test_what_the_template_writes_of_a_call_is_read_back(directory, form):
     written = after.removeprefix(before)
     assert written != after
     written = written.removesuffix("<|im_end|>\n").removesuffix("<|eot_id|>")
-    parser = FORMATS[form](["get_weather"], max_calls=None, eager=False)
+    parser = FORMATS[form]({"get_weather": {}}, max_calls=None, eager=False)
     content, [found] = gather([*parser.push(written), *parser.finish()])
     assert content == ""
     assert found.name == "get_weather"
@@ -128,20 +131,93 @@ def test_a_last_message_is_left_open_as_transformers_leaves_it(directory, peer, 
     assert text.rstrip().endswith(last.strip())
 
 
+# What published templates say of calls, in short.
+TAUGHT = {
+    "qwen": r"<tool_call>\n{\"name\": <name>, \"arguments\": <object>}\n</tool_call>",
+    "qwen_xml": "<tool_call>\n<function={{ name }}>\n<parameter=a>\nvalue\n</parameter>",
+    "llama": '{"name": function name, "parameters": dictionary}.',
+    "llama4": "[func_name1(params_name1=params_value1, params_name2=params_value2...)]",
+    "mistral": "{{- '[TOOL_CALLS][' }}{{ tool_call.function|tojson }}",
+    "mistral_args": "{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}",
+    "glm": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>",
+    "deepseek_v3": "'<|tool_sep|>' + tool['function']['name'] + '\\n' + '```json'".translate(WIDE),
+    "deepseek_v31": "tool.name + '<|tool_sep|>' + tool.arguments".translate(WIDE),
+    "kimi": "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}",
+    "harmony": "<|start|>assistant to=functions.{{ name }}<|channel|>commentary json<|message|>",
+    "lfm2": "List of tools: <|tool_list_start|>[",
+    "minimax": '<minimax:tool_call>\n<invoke name="tool-name-1">\n<parameter name="a">',
+    "seed": "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>",
+    "granite": "write <|tool_call|> followed by a JSON list",
+    "phi": '<|tool_call|>{"name": "foo", "arguments": {"a": 1}}<|/tool_call|>',
+    "command": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}]',
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_known_by_what_its_template_says(name):
+    assert format_of(f"{{% if tools %}}{TAUGHT[name]}") is FORMATS[name]
+
+
 @pytest.mark.parametrize(
     "template",
     [
-        "{% if tools %}<tool_call>\n<function={{ name }}>\n<parameter=a>",
-        "{% if tools %}<tool_call>{{ name }}\n<arg_key>a</arg_key>",
-        '{% if tools %}<|START_ACTION|>{"tool_name": "name", "parameters": {}}',
-        "{% if tools %}[TOOL_CALLS] [{{ name }}]",
         '{% if tools %}{"name": "f", "parameters": {}}<|python_tag|><function=f>',
-        "{% if tools %}<|tool_calls_section_begin|>",
+        "{% if tools %}<|tool_call>call:f{a:1}<tool_call|>",
+        "{% if tools %}<function_calls>f(a=1)</function_calls>",
+        "{% if tools %}Call them.",
+        '{% if tools %}"name" "parameters" <|DSML|function_calls>'.translate(WIDE),
+        '{% if tools %}<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>',
     ],
 )
 def test_a_format_that_nobody_reads_is_not_taken_for_one_that_shares_a_tag(template):
     assert format_of(template) is None
-    assert "is not supported; supported: Qwen's" in without_format(template)
+    why = "the format of this template's calls is not supported; supported: deepseek_v3, "
+    assert without_format(template).startswith(why)
+
+
+ITEMS = "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }}{% endfor %}"
+NINE = "{% if call.id|length != 9 %}{{ raise_exception('nine!') }}{% endif %}{{ call.id }}="
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (ITEMS, "city=Ulm"),
+        ("{{ call.function.arguments|tojson }}", '{"city": "Ulm"}'),
+        ("{{ '' + call.function.arguments }}", '{"city":"Ulm"}'),
+        ("{{ call.function.arguments }}", '{"city":"Ulm"}'),
+        (NINE + ITEMS, "74196fe72=city=Ulm"),
+        (NINE + "{{ '' + call.function.arguments }}", '74196fe72={"city":"Ulm"}'),
+        ("{{ raise_exception('never') }}", None),
+    ],
+)
+def test_calls_of_the_history_are_written_as_the_template_reads_them(written, expected):
+    source = "{% for m in messages %}{% for call in m.tool_calls %}WRITTEN{% endfor %}{% endfor %}"
+    template = ChatTemplate({"default": source.replace("WRITTEN", written)}, {})
+    message = AssistantMessage(
+        role="assistant",
+        tool_calls=[
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "f", "arguments": '{"city":"Ulm"}'},
+            }
+        ],
+    )
+    options = {"continue_final_message": False, "tools": None, "variables": {}}
+
+    def render():
+        return template.render([_for_template(message)], add_generation_prompt=True, **options)
+
+    if expected is None:
+        with pytest.raises(ChatTemplateError, match="never"):
+            render()
+    else:
+        assert render() == expected
+
+
+def test_every_format_may_be_chosen():
+    assert set(TOOL_CALL_PARSERS) == FORMATS.keys()
 
 
 def test_a_template_without_tools_is_told_from_one_of_another_format():

@@ -102,6 +102,33 @@ async def test_a_stream_with_calls_has_openais_form(speaking):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_values_in_tags_have_the_types_of_the_functions_schema(speaking, stream, reason):
+    text = "<tool_call>\n<function={}>\n<parameter={}>\n5\n</parameter>\n</function>\n</tool_call>"
+    said = text.format("get_weather", "city") + "\n" + text.format("add", "a")
+    server = await speaking(*said, form="qwen_xml", reason=reason)
+    reply = await server.chat(tools=[WEATHER, STRICT], stream=stream)
+    if stream:
+        told = [event["choices"][0]["delta"].get("tool_calls", []) for event in reply.events]
+        names = [each["function"]["name"] for [each] in filter(None, told) if "id" in each]
+        calls = ["", ""]
+        for [each] in filter(None, told):
+            calls[each["index"]] += each["function"]["arguments"]
+        end = reply.events[-1]["choices"][0]["finish_reason"]
+    else:
+        choice = reply.json["choices"][0]
+        functions = [each["function"] for each in choice["message"]["tool_calls"]]
+        names = [each["name"] for each in functions]
+        calls, end = [each["arguments"] for each in functions], choice["finish_reason"]
+    assert (names, calls) == (["get_weather", "add"], ['{"city": "5"}', '{"a": 5}'])
+    assert end == ("tool_calls" if reason is FinishReason.STOP else "length")
+    wanted = server.generator.requests[-1]
+    assert wanted.text.markup == wanted.sampling.grammar.markup == FORMATS["qwen_xml"].markup
+    assert {"<tool_call>", "</tool_call>"} <= {*wanted.text.markup}
+    assert grammar_of(server)["tags"][0]["content"]["style"] == "qwen_xml"
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_choices_are_read_apart(speaking, stream):
     server = await speaking(CALL[:20], CALL[20:])
     reply = await server.chat(tools=[WEATHER], n=2, stream=stream)
@@ -233,7 +260,7 @@ async def test_calls_and_results_reach_the_template(start_server):
     )
     assert reply.status == 200
     called = seen["messages"][1]["tool_calls"]
-    assert [each["function"]["arguments"] for each in called] == [{"a": 1}, '{"a']
+    assert [each["function"]["arguments"] for each in called] == ['{"a": 1}', '{"a']
     assert seen["messages"][1]["content"] == ""
     assert seen["messages"][2] == {"role": "tool", "content": "2", "tool_call_id": "c1"}
     assert seen["tools"][0]["function"]["name"] == "add"

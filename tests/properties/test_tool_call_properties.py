@@ -23,9 +23,10 @@ from backend.server.tool_parsers.streaming_json import (
 )
 
 NAMES = ("get_weather", "f", "a-b.c")
+FUNCTIONS = {name: {} for name in NAMES}
 FORMATS = {
     "qwen": HermesToolCallParser,
-    "llama": lambda **options: LlamaToolCallParser(NAMES, **options),
+    "llama": lambda **options: LlamaToolCallParser(FUNCTIONS, **options),
 }
 PARTS = [
     *(OPEN_TAG, CLOSE_TAG, "<tool", "</tool_", ">", "<", PYTHON_TAG, "<|python", "\n", " ", ";"),
@@ -110,7 +111,7 @@ def test_whole_numbers_of_any_length_come_out_as_written(style, number):
 def test_llama_calls_come_out_as_written(calls, style, eager, before):
     written = [json.dumps({"name": name, "parameters": args}, **style) for name, args in calls]
     text = before + "; ".join(written)
-    content, found = gather(parsed(LlamaToolCallParser(NAMES, eager=eager), list(text)))
+    content, found = gather(parsed(LlamaToolCallParser(FUNCTIONS, eager=eager), list(text)))
     assert content == ""
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
 

@@ -1,11 +1,9 @@
 """What a model is given, as OpenAI's clients write it: messages, tools, or texts and tokens."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import orjson
 from pydantic import (
     AfterValidator,
     Discriminator,
@@ -73,11 +71,8 @@ class ToolCall(Strict):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Return what chat templates read: arguments as an object, if that is what they are."""
-        arguments: Any = self.function.arguments
-        with suppress(ValueError):
-            arguments = orjson.loads(arguments or "{}")
-        function = {"name": self.function.name, "arguments": arguments}
+        """Return what ``ChatTemplate`` reads."""
+        function = {"name": self.function.name, "arguments": self.function.arguments or "{}"}
         return {"id": self.id, "type": self.type, "function": function}
 
 

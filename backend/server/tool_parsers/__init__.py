@@ -1,58 +1,16 @@
 """Which parsers read an answer: its reasoning first, then calls of functions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend.scheduler.request import Grammar, GrammarKind, ReasoningSpan
 from backend.server.protocol.errors import invalid
 from backend.server.protocol.messages import Function, FunctionName, ToolChoice
-from backend.server.tool_parsers.families import (
-    OPEN_TAG,
-    PYTHON_TAG,
-    HermesToolCallParser,
-    LlamaToolCallParser,
-)
+from backend.server.tool_parsers.families import FORMATS, ToolFormat, format_of, without_format
 from backend.server.tool_parsers.reasoning import PromptEnd, ReasoningFormat
-from backend.server.tool_parsers.streaming_json import CallsParser, ToolCallParser
+from backend.server.tool_parsers.streaming_json import ToolCallParser
 
-ToolFormat = type[CallsParser]
-"""How one family of models calls functions: how to read calls, and how to demand them."""
-
-FORMATS: Mapping[str, ToolFormat] = {"qwen": HermesToolCallParser, "llama": LlamaToolCallParser}
-_KNOWN = "Qwen's and Hermes' JSON between <tool_call> tags, and Llama 3's JSON"
-# Markup of calls in formats that no parser here reads. Some of them share a tag with one that is.
-_FOREIGN = (
-    "<function=",  # XML of Qwen3-Coder and Nemotron 3; Functionary
-    "<arg_key>",  # GLM
-    "<|START_ACTION|>",  # Command
-    "[TOOL_CALLS]",  # Mistral
-    "<|tool_call",  # LFM2, Granite, Kimi
-    "<tool_calls>",
-    "<TOOLCALL>",  # Nemotron 2
-    "<seed:tool_call>",
-    "<minimax:tool_call>",
-    "<|channel|>",  # gpt-oss
-    "<\N{FULLWIDTH VERTICAL LINE}tool",  # DeepSeek
-)
-
-
-def format_of(template: str) -> ToolFormat | None:
-    """Return the format that a chat template teaches, None if it teaches none that is known."""
-    if "tools" not in template or any(tag in template for tag in _FOREIGN):
-        return None
-    if OPEN_TAG in template:
-        return HermesToolCallParser
-    # Templates of Llama 3.2's small models ask for JSON alone, without the tag.
-    if PYTHON_TAG in template or ('"parameters"' in template and '"name"' in template):
-        return LlamaToolCallParser
-    return None
-
-
-def without_format(template: str) -> str:
-    """Return why ``tools`` are refused where a chat template teaches no format that is known."""
-    if "tools" not in template:
-        return "the model's chat template knows nothing of tools"
-    return f"the format of calls in the model's chat template is not supported; supported: {_KNOWN}"
+__all__ = ["FORMATS", "AnswerFormat", "ToolFormat", "ToolUse", "format_of", "without_format"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +92,8 @@ class AnswerFormat:
         """
         calls: ToolCallParser | None = None
         if (tools := self.tools) is not None:
-            names = [function.name for function in tools.functions]
-            calls = tools.form(names, max_calls=None if tools.several else 1, eager=eager)
+            functions = {each.name: each.parameters or {} for each in tools.functions}
+            calls = tools.form(functions, max_calls=None if tools.several else 1, eager=eager)
         if self.reasoning is not None:
             return self.reasoning.parser(self.prompt_end, calls)
         return calls

@@ -5,10 +5,10 @@ Law: events depend on the text alone, never on where it was cut into pieces.
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import orjson
 
@@ -19,7 +19,7 @@ SPACE = " \t\r\n"
 _OUTSIDE = frozenset(SPACE + "{}[]:,+-.0123456789eEtrufalsn")
 # How a call usually begins: with its name, and then an object of arguments.
 _OPENING = re.compile(
-    r' { "name" : "([\w.-]*)" , "(\w+)" : {'.replace(" ", r"[ \t\r\n]*"), re.ASCII
+    r' { "(?:tool_)?name" : "([\w.-]*)" , "(\w+)" : {'.replace(" ", r"[ \t\r\n]*"), re.ASCII
 )
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 
@@ -28,9 +28,14 @@ Tag = dict[str, Any]
 """What of an answer is enforced, as xgrammar's structural tags: text with JSON at given places."""
 
 
-def json_tag(schema: Mapping[str, Any]) -> Tag:
-    """Return the tag of JSON by ``schema``."""
-    return {"type": "json_schema", "json_schema": dict(schema), "max_whitespace_cnt": MOST_SPACES}
+def json_tag(schema: Mapping[str, Any], style: str = "json") -> Tag:
+    """Return the tag of JSON by ``schema``, or of what xgrammar writes of it in another style."""
+    return {
+        "type": "json_schema",
+        "json_schema": dict(schema),
+        "style": style,
+        "max_whitespace_cnt": MOST_SPACES,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,7 @@ class ReadStatus(Enum):
     """This is no call, and no event was returned."""
 
 
-class _Brackets:
+class Brackets:
     """Where a JSON object ends. Of JSON only strings and brackets are understood."""
 
     def __init__(self) -> None:
@@ -147,6 +152,7 @@ class _Brackets:
 
     @property
     def depth(self) -> int:
+        """How many are open."""
         return len(self._closing)
 
     def fits(self, character: str) -> bool:
@@ -186,7 +192,7 @@ class CallReader:
         self._arguments_key = arguments_key
         self._accepts = accepts
         self._eager = eager
-        self._brackets = _Brackets()
+        self._brackets = Brackets()
         self._name: str | None = None
         """What the usual opening says; empty where the call begins in another way."""
         self._read: list[str] = []
@@ -242,7 +248,7 @@ class CallReader:
         self._in_arguments = False
         if self._eager:
             return [self._take_arguments()]
-        if not _is_object("".join(self._arguments)):
+        if not is_object("".join(self._arguments)):
             self.status = ReadStatus.FAILED
             return []
         return [self._announce(self._name or ""), self._take_arguments()]
@@ -267,7 +273,8 @@ class CallReader:
         return CallArguments(self._index, "".join(pieces))
 
 
-def _is_object(text: str) -> bool:
+def is_object(text: str) -> bool:
+    """Say whether ``text`` is a JSON object."""
     try:
         return isinstance(orjson.loads(text), dict)
     except ValueError:
@@ -282,115 +289,9 @@ def _parse(text: str) -> Call | None:
     except (ValueError, RecursionError):
         return None
     given = [value[key] for key in _ARGUMENTS_KEYS if value.get(key) is not None]
-    name, arguments = value.get("name"), given[0] if given else {}
+    name, arguments = value.get("name", value.get("tool_name")), given[0] if given else {}
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
-    elif not (isinstance(arguments, str) and _is_object(arguments)):
+    elif not (isinstance(arguments, str) and is_object(arguments)):
         return None  # an object may be written as text, which is how clients get it
     return Call(name, arguments) if isinstance(name, str) else None
-
-
-class CallsParser:
-    """A ``ToolCallParser`` of text in which calls are JSON objects; subclasses know where."""
-
-    markup: ClassVar[tuple[str, ...]]
-    """Tags, which may be special tokens of a tokenizer."""
-    arguments_key: ClassVar[str]
-    before_call: ClassVar[str] = ""
-    after_call: ClassVar[str] = ""
-    separators = SPACE
-    """What behind a call is no text."""
-
-    def __init__(
-        self, names: Collection[str] = (), *, max_calls: int | None = None, eager: bool = True
-    ) -> None:
-        """``names`` are those of the functions; what follows ``max_calls`` calls is left out."""
-        self._names = frozenset(names)
-        self._max_calls = max_calls
-        self._eager = eager
-        self._num_calls = 0
-        self._reader: CallReader | None = None
-        """It reads the call that has begun."""
-        self._before = ""
-        """The markup before that call, which is text where it is none."""
-        self._held = ""
-        """Text that is not understood yet."""
-
-    @classmethod
-    def calls(cls, functions: Sequence[CallableFunction], *, several: bool) -> Tag:
-        """Return the tag of one call, or of one or several."""
-        raise NotImplementedError
-
-    @classmethod
-    def text_or_calls(cls, functions: Sequence[CallableFunction], *, several: bool) -> Tag:
-        """Return the tag of an answer in which each call is valid."""
-        raise NotImplementedError
-
-    def push(self, text: str) -> list[Event]:
-        events: list[Event] = []
-        text, self._held = self._held + text, ""
-        while text and self._num_calls != self._max_calls:
-            if self._reader is None:
-                text = self._read_text(text, events)
-            else:
-                text = self._read_call(self._reader, text, events)
-        return joined(events)
-
-    def finish(self) -> list[Event]:
-        events: list[Event] = []
-        while self._reader is not None:
-            if self._reader.announced:
-                self._end_call()
-            else:
-                # Within what was no call there may be one.
-                events += self.push(self._give_up_call(self._reader, events))
-        return joined([*events, Content(self._rest())])
-
-    def _accepts(self, name: str) -> bool:
-        """Say whether a call of ``name`` is one; a client can tell the model of a wrong name."""
-        return bool(name)
-
-    def _read_text(self, text: str, events: list[Event]) -> str:
-        """Take ``text`` up to the next call, and return what follows."""
-        raise NotImplementedError
-
-    def _read_call(self, reader: CallReader, text: str, events: list[Event]) -> str:
-        read, rest = reader.push(text)
-        events += read
-        if reader.status is ReadStatus.READ:
-            self._end_call()
-        elif reader.status is ReadStatus.FAILED:
-            rest = self._give_up_call(reader, events) + rest
-        return rest
-
-    def _begin_call(self, before: str) -> None:
-        self._before = before
-        self._reader = CallReader(
-            self._num_calls, self.arguments_key, accepts=self._accepts, eager=self._eager
-        )
-
-    def _end_call(self) -> None:
-        self._num_calls += 1
-        self._reader = None
-
-    def _give_up_call(self, reader: CallReader, events: list[Event]) -> str:
-        """Show what was before it, and return what followed to be read as text."""
-        events.append(Content(self._before))
-        self._reader = None
-        return reader.text
-
-    def _rest(self) -> str:
-        """Return what of the text that was held back is to be shown at the end."""
-        return self._held.rstrip(self.separators) if self._num_calls else self._held
-
-    @classmethod
-    def _tags(cls, functions: Sequence[CallableFunction]) -> list[Tag]:
-        return [
-            {
-                "type": "tag",
-                "begin": f'{cls.before_call}{{"name": "{each.name}", "{cls.arguments_key}": ',
-                "content": json_tag(each.schema),
-                "end": f"}}{cls.after_call}",
-            }
-            for each in functions
-        ]
