@@ -12,7 +12,7 @@ from aiohttp import web
 
 from backend.engine.model_files import (
     check_adapters,
-    is_embedding_model,
+    kind_of_model,
     recommended_sampling,
     resolve_model,
 )
@@ -23,7 +23,13 @@ from backend.server.app import build_application
 from backend.server.batches.runner import Batches
 from backend.server.batches.store import Store
 from backend.server.kv_events import KvEvents
-from backend.server.served_model import Loaded, LoadedEmbedder, LoadedModel, ServedModel
+from backend.server.served_model import (
+    Loaded,
+    LoadedEmbedder,
+    LoadedModel,
+    LoadedReranker,
+    ServedModel,
+)
 from backend.server.tool_parsers import FORMATS, ToolFormat, format_of, reasoning, without_format
 from backend.server.tool_parsers.reasoning import ReasoningFormat
 from backend.settings import Settings
@@ -90,16 +96,18 @@ async def _load(
 ) -> Loaded:
     directory = await in_background(lambda: resolve_model(settings.model))
     await in_background(lambda: check_adapters(settings.lora, settings.model_name))
-    if is_embedding_model(directory):
+    if (kind := kind_of_model(directory)) != "generator":
+        name = "an embedding model" if kind == "embedder" else "a reranker"
         if settings.tensor_parallel_size > 1:
             raise ModelLoadError(
-                f"{directory}: an embedding model is computed by one process, not by "
+                f"{directory}: {name} is computed by one process, not by "
                 f"tensor-parallel-size {settings.tensor_parallel_size}"
             )
         if settings.lora:
-            raise ModelLoadError(f"{directory}: an embedding model takes no LoRA adapters")
+            raise ModelLoadError(f"{directory}: {name} takes no LoRA adapters")
         tell("loading the encoder")
-        return await in_background(lambda: _load_embedder(directory, settings))
+        local = replace(settings, model=str(directory))
+        return await in_background(lambda: _load_encoder(local, ranks=kind == "reranker"))
     host = EngineSupervisor(
         replace(settings, model=str(directory)),
         tell,
@@ -160,11 +168,9 @@ def _reasoning_format(settings: Settings, tokenizer: Tokenizer) -> ReasoningForm
     return reasoning.FORMATS.get(settings.reasoning_parser)
 
 
-def _load_embedder(directory: Path, settings: Settings) -> LoadedEmbedder:
+def _load_encoder(settings: Settings, *, ranks: bool) -> LoadedEmbedder:
     # torch takes seconds to import, and the socket answers before that.
-    from backend.engine.embedder import start_embedding_engine  # noqa: PLC0415
-
-    engine, tokenizer = start_embedding_engine(replace(settings, model=str(directory)))
+    from backend.engine import embedder, reranker  # noqa: PLC0415
 
     async def close() -> None:
         try:
@@ -172,4 +178,8 @@ def _load_embedder(directory: Path, settings: Settings) -> LoadedEmbedder:
         except TimeoutError as error:
             log.warning("%s", error)
 
-    return LoadedEmbedder(engine, tokenizer, close)
+    if ranks:
+        engine, encoder, encode_pairs = reranker.start(settings)
+        return LoadedReranker(engine, encoder, close, encode_pairs)
+    engine, tokenizer = embedder.start_embedding_engine(settings)
+    return LoadedEmbedder(engine, tokenizer, close, prompts=tokenizer.named)

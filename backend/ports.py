@@ -1,6 +1,6 @@
 """What the HTTP server needs from an engine and from its model's tokenizer."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -138,6 +138,19 @@ class EmbeddingShape:
     max_tokens: int
     dimensions: int
     shorter: frozenset[int] = frozenset()
+    unit: bool = True
+    """Whether vectors have length 1, cut or not."""
+
+
+class Pair(tuple[int, ...]):  # noqa: SLOT001 - a tuple with more slots cannot be
+    """The tokens of two texts as one input; ``types`` says of each token which text it is from."""
+
+    types: tuple[int, ...] = ()
+    """Empty where the model does not read them."""
+
+
+EncodePairs = Callable[[Sequence[tuple[str, str]], bool], list[Pair]]
+"""Turns pairs of texts into tokens, from any thread; True cuts what is longer than the context."""
 
 
 class Embedder(Protocol):

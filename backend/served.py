@@ -71,6 +71,12 @@ ROWS = (
         "audio, images, `conversation.item.truncate`",
     ),
     Row(
+        "rerankers",
+        "`/v1/rerank` and `/v1/score`, by `sentence-transformers`: `…ForSequenceClassification` "
+        "with one label, and cross-encoders with `modules.json`, such as Qwen3-Reranker's",
+        "several labels, chat templates without the roles `query` and `document`, several ranks",
+    ),
+    Row(
         "batches",
         "`/v1/files` and `/v1/batches` with `--batch-dir`, for chat, completions, responses and "
         "embeddings",

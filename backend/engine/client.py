@@ -252,6 +252,7 @@ class EngineClient:
                 engine.text.detokenizer(request.text.markup, context),
                 min_tokens=request.sampling.min_tokens,
                 reasoning=request.text.reasoning,
+                reports_end=request.text.reports_end,
             )
             for index in range(request.n)
         }

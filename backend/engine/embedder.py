@@ -18,10 +18,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -30,7 +32,7 @@ from backend.engine.loading import device_of
 from backend.engine.stepper import Fault, fault_of
 from backend.models.config import ModelLoadError, first_line, read_json
 from backend.models.dtypes import DTYPES
-from backend.ports import EmbeddingShape, EngineError, QueueFullError
+from backend.ports import EmbeddingShape, EngineError, PromptEncoder, QueueFullError
 from backend.settings import EngineOptions
 from backend.tokenizer.tokenizer import Tokenizer
 
@@ -225,52 +227,80 @@ class EmbeddingModel:
         """
         # A new thread has the number that was set last, perhaps by another engine of this process.
         torch.set_num_threads(self._num_threads)
-        rows = [torch.tensor(ids, dtype=torch.long) for ids in batch]
-        tokens = self._padded(rows, self._model.tokenizer.pad_token_id or 0)
-        mask = self._padded([torch.ones_like(row) for row in rows], 0)
-        output = self._model({"input_ids": tokens, "attention_mask": mask})
-        vectors: Tensor = output["sentence_embedding"][:, : self.shape.dimensions].float()
-        # The length of a vector means something where the similarity is another than the cosine.
-        if self._model.similarity_fn_name == "cosine":
-            vectors = torch.nn.functional.normalize(vectors, dim=1)
+        tokens = self._padded(batch, self._model.tokenizer.pad_token_id or 0)
+        mask = self._padded([(1,) * len(ids) for ids in batch], 0)
+        vectors = self._vectors(batch, {"input_ids": tokens, "attention_mask": mask})
         finite = torch.isfinite(vectors).all(dim=1).tolist()
         packed = vectors.cpu().numpy().astype("<f4")
         return [row.tobytes() if good else None for row, good in zip(packed, finite, strict=True)]
 
-    def _padded(self, rows: list[Tensor], value: int) -> Tensor:
+    def _vectors(self, _: Sequence[Sequence[int]], features: dict[str, Any]) -> Tensor:
+        output = self._model(features)
+        vectors: Tensor = output["sentence_embedding"][:, : self.shape.dimensions].float()
+        if self.shape.unit:
+            vectors = torch.nn.functional.normalize(vectors, dim=1)
+        return vectors
+
+    def _padded(self, batch: Sequence[Sequence[int]], value: int) -> Tensor:
+        rows = [torch.tensor(ids, dtype=torch.long) for ids in batch]
         side = self._model.tokenizer.padding_side
         padded = pad_sequence(rows, batch_first=True, padding_value=value, padding_side=side)
         return padded.to(self.device)
 
 
 class PromptedTokenizer(Tokenizer):
-    """Puts the model's default prompt, if it has one, before every whole text."""
+    """Puts a prompt of the model before every whole text: its default one, if it has one."""
 
     prompt: str = ""
+    named: dict[str, PromptEncoder]
+    """The same tokenizer with each prompt of the model, by its name."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return super().encode(self.prompt + text, add_special_tokens=add_special_tokens)
 
 
-def start_embedding_engine(options: EngineOptions) -> tuple[EmbeddingEngine, Tokenizer]:
+def start_embedding_engine(options: EngineOptions) -> tuple[EmbeddingEngine, PromptedTokenizer]:
     """Load what ``options`` name and start its engine. Raises ModelLoadError."""
     model, tokenizer = load_embedding_model(options)
+    shape = "%s: %d dimensions, inputs of up to %d tokens"
+    logger.info(shape, options.model, model.shape.dimensions, model.shape.max_tokens)
+    return start_engine(model), tokenizer
+
+
+def start_engine(model: EmbeddingModel) -> EmbeddingEngine:
+    """Start an engine for a model whose passes and queue have this module's bounds."""
     tokens = _TOKENS_PER_PASS[model.device.type]
     queue = EmbeddingQueue(max_tokens_per_pass=tokens, max_waiting_tokens=_MAX_WAITING_TOKENS)
     engine = EmbeddingEngine(model, queue)
     engine.start()
-    shape = "%s: %d dimensions, inputs of up to %d tokens"
-    logger.info(shape, options.model, model.shape.dimensions, model.shape.max_tokens)
-    return engine, tokenizer
+    return engine
 
 
-def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokenizer]:
+def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, PromptedTokenizer]:
     """Load a directory in the layout of sentence-transformers. Raises ModelLoadError."""
-    # Seconds of import.
-    import tokenizers  # noqa: PLC0415
+    model, directory = load_by_library(options, "SentenceTransformer"), Path(options.model)
+    prompts = _prompts(model, directory)
+    dimensions = int(model.get_embedding_dimension())
+    shape = EmbeddingShape(
+        context_of(model, options.max_model_len),
+        dimensions,
+        _matryoshka(options, dimensions),
+        # The length of a vector means something where the similarity is another than the cosine.
+        unit=model.similarity_fn_name == "cosine" or type(model[-1]).__name__ == "Normalize",
+    )
+    tokenizer = PromptedTokenizer(tokens_of(model), eos_token_ids=frozenset(), template=None)
+    tokenizer.named = {}
+    for name, prompt in prompts.items():
+        tokenizer.named[name] = prompted = copy(tokenizer)
+        prompted.prompt = prompt
+    tokenizer.prompt = prompts.get(model.default_prompt_name or "", "")
+    return EmbeddingModel(model, shape), tokenizer
 
+
+def load_by_library(options: EngineOptions, kind: str) -> Any:
+    """Return a model of this class of sentence-transformers. Raises ModelLoadError."""
     try:
-        from sentence_transformers import SentenceTransformer  # noqa: PLC0415
+        import sentence_transformers  # noqa: PLC0415 - takes seconds
         from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
     except ModuleNotFoundError as error:
         install = "pip install 'refrain-gateway[transformers]'"
@@ -282,7 +312,7 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
         torch.set_num_threads(options.threads)
     dtype = "float32" if options.dtype == "auto" and device == "cpu" else options.dtype
     try:
-        model = SentenceTransformer(
+        model = getattr(sentence_transformers, kind)(
             str(directory),
             device=device,
             local_files_only=True,
@@ -290,21 +320,6 @@ def load_embedding_model(options: EngineOptions) -> tuple[EmbeddingModel, Tokeni
         )
     except Exception as error:  # damaged files raise whatever the library trips over first
         raise ModelLoadError(f"{directory}: {first_line(error)}") from error
-    model.eval()
-    prompt = model.prompts.get(model.default_prompt_name or "", "")
-    _check_kind(model, directory, prompted=bool(prompt))
-    dimensions = int(model.get_embedding_dimension())
-    shape = EmbeddingShape(
-        _context(model, options.max_model_len), dimensions, _matryoshka(options, dimensions)
-    )
-    # A copy of what the library made of the files: its own is changed by every call.
-    copy = tokenizers.Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
-    tokenizer = PromptedTokenizer(copy, eos_token_ids=frozenset(), template=None)
-    tokenizer.prompt = prompt
-    return EmbeddingModel(model, shape), tokenizer
-
-
-def _check_kind(model: Any, directory: Path, *, prompted: bool) -> None:
     first = model[0]
     tokenizer = getattr(first, "tokenizer", None)
     if not hasattr(first, "auto_model") or not hasattr(tokenizer, "backend_tokenizer"):
@@ -312,12 +327,32 @@ def _check_kind(model: Any, directory: Path, *, prompted: bool) -> None:
             f"{directory}: its first module, {type(first).__name__}, does not read token ids; only "
             "text transformers with a fast tokenizer are served"
         )
-    if prompted and any(getattr(module, "include_prompt", True) is False for module in model):
+    return model.eval()
+
+
+def tokens_of(model: Any) -> tokenizers.Tokenizer:
+    """Return a copy of the library's tokenizer, which every call of the library changes."""
+    return tokenizers.Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
+
+
+def _prompts(model: Any, directory: Path) -> dict[str, str]:
+    """Return the prompts that texts may have, by name. Raises ModelLoadError."""
+    if "message" in model[0].modality_config:
+        raise ModelLoadError(f"{directory}: texts through a chat template are not supported")
+    if all(getattr(module, "include_prompt", True) for module in model):
+        return dict(model.prompts)
+    if model.prompts.get(model.default_prompt_name or ""):
         raise ModelLoadError(f"{directory}: leaving the prompt out of pooling is not supported")
+    return {name: prompt for name, prompt in model.prompts.items() if not prompt}
 
 
-def _context(model: Any, wanted: int | None) -> int:
+def context_of(model: Any, wanted: int | None) -> int:
+    """Return the longest input in tokens, special ones included. Raises ModelLoadError."""
     positions = getattr(model[0].auto_model.config, "max_position_embeddings", None)
+    if positions is not None:
+        embeddings = getattr(model[0].auto_model.base_model, "embeddings", None)
+        if hasattr(embeddings, "position_embeddings"):  # RoBERTa's begin behind that of padding
+            positions -= getattr(embeddings, "padding_idx", -1) + 1
     trained = int(model.max_seq_length)
     most = trained if positions is None else min(trained, positions)
     if wanted is None:

@@ -5,7 +5,7 @@ Needs no torch, so the server can ask as well as the engine.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from backend.models.config import ModelLoadError, first_line, read_json
 from backend.scheduler.request import SamplingParams
@@ -77,9 +77,14 @@ def check_adapters(adapters: Sequence[AdapterSource], model: str | None = None) 
             raise ModelLoadError(f"{where}: no adapter: there is no adapter_config.json")
 
 
-def is_embedding_model(directory: Path) -> bool:
-    """Whether ``directory`` has the layout of sentence-transformers."""
-    return (directory / "modules.json").is_file()
+def kind_of_model(directory: Path) -> Literal["generator", "embedder", "reranker"]:
+    """Return what the model in ``directory`` does, by its files. Raises ModelLoadError."""
+    if (directory / "modules.json").is_file():
+        settings = read_json(directory / "config_sentence_transformers.json", optional=True)
+        return "reranker" if settings.get("model_type") == "CrossEncoder" else "embedder"
+    names = read_json(directory / "config.json", optional=True).get("architectures")
+    first = names[0] if isinstance(names, list) and names else ""
+    return "reranker" if str(first).endswith("ForSequenceClassification") else "generator"
 
 
 def recommended_sampling(directory: Path, source: str = "auto") -> SamplingParams:

@@ -77,12 +77,14 @@ class TextForm:
 
     ``markup`` are special tokens that are text here, since a parser reads them. Stop strings are
     searched behind ``reasoning``. The text ``continues`` the prompt's: a decoder that strips the
-    first space of a text does not strip this one's.
+    first space of a text does not strip this one's. Where it ``reports_end``, an end token has log
+    probabilities like any other, without text.
     """
 
     markup: tuple[str, ...] = ()
     reasoning: ReasoningSpan | None = None
     continues: bool = False
+    reports_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

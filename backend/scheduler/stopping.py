@@ -240,7 +240,7 @@ class Choice:
     """Turns the tokens of one choice into text, up to a stop string.
 
     A token's log probabilities travel with its text: held back with it, and dropped with it when
-    it belongs to a stop string. End tokens have no text and report none.
+    it belongs to a stop string. End tokens have no text and report none, unless wanted.
     """
 
     def __init__(
@@ -251,11 +251,12 @@ class Choice:
         *,
         min_tokens: int = 0,
         reasoning: ReasoningSpan | None = None,
+        reports_end: bool = False,
     ) -> None:
         """``stop`` strings end the text before themselves.
 
         They do so behind the ``reasoning``, and end with a token behind ``min_tokens`` of the
-        answer.
+        answer. An end token has its log probabilities where the choice ``reports_end``.
         """
         self.index = index
         self.num_tokens = 0
@@ -264,6 +265,7 @@ class Choice:
         self._min_tokens = min_tokens
         self._reasoning = None if reasoning is None else _Reasoning(reasoning)
         """None behind it."""
+        self._reports_end = reports_end
         self._scanner = StopStringScanner(stop)
         self._decoded = 0
         self._shown = 0
@@ -284,6 +286,8 @@ class Choice:
             self.num_tokens += 1
             is_last = position == len(delta.tokens) - 1
             if is_last and delta.finish_reason is FinishReason.STOP:
+                if self._reports_end:
+                    self._report(delta, position, self._decoded)
                 break
             text = self._decode(delta, position, token)
             if self._reasoning is not None:
@@ -314,10 +318,13 @@ class Choice:
     def _decode(self, delta: TokenDelta, position: int, token: int) -> str:
         text = self._detokenizer.push(token)
         start, self._decoded = self._decoded, self._decoded + len(text)
+        self._report(delta, position, start)
+        return text
+
+    def _report(self, delta: TokenDelta, position: int, start: int) -> None:
         if delta.logprobs:
             logprobs = replace(delta.logprobs[position], text_offset=start)
             self._reported.append(_Reported(start, self._decoded, logprobs))
-        return text
 
     def _end(self, text: str, reason: FinishReason, delta: TokenDelta) -> TextDelta:
         # A character cut short becomes text only now, and may itself complete a stop string.

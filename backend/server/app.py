@@ -32,6 +32,7 @@ from backend.server.protocol.errors import ApiError, internal_error
 from backend.server.realtime.session import Bounds
 from backend.server.realtime.sessions import Realtime
 from backend.server.replies import EventStream
+from backend.server.rerank import rerank, score
 from backend.server.responses import responses
 from backend.server.served_model import ServedModel
 from backend.server.tokenize import detokenize, tokenize
@@ -156,6 +157,8 @@ def _add_endpoints(
         "/v1/completions": partial(completions, model),
         "/v1/responses": partial(responses, model),
         "/v1/embeddings": partial(embeddings, model, metrics),
+        "/v1/rerank": partial(rerank, model, metrics),
+        "/v1/score": partial(score, model, metrics),
     }
     for path, handler in endpoints.items():
         app.router.add_post(path, handler)

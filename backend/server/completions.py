@@ -107,7 +107,8 @@ async def completions(model: ServedModel, request: web.Request) -> web.StreamRes
         sampling,
         request,
         arrived=arrived,
-        text=TextForm(continues=True),
+        # Clients count on one figure for each token, as OpenAI and vLLM give them.
+        text=TextForm(continues=True, reports_end=True),
         adapter=loaded.adapter,
         prompt_only=body.most_tokens == 0,
     )

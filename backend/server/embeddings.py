@@ -15,13 +15,17 @@ from backend.server.prompts import encode_each, off_loop
 from backend.server.protocol import Closed, only
 from backend.server.protocol.errors import engine_failed, invalid, overloaded
 from backend.server.protocol.messages import Prompt, each_of
-from backend.server.served_model import ServedModel
+from backend.server.served_model import LoadedEmbedder, ServedModel
 
 ON_LOOP_NUMBERS = 8_192
 """Writing this many as text takes about a millisecond."""
 
 MAX_TOKENS_OF_A_REQUEST = 300_000
 """OpenAI's bound on the inputs of one embeddings request together."""
+
+
+_INPUT_TYPES = {"search_query": "query", "search_document": "document", "passage": "document"}
+"""Cohere's and NVIDIA's names for what sentence-transformers calls a query and a document."""
 
 
 class EmbeddingRequest(Closed):
@@ -31,6 +35,8 @@ class EmbeddingRequest(Closed):
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    prompt_name: str | None = None
+    input_type: str | None = None
     add_special_tokens: Annotated[Any, only(True)] = None
     # An input that is too long is refused, not cut.
     truncate_prompt_tokens: Annotated[Any, only(-1)] = None
@@ -42,7 +48,24 @@ async def embeddings(model: ServedModel, metrics: Metrics, request: web.Request)
     loaded = model.require_embedder(body.model)
     shape = loaded.embedder.shape
     dimensions = _dimensions(body.dimensions, shape)
-    inputs = await input_tokens(loaded.encoder, each_of(body.input), max_tokens=shape.max_tokens)
+    encoder = _encoder(loaded, body)
+    inputs = await input_tokens(encoder, each_of(body.input), max_tokens=shape.max_tokens)
+    vectors, num_tokens = await computed(loaded, metrics, inputs)
+
+    def write() -> bytes:
+        cut = vectors if dimensions == shape.dimensions else _cut(vectors, dimensions, shape.unit)
+        if body.encoding_format == "base64":
+            return _reply(body.model, [base64.b64encode(each).decode() for each in cut], num_tokens)
+        return _reply(body.model, _floats(cut), num_tokens)
+
+    data = await off_loop(write, len(vectors) * dimensions > ON_LOOP_NUMBERS)
+    return web.Response(body=data, content_type="application/json")
+
+
+async def computed(
+    loaded: LoadedEmbedder, metrics: Metrics, inputs: Sequence[tuple[int, ...]]
+) -> tuple[list[bytes], int]:
+    """Return the engine's vectors, and how many tokens it read. Raises ApiError (429, 500)."""
     try:
         vectors = await loaded.embedder.embed(inputs)
     except OverloadedError as error:
@@ -51,15 +74,7 @@ async def embeddings(model: ServedModel, metrics: Metrics, request: web.Request)
         raise engine_failed(str(error)) from error
     num_tokens = sum(map(len, inputs))
     metrics.count_embedded(num_tokens)
-
-    def write() -> bytes:
-        cut = vectors if dimensions == shape.dimensions else _cut(vectors, dimensions)
-        if body.encoding_format == "base64":
-            return _reply(body.model, [base64.b64encode(each).decode() for each in cut], num_tokens)
-        return _reply(body.model, _floats(cut), num_tokens)
-
-    data = await off_loop(write, len(vectors) * dimensions > ON_LOOP_NUMBERS)
-    return web.Response(body=data, content_type="application/json")
+    return vectors, num_tokens
 
 
 async def input_tokens(
@@ -88,6 +103,19 @@ async def input_tokens(
         problem = f"Requested {total} tokens, max {MAX_TOKENS_OF_A_REQUEST} tokens per request."
         raise invalid(problem, "input", "max_tokens_per_request")
     return encoded
+
+
+def _encoder(loaded: LoadedEmbedder, body: EmbeddingRequest) -> PromptEncoder:
+    """Return what puts the prompt before texts that the request names, else the default one."""
+    param = "input_type" if body.prompt_name is None else "prompt_name"
+    if (name := getattr(body, param)) is None:
+        return loaded.encoder
+    names = (name,) if body.prompt_name else (name, _INPUT_TYPES.get(name, name))
+    for each in names:
+        if each in loaded.prompts:
+            return loaded.prompts[each]
+    there = ", ".join(sorted(loaded.prompts)) or "none"
+    raise invalid(f"This model has no prompt for '{name}'. It has: {there}.", param)
 
 
 def _dimensions(wanted: int | None, shape: EmbeddingShape) -> int:
@@ -124,10 +152,11 @@ def _floats(vectors: Sequence[bytes]) -> list[Any]:
     return [np.frombuffer(vector, dtype="<f4") for vector in vectors]
 
 
-def _cut(vectors: Sequence[bytes], dimensions: int) -> list[bytes]:
-    """Return the vectors' beginnings, at length 1 again."""
+def _cut(vectors: Sequence[bytes], dimensions: int, unit: bool) -> list[bytes]:
+    """Return the vectors' beginnings, at length 1 again if they had it."""
     import numpy as np  # noqa: PLC0415 - as above
 
     rows = np.stack([np.frombuffer(vector, dtype="<f4")[:dimensions] for vector in vectors])
-    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    if unit:
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     return [row.astype("<f4").tobytes() for row in rows]

@@ -97,7 +97,7 @@ class Metrics(Collector):
         build.info({"version": _version(), "model": model})
         self._embedded = Counter(
             "refrain_engine_embedded_tokens",
-            "Tokens of inputs that were embedded",
+            "Tokens of inputs that were embedded or scored",
             registry=self._registry,
         )
         self._requests = Counter(
@@ -135,7 +135,7 @@ class Metrics(Collector):
             yield from _tiers(stats.tiers)
             yield from _recorded(stats.recording)
         if (waiting := self._waiting()) is not None:
-            text = "Inputs that wait to be embedded"
+            text = "Inputs that wait to be embedded or scored"
             yield GaugeMetricFamily(f"{PREFIX}embeddings_waiting", text, waiting)
         if self._batches is not None:
             yield from _batch_figures(self._batches)

@@ -1,11 +1,12 @@
 """The one model that is offered, from before its weights are read until the server ends."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-from backend.ports import Embedder, Generator, PromptEncoder, Sleeper
+from backend.ports import Embedder, EncodePairs, Generator, PromptEncoder, Sleeper
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.scheduler.stats import EngineStats
 from backend.server.protocol.errors import ApiError, unavailable
@@ -30,6 +31,7 @@ class LoadedModel:
     sleeper: Sleeper | None = None
     adapter: int = 0
     """The LoRA adapter by which it computes, 0: none."""
+    endpoint: ClassVar[str] = "v1/chat/completions"
 
     @property
     def unready_reason(self) -> str | None:
@@ -58,6 +60,10 @@ class LoadedEmbedder:
     embedder: Embedder
     encoder: PromptEncoder
     close: Callable[[], Awaitable[None]]
+    prompts: Mapping[str, PromptEncoder] = field(default_factory=dict, kw_only=True)
+    """Encoders that put a prompt of the model before texts, by the prompt's name."""
+    makes: ClassVar[str] = "makes embeddings"
+    endpoint: ClassVar[str] = "v1/embeddings"
 
     @property
     def unready_reason(self) -> str | None:
@@ -71,6 +77,18 @@ class LoadedEmbedder:
 
     async def warm_up(self) -> None:
         await self.embedder.embed([(0,)])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReranker(LoadedEmbedder):
+    """An engine whose inputs are pairs, and whose vectors have one number: the score."""
+
+    encode_pairs: EncodePairs
+    makes: ClassVar[str] = "scores pairs of texts"
+    endpoint: ClassVar[str] = "v1/rerank"
+
+    async def warm_up(self) -> None:
+        await self.embedder.embed(self.encode_pairs([("a", "b")], False))
 
 
 Loaded = LoadedModel | LoadedEmbedder
@@ -140,9 +158,9 @@ class ServedModel:
         if isinstance(loaded, LoadedEmbedder):
             raise ApiError(
                 404,
-                f"The model '{self.name}' makes embeddings. This is not a chat model and thus not "
+                f"The model '{self.name}' {loaded.makes}. This is not a chat model and thus not "
                 "supported in the v1/chat/completions, v1/completions and v1/responses endpoints. "
-                "Did you mean to use v1/embeddings?",
+                f"Did you mean to use {loaded.endpoint}?",
                 param="model",
             )
         adapter = self._number_of.get(name or "")
@@ -151,12 +169,24 @@ class ServedModel:
     def require_embedder(self, name: str | None = None) -> LoadedEmbedder:
         """Return the model once it can embed, if ``name`` is its own. Raises ApiError."""
         loaded = self.require_any(name)
-        if isinstance(loaded, LoadedModel):
+        if isinstance(loaded, LoadedModel | LoadedReranker):
             raise ApiError(
                 404,
                 f"You are not allowed to generate embeddings from this model: '{self.name}' is not "
                 "an embedding model and thus not supported in the v1/embeddings endpoint. Did you "
-                "mean to use v1/chat/completions?",
+                f"mean to use {loaded.endpoint}?",
+                param="model",
+            )
+        return loaded
+
+    def require_reranker(self, name: str) -> LoadedReranker:
+        """Return the model once it can score, if ``name`` is its own. Raises ApiError."""
+        loaded = self.require_any(name)
+        if not isinstance(loaded, LoadedReranker):
+            raise ApiError(
+                404,
+                f"The model '{self.name}' is not a reranker and thus not supported in the "
+                f"v1/rerank and v1/score endpoints. Did you mean to use {loaded.endpoint}?",
                 param="model",
             )
         return loaded

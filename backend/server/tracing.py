@@ -34,6 +34,8 @@ _OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v1/score": "rerank",
 }
 _LIBRARY = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",

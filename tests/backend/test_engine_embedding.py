@@ -17,7 +17,7 @@ from backend.models.cpu_decoder import SingleThreadIfSmall
 from backend.ports import EmbeddingShape, EngineError, QueueFullError
 from backend.settings import EngineOptions
 
-pytest_plugins = ["running_backend", "running_embedder"]
+pytest_plugins = ["running_backend", "running_embedder", "tiny_encoders"]
 
 
 def queue(per_pass=100, waiting=1000):
@@ -238,12 +238,29 @@ def test_the_default_prompt_goes_before_texts(minilm, tmp_path):
     assert made == plain.encode("query: hello", add_special_tokens=True)
 
 
+def test_prompts_that_pooling_leaves_out_cannot_be_named_and_chat_templates_are_refused(tmp_path):
+    from tiny_encoders import edit_json, save_embedder, save_tokenizer
+
+    directory = save_embedder(tmp_path, "mean")
+    edit_json(directory / "1_Pooling" / "config.json", include_prompt=False)
+    _, tokenizer = load(directory)
+    assert tokenizer.named == {}
+    edit_json(directory / "config_sentence_transformers.json", default_prompt_name="topic")
+    with pytest.raises(ModelLoadError, match="leaving the prompt out of pooling"):
+        load(directory)
+    save_tokenizer(directory, template="{{ messages }}")
+    read = {"method": "forward", "method_output_name": "last_hidden_state"}
+    kinds = {"text": read, "message": {**read, "format": "flat"}}
+    edit_json(directory / "sentence_bert_config.json", modality_config=kinds)
+    with pytest.raises(ModelLoadError, match="chat template"):
+        load(directory)
+
+
 class FewThreads:
     """As much of a SentenceTransformer as is asked of it; says how many threads it has."""
 
     device = torch.device("cpu")
     tokenizer = SimpleNamespace(pad_token_id=0, padding_side="right")
-    similarity_fn_name = "dot"
 
     def __call__(self, features):
         return {"sentence_embedding": torch.full((1, 2), float(torch.get_num_threads()))}
@@ -255,7 +272,7 @@ def test_a_thread_that_begins_while_another_engine_takes_few_has_its_own():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        model = EmbeddingModel(FewThreads(), EmbeddingShape(max_tokens=8, dimensions=2))
+        model = EmbeddingModel(FewThreads(), EmbeddingShape(8, dimensions=2, unit=False))
         with ThreadPoolExecutor(1) as other, SingleThreadIfSmall(1):
             vectors = other.submit(model.embed, [[1]]).result(60)
     finally:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import struct
+from functools import partial
 
 import pytest
 from openai import AsyncOpenAI
@@ -14,7 +15,7 @@ from backend.server.batches.runner import Batches
 from backend.server.batches.store import Store
 from backend.settings import Settings
 
-pytest_plugins = ["running_backend", "running_embedder"]
+pytest_plugins = ["running_backend", "running_embedder", "tiny_encoders"]
 
 TEXTS = ["How do I reset my password?", "", "naïve café 東京", "x " * 200, "How do I reset it?"]
 TEXTS[1] = "A short one."
@@ -202,6 +203,54 @@ async def test_a_model_trained_for_it_gives_shorter_vectors(
     length = sum(number**2 for number in expected[0][:good]) ** 0.5
     assert near(item["embedding"], [number / length for number in expected[0][:good]])
     assert (await embed(server, TEXTS[0], dimensions=bad)).error["param"] == "dimensions"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "options"),
+    [
+        ("cls", {}),
+        ("max", {"similarity_fn_name": "dot"}),
+        ("mean", {"dense": True}),
+        ("mean_sqrt_len_tokens", {"dense": True, "similarity_fn_name": "dot"}),
+        ("weightedmean", {"default_prompt_name": "topic"}),
+        ("lasttoken", {"similarity_fn_name": "euclidean", "truncate_dim": 20}),
+    ],
+)
+async def test_each_pooling_prompt_and_length_is_the_librarys(
+    serve_application, tmp_path, pooling, options
+):
+    from sentence_transformers import SentenceTransformer
+    from tiny_encoders import save_embedder
+
+    directory = save_embedder(tmp_path, pooling, **options)
+    model = SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+    unit = "similarity_fn_name" not in options
+    texts = ["a b c d e", "j", "f g h a b c d"]
+    settings = Settings(str(directory), served_model_name="minilm", device="cpu")
+    server = await serve_application(create_app(settings))
+    await server.model.load()
+    for fields, encode in (
+        ({}, model.encode),
+        ({"prompt_name": "topic"}, partial(model.encode, prompt_name="topic")),
+        ({"input_type": "query"}, model.encode_query),
+        (
+            {"input_type": "search_query", "dimensions": 8},
+            partial(model.encode_query, truncate_dim=8),
+        ),
+        ({"input_type": "passage"}, model.encode_document),
+        (
+            {"input_type": "document", "dimensions": 5},
+            partial(model.encode_document, truncate_dim=5),
+        ),
+    ):
+        body = (await embed(server, texts, **fields)).json
+        expected = encode(texts, normalize_embeddings=unit, show_progress_bar=False).tolist()
+        for item, vector in zip(body["data"], expected, strict=True):
+            assert item["embedding"] == pytest.approx(vector, abs=2e-6), fields
+    for field in ("prompt_name", "input_type"):
+        refused = await embed(server, texts, **{field: "weather"})
+        assert (refused.status, refused.error["param"]) == (400, field)
+        assert "It has: document, query, topic." in refused.error["message"]
 
 
 @pytest.mark.parametrize(

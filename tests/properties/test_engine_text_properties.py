@@ -274,8 +274,8 @@ def test_a_choice_ends_once_with_the_right_text_and_reason(text, stops, max_toke
         if end := finish_reason(generated):
             break
     num_generated = len(generated.tokens) - 1
-    choice = Choice(3, stops, BYTE_LEVEL.detokenizer())
-    shown, reason = "", None
+    choice = Choice(3, stops, BYTE_LEVEL.detokenizer(), reports_end=bool(per_delta % 2))
+    shown, reason, told = "", None, []
     for start in range(0, num_generated, per_delta):
         stop = min(start + per_delta, num_generated)
         logprobs = tuple(TokenLogprobs(token, -1.0) for token in tokens[start:stop])
@@ -286,6 +286,7 @@ def test_a_choice_ends_once_with_the_right_text_and_reason(text, stops, max_toke
         assert (delta.index, delta.cached_tokens) == (3, 5)
         assert start < delta.completion_tokens <= stop
         shown += delta.text
+        told += [each.token for each in delta.logprobs]
         reason = delta.finish_reason
         if reason is not None:
             break
@@ -294,6 +295,9 @@ def test_a_choice_ends_once_with_the_right_text_and_reason(text, stops, max_toke
     assert shown == (whole if cut is None else whole[:cut])
     stopped = cut is not None or max_tokens >= len(tokens)
     assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+    if cut is None:
+        ended = num_generated == len(tokens)
+        assert told == tokens[: num_generated - (ended and per_delta % 2 == 0)]
 
 
 def completed_text(tokens):

@@ -61,8 +61,8 @@ _NEUTRAL: tuple[tuple[tuple[Any, ...], str], ...] = (
         (),
         """
             add_special_tokens chat_template custom_logit_processor ebnf extra_key
-            guided_whitespace_pattern input_ids json_schema lora_path prompt_logprobs
-            reasoning_format regex repetition_detection samplers structural_tag
+            guided_whitespace_pattern input_ids json_schema lora_path max_tokens_per_doc
+            prompt_logprobs reasoning_format regex repetition_detection samplers structural_tag
             thinking_token_budget truncate_prompt_tokens whitespace_pattern
         """,
     ),
@@ -77,7 +77,7 @@ _NEUTRAL: tuple[tuple[tuple[Any, ...], str], ...] = (
         (True,),
         """
             add_generation_prompt detokenize include_reasoning parse_tool_calls separate_reasoning
-            skip_special_tokens spaces_between_special_tokens stream_reasoning
+            skip_special_tokens spaces_between_special_tokens stream_reasoning use_activation
         """,
     ),
     ((1,), "best_of length_penalty n_cmpl repeat_penalty tfs_z typical_p"),

@@ -20,6 +20,7 @@ MAX_NAMED_TOKENS = 1_024
 _INT64_MAX = 2**63 - 1
 _TOKEN_ID = Annotated[int, Field(ge=0)]
 
+# OpenAI takes 4; evaluations, and Anthropic's clients, send more.
 Stop = Annotated[
     Annotated[str, Tag("<string>")]
     | Annotated[list[str], Field(max_length=MOST_STOPS), Tag("<strings>")],
