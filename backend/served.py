@@ -4,6 +4,9 @@ from textwrap import fill
 from typing import NamedTuple
 
 from backend.models.families import FAMILIES
+from backend.models.wrappers import WRAPPERS
+
+_WRAPPER = "ForConditionalGeneration"
 
 
 class Row(NamedTuple):
@@ -28,18 +31,29 @@ ROWS = (
         "encoder-decoders, state-space models, linear and chunked attention, ALiBi, Falcon, GPT-J, "
         "code that comes with a model",
     ),
+    Row(
+        "models that read images too",
+        "their text part: " + ", ".join(name.removesuffix(_WRAPPER) for name in sorted(WRAPPERS)),
+        "images, audio and video in requests; other models of text and images",
+    ),
     Row("weights", "safetensors in `float64`, `float32`, `bfloat16`, `float16`", "pickled weights"),
     Row(
         "weights in 8 bits",
         "`--quantization int8` at load; FP8 with a scale for each tensor, row or block (`fp8`, "
         "`compressed-tensors`); int8 (`gptq`, `compressed-tensors`)",
-        "zero points and transforms in `compressed-tensors`, models that `transformers` computes",
+        "zero points of int8 and transforms in `compressed-tensors`; `--quantization` of models "
+        "that `transformers` computes",
     ),
     Row(
         "weights in 4 bits",
-        "`gptq`; `awq` with version `gemm`",
-        "`gptq` with columns in order of activation, other versions of `awq`, `compressed-tensors`,"
-        " bitsandbytes, GGUF, MXFP4, models that `transformers` computes",
+        "`gptq`; `awq` with version `gemm`; `pack-quantized` of `compressed-tensors` (W4A16); "
+        "`mxfp4` of GPT-OSS",
+        "columns in order of activation, other versions of `awq`, NVFP4, bitsandbytes, GGUF",
+    ),
+    Row(
+        "quantised weights of models that `transformers` computes",
+        "all of these layouts, such as FP8 of DeepSeek V3, GLM 4.5 and MiniMax M2: dequantised to "
+        "the type of the activations as they are read",
     ),
     Row(
         "KV cache",
@@ -59,7 +73,12 @@ ROWS = (
         "several ranks; RDMA",
         "on GPUs",
     ),
-    Row("attention", "full, sliding windows by layer, capped scores, sinks", "attention biases"),
+    Row(
+        "attention",
+        "full, sliding windows by layer, capped scores, sinks; by `transformers`, also heads of "
+        "different sizes and other numbers of KV heads by layer",
+        "attention biases",
+    ),
     Row(
         "mixture of experts",
         "Mixtral, Qwen3-MoE; in `float32` and quantised one expert at a time, without CUDA graphs",

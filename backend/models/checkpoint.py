@@ -5,6 +5,7 @@ Only files of the directory itself are opened, whatever the index says, and noth
 """
 
 import hashlib
+import itertools
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from backend.models.config import ModelLoadError, read_json
+from backend.models.wrappers import text_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +26,17 @@ FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _PICKLED = ("*.bin", "*.pt", "*.pth")
 # Tensors that checkpoints carry and no model needs.
 # Activations get scales of their own at every step.
-_NEEDLESS = ("rotary_emb.inv_freq", "masked_bias", ".input_scale", ".activation_scale")
+_NEEDLESS = (
+    "rotary_emb.inv_freq",
+    "masked_bias",
+    ".input_scale",
+    ".activation_scale",
+    ".weight_shape",
+)
 
 _FINGERPRINT_FILES = ("config.json", "tokenizer.json")
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 8
-
 
 Span = tuple[int, int]
 """From the first, and up to but without the second."""
@@ -45,6 +52,14 @@ class Slice(NamedTuple):
     def is_whole(self) -> bool:
         """Whether nothing is left out."""
         return self.at == tuple((0, size) for size in self.shape)
+
+
+class _Expert(NamedTuple):
+    """The ``rows`` of a matrix in a tensor for all experts; ``is_turned``: they lie as columns."""
+
+    number: int
+    rows: Span
+    is_turned: bool
 
 
 class Tensors(Protocol):
@@ -76,11 +91,17 @@ class Checkpoint:
     """Tensors by name, whichever shard holds them."""
 
     def __init__(
-        self, directory: Path, stem: str = "model", *, described_by: str = "config.json"
+        self,
+        directory: Path,
+        stem: str = "model",
+        *,
+        described_by: str = "config.json",
+        is_wrapped: bool = False,
     ) -> None:
         """Find all shards. Raises ModelLoadError, naming every one that is missing.
 
-        ``stem`` is how the files' names begin, ``described_by`` what tells of shapes.
+        ``stem`` is how the files' names begin, ``described_by`` what tells of shapes. Of what
+        ``is_wrapped`` there is the text part alone, by the names that it has by itself.
         """
         self._directory = directory
         self._described_by = described_by
@@ -94,6 +115,12 @@ class Checkpoint:
             path = directory / f"{stem}.safetensors"
             self.source = str(path)
             self._path_of = dict.fromkeys(self._open(path).keys(), path)
+        self._stored: dict[str, str] = {}
+        self._experts: dict[str, _Expert] = {}
+        if is_wrapped:
+            self._stored = {own: name for name in self._path_of if (own := text_tensor(name))}
+            self._path_of = {own: self._path_of[name] for own, name in self._stored.items()}
+            self._split_experts()
 
     def has(self, name: str) -> bool:
         return name in self._path_of
@@ -123,11 +150,11 @@ class Checkpoint:
         CUDA each of ``ranks`` has a device for its part; on the CPU they share the memory.
         """
         # By the names that safetensors has for types; words hold several codes.
-        codes = {"F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 32 // bits}
+        codes = {"F8_E4M3": 1, "I8": 1, "U8": 8 // bits, "I32": 32 // bits}
         needed = 0.0
         for name, path in self._path_of.items():
-            count = math.prod(self._shape(name))
-            kind = self._open(path).get_slice(name).get_dtype()
+            count = math.prod(self.shape(name))
+            kind = self._open(path).get_slice(self._stored.get(name, name)).get_dtype()
             needed += count * (codes[kind] * code_bytes if kind in codes else dtype.itemsize)
         if device.type == "cuda":
             needed /= ranks
@@ -139,7 +166,7 @@ class Checkpoint:
             )
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
-        if (actual := self._shape(name)) != shape:
+        if (actual := self.shape(name)) != shape:
             raise _refusal(
                 self._path_of[name],
                 name,
@@ -156,7 +183,7 @@ class Checkpoint:
     def read(
         self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Collection[torch.dtype]
     ) -> Tensor:
-        if self._shape(name) not in shapes[1:]:
+        if self.shape(name) not in shapes[1:]:
             self.expect(name, shapes[0])
         return self._fetch(name, None, dtypes)
 
@@ -165,15 +192,23 @@ class Checkpoint:
         return self._fetch(name, None if part.is_whole else part, dtypes)
 
     def _fetch(self, name: str, part: Slice | None, dtypes: Collection[torch.dtype]) -> Tensor:
-        path = self._path_of[name]
+        path, stored = self._path_of[name], self._stored.get(name, name)
         self._read.add(name)
         tensor: Tensor
         try:
             file = self._open(path)
-            if part is None:
-                tensor = file.get_tensor(name)
+            if name in self._experts:
+                expert = self._experts[name]
+                start, stop = expert.rows
+                at, columns = part.at if part else ((0, stop - start), (0, None))
+                rows = slice(start + at[0], start + at[1])
+                both = (slice(*columns), rows) if expert.is_turned else (rows, slice(*columns))
+                tensor = file.get_slice(stored)[(expert.number, *both)]
+                tensor = tensor.t() if expert.is_turned else tensor
+            elif part is None:
+                tensor = file.get_tensor(stored)
             else:
-                tensor = file.get_slice(name)[tuple(slice(*span) for span in part.at)]
+                tensor = file.get_slice(stored)[tuple(slice(*span) for span in part.at)]
         except SafetensorError as error:
             raise _refusal(path, name, f"cannot be read: {error}") from error
         if tensor.dtype not in dtypes:
@@ -193,14 +228,38 @@ class Checkpoint:
             )
         self._files.clear()
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def _split_experts(self) -> None:
+        """Name each expert's matrices where one tensor holds those of all, as in Qwen3-VL."""
+        last = ".experts.down_proj"
+        for module in [name.removesuffix(last) for name in self._path_of if name.endswith(last)]:
+            kinds = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+            shapes = [self.shape(f"{module}.experts.{fused}") for fused in kinds]
+            if any(len(shape) != len(("expert", "row", "column")) for shape in shapes):
+                raise ModelLoadError(f"{self.source}: tensor {module}{last} has shape {shapes[1]}")
+            # Published ones are transposed, those that transformers writes are not.
+            turned = shapes[0][1] == shapes[1][2]
+            for (fused, names), (count, *size) in zip(kinds.items(), shapes, strict=True):
+                path = self._path_of.pop(f"{module}.experts.{fused}")
+                stored = self._stored.pop(f"{module}.experts.{fused}")
+                rows = size[turned] // len(names)
+                for expert, (place, each) in itertools.product(range(count), enumerate(names)):
+                    own = f"{module}.experts.{expert}.{each}.weight"
+                    self._path_of[own], self._stored[own] = path, stored
+                    self._experts[own] = _Expert(expert, (place * rows, (place + 1) * rows), turned)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape; of its values nothing is read. Raises ModelLoadError."""
         if name not in self._path_of:
             raise ModelLoadError(f"{self.source}: tensor {name} is missing")
         path = self._path_of[name]
         try:
-            return tuple(self._open(path).get_slice(name).get_shape())
+            shape = tuple(self._open(path).get_slice(self._stored.get(name, name)).get_shape())
         except SafetensorError as error:
             raise _refusal(path, name, f"cannot be read: {error}") from error
+        if name not in self._experts:
+            return shape
+        expert = self._experts[name]
+        return expert.rows[1] - expert.rows[0], shape[1 if expert.is_turned else 2]
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:

@@ -200,7 +200,7 @@ def _parse_scaling(
     name: str, keys: ConfigKeys, rotary: ConfigKeys, dim: int
 ) -> RotaryScaling | None:
     match name:
-        case "default":
+        case "default" | "mrope":  # the same for text, whose three positions are equal
             return None
         case "linear":
             return LinearScaling(rotary.above_zero("factor"))

@@ -15,6 +15,7 @@ from backend.models.config import (
     ModelLoadError,
     parse_rotary,
 )
+from backend.models.wrappers import text_part
 
 _MAX_LAYERS = 10_000
 _DEFAULT_WINDOW = 4096
@@ -28,12 +29,14 @@ def parse_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
             f"{source}: architectures: {values.get('architectures') or []} is not supported; "
             f"one of {', '.join(FAMILIES)} is"
         )
-    return FAMILIES[name](ConfigKeys(values, source))
+    text = text_part(values)
+    is_nested = text is not values and "text_config" in values
+    return FAMILIES[name](ConfigKeys(text, f"{source}: text_config" if is_nested else source))
 
 
 def native_family(values: Mapping[str, Any]) -> str | None:
-    """Return which of ``FAMILIES`` a parsed ``config.json`` describes, if any."""
-    names = values.get("architectures")
+    """Return which of ``FAMILIES`` a parsed ``config.json``, or its text part, is, if any."""
+    names = text_part(values).get("architectures")
     if not isinstance(names, list):
         return None
     return next((name for name in names if name in FAMILIES), None)

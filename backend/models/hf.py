@@ -23,12 +23,13 @@ from torch.nn import functional
 
 from backend.models.attention import Attention, AttentionLayer, ScoreRules
 from backend.models.config import ModelLoadError, first_line
+from backend.models.wrappers import WRAPPERS, is_wrapper
 
 _INTERFACE = "refrain_paged"
 _STEP = "refrain_step"
 # Frequencies that depend on the longest text of a step: neighbours would change one another.
 _SHARED_ROTARY = frozenset({"dynamic", "longrope"})
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class _Step:
     layers: dict[int, int] = field(default_factory=dict)
     seen: list[SeenAttention] | None = None
     """Where attentions are noted instead of computed."""
+    kv_shape: tuple[int, int] = (1, 1)
+    """KV heads and head_dim of the cache; a layer with less of them is widened."""
 
 
 class GenericModel:
@@ -103,6 +106,10 @@ class GenericModel:
         self.rules = tuple(each.rules for each in seen)
         return seen
 
+    def widen(self, num_kv_heads: int, head_dim: int) -> None:
+        """Let every layer have so many KV heads, by copies, of so many dimensions, by zeros."""
+        self._step.kv_shape = num_kv_heads, head_dim
+
     def forward(
         self, tokens: Tensor, positions: Tensor, attention: Attention, logit_rows: Tensor | None
     ) -> Tensor:
@@ -144,31 +151,44 @@ def _attend(
     if beyond:
         raise ModelLoadError(f"its attention needs {', '.join(beyond)}, which is not supported")
     _, num_heads, num_tokens, head_dim = query.shape
-    if scaling is not None and not math.isclose(scaling * math.sqrt(head_dim), 1.0):
-        query = query * (scaling * math.sqrt(head_dim))
     rules = ScoreRules(softcap, s_aux) if softcap is not None or s_aux is not None else None
     index = step.layers.setdefault(id(module), len(step.layers))
     value_dim = value.shape[-1]
     if step.seen is not None:
-        shape = (num_heads, key.shape[1], head_dim)
+        shape = (num_heads, key.shape[1], max(head_dim, value_dim))
         step.seen.append(SeenAttention(index, shape, sliding_window, rules))
         return query.new_zeros(1, num_tokens, num_heads, value_dim), None
     if step.attention is None:
         raise RuntimeError("no step is under way")
-    if value_dim < head_dim:
-        value = functional.pad(value, (0, head_dim - value_dim))
-    qkv = torch.cat((query[0], key[0], value[0])).transpose(0, 1).contiguous()
+    kv_heads, width = step.kv_shape
+    scale = math.sqrt(width) * (head_dim**-0.5 if scaling is None else scaling)
+    if not math.isclose(scale, 1.0):
+        query = query * scale
+    if kv_heads != key.shape[1]:
+        copies = kv_heads // key.shape[1]
+        key, value = (each.repeat_interleave(copies, dim=1) for each in (key, value))
+    parts = [
+        each[0] if each.shape[-1] == width else functional.pad(each[0], (0, width - each.shape[-1]))
+        for each in (query, key, value)
+    ]
+    qkv = torch.cat(parts).transpose(0, 1).contiguous()
     layer = AttentionLayer(index, sliding_window, rules=rules)
     attended = step.attention.forward(layer, qkv, None)
-    return attended.view(1, num_tokens, num_heads, head_dim)[..., :value_dim], None
+    return attended.view(1, num_tokens, num_heads, width)[..., :value_dim], None
 
 
 def load_generic(
-    directory: Path, values: Mapping[str, Any], *, device: torch.device, dtype: torch.dtype
+    directory: Path,
+    values: Mapping[str, Any],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    tensors: Mapping[str, Any] | None = None,
 ) -> GenericModel:
     """Read config and weights with transformers. Raises ModelLoadError.
 
-    ``values`` is the parsed ``config.json``. Code that comes with a model is never run.
+    ``values`` is the parsed ``config.json``. Code that comes with a model is never run. ``tensors``
+    are by name what is read by ``[...]`` instead of the directory's files, if given.
     """
     source = str(directory / "config.json")
     try:
@@ -177,11 +197,18 @@ def load_generic(
         )
     except Exception as error:
         raise ModelLoadError(f"{source}: {first_line(error)}") from error
-    _refuse_architecture(config, values.get("architectures") or [], source)
+    if is_wrapper(values):
+        config = config.get_text_config(decoder=True)
+        config.tie_word_embeddings = tensors is None or "lm_head.weight" not in tensors
+    kind = _causal_class(config, values, source)
     _refuse_config(config, source)
+    if tensors is not None and hasattr(config, "quantization_config"):
+        del config.quantization_config
     try:
-        model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
-            directory,
+        model, loaded = kind.from_pretrained(
+            directory if tensors is None else None,
+            config=config,
+            state_dict=tensors,
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,
@@ -189,7 +216,7 @@ def load_generic(
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (torch.OutOfMemoryError, MemoryError):
+    except (torch.OutOfMemoryError, MemoryError, ModelLoadError):
         raise
     except Exception as error:
         raise ModelLoadError(f"{directory}: {first_line(error)}") from error
@@ -205,25 +232,35 @@ def load_generic(
     return GenericModel(model, source)
 
 
-def _refuse_architecture(config: Any, architectures: object, source: str) -> None:
+def _causal_class(config: Any, values: Mapping[str, Any], source: str) -> Any:
+    """Return the class that computes ``config``: of the model, or of a wrapper's text part."""
+    architectures = values.get("architectures") or []
     if config.is_encoder_decoder:
         raise ModelLoadError(f"{source}: {config.model_type}: encoder-decoders are not supported")
     # The only list of causal language models that transformers has.
     known = transformers.AutoModelForCausalLM._model_mapping  # noqa: SLF001
-    name = known[type(config)].__name__ if type(config) in known else None
-    if not isinstance(architectures, list) or name not in architectures:
+    kind = known.get(type(config), None)
+    name = getattr(kind, "__name__", None)
+    is_told = isinstance(architectures, list) and name in architectures
+    if kind is None or not (is_told or is_wrapper(values)):
+        text_parts = f"; the text part of {', '.join(sorted(WRAPPERS))} is supported"
         raise ModelLoadError(
             f"{source}: architectures: {architectures} is not supported: transformers knows "
             + (f"{name} for" if name else "no causal language model for")
             + f" model_type {config.model_type}"
+            + (text_parts if "vision_config" in values else "")
         )
+    return kind
 
 
 def _refuse_config(config: Any, source: str) -> None:
     text = config.get_text_config(decoder=True)
     for kind in getattr(text, "layer_types", None) or ():
         if kind not in _LAYER_TYPES:
-            raise ModelLoadError(f"{source}: layer_types: {kind!r} is not supported")
+            supported = " and ".join(_LAYER_TYPES)
+            raise ModelLoadError(
+                f"{source}: layer_types: {kind!r} is not supported; {supported} are"
+            )
     if shared := _SHARED_ROTARY & set(_rotary_types(getattr(text, "rope_parameters", None))):
         raise ModelLoadError(
             f"{source}: rope_parameters: rope_type: {min(shared)!r} is not supported for "

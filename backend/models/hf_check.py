@@ -99,9 +99,11 @@ def _shape(model: GenericModel, vocab_size: int, checkpoint_dtype: str) -> Model
             "layers and attention beside transformers' AttentionInterface are not supported"
         )
     shapes = {each.shape for each in attentions}
-    if len(shapes) != 1:
-        raise ModelLoadError(f"layers of different shapes: {sorted(shapes)}")
-    [(num_heads, num_kv_heads, head_dim)] = shapes
+    num_heads, num_kv_heads, head_dim = map(max, zip(*shapes, strict=True))
+    if any(heads != num_heads or num_kv_heads % kv_heads for heads, kv_heads, _ in shapes):
+        raise ModelLoadError(f"layers of different numbers of heads: {sorted(shapes)}")
+    # One shape for all takes more memory, and caches and kernels need not know of layers.
+    model.widen(num_kv_heads, head_dim)
     return ModelShape(
         vocab_size=vocab_size,
         num_layers=num_layers,

@@ -16,8 +16,10 @@ from backend.models.families import FAMILIES, native_family, parse_config
 from backend.models.lora import adaptable_modules, stack_adapters
 from backend.models.model import Network, network_of
 from backend.models.parallel import ALONE, Communicator, check_sharded, sharded
-from backend.models.quantization.formats import is_quantized
+from backend.models.quantization.dequantized import lazy_tensors
+from backend.models.quantization.formats import check_quantized, checkpoint_format, is_quantized
 from backend.models.weights import load_weights
+from backend.models.wrappers import is_wrapper
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +47,10 @@ def load_network(
     is_native = native_family(values) is not None
     if ranks.size > 1:
         check_sharded(values, str(source), ranks.size)
-    if not is_native and (quantization is not None or is_quantized(values)):
+    if not is_native and quantization is not None:
         raise ModelLoadError(
-            f"{source}: architectures: {values.get('architectures') or []}: quantised weights are "
-            f"supported for {', '.join(FAMILIES)} only"
+            f"{source}: architectures: {values.get('architectures') or []}: quantization "
+            f"{quantization} is supported for {', '.join(FAMILIES)} only"
         )
     if not is_native and adapters:
         raise ModelLoadError(
@@ -116,19 +118,28 @@ def _generic(
     names = [each.get(key) for each in configs for key in ("dtype", "torch_dtype")]
     named = next((name for name in names if isinstance(name, str)), "float32")
     chosen = compute_dtype(dtype, named, device)
-    checkpoint = Checkpoint(directory)
+    source = directory / "config.json"
+    held = checkpoint_format(values, str(source))
+    checkpoint = Checkpoint(directory, is_wrapped=is_wrapper(values))
     checkpoint.check_files()
-    checkpoint.check_room(device, chosen)
+    if held is None:
+        checkpoint.check_room(device, chosen)
+    else:
+        check_quantized(checkpoint.names, str(source))
+        checkpoint.check_room(device, chosen, held.bits, chosen.itemsize)
+        logger.warning("%s: quantised weights are dequantised to %s", directory, chosen)
     # Imported here because transformers takes seconds to import and most models do without.
     try:
         from backend.models.hf import load_generic  # noqa: PLC0415
         from backend.models.hf_check import verify  # noqa: PLC0415
     except ImportError as error:
         raise ModelLoadError(
-            f"{directory / 'config.json'}: architectures: {values.get('architectures') or []} "
+            f"{source}: architectures: {values.get('architectures') or []} "
             f"needs transformers ({error}): pip install 'refrain-gateway[transformers]'"
         ) from error
-    model = load_generic(directory, values, device=device, dtype=chosen)
+    is_own = held is not None or is_wrapper(values)
+    tensors = lazy_tensors(checkpoint, held, chosen) if is_own else None
+    model = load_generic(directory, values, device=device, dtype=chosen, tensors=tensors)
     tell(f"comparing {directory} with transformers")
     shape = verify(model, named)
     return Network(shape, chosen, lambda _length, _operations: model, rules=model.rules)

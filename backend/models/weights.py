@@ -27,10 +27,11 @@ from backend.models.parallel import (
     VocabularyParallelHead,
     sharded,
 )
-from backend.models.quantization.formats import CheckpointFormat, checkpoint_format, has_quantized
+from backend.models.quantization.formats import CheckpointFormat, check_quantized, checkpoint_format
 from backend.models.quantization.linears import quantized_embedding, quantized_linear
 from backend.models.quantization.weight import QuantizedWeight, quantize
 from backend.models.rope import interleave
+from backend.models.wrappers import is_wrapper
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +54,15 @@ def load_weights(
     They are cast and moved. ``int8`` makes embedding and matrices int8, one after the other.
     """
     source = directory / "config.json"
-    held = checkpoint_format(read_json(source), str(source))
-    checkpoint = Checkpoint(directory)
+    values = read_json(source)
+    held = checkpoint_format(values, str(source))
+    checkpoint = Checkpoint(directory, is_wrapped=is_wrapper(values))
     if held is None:
         checkpoint.check_room(device, torch.int8 if int8 else dtype, ranks=ranks.size)
-    elif has_quantized(checkpoint.names):
+    else:
+        check_quantized(checkpoint.names, str(source))
         code_bytes = held.code_bytes(device, dtype)
         checkpoint.check_room(device, dtype, held.bits, code_bytes, ranks=ranks.size)
-    else:
-        raise ModelLoadError(f"{source}: quantization_config: none of the tensors are quantised")
     builder = _Builder(config, checkpoint, device, dtype, tell, held=held, int8=int8, ranks=ranks)
     weights = builder.build()
     checkpoint.close()
@@ -158,7 +159,7 @@ class _Builder:
 
     def _embedding(self) -> tuple[Embedding, Linear]:
         rows = self._vocabulary("model.embed_tokens.weight")
-        tied, dtype, size = self.config.tied_embeddings, self.dtype, self.config.hidden_size
+        tied, dtype, size = self._is_tied(rows), self.dtype, self.config.hidden_size
         if not self.int8:
             matrix = rows if tied else self._vocabulary("lm_head.weight")
             return Embedding(rows, dtype, size, shared=tied), self._dense(matrix)
@@ -169,6 +170,14 @@ class _Builder:
             return quantized_embedding(codes, dtype), head
         head = quantized_linear(codes, None, dtype)
         return quantized_embedding(codes, dtype, head), head
+
+    def _is_tied(self, rows: Tensor) -> bool:
+        """Return whether ``rows`` of the embedding are the head's too."""
+        name = "lm_head.weight"
+        # transformers unties a head of other values, whatever the config says.
+        return self.config.tied_embeddings and (
+            not self.tensors.has(name) or torch.equal(self._vocabulary(name), rows)
+        )
 
     def _vocabulary(self, name: str) -> Tensor:
         """Read this rank's rows of embedding or head."""

@@ -201,11 +201,12 @@ def test_odd_keys_are_named(edited_checkpoint, changes, message):
     assert message in refused(directory)
 
 
-def test_quantised_models_of_other_families_are_refused_before_they_are_read(edited_checkpoint):
+def test_layouts_that_nobody_reads_are_refused_before_they_are_read(edited_checkpoint):
     directory = edited_checkpoint(
         architectures=["OlmoForCausalLM"], model_type="olmo", quantization_config={"bits": 4}
     )
-    assert "['OlmoForCausalLM']: quantised weights are supported for Llama" in refused(directory)
+    (directory / "model.safetensors").write_bytes(b"")
+    assert "quantization_config: quant_method: '' is not supported" in refused(directory)
 
 
 def test_weights_larger_than_the_memory_are_refused_before_they_are_read(

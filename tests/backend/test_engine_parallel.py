@@ -264,8 +264,8 @@ def test_a_cut_within_a_group_a_block_or_a_word_is_refused(divisible):
 class Reads(Checkpoint):
     """Notes how many numbers were read."""
 
-    def __init__(self, directory):
-        super().__init__(directory)
+    def __init__(self, directory, **options):
+        super().__init__(directory, **options)
         self.numbers = 0
 
     def _fetch(self, name, part, dtypes):
@@ -274,13 +274,13 @@ class Reads(Checkpoint):
         return tensor
 
 
-@pytest.mark.parametrize("family", ["phi3", "mixtral"])
+@pytest.mark.parametrize("family", ["phi3", "mixtral", "qwen3_vl_moe"])
 def test_a_rank_reads_its_part_alone(checkpoint, monkeypatch, family):
     directory = checkpoint(family)[0]
     checkpoints = []
     monkeypatch.setattr(
         "backend.models.weights.Checkpoint",
-        lambda path: checkpoints.append(Reads(path)) or checkpoints[-1],
+        lambda path, **options: checkpoints.append(Reads(path, **options)) or checkpoints[-1],
     )
     config = load_config(directory)
     for ranks in ({}, {"ranks": OneOf(1, 2)}):

@@ -279,7 +279,7 @@ async def test_the_demo_model_keeps_its_perplexity_within_one_per_cent():
         (compressed_tensors("group"), "strategy: 'group' is not supported"),
         (compressed_tensors("tensor", num_bits=4), "num_bits: 4 is not supported, 8 bits are"),
         (compressed_tensors("tensor", symmetric=False), "symmetric: false is not supported"),
-        (compressed_tensors("tensor", kind="pack"), "format: 'pack-quantized' is not supported"),
+        (compressed_tensors("tensor", kind="nvfp4-pack"), "format: 'nvfp4-pack-quantized' is not"),
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "config_groups"),
         ([], "quantization_config: expected an object"),
     ],
@@ -438,7 +438,7 @@ def test_int8_of_what_is_quantised_already_is_refused(packed):
 
 def test_int8_of_a_model_that_transformers_computes_is_refused(checkpoint):
     directory, _ = checkpoint("gpt2")
-    assert "quantised weights are supported for Llama" in refused(directory, quantization="int8")
+    assert "quantization int8 is supported for Llama" in refused(directory, quantization="int8")
 
 
 def test_kv_in_eight_bits_is_another_type_on_each_device(monkeypatch):

@@ -83,6 +83,19 @@ def awq(weight: Tensor, *, group: int = 32) -> Packed:
     }, worth
 
 
+def pack_quantized(weight: Tensor, *, group: int = 32, symmetric: bool = True) -> Packed:
+    """compressed-tensors in four bits: eight columns of a row side by side, zeros by rows."""
+    codes, zeros, scales, worth = _grouped(weight, 4, group, symmetric=symmetric)
+    packed = {
+        "weight_packed": _words(codes.view(len(weight), -1, 8), 4, dim=2),
+        "weight_scale": scales.half(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    if not symmetric:
+        packed["weight_zero_point"] = _words(zeros.view(-1, 8, zeros.shape[1]), 4, dim=1)
+    return packed, worth
+
+
 def _grouped(
     weight: Tensor, bits: int, group: int, *, symmetric: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,11 +120,13 @@ def _words(values: Tensor, bits: int, dim: int) -> Tensor:
     return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32)
 
 
-def compressed_tensors(strategy: str, kind: str = "float", **weights: Any) -> dict[str, Any]:
+def compressed_tensors(
+    strategy: str, kind: str = "float", layout: str | None = None, **weights: Any
+) -> dict[str, Any]:
     """The ``quantization_config`` of llm-compressor."""
     return {
         "quant_method": "compressed-tensors",
-        "format": f"{kind}-quantized",
+        "format": layout or f"{kind}-quantized",
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],
@@ -143,6 +158,14 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]] = {
     "gptq of 8 bits": (
         lambda weight: gptq(weight, bits=8),
         {"quant_method": "gptq", "bits": 8, "group_size": 32},
+    ),
+    "pack-quantized": (
+        pack_quantized,
+        compressed_tensors("group", layout="pack-quantized", num_bits=4, group_size=32),
+    ),
+    "pack-quantized with zeros": (
+        lambda weight: pack_quantized(weight, group=-1, symmetric=False),
+        compressed_tensors("channel", layout="pack-quantized", num_bits=4, symmetric=False),
     ),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
 }

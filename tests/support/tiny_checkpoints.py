@@ -96,6 +96,15 @@ DECODER_CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Those that the engine's own decoder computes; the equality tests take all of them."""
 
+_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+}
+
 # Without code of our own for them.
 _OTHER_CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
@@ -123,13 +132,109 @@ _OTHER_CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            **_EXPERTS,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 16,
+        },
+    ),
+    "glm4_moe": ("Glm4Moe", {**_EXPERTS, "head_dim": 16}),
+    "minimax_m2": ("MiniMaxM2", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "mamba": ("Mamba", {}),
     "falcon": ("Falcon", {}),
     "bloom": ("Bloom", {}),
 }
 
 
+_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_heads": 2}
+_TILES = {**_VISION, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+_QWEN_VISION = {**_VISION, "depth": 1, "out_hidden_size": 64, "num_position_embeddings": 16}
+_MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+_INTERLEAVED = {"head_dim": 16, "rope_parameters": _MROPE | {"mrope_interleaved": True}}
+
+_GEMMA4 = {
+    "head_dim": 16,
+    "sliding_window": 20,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
+
+# Keys of the text part beside _SHAPE, and those of the vision part.
+WRAPPED_CHECKPOINTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {"rope_parameters": _MROPE},
+        {**_QWEN_VISION, "fullatt_block_indexes": [0]},
+    ),
+    "qwen3_vl": ("Qwen3VL", _INTERLEAVED, {**_QWEN_VISION, "deepstack_visual_indexes": [0]}),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        {
+            **_INTERLEAVED,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+        },
+        {**_QWEN_VISION, "deepstack_visual_indexes": [0]},
+    ),
+    "mistral3": (
+        "Mistral3",
+        {"model_type": "mistral", "sliding_window": None, "head_dim": 24},
+        {**_TILES, "model_type": "pixtral"},
+    ),
+    "mistral3_of_ministral3": (
+        "Mistral3",
+        {"model_type": "ministral3", "head_dim": 24},
+        {**_TILES, "model_type": "pixtral"},
+    ),
+    "gemma3_vl": (
+        "Gemma3",
+        {"head_dim": 16, "sliding_window": 20, "num_hidden_layers": 6},
+        {**_TILES, "model_type": "siglip_vision_model"},
+    ),
+    "gemma4": (
+        "Gemma4",
+        {
+            **_GEMMA4,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+        },
+        {**_TILES, "model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2},
+    ),
+    "gemma4_shared": (
+        "Gemma4",
+        {
+            **_GEMMA4,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+        },
+        {**_TILES, "model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2},
+    ),
+    "llava": ("Llava", {"model_type": "llama"}, {**_TILES, "model_type": "clip_vision_model"}),
+    "internvl": (
+        "InternVL",
+        {"model_type": "qwen3", "head_dim": 16},
+        {**_TILES, "image_size": [28, 28], "patch_size": [14, 14]},
+    ),
+}
+"""Models that read images too, whose text part is computed."""
+
+
 def _model(family: str) -> transformers.PreTrainedModel:
+    if family in WRAPPED_CHECKPOINTS:
+        name, text, vision = WRAPPED_CHECKPOINTS[family]
+        kind = getattr(transformers, f"{name}ForConditionalGeneration")
+        return kind(kind.config_class(text_config={**_SHAPE, **text}, vision_config=vision))
     name, keys = (DECODER_CHECKPOINTS | _OTHER_CHECKPOINTS)[family]
     config = getattr(transformers, f"{name}Config")(**{**_SHAPE, **keys})
     return transformers.AutoModelForCausalLM.from_config(config)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from backend.kernels.available import unavailable_reason
-from backend.models.checkpoint import FLOATS, Slice, Span, Tensors
+from backend.models.checkpoint import FLOATS, Checkpoint, Slice, Span, Tensors
 from backend.models.config import ConfigKeys, ModelLoadError
 from backend.models.quantization.weight import FP8, QuantizedWeight
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 # Of tensors that quantised matrices have and others do not.
-_SUFFIXES = (".qweight", ".weight_scale", ".weight_scale_inv")
+_SUFFIXES = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", "_blocks")
 # AWQ packs eight columns into 32 bits in this order, from the lowest four bits on.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORDS = frozenset({torch.int32})
@@ -41,6 +41,23 @@ class CheckpointFormat:
         """Return whether the matrix ``name`` is quantised."""
         return any(checkpoint.has(name + suffix) for suffix in _SUFFIXES)
 
+    def shape(self, checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+        """Return the rows and columns of the matrix ``name`` when unpacked."""
+        each = 32 // self.bits
+        match self.name:
+            case "gptq":
+                words, rows = checkpoint.shape(f"{name}.qweight")
+                return rows, words * each
+            case "awq":
+                columns, words = checkpoint.shape(f"{name}.qweight")
+                return words * each, columns
+            case "pack-quantized":
+                rows, words = checkpoint.shape(f"{name}.weight_packed")
+                return rows, words * each
+            case _:
+                rows, columns = checkpoint.shape(f"{name}.weight")
+                return rows, columns
+
     def code_bytes(self, device: torch.device, dtype: torch.dtype) -> float:
         """Return what a code takes on ``device``, see ``quantized_linear``."""
         if device.type != "cuda":
@@ -65,6 +82,8 @@ class CheckpointFormat:
                 return self._read_gptq(checkpoint, name, part)
             case "awq":
                 return self._read_awq(checkpoint, name, part)
+            case "pack-quantized":
+                return self._read_packed(checkpoint, name, part)
             case _:
                 return self._read_scaled(checkpoint, name, part)
 
@@ -93,6 +112,46 @@ class CheckpointFormat:
         scales = blocks.repeat_interleave(height, dim=0)[above : above + stop - first].contiguous()
         return QuantizedWeight(codes, scales, None, min(width, right - left))
 
+    def _read_packed(self, checkpoint: Tensors, name: str, part: Slice) -> QuantizedWeight:
+        (rows, columns), ((first, stop), (left, right)) = part
+        size = self._group_size(checkpoint, name, part)
+        each = 32 // self.bits
+        here = Slice((rows, columns // each), ((first, stop), (left // each, right // each)))
+        packed = checkpoint.read_part(f"{name}.weight_packed", here, _WORDS)
+        groups = _groups(checkpoint, name, (left, right), size, columns)
+        grid = Slice((rows, columns // size), ((first, stop), groups))
+        scales = checkpoint.read_part(f"{name}.weight_scale", grid, FLOATS)
+        zeros = torch.zeros(scales.shape)
+        if checkpoint.has(f"{name}.weight_zero_point"):
+            here = Slice((rows // each, columns // size), ((first // each, stop // each), groups))
+            words = checkpoint.read_part(f"{name}.weight_zero_point", here, _WORDS)
+            zeros = _unpacked(words, self.bits).transpose(1, 2).reshape(stop - first, -1)
+            zeros = zeros.float() - (1 << (self.bits - 1))
+        self._check_order(checkpoint, f"{name}.weight_g_idx", part, size)
+        half = 1 << (self.bits - 1)
+        return QuantizedWeight(
+            (_unpacked(packed, self.bits).flatten(1) - half).to(torch.int8),
+            scales.float(),
+            zeros if bool(zeros.any()) else None,
+            min(size, right - left),
+            self.bits,
+        )
+
+    def _check_order(self, checkpoint: Tensors, name: str, part: Slice, size: int) -> None:
+        """Refuse columns that are not in the order of their groups."""
+        (_, columns), (_, (left, right)) = part
+        if checkpoint.has(name):
+            order = checkpoint.read_part(name, Slice((columns,), ((left, right),)), _WORDS)
+            if not torch.equal(order, torch.arange(left, right, dtype=torch.int32) // size):
+                raise ModelLoadError(
+                    f"{checkpoint.source}: tensor {name}: columns in order of activation "
+                    "(desc_act) are not supported"
+                )
+        elif self.needs_order:
+            raise ModelLoadError(
+                f"{checkpoint.source}: tensor {name} is missing, and desc_act is true"
+            )
+
     def _read_gptq(self, checkpoint: Tensors, name: str, part: Slice) -> QuantizedWeight:
         (rows, columns), ((first, stop), (left, right)) = part
         size = self._group_size(checkpoint, name, part)
@@ -108,18 +167,7 @@ class CheckpointFormat:
             # The format takes one from each zero point of a word at once, borrows included.
             words = words + sum(1 << (self.bits * place) for place in range(each))
         zeros = _unpacked(words, self.bits).reshape(-1, stop - first)
-        if checkpoint.has(f"{name}.g_idx"):
-            here = Slice((columns,), ((left, right),))
-            order = checkpoint.read_part(f"{name}.g_idx", here, _WORDS)
-            if not torch.equal(order, torch.arange(left, right, dtype=torch.int32) // size):
-                raise ModelLoadError(
-                    f"{checkpoint.source}: tensor {name}.g_idx: columns in order of activation "
-                    "(desc_act) are not supported"
-                )
-        elif self.needs_order:
-            raise ModelLoadError(
-                f"{checkpoint.source}: tensor {name}.g_idx is missing, and desc_act is true"
-            )
+        self._check_order(checkpoint, f"{name}.g_idx", part, size)
         return self._grouped(checkpoint, name, codes, zeros.t(), part=part, size=size)
 
     def _read_awq(self, checkpoint: Tensors, name: str, part: Slice) -> QuantizedWeight:
@@ -211,9 +259,10 @@ def is_quantized(values: Mapping[str, Any]) -> bool:
     return any(values.get(key) is not None for key in _CONFIG_KEYS)
 
 
-def has_quantized(names: Collection[str]) -> bool:
-    """Return whether tensors of these names are quantised."""
-    return any(name.endswith(_SUFFIXES) for name in names)
+def check_quantized(names: Collection[str], source: str) -> None:
+    """Raise ModelLoadError unless tensors of these names are quantised."""
+    if not any(name.endswith(_SUFFIXES) for name in names):
+        raise ModelLoadError(f"{source}: quantization_config: none of the tensors are quantised")
 
 
 def checkpoint_format(values: Mapping[str, Any], source: str) -> CheckpointFormat | None:
@@ -250,18 +299,19 @@ def checkpoint_format(values: Mapping[str, Any], source: str) -> CheckpointForma
                 raise keys.refusal("version", f"{version!r} is not supported, gemm is")
             bits = _one_of(keys, "bits", (4,))
             return CheckpointFormat("awq", bits=bits, group_size=_size_of_groups(keys))
+        case "mxfp4":
+            return CheckpointFormat("mxfp4", bits=4)
         case method:
             raise keys.refusal(
                 "quant_method",
-                f"{method!r} is not supported; compressed-tensors, fp8, gptq and awq are",
+                f"{method!r} is not supported; compressed-tensors, fp8, gptq, awq and mxfp4 are",
             )
 
 
 def _compressed_tensors(keys: ConfigKeys) -> CheckpointFormat:
-    if (layout := keys.get("format", str, "")) not in {"float-quantized", "int-quantized"}:
-        raise keys.refusal(
-            "format", f"{layout!r} is not supported; float-quantized and int-quantized are"
-        )
+    layouts = ("float-quantized", "int-quantized", "pack-quantized")
+    if (layout := keys.get("format", str, "")) not in layouts:
+        raise keys.refusal("format", f"{layout!r} is not supported; {', '.join(layouts)} are")
     transforms = keys.values.get("transform_config")
     if isinstance(transforms, dict) and transforms.get("config_groups"):
         raise keys.refusal("transform_config", "transforms of weights are not supported")
@@ -273,10 +323,15 @@ def _compressed_tensors(keys: ConfigKeys) -> CheckpointFormat:
     if not isinstance(weights, dict):
         raise keys.refusal("config_groups", f"{name}: weights is missing")
     each = ConfigKeys(weights, f"{keys.source}: config_groups: {name}: weights")
+    strategy = each.get("strategy", str, "tensor")
+    if layout == "pack-quantized":
+        if strategy not in {"group", "channel"}:
+            raise each.refusal("strategy", f"{strategy!r} is not supported; group and channel are")
+        size = _size_of_groups(each) if strategy == "group" else None
+        return CheckpointFormat(layout, bits=_one_of(each, "num_bits", (4, 8)), group_size=size)
     _one_of(each, "num_bits", (8,))
     if not each.get("symmetric", bool, default=True):
         raise each.refusal("symmetric", "false is not supported")
-    strategy = each.get("strategy", str, "tensor")
     if strategy == "block":
         block = _block(each, weights.get("block_structure"))
         return CheckpointFormat("compressed-tensors", block=block)
