@@ -28,8 +28,17 @@ ROWS = (
         "other decoder-only models",
         "by `transformers`, without CUDA graphs: Gemma, GPT-OSS, OLMo, Cohere and others whose "
         "logits for two short texts are equal at load",
-        "encoder-decoders, state-space models, linear and chunked attention, ALiBi, Falcon, GPT-J, "
-        "code that comes with a model",
+        "encoder-decoders, state-space models, other linear attention, chunked attention, ALiBi, "
+        "Falcon, GPT-J, code that comes with a model",
+    ),
+    Row(
+        "linear attention",
+        "gated delta nets in PyTorch's operations, without CUDA graphs: `Qwen3NextForCausalLM`, "
+        "`Qwen3_5ForCausalLM`, `Qwen3_5MoeForCausalLM`, and the text of "
+        "`Qwen3_5ForConditionalGeneration` and `Qwen3_5MoeForConditionalGeneration`; a prefix hit "
+        "ends at a snapshot of the state",
+        "quantised weights, KV tiers, prefill apart from decode, LoRA, several ranks, speculation",
+        "on GPUs",
     ),
     Row(
         "models that read images too",

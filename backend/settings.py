@@ -248,7 +248,8 @@ class EngineOptions:
     )
     max_num_seqs: int | None = _flag(
         None,
-        "most sequences computed together [default: 16 on CPU, 256 on CUDA]",
+        "most sequences computed together [default: 16 on CPU, 256 on CUDA, 32 there with linear "
+        "attention]",
         read=up_to(65_536),
         metavar="N",
     )

@@ -39,6 +39,7 @@ from backend.scheduler.prefix_cache import PrefixCache
 from backend.scheduler.request import FinishReason, TokenDelta, TokenLogprobs, choice_seed
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence
+from backend.scheduler.snapshots import Snapshots
 from backend.scheduler.stats import EngineStats, Recorder, Recording, TierStats
 from backend.scheduler.stopping import finish_reason
 from backend.scheduler.tiers import Tiers
@@ -71,6 +72,8 @@ class EngineLimits:
     overlap: bool = False
     speculation: bool = False
     num_speculative_tokens: int = 4
+    num_snapshots: int | None = None
+    """Of recurrent states; None: the model has none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -342,7 +345,7 @@ class EngineCore:
         cap = OomBackoff(
             budget_policy(most, target_ttft=limits.target_ttft, target_itl=limits.target_itl)
         )
-        pool, tiers = BlockPool(limits.num_blocks), None
+        pool, tiers, snapshots = BlockPool(limits.num_blocks), None, limits.num_snapshots
         if (transfer := self.runner.transfer) is not None:
             tiers = Tiers(
                 host_blocks=transfer.host_blocks,
@@ -357,6 +360,7 @@ class EngineCore:
                 adapters=self.fingerprints[1:],
                 events=self._cache_log,
                 tiers=tiers,
+                snapshots=None if snapshots is None else Snapshots(snapshots),
             ),
             max_num_seqs=limits.max_num_seqs,
             max_tokens_per_step=limits.max_tokens_per_step,

@@ -82,9 +82,10 @@ def load_draft(
     tell(f"reading the draft model's weights of {directory}")
     network = load_network(directory, device=device, dtype=options.dtype, tell=tell)
     if network.weights is None:
+        why = "is computed by transformers' code" if network.states is None else "has states"
         raise ModelLoadError(
-            f"speculative-model {directory}: it is computed by transformers' code; a draft model "
-            f"is one of {', '.join(FAMILIES)}"
+            f"speculative-model {directory}: it {why}; a draft model is one of "
+            f"{', '.join(FAMILIES)}"
         )
     _check_tokens(directory, network, target, tokenizer)
     if network.dtype is not target.dtype and kv_dtype is target.dtype:

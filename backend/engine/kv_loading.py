@@ -22,9 +22,6 @@ from backend.settings import EngineOptions
 
 logger = logging.getLogger(__name__)
 
-_LEAST_SECRET = 16
-"""An engine proves itself to whoever connects, who could try short secrets at leisure."""
-
 
 def make_pool(
     network: Network, sizing: Sizing, device: torch.device, dtype: torch.dtype, directory: Path
@@ -114,31 +111,3 @@ def make_role(options: EngineOptions, core: EngineCore) -> Offers | Fetches | No
         return Offers(core, options.kv_transfer[0].address, secret)
     addresses = {each.text: each.address for each in options.kv_transfer}
     return Fetches(core, addresses, secret, seconds=options.kv_transfer_timeout)
-
-
-def check_role(options: EngineOptions) -> None:
-    """Raise ModelLoadError where options for a role are missing or contradict each other."""
-    role, others = options.role, options.kv_transfer
-    if role == "both":
-        if others or options.kv_transfer_secret:
-            raise ModelLoadError("kv-transfer: say with role whether this is prefill or decode")
-        return
-    if not others or options.kv_transfer_secret is None:
-        missing = "kv-transfer-secret-file" if others else "kv-transfer"
-        raise ModelLoadError(f"role {role}: {missing} is missing")
-    if len(options.kv_transfer_secret) < _LEAST_SECRET:
-        raise ModelLoadError(
-            f"kv-transfer-secret-file: expected {_LEAST_SECRET} characters or more, such as of "
-            "`head -c 32 /dev/urandom | base64`"
-        )
-    if role == "prefill" and len(others) > 1:
-        raise ModelLoadError(f"role prefill: it listens at one kv-transfer, got {len(others)}")
-    if role == "decode" and not options.kv_host_bytes:
-        raise ModelLoadError(
-            "role decode: blocks come by way of host memory; say with kv-host-bytes how much"
-        )
-    if options.tensor_parallel_size > 1:
-        raise ModelLoadError(
-            f"role {role}: blocks of one rank are sent, not those of tensor-parallel-size "
-            f"{options.tensor_parallel_size}; leave one of them out"
-        )

@@ -13,7 +13,6 @@ from backend.engine.core import EngineCore, EngineLimits
 from backend.engine.draft_loading import load_draft
 from backend.engine.engine import Engine
 from backend.engine.kv_loading import (
-    check_role,
     make_pool,
     make_role,
     make_transfer,
@@ -23,6 +22,7 @@ from backend.engine.kv_transfer.fetches import Fetches
 from backend.engine.kv_transfer.offers import Offers
 from backend.engine.messages import EngineDescription
 from backend.engine.model_files import check_adapters, resolve_model
+from backend.engine.option_checks import check_hybrid, check_options
 from backend.engine.ranks import Ranks
 from backend.executor.draft_runner import DraftRunner
 from backend.executor.factory import (
@@ -37,6 +37,7 @@ from backend.executor.input_batch import BatchLimits
 from backend.executor.memory import context_length, size_cache
 from backend.executor.model_runner import ModelRunner
 from backend.executor.parallel import Group, LeadingRunner
+from backend.executor.states import state_pool_bytes
 from backend.grammar.compiler import GrammarCompiler
 from backend.grammar.worker import Vocabulary
 from backend.kernels.available import unavailable_reason
@@ -58,6 +59,9 @@ _DRIVER_FILES = (Path("/proc/driver/nvidia"), Path("/dev/nvidia0"))
 # A chunk of prefill delays everybody's next token by the time that it takes to compute.
 _TOKENS_PER_STEP = {"cpu": 512, "cuda": 8192}
 _MAX_NUM_SEQS = {"cpu": 16, "cuda": 256}
+# Each has a recurrent state, which takes as much as KV of thousands of tokens.
+_MAX_HYBRID_SEQS = {"cpu": 16, "cuda": 32}
+_SNAPSHOTS_OF_A_SEQUENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,9 @@ def load_model(
         target_ttft=options.target_ttft_ms and options.target_ttft_ms / 1000,
         target_itl=options.target_itl_ms and options.target_itl_ms / 1000,
         overlap=on_cuda if options.overlap is None else options.overlap,
-        speculation=options.speculation != "off",
+        speculation=options.speculation != "off" and not loaded.has_states,
         num_speculative_tokens=options.num_speculative_tokens,
+        num_snapshots=loaded.batches.num_snapshots if loaded.has_states else None,
     )
     grammars = GrammarCompiler(lambda: _vocabulary(tokenizer, vocab_size))
     fingerprint = loaded.fingerprint
@@ -145,6 +150,7 @@ class LoadedRunner:
     tokenizer: Tokenizer
     fingerprint: bytes
     detail: tuple[str, ...]
+    has_states: bool
 
 
 def load_runner(
@@ -160,16 +166,15 @@ def load_runner(
     """
     torch_device = _device_of_rank(options, rank)
     on_cuda = torch_device.type == "cuda"
-    _check(options, on_cuda=on_cuda)
+    check_options(options, on_cuda=on_cuda)
     utilization = options.gpu_memory_utilization
     if options.threads is not None or join is not None:
         threads = options.threads or torch.get_num_threads()
         torch.set_num_threads(max(threads // options.tensor_parallel_size, 1))
     directory = resolve_model(options.model)
+    check_hybrid(options, directory)
     check_adapters(options.lora)
     tokenizer = Tokenizer.load(directory, options.chat_template)
-    max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS[torch_device.type]
-    max_tokens = options.max_tokens_per_step or _TOKENS_PER_STEP[torch_device.type]
     group = None
     if join is not None:
         # Before the others begin: what is refused here is refused once.
@@ -190,12 +195,7 @@ def load_runner(
     kv_dtype = kv_cache_dtype(options.kv_dtype, network.dtype, torch_device)
     shape = network.shape
     has_kernels = on_cuda and _triton_compiles()
-    batches = BatchLimits(
-        num_slots=slots_for(max_num_seqs),
-        max_num_seqs=max_num_seqs,
-        max_tokens_per_step=max(max_tokens, max_num_seqs),
-        max_model_len=context_length(shape, options.max_model_len),
-    )
+    batches = _batch_limits(options, network, torch_device.type)
     kernels: Kernels = NO_KERNELS
     detail: tuple[str, ...] = ()
     if has_kernels:
@@ -237,13 +237,14 @@ def load_runner(
         shape,
         device=torch_device,
         dtype=kv_dtype,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=batches.max_num_seqs,
         max_model_len=options.max_model_len,
         kv_bytes=options.kv_bytes,
         reading=reading,
         utilization=utilization,
         ranks=options.tensor_parallel_size,
         draft_block_bytes=0 if draft is None else draft.block_bytes,
+        state_bytes=state_pool_bytes(network, batches),
     )
     if group is not None:
         # One scheduler decides for all, so the smallest pool is everybody's.
@@ -265,6 +266,21 @@ def load_runner(
         tokenizer=tokenizer,
         fingerprint=fingerprint,
         detail=detail + without,
+        has_states=network.states is not None,
+    )
+
+
+def _batch_limits(options: EngineOptions, network: Network, kind: str) -> BatchLimits:
+    has_states = network.states is not None
+    most_seqs = _MAX_HYBRID_SEQS if has_states else _MAX_NUM_SEQS
+    max_num_seqs = options.max_num_seqs or most_seqs[kind]
+    max_tokens = options.max_tokens_per_step or _TOKENS_PER_STEP[kind]
+    return BatchLimits(
+        num_slots=slots_for(max_num_seqs),
+        max_num_seqs=max_num_seqs,
+        max_tokens_per_step=max(max_tokens, max_num_seqs),
+        max_model_len=context_length(network.shape, options.max_model_len),
+        num_snapshots=_SNAPSHOTS_OF_A_SEQUENCE * max_num_seqs if has_states else 0,
     )
 
 
@@ -306,36 +322,6 @@ def _device_of_rank(options: EngineOptions, rank: int) -> torch.device:
     if (count := torch.cuda.device_count()) < size:
         raise ModelLoadError(f"tensor-parallel-size {size}: torch finds {count} CUDA devices")
     return device_of(f"cuda:{rank}")
-
-
-def _check(options: EngineOptions, *, on_cuda: bool) -> None:
-    if options.max_num_seqs is not None and options.max_num_seqs < 1:
-        raise ModelLoadError(f"max-num-seqs must be at least 1, got {options.max_num_seqs}")
-    utilization = options.gpu_memory_utilization
-    if not 0 < utilization <= 1:
-        raise ModelLoadError(
-            f"gpu-memory-utilization must be above 0 and at most 1, got {utilization}"
-        )
-    if options.speculative_model is not None and options.tensor_parallel_size > 1:
-        raise ModelLoadError(
-            f"speculative-model: a draft model is computed by one rank, not by "
-            f"tensor-parallel-size {options.tensor_parallel_size}; leave one of them out"
-        )
-    if options.lora and options.tensor_parallel_size > 1:
-        raise ModelLoadError(
-            "lora: adapters are computed by one rank, not by tensor-parallel-size "
-            f"{options.tensor_parallel_size}; leave one of them out"
-        )
-    if (options.kv_host_bytes or options.kv_disk_bytes) and options.tensor_parallel_size > 1:
-        raise ModelLoadError(
-            "kv-host-bytes and kv-disk-bytes: blocks of one rank are kept, not those of "
-            f"tensor-parallel-size {options.tensor_parallel_size}; leave one of them out"
-        )
-    check_role(options)
-    if not on_cuda and options.attention == "triton":
-        raise ModelLoadError("attention triton needs a CUDA device")
-    if options.attention == "torch" and options.kv_dtype == "fp8":
-        raise ModelLoadError("kv-dtype fp8 is read by kernels alone; attention torch has none")
 
 
 def _without_fp8(wanted: torch.dtype, instead: torch.dtype) -> tuple[str, ...]:

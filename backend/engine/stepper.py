@@ -193,7 +193,9 @@ class Stepper:
                 return None
             step = filled
         try:
-            computing = self._runner.launch(batch_of(step))
+            snapshots = self.scheduler.cache.snapshots
+            saves = () if snapshots is None else snapshots.saves_of(step)
+            computing = self._runner.launch(batch_of(step, saves))
             note_launched(step)
             # Masks are made on the host while the device is at work.
             mask = grammar_mask(step, self._runner.vocab_size)

@@ -16,6 +16,7 @@ from backend.executor.kv_cache import FP8, KVCache
 from backend.executor.memory import MemoryReading
 from backend.executor.model_runner import ModelRunner, RunnerParts
 from backend.executor.sampler.batch import DrawGroup
+from backend.executor.states import RecurrentBackend, StatePool
 from backend.executor.transfer import BlockTransfer
 from backend.models.decoder import Decoder
 from backend.models.layers import Operations, TorchOperations
@@ -86,6 +87,16 @@ def make_runner(
             experts.compute_in_torch()
     model = network.with_context(limits.max_model_len, _operations(kernels))
     attention = make_attention(network, cache, limits, kernels)
+    states = None
+    if network.states is not None:
+        states = StatePool(
+            network.states,
+            limits.num_slots,
+            limits.num_snapshots,
+            device=model.device,
+            dtype=network.dtype,
+        )
+        attention = RecurrentBackend(attention, states)
     draw = draw_by_kernel if KernelGroup.SAMPLING in kernels else None
     adapted = None
     if network.adapters is not None and isinstance(model, Decoder):
@@ -99,6 +110,7 @@ def make_runner(
         draw,
         adapted,
         transfer,
+        states,
         num_ranks=network.num_ranks,
     )
     if KernelGroup.ATTENTION not in kernels:

@@ -33,12 +33,16 @@ _NOTHING = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What bounds a step; ``num_slots`` sequences are known at a time."""
+    """What bounds a step; ``num_slots`` sequences are known at a time.
+
+    ``num_snapshots`` are of recurrent states, where a model has some.
+    """
 
     num_slots: int
     max_num_seqs: int
     max_tokens_per_step: int
     max_model_len: int
+    num_snapshots: int = 0
 
 
 class SampledRow(NamedTuple):

@@ -69,20 +69,24 @@ def size_cache(
     utilization: float = 1.0,
     ranks: int = 1,
     draft_block_bytes: int = 0,
+    state_bytes: int = 0,
 ) -> Sizing:
     """Decide the size of the pool, weights already loaded.
 
     Without ``kv_bytes`` the pool takes what a ``reading`` leaves, else a share of the memory, on
     CUDA within ``utilization``. On the CPU it takes no more than ``max_num_seqs`` full contexts
     need, and leaves as much to each of the other ``ranks``. On CUDA the memory has no other use,
-    and the prefix cache fills it. A draft model takes ``draft_block_bytes`` of each block. Raises
-    ModelLoadError when the wishes contradict model or memory.
+    and the prefix cache fills it. A draft model takes ``draft_block_bytes`` of each block.
+    ``state_bytes`` are not allocated yet; a ``reading`` knows of them. Raises ModelLoadError when
+    the wishes contradict model or memory.
     """
     wanted_len = context_length(config, max_model_len)
     per_block = block_bytes(config, dtype) + draft_block_bytes
     if kv_bytes is None:
-        spare = _spare_bytes(device, utilization, ranks) if reading is None else reading.spare
-        if reading is not None:
+        if reading is None:
+            spare = _spare_bytes(device, utilization, ranks) - state_bytes
+        else:
+            spare = reading.spare
             logger.info("memory for the KV pool on %s: %s", device, reading)
         num_blocks = spare // per_block
         if device.type != "cuda":

@@ -25,6 +25,7 @@ from backend.executor.kv_cache import KVCache
 from backend.executor.sampled import PromptLogprobs, Sampled, SampledTokens, SpanLogprobs, score
 from backend.executor.sampler.sampler import Draw, GrammarMask, Sampler
 from backend.executor.sleep import Asleep, put_to_sleep
+from backend.executor.states import StatePool
 from backend.executor.transfer import BlockTransfer
 from backend.models.decoder import Decoder
 from backend.models.lora import AdaptedDecoder
@@ -78,6 +79,8 @@ class RunnerParts:
     draw: Draw | None = None
     adapted: AdaptedDecoder | None = None
     transfer: BlockTransfer | None = None
+    states: StatePool | None = None
+    """Where ``attention`` has recurrent states too."""
     num_ranks: int = 1
     """So many compute the model together; all capture the same graphs or none."""
 
@@ -109,6 +112,7 @@ class ModelRunner:
         self.transfer = parts.transfer
         """What moves blocks beyond the pool."""
         self._attention = parts.attention
+        self._states = parts.states
         self._limits = limits
         self._num_ranks = parts.num_ranks
         self.vocab_size = parts.vocab_size
@@ -141,6 +145,8 @@ class ModelRunner:
             self._sampler.start(step.new)
             for new in step.new:
                 self._prompt_logprobs.start(new.slot)
+        if self._states is not None:
+            self._states.begin(step)
         size = None
         if self._sizes and all(row.num_tokens == 1 and row.samples for row in step.rows):
             size = size_for(len(step.rows), self._sizes)
@@ -234,7 +240,8 @@ class ModelRunner:
         if self._recorder is not None:
             self._recorder.forget()
         self._attention.release()
-        self._asleep = put_to_sleep([path.model for path in paths], self._cache)
+        states = () if self._states is None else self._states.states
+        self._asleep = put_to_sleep([path.model for path in paths], self._cache, states)
 
     def wake(self) -> None:
         """Take the memory again, with a KV pool of zeros, and warm up."""

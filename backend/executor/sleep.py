@@ -9,7 +9,7 @@ import ctypes
 import gc
 import mmap
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, MethodType
@@ -46,8 +46,10 @@ class Asleep:
             _bytes_of(storage).zero_()
 
 
-def put_to_sleep(model: Any, cache: KVCache, *, moves: bool | None = None) -> Asleep:
-    """Give back the memory of ``cache``, and of the weights of ``model`` where they ``move``.
+def put_to_sleep(
+    model: Any, cache: KVCache, states: Iterable[Tensor] = (), *, moves: bool | None = None
+) -> Asleep:
+    """Give back the memory of ``cache`` and ``states``, and of weights where they ``move``.
 
     ``moves`` None: on CUDA. On the CPU they are on the host already.
     """
@@ -55,7 +57,7 @@ def put_to_sleep(model: Any, cache: KVCache, *, moves: bool | None = None) -> As
     blocks = [layer.blocks for layer in cache.layers]
     on_cuda = blocks[0].is_cuda
     moves = on_cuda if moves is None else moves
-    for storage in _storages(blocks):
+    for storage in _storages([*blocks, *states]):
         if on_cuda:
             asleep.dropped.append((storage, storage.nbytes()))
             storage.resize_(0)

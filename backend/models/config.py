@@ -176,9 +176,17 @@ class RotaryConfig:
 
 
 def parse_rotary(
-    keys: ConfigKeys, *, head_dim: int, default_theta: float, is_phi3: bool
+    keys: ConfigKeys,
+    *,
+    head_dim: int,
+    default_theta: float,
+    is_phi3: bool,
+    partial: bool = False,
 ) -> RotaryConfig:
-    """Read ``rope_parameters``, or the older ``rope_scaling`` and ``rope_theta``."""
+    """Read ``rope_parameters``, or the older ``rope_scaling`` and ``rope_theta``.
+
+    ``partial`` as with Phi-3: a part of each head may turn.
+    """
     block = keys.values.get("rope_scaling") or keys.values.get("rope_parameters") or {}
     if not isinstance(block, dict):
         raise keys.refusal("rope_parameters", f"expected an object, got {block!r}")
@@ -188,7 +196,7 @@ def parse_rotary(
         "partial_rotary_factor", keys.above_zero("partial_rotary_factor", 1.0)
     )
     dim = int(head_dim * share)
-    if dim % 2 or not 0 < dim <= head_dim or (dim != head_dim and not is_phi3):
+    if dim % 2 or not 0 < dim <= head_dim or (dim != head_dim and not (is_phi3 or partial)):
         raise rotary.refusal("partial_rotary_factor", f"{share} is not supported")
     name = str(block.get("rope_type") or block.get("type") or "default")
     if is_phi3 and name in {"su", "yarn"}:

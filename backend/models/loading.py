@@ -18,6 +18,7 @@ from backend.models.model import Network, network_of
 from backend.models.parallel import ALONE, Communicator, check_sharded, sharded
 from backend.models.quantization.dequantized import lazy_tensors
 from backend.models.quantization.formats import check_quantized, checkpoint_format, is_quantized
+from backend.models.qwen3_next import hybrid_family, load_hybrid
 from backend.models.weights import load_weights
 from backend.models.wrappers import is_wrapper
 
@@ -65,7 +66,8 @@ def load_network(
             return _native(
                 directory, values, device, dtype, tell, int8=int8, adapters=adapters, ranks=ranks
             )
-        return _generic(directory, values, device, dtype, tell)
+        load = _generic if hybrid_family(values) is None else load_hybrid
+        return load(directory, values, device, dtype, tell)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise ModelLoadError(f"{directory}: out of memory on {device} while loading") from error
     except RuntimeError as error:

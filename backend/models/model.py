@@ -11,6 +11,7 @@ from backend.models.attention import Attention, ScoreRules
 from backend.models.config import DecoderConfig, ModelShape
 from backend.models.cpu_decoder import CpuDecoder
 from backend.models.decoder import Decoder, DecoderWeights
+from backend.models.gated_delta import StateShape
 from backend.models.layers import Operations
 from backend.models.lora import Adapters
 from backend.models.rope import rotation_table
@@ -53,6 +54,8 @@ class Network:
     """None: the model brings code of its own."""
     num_ranks: int = 1
     adapters: Adapters | None = None
+    states: StateShape | None = None
+    """What each sequence has beside KV, None for nothing."""
 
     @property
     def has_static_steps(self) -> bool:

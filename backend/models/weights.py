@@ -63,7 +63,7 @@ def load_weights(
         check_quantized(checkpoint.names, str(source))
         code_bytes = held.code_bytes(device, dtype)
         checkpoint.check_room(device, dtype, held.bits, code_bytes, ranks=ranks.size)
-    builder = _Builder(config, checkpoint, device, dtype, tell, held=held, int8=int8, ranks=ranks)
+    builder = Builder(config, checkpoint, device, dtype, tell, held=held, int8=int8, ranks=ranks)
     weights = builder.build()
     checkpoint.close()
     return weights
@@ -82,7 +82,7 @@ def random_weights(
     For measurements: a model's real shapes without its checkpoint.
     """
     tensors = _RandomTensors(device, seed)
-    return _Builder(config, tensors, device, dtype, logger.debug, held=None, int8=int8).build()
+    return Builder(config, tensors, device, dtype, logger.debug, held=None, int8=int8).build()
 
 
 class _RandomTensors:
@@ -116,10 +116,10 @@ Part = tuple[str, int, tuple[Span, ...]]
 
 
 @dataclass(slots=True)
-class _Builder:
+class Builder:
     """Allocates fused buffers and has them filled: with all, or with the part of one rank.
 
-    ``config`` is of the whole model.
+    ``config`` is of the whole model. Names of its tensors begin with ``root``.
     """
 
     config: DecoderConfig
@@ -130,6 +130,7 @@ class _Builder:
     held: CheckpointFormat | None
     int8: bool
     ranks: Communicator = ALONE
+    root: str = "model."
     num_bytes: int = 0
     own: DecoderConfig = field(init=False)
     cut: Cut = field(init=False)
@@ -149,16 +150,16 @@ class _Builder:
                 gib = self.num_bytes / 2**30
                 logger.info("%s: %d of %d layers, %.1f GiB", source, count, total, gib)
         if self.ranks.size == 1:
-            return DecoderWeights(embedding, tuple(layers), self._norm("model.norm"), head)
+            return DecoderWeights(embedding, tuple(layers), self._norm(f"{self.root}norm"), head)
         return DecoderWeights(
             VocabularyParallelEmbedding(embedding, self.cut.vocabulary, self.ranks),
             tuple(layers),
-            self._norm("model.norm"),
+            self._norm(f"{self.root}norm"),
             VocabularyParallelHead(head, self.config.vocab_size, self.ranks),
         )
 
     def _embedding(self) -> tuple[Embedding, Linear]:
-        rows = self._vocabulary("model.embed_tokens.weight")
+        rows = self._vocabulary(f"{self.root}embed_tokens.weight")
         tied, dtype, size = self._is_tied(rows), self.dtype, self.config.hidden_size
         if not self.int8:
             matrix = rows if tied else self._vocabulary("lm_head.weight")
@@ -191,7 +192,7 @@ class _Builder:
         return matrix
 
     def _layer(self, index: int) -> DecoderLayer:
-        config, prefix = self.config, f"model.layers.{index}."
+        config, prefix = self.config, f"{self.root}layers.{index}."
         attention = prefix + "self_attn."
         query_rows = config.num_heads * config.head_dim
         experts = config.experts
@@ -250,9 +251,9 @@ class _Builder:
         first, stop = self.cut.kv_heads
         return scales[:, first:stop].flatten().to(self.device) if found else None
 
-    def _mlp(self, mlp: str) -> MLP:
+    def _mlp(self, mlp: str, size: int | None = None) -> MLP:
         config = self.config
-        inner = config.intermediate_size
+        inner = size or config.intermediate_size
         part = self.cut.part(inner)
         parts: tuple[Part, ...] = (
             ((f"{mlp}gate_up_proj", 2 * inner, (part, _behind(inner, part))),)

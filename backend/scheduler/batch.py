@@ -16,7 +16,8 @@ class NewSequence(NamedTuple):
     """A sequence that takes over ``slot``; whatever was there before has left.
 
     ``tokens`` are all known ones. After a preemption those behind ``num_prompt_tokens`` were
-    generated before. ``adapter`` 0 is the base model.
+    generated before. ``adapter`` 0 is the base model. ``state`` is the snapshot that its recurrent
+    state begins as, -1 for none.
     """
 
     slot: int
@@ -26,6 +27,7 @@ class NewSequence(NamedTuple):
     seed: int
     end_token_ids: frozenset[int]
     adapter: int = 0
+    state: int = -1
 
 
 class AppendedBlocks(NamedTuple):
@@ -52,21 +54,30 @@ class Row(NamedTuple):
     given: tuple[int, ...] = ()
 
 
+class StateSave(NamedTuple):
+    """The recurrent state of ``slot`` behind ``position`` tokens is copied to ``snapshot``."""
+
+    slot: int
+    position: int
+    snapshot: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     """One step. ``new`` and ``appended`` are applied before ``rows`` are computed.
 
     ``last_tokens`` are slots with the single token that they compute, where that was chosen
-    elsewhere.
+    elsewhere. ``saves`` are of models that have recurrent states.
     """
 
     new: tuple[NewSequence, ...]
     appended: tuple[AppendedBlocks, ...]
     rows: tuple[Row, ...]
     last_tokens: tuple[tuple[int, int], ...] = ()
+    saves: tuple[StateSave, ...] = ()
 
 
-def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
+def batch_of(step: Iterable[ScheduledSequence], saves: tuple[StateSave, ...] = ()) -> StepBatch:
     """Return the value of ``step``; once it was launched, ``note_launched`` is due."""
     new: list[NewSequence] = []
     appended: list[AppendedBlocks] = []
@@ -85,12 +96,13 @@ def batch_of(step: Iterable[ScheduledSequence]) -> StepBatch:
                         sequence.seed,
                         sequence.end_token_ids,
                         sequence.adapter,
+                        sequence.state,
                     )
                 )
             appended.append(AppendedBlocks(sequence.slot, sent, tuple(table[sent:])))
         drafted = (sequence.tokens[-1], *drafts) if drafts else ()
         rows.append(Row(sequence.slot, start, num_tokens, samples, drafted))
-    return StepBatch(tuple(new), tuple(appended), tuple(rows))
+    return StepBatch(tuple(new), tuple(appended), tuple(rows), saves=saves)
 
 
 def note_launched(step: Iterable[ScheduledSequence]) -> None:

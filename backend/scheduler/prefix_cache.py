@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from backend.scheduler.block_pool import BLOCK_SIZE, BlockPool, BlockPoolCorruptError
 from backend.scheduler.cache_events import BlockRemoved, BlocksStored, EventLog
+from backend.scheduler.snapshots import Snapshots
 from backend.scheduler.tiers import Source, Tiers
 
 _TOKEN_BYTES = 4
@@ -62,13 +63,16 @@ class PrefixCache:
         adapters: Sequence[bytes] = (),
         events: EventLog | None = None,
         tiers: Tiers | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         """``fingerprint`` tells models apart, as those of ``adapters`` do; 1 is the first of these.
 
         ``events`` is told what comes and goes; ``tiers`` keep what the pool has no room for.
+        ``snapshots`` are of models with recurrent states, which bound what can be used.
         """
         self.pool = pool
         self.tiers = tiers
+        self.snapshots = snapshots
         self.queries = 0
         """Tokens looked up at first admissions."""
         self.hits = 0
@@ -94,11 +98,14 @@ class PrefixCache:
         return hashes
 
     def match_prefix(self, hashes: Sequence[bytes], length: int) -> list[int]:
-        """Return the blocks of the longest prefix that can be found.
+        """Return the blocks of the longest prefix that can be used.
 
         It leaves at least one of ``length`` tokens to compute, or there would be no logits.
         """
-        return self.find(hashes[1 : (length - 1) // BLOCK_SIZE + 1])
+        blocks = self.find(hashes[1 : (length - 1) // BLOCK_SIZE + 1])
+        if self.snapshots is not None:
+            del blocks[self.snapshots.num_usable(hashes, len(blocks)) :]
+        return blocks
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """Return the blocks of ``hashes``, up to the first that is not here."""

@@ -130,6 +130,8 @@ class WaitingQueue:
         """Let ``sequence`` wait for a running one that computes its next block, if one does."""
         if not sequence.reads_cache or not self._shared.wait(sequence, len(found)):
             return False
+        if self._cache.snapshots is not None:
+            self._cache.snapshots.want(*self._shared.awaited(sequence))
         self._move(sequence, Lane.PARKED)
         return True
 
@@ -273,6 +275,11 @@ class _SharedBlocks:
         self._wait_of[sequence] = hashes[low]
         self._waiting_for.setdefault(hashes[low], []).append(sequence)
         return True
+
+    def awaited(self, sequence: Sequence) -> tuple[Sequence, int]:
+        """Return whom ``sequence`` waits for, and the block that it waits for."""
+        block_hash = self._wait_of[sequence]
+        return self._claimant_of[block_hash], sequence.block_hashes.index(block_hash)
 
     def leave(self, sequence: Sequence) -> None:
         """``sequence`` waits for nothing any more."""

@@ -96,6 +96,9 @@ class RunningSet:
         sequence.num_computed_tokens = len(found) * BLOCK_SIZE
         sequence.num_cached_blocks = len(found)
         sequence.status = SequenceStatus.RUNNING
+        if (snapshots := self.cache.snapshots) is not None:
+            hashes = sequence.block_hashes[1 : (sequence.length - 1) // BLOCK_SIZE + 1]
+            snapshots.begin(sequence, len(found), len(self.cache.find(hashes)))
         if sources:
             self._load(sequence, sources)
         else:
@@ -146,8 +149,7 @@ class RunningSet:
         }
         while sum(needs.values()) > self.pool.num_free + self._num_leaving():
             victim = max(self.running(), key=lambda each: self.preemption_key(each, now))
-            self.num_preemptions += 1
-            self._stop_running(victim, SequenceStatus.PREEMPTING)
+            self.preempt(victim)
             needs.pop(victim, None)
             stalled.add(victim)
         if sum(needs.values()) > self.pool.num_free:
@@ -162,6 +164,11 @@ class RunningSet:
             for _ in range(count):
                 sequence.block_table.append(blocks.pop())
         return stalled
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the blocks of a running sequence, which is computed again later."""
+        self.num_preemptions += 1
+        self._stop_running(sequence, SequenceStatus.PREEMPTING)
 
     def preemption_key(self, sequence: Sequence, now: float) -> tuple[float, ...]:
         """Return a key by which the last is preempted first."""
@@ -195,11 +202,23 @@ class RunningSet:
             del table[keep:]
             sequence.num_sent_blocks = min(sequence.num_sent_blocks, keep)
 
+    def taken_back(self, sequence: Sequence, start: int, *, samples: bool) -> None:
+        """Take in that a step of ``sequence`` from ``start`` on was not launched."""
+        if sequence.status is not SequenceStatus.RUNNING:
+            if sequence.num_steps_in_flight == 0:
+                self.release_after_flight(sequence)
+        elif self.cache.snapshots is not None:
+            self.preempt(sequence)  # its state may have gone on, and does not go back
+        elif samples and (start < sequence.num_prompt_tokens or sequence.num_pending_tokens > 1):
+            self.mark_prefilling(sequence)
+
     def discard_kv(self, sequence: Sequence) -> None:
         """Nothing that ``sequence`` read or wrote is to be trusted."""
         self.cache.evict(sequence.block_table)
         if self.cache.tiers is not None:
             self.cache.tiers.forget(sequence.block_hashes[1 : len(sequence.block_table) + 1])
+        if self.cache.snapshots is not None:
+            self.cache.snapshots.forget(sequence.block_hashes[1:])
         self.pool.mark_corrupt(sequence.block_table)
 
     def end(self, sequence: Sequence) -> None:
@@ -318,6 +337,8 @@ class RunningSet:
 
     def _release(self, sequence: Sequence) -> None:
         del self.draining[sequence]
+        if self.cache.snapshots is not None:
+            self.cache.snapshots.left(sequence)
         self._came_long.discard(sequence)
         self._free_slots.append(sequence.slot)
         blocks, sequence.block_table = sequence.block_table, []

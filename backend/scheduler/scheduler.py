@@ -223,6 +223,8 @@ class Scheduler:
             self._in_flight.append(
                 _Launched(result, now, num_samples, num_decodes, num_drafts, num_prefill_tokens)
             )
+            if self.cache.snapshots is not None:
+                self.cache.snapshots.plan(result)
         return result
 
     def fill(self, step: Step, drafts: SequenceOf[tuple[int, ...] | None], seconds: float) -> Step:
@@ -286,6 +288,7 @@ class Scheduler:
             raise ValueError(f"{launched.num_samples} sequences sample, {len(outcomes)} did")
         self._in_flight.popleft()
         tokens_of = iter(outcomes)
+        snapshots = self.cache.snapshots
         for scheduled in step:
             sequence = scheduled.sequence
             tokens = next(tokens_of) if scheduled.samples else ()
@@ -297,8 +300,18 @@ class Scheduler:
                 self.finish(sequence)
             elif sequence.status is not SequenceStatus.ENDING:
                 self._take_in(scheduled, tokens)
+            if snapshots is not None:
+                snapshots.completed(step, sequence)
             if sequence.num_steps_in_flight == 0 and sequence.status is not SequenceStatus.RUNNING:
                 self._running.release_after_flight(sequence)
+        if snapshots is not None:
+            snapshots.dropped(step)
+        self._observe(launched, outcomes, now)
+
+    def _observe(
+        self, launched: _Launched, outcomes: SequenceOf[tuple[int, ...] | None], now: float
+    ) -> None:
+        """Learn how long a step took."""
         seconds = now - max(launched.at, self._last_completed)
         # Guesses that were made while another step was computed are no part of these seconds.
         is_mixed = launched.draft_seconds > 0 and self._last_completed > launched.at
@@ -323,6 +336,8 @@ class Scheduler:
         if all(launched.step is not step for launched in self._in_flight):
             raise ValueError("this step is not in flight")
         self._in_flight = deque(each for each in self._in_flight if each.step is not step)
+        if self.cache.snapshots is not None:
+            self.cache.snapshots.dropped(step)
         ended: list[Sequence] = []
         for sequence, start, *_ in step:
             sequence.num_steps_in_flight -= 1
@@ -340,6 +355,8 @@ class Scheduler:
         if not self._in_flight or self._in_flight[-1].step is not step:
             raise ValueError("this is not the newest step in flight")
         self._in_flight.pop()
+        if self.cache.snapshots is not None:
+            self.cache.snapshots.dropped(step)
         if self._drafter is not None and any(scheduled.drafts for scheduled in step):
             self._drafter.pause()
         for sequence, start, _, samples, drafts in step:
@@ -352,13 +369,7 @@ class Scheduler:
                 if self._drafter is not None and self._drafter.model is not None:
                     self._drafter.model.rewind(sequence, start)
                 self._running.free_refused(sequence)
-            if sequence.status is not SequenceStatus.RUNNING:
-                if sequence.num_steps_in_flight == 0:
-                    self._running.release_after_flight(sequence)
-            elif samples and (
-                start < sequence.num_prompt_tokens or sequence.num_pending_tokens > 1
-            ):
-                self._running.mark_prefilling(sequence)
+            self._running.taken_back(sequence, start, samples=samples)
 
     def drain_seconds(self, now: float) -> float:
         """Guess when those that wait now will have been admitted."""
@@ -396,6 +407,8 @@ class Scheduler:
         running = self._running.running()
         self._waiting.check_integrity(running)
         launched = [each.sequence for flight in self._in_flight for each in flight.step]
+        if self.cache.snapshots is not None:
+            self.cache.snapshots.check_integrity({*running, *self._running.draining})
         for sequence in {*launched, *running, *self._running.draining}:
             if sequence.num_steps_in_flight != launched.count(sequence):
                 raise RuntimeError(f"{sequence.sequence_id} counts its steps in flight wrongly")

@@ -89,6 +89,8 @@ class Sequence:
     num_steps_in_flight: int = field(init=False, default=0)
     slot: int = field(init=False, default=-1)
     """The executor's name for it, while it holds blocks."""
+    state: int = field(init=False, default=-1)
+    """The snapshot that its recurrent state begins as when it is admitted, -1: as zeros."""
     block_table: list[int] = field(init=False, default_factory=list)
     num_sent_blocks: int = field(init=False, default=0)
     """Blocks at the head of the table that the executor was told of (``batch``)."""

@@ -1,19 +1,16 @@
 """Greedy output equals transformers' generate, token for token, however requests share steps."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator
 
 import pytest
 import torch
-from engine_answers import checked_engines
+from engine_answers import checked_engines, greedy, prompts, reference, tokens_of
 from model_configs import load_config
 from tiny_checkpoints import DECODER_CHECKPOINTS
 
 from backend.engine.loading import load_engine
 from backend.executor.kv_cache import block_bytes
 from backend.models.families import FAMILIES as DECODER_FAMILIES
-from backend.scheduler.request import GenerationRequest, SamplingParams
 
 pytest_plugins = ["tiny_checkpoints"]
 
@@ -21,33 +18,6 @@ FAMILIES = ["llama", "qwen2", "qwen3"]
 LONGROPE = "phi3_longrope"
 """Its factors depend on the context, so it has a test of its own."""
 MORE_FAMILIES = [name for name in DECODER_CHECKPOINTS if name not in {*FAMILIES, LONGROPE}]
-NEW_TOKENS = 24
-
-
-def prompts(lengths, seed=0):
-    generator = random.Random(seed)
-    return [tuple(generator.randrange(320) for _ in range(length)) for length in lengths]
-
-
-def reference(model, prompt, new_tokens=NEW_TOKENS):
-    with torch.inference_mode():
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-        )
-    return output[0, len(prompt) :].tolist()
-
-
-def greedy(prompt, new_tokens=NEW_TOKENS):
-    return GenerationRequest(
-        "r", prompt, SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
-    )
-
-
-async def tokens_of(deltas: AsyncIterator):
-    return [int(word) async for delta in deltas for word in delta.text.split()]
 
 
 @pytest.fixture

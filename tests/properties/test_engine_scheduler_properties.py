@@ -14,6 +14,7 @@ from backend.scheduler.prefix_cache import PrefixCache
 from backend.scheduler.request import Grammar, GrammarKind, Priority, SamplingParams
 from backend.scheduler.scheduler import NeverFitsError, QueueFullError, Scheduler
 from backend.scheduler.sequence import Sequence, SequenceStatus
+from backend.scheduler.snapshots import Snapshots
 from backend.scheduler.tiers import Tiers
 
 MAX_WAIT = 25.0
@@ -52,17 +53,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts=st.none() | st.integers(0, 2**20),
         guesses=st.booleans(),
         tiers=st.none() | st.tuples(st.integers(0, 8), st.integers(0, 8)),
+        snapshots=st.none() | st.integers(0, 9),
     )
     def start(
-        self, *, num_blocks, max_num_seqs, spare_budget, long_prompt_tokens, drafts, guesses, tiers
+        self,
+        *,
+        num_blocks,
+        max_num_seqs,
+        spare_budget,
+        long_prompt_tokens,
+        drafts,
+        guesses,
+        tiers,
+        snapshots,
     ):
+        if snapshots is not None:  # states cannot go back, and tiers have none
+            drafts = tiers = None
+            snapshots = Snapshots(snapshots)
         self.budget = max_num_seqs + spare_budget
         self.max_num_seqs = max_num_seqs
         pool = BlockPool(num_blocks)
         self.events = EventLog(10_000)
         if tiers is not None:
             tiers = Tiers(host_blocks=tiers[0], disk_blocks=tiers[1])
-        self.cache = PrefixCache(pool, events=self.events, tiers=tiers)
+        self.cache = PrefixCache(pool, events=self.events, tiers=tiers, snapshots=snapshots)
         drafter = None
         if drafts is not None:
             drafter = GuessingDrafter(drafts, num_blocks) if guesses else RandomDrafter(drafts)

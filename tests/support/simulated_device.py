@@ -9,6 +9,7 @@ does reading what a refused draft wrote, and what is being loaded from a tier.
 import random
 from collections import deque
 
+from backend.scheduler.batch import batch_of, note_launched
 from backend.scheduler.block_pool import BLOCK_SIZE, blocks_for
 from backend.scheduler.draft_model import DraftModel
 from backend.scheduler.drafts import Drafter, DraftSource, _Choice
@@ -178,6 +179,7 @@ class SimulatedDevice:
             self._draft = SimulatedDraft(drafter)
         self._contents = {}
         self.tiers = SimulatedTiers(self._contents)
+        self.states = SimulatedStates(scheduler.cache.snapshots, self._scripts)
 
     def add(self, sequence, continuation):
         sequence.arrived = self.now
@@ -219,6 +221,7 @@ class SimulatedDevice:
             assert not sequence.needs_history or sequence.num_unseen_tokens <= 1
         if step:
             self.in_flight.append((step, writes))
+            self.states.advance(step)
         return step
 
     def collect(self, not_finite=()):
@@ -226,6 +229,7 @@ class SimulatedDevice:
         step, writes = self.in_flight.popleft()
         for slot, (sequence, content) in writes.items():
             self._contents[slot] = GARBAGE if sequence in not_finite else content
+        self.states.spoil(step, not_finite)
         sampled = [
             None if sequence in not_finite else self._chosen(sequence, start + count, drafts)
             for sequence, start, count, samples, drafts in step
@@ -249,12 +253,14 @@ class SimulatedDevice:
         """Let the oldest step fail, having written anything; return whom it ended."""
         step, writes = self.in_flight.popleft()
         self._contents.update(dict.fromkeys(writes, GARBAGE))
+        self.states.spoil(step, [each.sequence for each in step])
         self.now += 1.0
         return self.scheduler.fail(step)
 
     def take_back(self):
         """The newest step could not be launched after all."""
         step, _ = self.in_flight.pop()
+        self.states.spoil(step, [each.sequence for each in step])  # it may have failed half-way
         self.scheduler.take_back(step)
 
     def drain(self):
@@ -284,6 +290,44 @@ class SimulatedDevice:
                 self._contents.pop(slot, None)
             if self._draft is not None:
                 self._draft.erase([block])
+
+
+class SimulatedStates:
+    """A recurrent state for each slot, which takes in one token after the other, and snapshots."""
+
+    def __init__(self, snapshots, scripts):
+        self._snapshots = snapshots
+        self._scripts = scripts
+        self._of_slot = {}
+        self._saved = {}
+        self.num_begun = 0
+
+    def advance(self, step):
+        """Let launched rows take in their tokens, as one step after the other does."""
+        if self._snapshots is None:
+            return
+        batch = batch_of(step, self._snapshots.saves_of(step))
+        note_launched(step)
+        for new in batch.new:
+            self._of_slot[new.slot] = None if new.state < 0 else self._saved[new.state]
+            self.num_begun += new.state >= 0
+        for sequence, start, count, _, _ in step:
+            contents, slot = self._scripts[sequence].contents, sequence.slot
+            assert self._of_slot[slot] == (contents[start - 1] if start else None), "another state"
+            self._of_slot[slot] = contents[start + count - 1]
+            for _, position, snapshot in (each for each in batch.saves if each.slot == slot):
+                assert start < position <= start + count, "the state does not pass there"
+                self._saved[snapshot] = contents[position - 1]
+
+    def spoil(self, step, sequences):
+        """What ``step`` made of ``sequences`` is good for nothing."""
+        if self._snapshots is None:
+            return
+        slots = {each.slot for each in sequences}
+        self._of_slot.update(dict.fromkeys(slots, GARBAGE))
+        for save in self._snapshots.saves_of(step):
+            if save.slot in slots:
+                self._saved[save.snapshot] = GARBAGE
 
 
 class SimulatedTiers:

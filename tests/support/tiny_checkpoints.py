@@ -105,6 +105,29 @@ _EXPERTS = {
     "first_k_dense_replace": 1,
 }
 
+
+_DELTA_NET = {
+    "num_hidden_layers": 4,
+    # With larger weights transformers with a cache differs from itself without one by 5e-4.
+    "initializer_range": 0.1,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+_SHARED_EXPERT = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
+# With recurrent states in most layers.
+_HYBRID_CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("Qwen3Next", {**_DELTA_NET, **_SHARED_EXPERT, "mlp_only_layers": [1]}),
+    "qwen3_5": ("Qwen3_5Text", {**_DELTA_NET, "num_hidden_layers": 5}),
+    "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA_NET, **_SHARED_EXPERT}),
+}
 # Without code of our own for them.
 _OTHER_CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
@@ -235,7 +258,7 @@ def _model(family: str) -> transformers.PreTrainedModel:
         name, text, vision = WRAPPED_CHECKPOINTS[family]
         kind = getattr(transformers, f"{name}ForConditionalGeneration")
         return kind(kind.config_class(text_config={**_SHAPE, **text}, vision_config=vision))
-    name, keys = (DECODER_CHECKPOINTS | _OTHER_CHECKPOINTS)[family]
+    name, keys = (DECODER_CHECKPOINTS | _HYBRID_CHECKPOINTS | _OTHER_CHECKPOINTS)[family]
     config = getattr(transformers, f"{name}Config")(**{**_SHAPE, **keys})
     return transformers.AutoModelForCausalLM.from_config(config)
 
