@@ -23,7 +23,7 @@ from backend.models.parallel import (
     sharded,
 )
 from backend.models.quantization.formats import checkpoint_format
-from backend.models.weights import _Builder, load_weights
+from backend.models.weights import Builder, load_weights
 from backend.scheduler import drafts
 from backend.scheduler.drafts import Drafter
 from backend.scheduler.request import GenerationRequest, SamplingParams
@@ -164,7 +164,7 @@ def test_a_vocabulary_that_does_not_divide_is_filled_up(checkpoint):
     tokens = torch.tensor([0, 106, 107, 213, 214, 319])
     total = torch.zeros(6, 64)
     for rank in range(3):
-        builder = _Builder(
+        builder = Builder(
             replace(config, intermediate_size=96),
             Checkpoint(directory),
             CPU,

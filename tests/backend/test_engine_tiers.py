@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from host_requests import until
 from lora_adapters import write_adapter
 
 from backend.engine.engine import Engine
@@ -44,7 +45,15 @@ async def answer(engine, prompt, salt="", adapter=0):
     text, cached = "", 0
     async for delta in deltas:
         text, cached = text + delta.text, delta.cached_tokens
+    await settled(engine)
     return text, cached
+
+
+async def settled(engine):
+    """Wait for the disk, however slow it is: what leaves faster than it writes is lost."""
+    mover = engine._core.runner.transfer
+    if mover is not None and mover._disk is not None:
+        await until(lambda: mover._disk.results.qsize() >= len(mover._jobs))
 
 
 @contextmanager

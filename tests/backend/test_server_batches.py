@@ -282,11 +282,12 @@ async def test_a_batch_is_cancelled_with_what_it_has(start_server, tmp_path):
 
 
 async def test_what_is_left_when_the_window_ends_is_an_error(start_server, tmp_path):
-    now = [1_000_000.0]
+    now, begun = [1_000_000.0], asyncio.Event()
 
     async def script(request):
         if "".join(map(chr, request.prompt_tokens)) == "wait":
             now[0] += 3600
+            begun.set()
             await asyncio.Event().wait()
         yield TextDelta(0, "well", 1, FinishReason.STOP)
 
@@ -298,6 +299,7 @@ async def test_what_is_left_when_the_window_ends_is_an_error(start_server, tmp_p
         lines = [line("first"), line("second", prompt="wait"), line("third"), b"{\n"]
         batch = await create(client, *lines, completion_window="30m")
         await reach(client, batch, lambda batch: batch.request_counts.completed == 1)
+        await asyncio.wait_for(begun.wait(), LIMIT)
     await server.runner.cleanup()
     server = await start_server(script=script, limits={"batches": kept()})
     async with client_of(server) as client:

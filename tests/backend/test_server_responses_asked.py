@@ -34,7 +34,7 @@ async def test_items_are_the_conversation_that_chat_would_be_given(server):
     server.model.require().encoder.apply_chat_template = lambda messages, **_: repr(messages)
     server.generator.max_model_len = 10_000
     assert (await server.respond(given)).status == 200
-    call = {"type": "function", "function": {"name": "get_weather", "arguments": {}}}
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
     assert prompt(server) == repr(
         [
             {"role": "system", "content": "Be brief."},

@@ -8,9 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backend.server.tool_parsers.families import HermesToolCallParser
-from backend.server.tool_parsers.reasoning import ReasoningParser
+from backend.server.tool_parsers.reasoning import FORMATS, ReasoningParser
 from backend.server.tool_parsers.streaming_json import Content, Reasoning, gather, joined
 
+FORM = FORMATS["qwen3"]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 PARTS = [
     *("<think>", "</think>", "<thi", "nk>", "</th", "ink>", "<", ">", "/", "think"),
@@ -37,16 +38,16 @@ def inner(tools):
 def test_where_text_is_cut_changes_nothing(tools, begun, text, points):
     at = [0, *sorted(point % (len(text) + 1) for point in points), len(text)]
     cuts = ([text[start:stop] for start, stop in pairwise(at)], list(text))
-    whole = parsed(ReasoningParser(inner(tools), begun=begun), [text])
+    whole = parsed(ReasoningParser(FORM, inner(tools), begun=begun), [text])
     for cut in cuts:
-        assert parsed(ReasoningParser(inner(tools), begun=begun), cut) == whole
+        assert parsed(ReasoningParser(FORM, inner(tools), begun=begun), cut) == whole
 
 
 @pytest.mark.parametrize("begun", [True, False])
 @given(TEXT)
 def test_what_stands_between_the_tags_is_reasoning(begun, text):
     """Against a regular expression, which sees the whole text."""
-    parser = ReasoningParser(None, begun=begun)
+    parser = ReasoningParser(FORM, None, begun=begun)
     events = parsed(parser, list(text))
     found = TAGGED.fullmatch(text) or (BEGUN.fullmatch(text) if begun else None)
     reasoning, answer = (found["reasoning"].strip(), found["answer"] or "") if found else ("", text)
@@ -62,6 +63,6 @@ def test_what_follows_the_reasoning_is_read_as_without_it(thought, answer):
     whole = f"<think>{thought}</think>{answer}"
     if whole.index("</think>") != len("<think>" + thought):
         return  # two parts made another tag
-    events = parsed(ReasoningParser(inner(True), begun=False), list(whole))
+    events = parsed(ReasoningParser(FORM, inner(True), begun=False), list(whole))
     alone = parsed(inner(True), [answer.lstrip()])
     assert gather(events) == gather(alone)
