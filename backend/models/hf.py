@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from backend.models.attention import Attention, AttentionLayer, ScoreRules
 from backend.models.config import ModelLoadError, first_line
-from backend.models.wrappers import WRAPPERS, is_wrapper
+from backend.models.wrappers import WRAPPERS, is_wrapper, may_be_tied
 
 _INTERFACE = "refrain_paged"
 _STEP = "refrain_step"
@@ -199,7 +199,7 @@ def load_generic(
         raise ModelLoadError(f"{source}: {first_line(error)}") from error
     if is_wrapper(values):
         config = config.get_text_config(decoder=True)
-        config.tie_word_embeddings = tensors is None or "lm_head.weight" not in tensors
+        config.tie_word_embeddings = "lm_head.weight" not in (tensors or ()) and may_be_tied(values)
     kind = _causal_class(config, values, source)
     _refuse_config(config, source)
     if tensors is not None and hasattr(config, "quantization_config"):
@@ -215,16 +215,18 @@ def load_generic(
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, by name
         )
     except (torch.OutOfMemoryError, MemoryError, ModelLoadError):
         raise
     except Exception as error:
         raise ModelLoadError(f"{directory}: {first_line(error)}") from error
-    for problem, word in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape")):
-        if names := sorted(str(name) for name in loaded[problem]):
-            raise ModelLoadError(
-                f"{directory}: tensor {names[0]} {word} ({len(names)} such tensors)"
-            )
+    problems = [f"{name} is missing" for name in loaded["missing_keys"]] + [
+        f"{name} has shape {list(found)}, config.json asks for {list(wanted)}"
+        for name, found, wanted in loaded["mismatched_keys"]
+    ]
+    if problems:
+        raise ModelLoadError(f"{directory}: tensor {min(problems)} ({len(problems)} such tensors)")
     model = model.to(device).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter.sum(dtype=torch.float32))):

@@ -121,6 +121,9 @@ def _generic(
     named = next((name for name in names if isinstance(name, str)), "float32")
     chosen = compute_dtype(dtype, named, device)
     source = directory / "config.json"
+    if is_wrapper(values) and not isinstance(text, Mapping):
+        # transformers would make a model of its default size, and take all memory.
+        raise ModelLoadError(f"{source}: text_config: expected an object, got {text!r}")
     held = checkpoint_format(values, str(source))
     checkpoint = Checkpoint(directory, is_wrapped=is_wrapper(values))
     checkpoint.check_files()
@@ -142,6 +145,8 @@ def _generic(
     is_own = held is not None or is_wrapper(values)
     tensors = lazy_tensors(checkpoint, held, chosen) if is_own else None
     model = load_generic(directory, values, device=device, dtype=chosen, tensors=tensors)
+    if is_own:
+        checkpoint.close()
     tell(f"comparing {directory} with transformers")
     shape = verify(model, named)
     return Network(shape, chosen, lambda _length, _operations: model, rules=model.rules)

@@ -44,6 +44,7 @@ _MISTRAL = _LLAMA | {
 }
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}
 _QWEN3_VL = {"rope_theta": 5e5}
+_QWEN3_VL_MOE = _QWEN3_VL | {"norm_topk_prob": True, "num_experts_per_tok": 4}
 # By ``model_type`` of the text part: which family of ours it is, and what absent keys mean.
 _FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("LlamaForCausalLM", _LLAMA),
@@ -56,7 +57,7 @@ _FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", {}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
     "qwen3_vl_text": ("Qwen3ForCausalLM", _QWEN3_VL),
-    "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", _QWEN3_VL | {"norm_topk_prob": True}),
+    "qwen3_vl_moe_text": ("Qwen3MoeForCausalLM", _QWEN3_VL_MOE),
 }
 _PREFIXES = (
     ("model.language_model.", "model."),
@@ -85,11 +86,23 @@ def text_part(values: Mapping[str, Any]) -> Mapping[str, Any]:
     family, defaults = _FAMILIES.get(str(text.get("model_type")), (None, {}))
     if family is None:
         return values
-    found = {key: value for key, value in text.items() if value is not None}
+    # Some keys say something by null, such as a window that there is not.
+    found = {key: value for key, value in text.items() if value is not None or key not in defaults}
     dtype = values.get("dtype") or values.get("torch_dtype")
-    # Wrappers disagree on where the key stands. The head's tensor is there or is not.
-    told = {"architectures": [family], "tie_word_embeddings": True}
+    told = {"architectures": [family], "tie_word_embeddings": may_be_tied(values)}
     return {**defaults, **found, **told, **({"dtype": dtype} if dtype else {})}
+
+
+def may_be_tied(values: Mapping[str, Any]) -> bool:
+    """Return whether a wrapper without a tensor of the head has that of the embedding.
+
+    Wrappers disagree on where the key stands, so one that says yes, or none, will do.
+    """
+    text = values.get("text_config")
+    found = [
+        each.get("tie_word_embeddings") for each in (values, text) if isinstance(each, Mapping)
+    ]
+    return True in found or False not in found
 
 
 def text_tensor(name: str) -> str | None:

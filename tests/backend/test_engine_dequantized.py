@@ -130,6 +130,38 @@ def test_a_damaged_tensor_is_named(copied):
     assert str(refusal.value) == f"{path}: tensor {name} has values that are not finite"
 
 
+@pytest.mark.parametrize(
+    ("keys", "suffix"),
+    [({"symmetric": False}, "weight_zero_point"), ({"actorder": "group"}, "weight_g_idx")],
+)
+def test_what_a_config_says_of_packed_weights_must_be_there(copied, keys, suffix):
+    directory = copied("olmo2")
+    quantize_checkpoint(directory, "pack-quantized")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] |= keys
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=rf"tensor model\.layers\..*\.{suffix} is missing"):
+        model_of(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda tensor: tensor[:, :-1].contiguous(), "has shape [64, 63], config.json asks for"),
+        (torch.Tensor.int, "has dtype torch.int32, expected floats"),
+    ],
+)
+def test_a_plain_tensor_that_does_not_fit_is_named(copied, change, problem):
+    directory = copied("gemma3_vl")
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    [name] = [each for each in tensors if each.endswith("layers.0.self_attn.o_proj.weight")]
+    save_file(tensors | {name: change(tensors[name])}, path, {"format": "pt"})
+    with pytest.raises(ModelLoadError) as refusal:
+        model_of(directory)
+    assert f"tensor model.layers.0.self_attn.o_proj.weight {problem}" in str(refusal.value)
+
+
 def test_plain_tensors_under_a_config_of_quantised_ones_are_refused(copied):
     directory = copied("olmo2")
     config = json.loads((directory / "config.json").read_text())

@@ -80,6 +80,25 @@ def test_keys_that_are_absent_mean_what_transformers_takes_them_to_mean(name):
     assert parse_config(wrapped, "c") == parse_config(values, "c")
 
 
+@pytest.mark.parametrize(("keys", "window"), [({"sliding_window": None}, None), ({}, 4096)])
+def test_a_window_of_null_is_none(keys, window):
+    """As in Mistral Small 3.1 and Pixtral."""
+    text = {"model_type": "mistral", **keys}
+    wrapped = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    assert set(parse_config(wrapped, "c").windows) == {window}
+
+
+@pytest.mark.parametrize("family", ["mistral3", "gemma3_vl"])
+def test_a_head_is_missed_where_every_key_says_that_it_is_not_tied(edited, family):
+    def untied(config, tensors):
+        config["tie_word_embeddings"] = False
+        config["text_config"]["tie_word_embeddings"] = False
+        return config, {name: each for name, each in tensors.items() if "lm_head" not in name}
+
+    with pytest.raises(ModelLoadError, match=r"tensor lm_head\.weight is missing"):
+        load_network(edited(family, untied), device=CPU, dtype="float32")
+
+
 def transposed(config, tensors):
     turned = {name for name in tensors if ".experts." in name}
     return config, {
@@ -148,6 +167,7 @@ def test_a_head_is_its_own_where_there_is_one_of_other_values(edited, checkpoint
             "model_type mistral3; the text part of AyaVisionForConditionalGeneration, ",
         ),
         ({"text_config": {"model_type": "qwen3"}}, "text_config: hidden_size is missing"),
+        ({"text_config": None}, "text_config: expected an object, got None"),
         ({"text_config": {"model_type": "vit"}}, "no causal language model for model_type vit"),
     ],
 )

@@ -54,7 +54,8 @@ def _readers(
 
 
 def _plain(checkpoint: Checkpoint, name: str) -> Tensor:
-    return checkpoint.read(name, (checkpoint.shape(name),), _PLAIN)
+    dtypes = FLOATS if name.endswith((".weight", ".bias")) else _PLAIN
+    return checkpoint.read(name, (checkpoint.shape(name),), dtypes)
 
 
 def _matrix(

@@ -27,7 +27,7 @@ class CheckpointFormat:
 
     ``group_size`` None: one group for each row. ``block`` are the rows and columns that share a
     scale of FP8. GPTQ's first version stores zero points less 1: ``zero_offset``. With
-    ``needs_order`` the order of columns must be told.
+    ``needs_order`` the order of columns must be told, with ``needs_zeros`` the zero points.
     """
 
     name: str
@@ -36,6 +36,7 @@ class CheckpointFormat:
     block: tuple[int, int] | None = None
     zero_offset: bool = False
     needs_order: bool = False
+    needs_zeros: bool = False
 
     def holds(self, checkpoint: Tensors, name: str) -> bool:
         """Return whether the matrix ``name`` is quantised."""
@@ -122,7 +123,7 @@ class CheckpointFormat:
         grid = Slice((rows, columns // size), ((first, stop), groups))
         scales = checkpoint.read_part(f"{name}.weight_scale", grid, FLOATS)
         zeros = torch.zeros(scales.shape)
-        if checkpoint.has(f"{name}.weight_zero_point"):
+        if self.needs_zeros or checkpoint.has(f"{name}.weight_zero_point"):
             here = Slice((rows // each, columns // size), ((first // each, stop // each), groups))
             words = checkpoint.read_part(f"{name}.weight_zero_point", here, _WORDS)
             zeros = _unpacked(words, self.bits).transpose(1, 2).reshape(stop - first, -1)
@@ -149,7 +150,8 @@ class CheckpointFormat:
                 )
         elif self.needs_order:
             raise ModelLoadError(
-                f"{checkpoint.source}: tensor {name} is missing, and desc_act is true"
+                f"{checkpoint.source}: tensor {name} is missing, and columns are in order of "
+                "activation"
             )
 
     def _read_gptq(self, checkpoint: Tensors, name: str, part: Slice) -> QuantizedWeight:
@@ -328,7 +330,13 @@ def _compressed_tensors(keys: ConfigKeys) -> CheckpointFormat:
         if strategy not in {"group", "channel"}:
             raise each.refusal("strategy", f"{strategy!r} is not supported; group and channel are")
         size = _size_of_groups(each) if strategy == "group" else None
-        return CheckpointFormat(layout, bits=_one_of(each, "num_bits", (4, 8)), group_size=size)
+        return CheckpointFormat(
+            layout,
+            bits=_one_of(each, "num_bits", (4, 8)),
+            group_size=size,
+            needs_order=weights.get("actorder") in (True, "group", "dynamic"),
+            needs_zeros=not each.get("symmetric", bool, default=True),
+        )
     _one_of(each, "num_bits", (8,))
     if not each.get("symmetric", bool, default=True):
         raise each.refusal("symmetric", "false is not supported")
