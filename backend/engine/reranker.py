@@ -63,6 +63,13 @@ def start(options: EngineOptions) -> tuple[embedder.EmbeddingEngine, Tokenizer, 
     if model.num_labels != 1:
         problem = f"id2label: a reranker has one label, and this has {model.num_labels}"
         raise ModelLoadError(f"{directory / 'config.json'}: {problem}")
+    inner = model[0].auto_model
+    is_classifier = type(inner).__name__.endswith("ForSequenceClassification")
+    # A decoder's score is that of the last token, which it finds by this key.
+    is_decoder = is_classifier and not hasattr(inner.base_model, "embeddings")
+    if is_decoder and inner.config.get_text_config().pad_token_id is None:
+        problem = "pad_token_id is missing, so pairs of several lengths have no scores"
+        raise ModelLoadError(f"{directory / 'config.json'}: {problem}")
     try:
         reranker = RerankingModel(model, embedder.context_of(model, options.max_model_len))
     except ValueError as error:  # a chat template without the roles of a pair

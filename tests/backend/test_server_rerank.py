@@ -155,8 +155,13 @@ async def test_a_model_that_embeds_does_not_rank(embedding_server):
 
 
 async def test_what_is_no_reranker_is_refused_at_the_start(serve_reranker, rerankers, tmp_path):
-    from tiny_encoders import bert, save_encoder
+    from tiny_encoders import bert, edit_json, save_encoder
 
+    one_label = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}
+    shutil.copytree(rerankers / "causal", tmp_path / "decoder")
+    edit_json(tmp_path / "decoder" / "config.json", **one_label, pad_token_id=None)
+    with pytest.raises(ModelLoadError, match=r"config.json: pad_token_id is missing"):
+        await serve_reranker(tmp_path / "decoder")
     save_encoder(tmp_path / "labels", bert("BertForSequenceClassification", num_labels=3))
     with pytest.raises(ModelLoadError, match="a reranker has one label, and this has 3"):
         await serve_reranker(tmp_path / "labels")
