@@ -254,7 +254,9 @@ def load_runner(
     batches = replace(batches, max_model_len=sizing.max_model_len)
     fingerprint = model_fingerprint(
         directory,
+        # Our own code and transformers' have a key's dimensions in different orders.
         f"{network.dtype} {kv_dtype} {options.quantization}"
+        + ("" if network.weights else " transformers")
         + rotary_factors(network, sizing.max_model_len),
     )
     transfer, without = make_transfer(options, cache, fingerprint, directory)
