@@ -247,8 +247,11 @@ class Checkpoint:
                     self._path_of[own], self._stored[own] = path, stored
                     self._experts[own] = _Expert(expert, (place * rows, (place + 1) * rows), turned)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape; of its values nothing is read. Raises ModelLoadError."""
+    def shape(self, name: str, num_dims: int | None = None) -> tuple[int, ...]:
+        """Return a tensor's shape; of its values nothing is read. Raises ModelLoadError.
+
+        It has ``num_dims`` dimensions, if told.
+        """
         if name not in self._path_of:
             raise ModelLoadError(f"{self.source}: tensor {name} is missing")
         path = self._path_of[name]
@@ -257,6 +260,9 @@ class Checkpoint:
         except SafetensorError as error:
             raise _refusal(path, name, f"cannot be read: {error}") from error
         if name not in self._experts:
+            if num_dims not in {None, len(shape)}:
+                problem = f"has shape {list(shape)}, expected {num_dims} dimensions"
+                raise _refusal(path, name, problem)
             return shape
         expert = self._experts[name]
         return expert.rows[1] - expert.rows[0], shape[1 if expert.is_turned else 2]

@@ -162,6 +162,17 @@ def test_a_plain_tensor_that_does_not_fit_is_named(copied, change, problem):
     assert f"tensor model.layers.0.self_attn.o_proj.weight {problem}" in str(refusal.value)
 
 
+def test_packed_tensors_of_other_dimensions_are_named(mxfp4):
+    path = mxfp4 / "model.safetensors"
+    name = "model.layers.0.mlp.experts.down_proj_blocks"
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name].flatten(2)}, path, {"format": "pt"})
+    with pytest.raises(ModelLoadError) as refusal:
+        model_of(mxfp4)
+    problem = "has shape [4, 64, 48], expected 4 dimensions"
+    assert str(refusal.value) == f"{path}: tensor {name} {problem}"
+
+
 def test_plain_tensors_under_a_config_of_quantised_ones_are_refused(copied):
     directory = copied("olmo2")
     config = json.loads((directory / "config.json").read_text())

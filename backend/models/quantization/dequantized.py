@@ -70,7 +70,7 @@ def _mxfp4(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
     Each byte is two columns, the lower four bits first. A group of 32 has one power of two (OCP
     Microscaling Formats 1.0).
     """
-    experts, rows, groups, width = checkpoint.shape(f"{name}_blocks")
+    experts, rows, groups, width = checkpoint.shape(f"{name}_blocks", 4)
     matrices = torch.empty(experts, groups * width * 2, rows, dtype=dtype)
     values = torch.tensor([*_FP4, *(-value for value in _FP4)])
     each = torch.arange(256)

@@ -47,16 +47,16 @@ class CheckpointFormat:
         each = 32 // self.bits
         match self.name:
             case "gptq":
-                words, rows = checkpoint.shape(f"{name}.qweight")
+                words, rows = checkpoint.shape(f"{name}.qweight", 2)
                 return rows, words * each
             case "awq":
-                columns, words = checkpoint.shape(f"{name}.qweight")
+                columns, words = checkpoint.shape(f"{name}.qweight", 2)
                 return words * each, columns
             case "pack-quantized":
-                rows, words = checkpoint.shape(f"{name}.weight_packed")
+                rows, words = checkpoint.shape(f"{name}.weight_packed", 2)
                 return rows, words * each
             case _:
-                rows, columns = checkpoint.shape(f"{name}.weight")
+                rows, columns = checkpoint.shape(f"{name}.weight", 2)
                 return rows, columns
 
     def code_bytes(self, device: torch.device, dtype: torch.dtype) -> float:
