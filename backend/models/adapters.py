@@ -20,13 +20,13 @@ from torch import Tensor
 
 from backend.models.checkpoint import Checkpoint
 from backend.models.config import ConfigKeys, ModelLoadError, read_json
+from backend.models.wrappers import ADAPTED, is_wrapper
 
 logger = logging.getLogger(__name__)
 
 MAX_RANK = 256
 CONFIG_FILE = "adapter_config.json"
 _WEIGHTS = "adapter_model"
-_PREFIX = "base_model.model."
 
 _USED = frozenset(
     {
@@ -78,14 +78,21 @@ def load_adapter(
 ) -> dict[str, LowRank]:
     """Read an adapter for a model whose linear ``modules`` have the shapes [out, in].
 
-    ``base`` is the model's directory. Raises ModelLoadError, which names file, key and value.
+    ``base`` is the model's directory. What adapts the vision part of a wrapper is not read. Raises
+    ModelLoadError, which names file, key and value.
     """
     keys = ConfigKeys(read_json(directory / CONFIG_FILE), str(directory / CONFIG_FILE))
     _check_keys(keys)
-    targets = _Targets(keys)
+    is_wrapped = is_wrapper(read_json(base / "config.json"))
+    targets = _Targets(keys, is_wrapped=is_wrapped)
     expected = [name for name in modules if targets.include(name)]
     targets.refuse_others(expected)
-    weights = Checkpoint(directory, _WEIGHTS, described_by=f"{CONFIG_FILE} and the model")
+    weights = Checkpoint(
+        directory,
+        _WEIGHTS,
+        described_by=f"{CONFIG_FILE} and the model",
+        is_wrapped=is_wrapped,
+    )
     _refuse_tensors(weights, expected, modules)
     adapter = {name: _low_rank(name, modules[name], keys, weights) for name in expected}
     weights.close()
@@ -131,8 +138,9 @@ def _check_keys(keys: ConfigKeys) -> None:
 class _Targets:
     """Which modules an adapter changes, by PEFT's rules (``check_target_module_exists``)."""
 
-    def __init__(self, keys: ConfigKeys) -> None:
+    def __init__(self, keys: ConfigKeys, *, is_wrapped: bool) -> None:
         self._keys = keys
+        self._is_wrapped = is_wrapped
         self._targets = self._names("target_modules")
         if self._targets is None:
             raise keys.refusal("target_modules", "is missing")
@@ -172,8 +180,11 @@ class _Targets:
             return True
         if not isinstance(wanted, str):
             return any(module == each or module.endswith(f".{each}") for each in wanted)
+        # A pattern may name the part of a wrapper that the text model is.
+        inner = f"model.language_model.{module.removeprefix('model.')}"
+        names = (module, inner, f"language_model.{module}") if self._is_wrapped else (module,)
         try:
-            return re.fullmatch(wanted, module) is not None
+            return any(re.fullmatch(wanted, name) for name in names)
         except re.error as error:
             problem = f"{wanted!r} is no regular expression: {error}"
             raise self._keys.refusal(key, problem) from error
@@ -195,11 +206,11 @@ class _Targets:
 def _refuse_tensors(
     weights: Checkpoint, expected: Iterable[str], modules: Mapping[str, tuple[int, int]]
 ) -> None:
-    known = {f"{_PREFIX}{name}.lora_{half}.weight" for name in expected for half in "AB"}
+    known = {f"{ADAPTED}{name}.lora_{half}.weight" for name in expected for half in "AB"}
     for name in sorted(weights.names):
         if name in known:
             continue
-        module, _, half = name.removeprefix(_PREFIX).partition(".lora_")
+        module, _, half = name.removeprefix(ADAPTED).partition(".lora_")
         problem = "is not supported: only lora_A and lora_B of linear maps are"
         if half in {"A.weight", "B.weight"}:
             problem = f"belongs to {module}, "
@@ -221,7 +232,7 @@ def _low_rank(
     rank, scale = _rank_and_scale(module, keys)
     a, b = torch.empty(rank, shape[1]), torch.empty(shape[0], rank)
     for half, matrix in (("A", a), ("B", b)):
-        name = f"{_PREFIX}{module}.lora_{half}.weight"
+        name = f"{ADAPTED}{module}.lora_{half}.weight"
         weights.expect(name, tuple(matrix.shape))
         weights.read_into(name, matrix)
     return LowRank(a, b.mul_(scale))

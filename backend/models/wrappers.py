@@ -66,6 +66,9 @@ _PREFIXES = (
     *((name, name) for name in ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")),
 )
 
+ADAPTED = "base_model.model."
+"""What PEFT puts before the names of the modules that it adapts."""
+
 
 def is_wrapper(values: Mapping[str, Any]) -> bool:
     """Return whether a parsed ``config.json`` describes one of ``WRAPPERS``."""
@@ -106,7 +109,13 @@ def may_be_tied(values: Mapping[str, Any]) -> bool:
 
 
 def text_tensor(name: str) -> str | None:
-    """Return the name of a wrapper's tensor in the text model, None: it is not of the text part."""
+    """Return the name of a wrapper's tensor in the text model, None: it is not of the text part.
+
+    The name may be that of an adapter's tensor.
+    """
+    if name.startswith(ADAPTED):
+        own = text_tensor(name.removeprefix(ADAPTED))
+        return own and ADAPTED + own
     for prefix, plain in _PREFIXES:
         if name.startswith(prefix):
             return plain + name.removeprefix(prefix)

@@ -6,9 +6,11 @@ import shutil
 import pytest
 import torch
 import transformers
+from lora_adapters import ATTENTION, merge, write_adapter
 from model_configs import load_config
 from safetensors.torch import load_file, save_file
 
+from backend.models.adapters import load_adapter
 from backend.models.checkpoint import Checkpoint, Slice
 from backend.models.config import ModelLoadError
 from backend.models.families import parse_config
@@ -177,3 +179,27 @@ def test_what_is_not_supported_is_told_with_what_is(edited, changes, message):
         load_network(directory, device=CPU, dtype="float32")
     assert message in str(refusal.value)
     assert str(refusal.value).startswith(f"{directory / 'config.json'}: ")
+
+
+@pytest.mark.parametrize("targets", [list(ATTENTION), r".*language_model.*\.[qkvo]_proj"])
+def test_an_adapter_of_a_wrapper_computes_what_merged_weights_do(checkpoint, tmp_path, targets):
+    """PEFT names its tensors by the wrapper's modules, those of the vision part too."""
+    base = checkpoint("qwen3_vl")[0]
+    adapter = write_adapter(tmp_path / "a", base, seed=1, targets=ATTENTION, target_modules=targets)
+    merged = loaded(merge(base, adapter, tmp_path / "merged"))
+    path = adapter / "adapter_model.safetensors"
+    vision = {"base_model.model.model.visual.blocks.0.attn.proj.lora_A.weight": torch.ones(4, 32)}
+    assert any("model.language_model." in name for name in load_file(path))
+    save_file(load_file(path) | vision, path)
+    tensors = Checkpoint(base, is_wrapped=True)
+    modules = {
+        name.removesuffix(".weight"): (tensors.shape(name)[0], tensors.shape(name)[1])
+        for name in tensors.names
+        if name.endswith(tuple(f"{each}.weight" for each in ATTENTION))
+    }
+    found = load_adapter(adapter, modules, base)
+    assert found.keys() == modules.keys()
+    rows, name = torch.randn(3, 64), "model.layers.1.self_attn.o_proj"
+    low = found[name]
+    ours = loaded(base).layers[1].output(rows) + rows @ low.a.t() @ low.b.t()
+    torch.testing.assert_close(ours, merged.layers[1].output(rows))
