@@ -178,9 +178,12 @@ _BYTE_OF_CHARACTER = _byte_alphabet()
 
 def _generation_eos(directory: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
-        value = read_json(directory / name, optional=True).get("eos_token_id")
-        if isinstance(value, int):
-            return frozenset({value})
-        if isinstance(value, list):
-            return frozenset(value)
+        values = read_json(directory / name, optional=True)
+        text = values.get("text_config")  # of a model that reads images too
+        for each in (values, text if isinstance(text, dict) else {}):
+            value = each.get("eos_token_id")
+            if isinstance(value, int):
+                return frozenset({value})
+            if isinstance(value, list):
+                return frozenset(value)
     return frozenset()

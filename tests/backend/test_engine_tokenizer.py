@@ -176,6 +176,8 @@ def test_a_tokenizer_config_that_is_not_json_is_named(directory):
 
 def test_end_tokens_come_from_generation_config_then_config_and_the_tokenizer(directory):
     assert Tokenizer.load(directory).eos_token_ids == {258}
+    write(directory, "config.json", {"text_config": {"eos_token_id": 6}})
+    assert Tokenizer.load(directory).eos_token_ids == {6, 258}
     write(directory, "config.json", {"eos_token_id": 7})
     assert Tokenizer.load(directory).eos_token_ids == {7, 258}
     write(directory, "generation_config.json", {"eos_token_id": [8, 9]})
