@@ -3,7 +3,7 @@
 import struct
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -22,7 +22,11 @@ from backend.server.served_model import ServedModel
 MAX_CHARACTERS = 16 * 1024 * 1024
 """Of all pairs of a request: one text may be in each of them."""
 
+MAX_CHARACTERS_OF_A_PAIR = 1024 * 1024
+"""Several times what the longest context takes; to make tokens of it takes a second or two."""
+
 _PAIRS_AT_A_TIME = 16
+_CHARACTERS_AT_A_TIME = 128 * 1024
 """Others wait for the tokenizer until these have their tokens."""
 
 
@@ -110,12 +114,17 @@ async def _scores(
     """Return each pair's score, and the fields that both replies have. Raises ApiError."""
     loaded = model.require_reranker(body.model)
     most, cut = loaded.max_model_len, body.truncate_prompt_tokens is not None
-    if sum(len(first) + len(second) for first, second in pairs) > MAX_CHARACTERS:
-        problem = f"The pairs are too large: at most {MAX_CHARACTERS} characters are read."
+    sizes = [len(first) + len(second) for first, second in pairs]
+    if sum(sizes) > MAX_CHARACTERS or max(sizes) > MAX_CHARACTERS_OF_A_PAIR:
+        problem = (
+            f"The pairs are too large: at most {MAX_CHARACTERS} characters are read, and "
+            f"{MAX_CHARACTERS_OF_A_PAIR} of one pair."
+        )
         raise ApiError(413, problem, code="request_too_large")
 
-    def encode(start: int) -> list[Pair]:
-        encoded = loaded.encode_pairs(pairs[start : start + _PAIRS_AT_A_TIME], cut)
+    def encode(span: tuple[int, int]) -> list[Pair]:
+        start, stop = span
+        encoded = loaded.encode_pairs(pairs[start:stop], cut)
         for index, pair in enumerate(encoded, start):
             if len(pair) > most:
                 problem = (
@@ -125,9 +134,21 @@ async def _scores(
                 raise invalid(problem, param(index), TOO_LONG)
         return encoded
 
-    starts = range(0, len(pairs), _PAIRS_AT_A_TIME)
-    encoded = [pair for part in await each_off_loop(encode, starts, True) for pair in part]
+    portions = list(_portions(sizes))
+    encoded = [pair for part in await each_off_loop(encode, portions, True) for pair in part]
     vectors, num_tokens = await computed(loaded, metrics, encoded)
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     scores = [struct.unpack("<f", vector)[0] for vector in vectors]
     return scores, {"model": body.model, "usage": usage}
+
+
+def _portions(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut pairs of these numbers of characters into spans; a large pair is one by itself."""
+    start = total = 0
+    for index, size in enumerate(sizes):
+        total += size
+        is_full = index - start == _PAIRS_AT_A_TIME or total > _CHARACTERS_AT_A_TIME
+        if is_full and index > start:
+            yield start, index
+            start, total = index, size
+    yield start, len(sizes)

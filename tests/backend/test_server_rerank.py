@@ -1,12 +1,14 @@
 """/v1/rerank and /v1/score: the library's scores, the forms of Cohere, Jina and vLLM, refusals."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backend.app import create_app
 from backend.models.config import ModelLoadError
+from backend.server import rerank as handlers
 from backend.settings import Settings
 
 pytest_plugins = ["running_backend", "running_embedder", "tiny_encoders"]
@@ -126,9 +128,31 @@ async def test_refusals(server, path, fields, param, code):
     assert code in (None, reply.error["code"])
 
 
-async def test_one_text_in_each_of_many_pairs_counts_each_time(server):
-    reply = await rank(server, ["a"] * 2000, query="a " * 10_000)
-    assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+async def test_one_text_in_each_of_many_pairs_counts_each_time(server, monkeypatch):
+    monkeypatch.setattr(handlers, "MAX_CHARACTERS_OF_A_PAIR", 30_000)
+    for documents, words in ((["a"] * 2000, 10_000), (["a"], 20_000)):
+        reply = await rank(server, documents, query="a " * words)
+        assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+
+
+async def test_large_pairs_take_turns_with_others_and_keep_their_order(server, monkeypatch):
+    small = (await rank(server, TEXTS, truncate_prompt_tokens=-1)).json["results"]
+    sizes = []
+    loaded = server.model.require_reranker("ranker")
+    encode_pairs = loaded.encode_pairs
+
+    def noted(pairs, cut):
+        sizes.append(len(pairs))
+        return encode_pairs(pairs, cut)
+
+    monkeypatch.setattr(server.model, "_loaded", replace(loaded, encode_pairs=noted))
+    large = [TEXTS[0] + " a" * 70_000, *TEXTS[1:], *["j"] * 20, TEXTS[3] + " j" * 70_000]
+    ranked = (await rank(server, large, truncate_prompt_tokens=-1)).json["results"]
+    assert sizes == [1, 16, 7, 1]
+    scores = {each["index"]: each["relevance_score"] for each in ranked}
+    for each in small:
+        if each["index"] in {1, 2, 3}:
+            assert scores[each["index"]] == pytest.approx(each["relevance_score"], abs=1e-5)
 
 
 async def test_other_endpoints_say_what_the_model_is_for_and_figures_count_it(server):
