@@ -165,6 +165,8 @@ def test_a_format_is_known_by_what_its_template_says(name):
         "{% if tools %}<|tool_call>call:f{a:1}<tool_call|>",
         "{% if tools %}<function_calls>f(a=1)</function_calls>",
         "{% if tools %}Call them.",
+        """{% if tools %}'{"name": "' ~ name ~ '", "arguments": '{{ tool["parameters"] }}""",
+        "{% if tools %}]<]minimax[>[<tool_call>",
         '{% if tools %}"name" "parameters" <|DSML|function_calls>'.translate(WIDE),
         '{% if tools %}<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>',
     ],

@@ -497,6 +497,15 @@ def test_messages_of_calls_reach_the_parser_of_calls():
         parser = FORMATS["harmony"].parser(PromptEnd.PLAIN, Calls())
         events = [*parser.push(said[:cut]), *parser.push(said[cut:]), *parser.finish()]
         assert joined(events) == [Reasoning("why"), Content(f"let me{call}{other}")]
+        parser = FORMATS["harmony"].parser(PromptEnd.PLAIN, Calls())
+        events = [*parser.push(other[:cut]), *parser.push(other[cut:]), *parser.finish()]
+        assert joined(events) == [Content(other)]  # the prompt ended with the role
+
+
+def test_results_of_tools_in_tags_are_no_answer_in_tags():
+    assert (
+        format_of(f"{THINKS}{{{{ '<response>' + content + '</response>' }}}}") is FORMATS["qwen3"]
+    )
 
 
 @pytest.mark.parametrize("template", ["{{ '<|im_start|>assistant' }}", ""])

@@ -271,6 +271,16 @@ def test_what_only_begins_like_calls_stays_text_wherever_it_is_cut(form):
                 assert isinstance(json.loads(call.arguments), dict)
 
 
+def test_what_repeats_the_beginning_of_a_call_is_read_in_time_that_grows_with_it(form):
+    """Each beginning is given up at the next; reading the rest for each would take minutes."""
+    text = (FORMATS[form].markup or ("[",))[0] * 30_000
+    assert called(parsed(form, [text], eager=False)) == (text, [])
+    if form == "lfm2":
+        text = "<|tool_call_start|>[f(" * 5_000
+        assert FORMATS[form](FUNCTIONS).push(text)
+        assert called(parsed(form, [text], eager=False)) == (text, [])
+
+
 @pytest.mark.parametrize("several", [True, False])
 def test_a_demanded_call_is_one_that_is_read(form, several):
     schema = {

@@ -18,6 +18,8 @@ from backend.server.tool_parsers.streaming_json import (
 )
 
 Reader = CallReader | MarkupReader
+_PIECE = 4096
+"""Characters."""
 
 
 class CallsParser:
@@ -84,13 +86,18 @@ class CallsParser:
 
     def push(self, text: str) -> list[Event]:
         events: list[Event] = []
+        # Each beginning of a call copies what follows, so a long text comes in pieces.
+        for start in range(0, len(text), _PIECE):
+            self._push(text[start : start + _PIECE], events)
+        return joined(events)
+
+    def _push(self, text: str, events: list[Event]) -> None:
         text, self._held = self._held + text, ""
         while text and self._num_calls != self._max_calls:
             if self._reader is None:
                 text = self._read_text(text, events)
             else:
                 text = self._read_call(self._reader, text, events)
-        return joined(events)
 
     def finish(self) -> list[Event]:
         events: list[Event] = []

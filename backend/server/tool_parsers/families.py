@@ -241,7 +241,15 @@ ToolFormat = type[CallsParser]
 """How one family of models calls functions: how to read calls, and how to demand them."""
 
 _FOREIGN = (
-    *("<function=", "<function_calls>", "<tool_calls>", "<TOOLCALL>", "<|tool", "<|channel|>"),
+    *(
+        "<function=",
+        "]<]minimax[>[",
+        "<function_calls>",
+        "<tool_calls>",
+        "<TOOLCALL>",
+        "<|tool",
+        "<|channel|>",
+    ),
     *(f"<{_BAR}tool", f"{_BAR}DSML{_BAR}"),
 )
 """Markup of calls in formats that no parser here reads; some share a tag with one that is read."""
@@ -268,7 +276,7 @@ _TAUGHT: Sequence[tuple[str, ToolFormat | None, tuple[str, ...]]] = (
     ("llama4", Llama4ToolCallParser, ("[func_name1(",)),
     ("llama", LlamaToolCallParser, (PYTHON_TAG,)),
     # Templates of Llama 3.2's small models ask for JSON alone, without the tag.
-    ("llama", LlamaToolCallParser, ('"parameters"', '"name"')),
+    ("llama", LlamaToolCallParser, ('": function name', '"parameters')),
 )
 FORMATS: Mapping[str, ToolFormat] = {name: form for name, form, _ in _TAUGHT if form is not None}
 

@@ -185,6 +185,8 @@ class MarkupReader:
                     quote = quote if escaped or character != quote else ""
                     escaped = character == "\\" and not escaped
                     continue
+                if character in "<>":  # markup: no call goes on with it
+                    raise NoCallError
                 if character == ")" and depth == 0:
                     self._rest = self._rest[at + 1 :]
                     return "".join(taken)

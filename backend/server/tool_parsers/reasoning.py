@@ -136,6 +136,7 @@ class HarmonyFormat(ReasoningFormat):
 
 _MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 _ASSISTANT = "<|start|>assistant"
+_TO = " to=functions."
 _FINAL = "<|channel|>final<|message|>"
 _HARMONY = HarmonyFormat(("<|channel|>analysis<|message|>",), ("<|end|>",), answer_begin=_FINAL)
 
@@ -164,7 +165,7 @@ _SIGNS: Mapping[str, tuple[str, ...]] = {
     "granite3.2": ("Here is my thought process:",),
     "deepseek_r1": (_THINK, _DEEPSEEK),
     "hunyuan": (_THINK, "<answer>"),
-    "granite3.3": (_THINK, "<response>"),
+    "granite3.3": (_THINK, "<response></response>"),
     "qwen3": (_THINK,),
 }
 """By what a template is known, the first that fits."""
@@ -301,6 +302,8 @@ class HarmonyParser(ReasoningParser):
         self._stage = _Stage.REASONING if begun else _Stage.ANSWER
         self._header: str | None = None
         """What has come of a message before its text."""
+        self._is_first = not begun
+        """Whether the answer may still begin with a recipient, as the prompt ends with a role."""
         self._in_call = False
         self._answered = False
         self._separator = ""
@@ -311,6 +314,11 @@ class HarmonyParser(ReasoningParser):
 
     def _read(self, *, whole: bool) -> list[Event]:
         events: list[Event] = []
+        if self._is_first:
+            begun = self._held.startswith(_TO)
+            if not whole and not begun and _TO.startswith(self._held):
+                return events
+            self._is_first, self._header = False, "" if begun else None
         while (found := self._MARK.search(self._held)) is not None:
             events += self._take(found.start())
             self._drop(len(found[0]))
