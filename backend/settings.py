@@ -417,7 +417,7 @@ class Settings(EngineOptions):
         "chat template says",
         choices=(
             *("auto", "qwen3", "deepseek_r1", "harmony", "granite3.2", "granite3.3", "hunyuan"),
-            *("mistral", "seed", "none"),
+            *("mistral", "seed", "command", "none"),
         ),
     )
     allow_unknown_fields: bool = _flag(

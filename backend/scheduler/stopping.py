@@ -123,13 +123,17 @@ class _Reasoning:
     def __init__(self, span: ReasoningSpan) -> None:
         self.found = span.begun
         self.over = False
-        """Whether what follows is the answer."""
+        """Whether what follows is the answer, perhaps behind white space."""
+        self.answered = False
+        """Whether the answer has begun."""
         self._opening = span.opening
         self._steps = list(span.closing)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
         """Add ``text``; return the reasoning that is certain, and what of the answer has come."""
+        if self.over:
+            return self._behind(text, 0)
         text, self._held = self._held + text, ""
         if not self.found:
             begun = text.lstrip()
@@ -139,7 +143,7 @@ class _Reasoning:
                 self._held = text
                 return "", ""
             if not found:
-                self.over = True
+                self.over = self.answered = True
                 return "", text
             self.found = True
         passed = 0
@@ -152,7 +156,13 @@ class _Reasoning:
             passed = end
             del self._steps[0]
         self.over = True
-        return text[:passed], text[passed:]
+        return self._behind(text, passed)
+
+    def _behind(self, text: str, passed: int) -> tuple[str, str]:
+        # White space before the answer is no part of it: it ends nothing.
+        answer = text[passed:].lstrip()
+        self.answered = bool(answer)
+        return text.removesuffix(answer), answer
 
     def finish(self, text: str) -> tuple[str, str]:
         """Add the last ``text``, and return what is left of both."""
@@ -264,7 +274,7 @@ class Choice:
         self._detokenizer = detokenizer
         self._min_tokens = min_tokens
         self._reasoning = None if reasoning is None else _Reasoning(reasoning)
-        """None behind it."""
+        """None once the answer has begun."""
         self._reports_end = reports_end
         self._scanner = StopStringScanner(stop)
         self._decoded = 0
@@ -308,10 +318,11 @@ class Choice:
         return self._delta(text, None, delta, lambda token: token.end <= self._shown)
 
     def _pass(self, reasoning: _Reasoning, text: str) -> tuple[str, str]:
+        was_over = reasoning.over
         passed, text = reasoning.push(text)
-        if reasoning.found:
+        if reasoning.found and not was_over:
             self.num_reasoning_tokens = self.num_tokens
-        if reasoning.over:
+        if reasoning.answered:
             self._reasoning = None
         return passed, text
 

@@ -15,6 +15,7 @@ from backend.tokenizer.chat_template import ChatTemplate
 
 _NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_PROCESSOR = "chat_template.json"
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 
 
@@ -129,7 +130,10 @@ def load_template(
     except (OSError, UnicodeDecodeError) as error:
         raise ModelLoadError(f"{directory}: a chat template cannot be read: {error}") from error
     if "default" not in sources:
-        sources = _of_config(config.get("chat_template"), directory / _CONFIG) | sources
+        given = config.get("chat_template")
+        if given is None:  # models with a processor may have it there
+            given = read_json(directory / _PROCESSOR, optional=True).get("chat_template")
+        sources = _of_config(given, directory / _CONFIG) | sources
     return _compiled(sources, special_tokens, str(directory)) if sources else None
 
 

@@ -326,6 +326,14 @@ def saved(directory, **files):
         (directory / place).write_text(text)
 
 
+def test_a_template_may_stand_beside_the_processor(directory):
+    write(directory, "tokenizer_config.json", {})
+    write(directory, "chat_template.json", {"chat_template": "P"})
+    assert Tokenizer.load(directory).apply_chat_template(MESSAGES) == "P"
+    write(directory, "tokenizer_config.json", config(chat_template="C"))
+    assert Tokenizer.load(directory).apply_chat_template(MESSAGES) == "C"
+
+
 @pytest.mark.parametrize(
     ("config_template", "files", "plain", "with_tools"),
     [

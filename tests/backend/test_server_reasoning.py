@@ -413,6 +413,13 @@ FORMS = {  # a chat template's text, what it writes last, what the model says; r
         "so",
     ),
     "Seed": ("</seed:think>", "", "<seed:think>\nwhy</seed:think>\nso", "why", "so"),
+    "Command": (
+        "<|START_THINKING|>{{ t }}<|END_THINKING|>",
+        "<|START_THINKING|>",
+        "why<|END_THINKING|>so",
+        "why",
+        "so",
+    ),
     "Magistral": ("[THINK]{{ t }}[/THINK]", "", "[THINK]why[/THINK]so", "why", "so"),
     "gpt-oss": (ANALYSIS, "", f"{ANALYSIS}why{NEXT}{FINAL}so", "why", "so"),
     "gpt-oss says JSON": (
@@ -473,7 +480,7 @@ async def test_each_format_is_read_by_its_template(start_server, name):
         assert joined([*events, *parser.finish()]) == expected, pieces
     server = await start_server(script=through_a_choice(said), reasoning=form)
     server.model.require().encoder.apply_chat_template = lambda *_, **__: "hi\n" + prompt
-    assert await both(server, stop=["y"]) == [(reasoning, answer, "length")]
+    assert await both(server, stop=["y", "\n\n"]) == [(reasoning, answer, "length")]
     usage = (await server.chat()).json["usage"]["completion_tokens_details"]
     assert (usage["reasoning_tokens"] > 0) is bool(reasoning or name == "gpt-oss at once")
 

@@ -151,6 +151,7 @@ FORMATS: Mapping[str, ReasoningFormat] = {
     ),
     "seed": ReasoningFormat(("<seed:think>",), ("</seed:think>",)),
     "mistral": ReasoningFormat(("[THINK]",), ("[/THINK]",)),
+    "command": ReasoningFormat(("<|START_THINKING|>",), ("<|END_THINKING|>",)),
     "harmony": _HARMONY,
 }
 # The first template of DeepSeek's R1 leaves the opening tag to the model, which often forgets it.
@@ -162,6 +163,7 @@ _SIGNS: Mapping[str, tuple[str, ...]] = {
     "harmony": ("<|channel|>analysis",),
     "mistral": ("[/THINK]",),
     "seed": ("</seed:think>",),
+    "command": ("<|END_THINKING|>",),
     "granite3.2": ("Here is my thought process:",),
     "deepseek_r1": (_THINK, _DEEPSEEK),
     "hunyuan": (_THINK, "<answer>"),
