@@ -59,7 +59,7 @@ def directory(chat_model, tmp_path_factory, form):
 def peer(directory, form):
     return PreTrainedTokenizerFast(
         tokenizer_file=str(directory / "tokenizer.json"),
-        bos_token="<|begin|>",
+        bos_token="<|end|>",
         eos_token="<|end|>",
         chat_template=TEMPLATES[form],
     )

@@ -159,7 +159,7 @@ def with_template(model: Path, directory: Path, form: str) -> Path:
     """A copy of a tiny model that is spoken to in this way, with room for tools."""
     shutil.copytree(model, directory)
     for name, changes in {
-        "tokenizer_config.json": {"chat_template": TEMPLATES[form], "bos_token": "<|begin|>"},
+        "tokenizer_config.json": {"chat_template": TEMPLATES[form], "bos_token": "<|end|>"},
         "config.json": {"max_position_embeddings": 4096},
     }.items():
         path = directory / name
