@@ -26,7 +26,8 @@ from backend.scheduler.block_pool import BLOCK_SIZE
 from backend.scheduler.request import GenerationRequest, SamplingParams
 from backend.settings import AdapterSource, EngineOptions, address
 
-pytest_plugins = ["tiny_checkpoints"]
+pytest_plugins = ["tiny_checkpoints", "tier_rates"]
+pytestmark = pytest.mark.usefixtures("loads_pay")
 
 SECRET = "between the engines"
 PROMPT = tuple(7 * place % 300 for place in range(100))

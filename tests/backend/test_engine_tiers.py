@@ -23,7 +23,8 @@ from backend.scheduler.tiers import Drop, Load, Save, Source, Tiers, Transfers
 from backend.server.metrics import Metrics
 from backend.settings import AdapterSource
 
-pytest_plugins = ["tiny_checkpoints"]
+pytest_plugins = ["tiny_checkpoints", "tier_rates"]
+pytestmark = pytest.mark.usefixtures("loads_pay")
 
 HOST, DISK = Source.HOST, Source.DISK
 BLOCKS = 24
