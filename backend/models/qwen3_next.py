@@ -62,14 +62,13 @@ class HybridConfig(DecoderConfig):
 
     ``has_attention`` says which of all layers these are; the others have states. ``shared_size``
     is the inner size of the expert that is always picked. ``grouped``: the checkpoint keeps a delta
-    net's projections in two tensors, key head by key head. Names of tensors begin with ``root``.
+    net's projections in two tensors, key head by key head.
     """
 
     has_attention: tuple[bool, ...]
     states: StateShape
     shared_size: int
     grouped: bool
-    root: str
 
 
 def hybrid_family(values: Mapping[str, Any]) -> str | None:
@@ -81,7 +80,7 @@ def hybrid_family(values: Mapping[str, Any]) -> str | None:
 def parse_hybrid(values: Mapping[str, Any], source: str) -> HybridConfig:
     """Read a parsed ``config.json`` of one of ``HYBRIDS``. Raises ModelLoadError."""
     family = hybrid_family(values)
-    text, is_nested = values.get("text_config", values), "text_config" in values
+    text = values.get("text_config", values)
     if family is None or not isinstance(text, dict):
         raise ModelLoadError(f"{source}: text_config is no object, or architectures are others")
     tied = text.get("tie_word_embeddings", values.get("tie_word_embeddings"))
@@ -107,7 +106,6 @@ def parse_hybrid(values: Mapping[str, Any], source: str) -> HybridConfig:
         states=_state_shape(keys, base.num_layers - count),
         shared_size=keys.positive("shared_expert_intermediate_size", 512) if has_experts else 0,
         grouped=family == "Qwen3NextForCausalLM",
-        root="model.language_model." if is_nested else "model.",
     )
 
 
@@ -258,7 +256,7 @@ class _HybridBuilder(Builder):
         embedding, head = self._embedding()
         has_attention, layers = self.config.has_attention, list[HybridLayer]()
         for index, attends in enumerate(has_attention):
-            prefix, place = f"{self.root}layers.{index}.", has_attention[:index].count(attends)
+            prefix, place = f"model.layers.{index}.", has_attention[:index].count(attends)
             layer = HybridLayer(
                 self._norm(f"{prefix}input_layernorm"),
                 (self._attention if attends else self._delta_net)(prefix, place),
@@ -267,7 +265,7 @@ class _HybridBuilder(Builder):
             )
             layers.append(layer)
             self.tell(f"{index + 1} of {len(has_attention)} layers of {self.tensors.source}")
-        return embedding, layers, self._norm(f"{self.root}norm"), head
+        return embedding, layers, self._norm("model.norm"), head
 
     def _attention(self, prefix: str, place: int) -> GatedAttention:
         config, size = self.config, self.config.head_dim
@@ -366,11 +364,9 @@ def load_hybrid(
     """Read the model of a parsed ``config.json``. Raises ModelLoadError."""
     config = parse_hybrid(values, str(directory / "config.json"))
     chosen = compute_dtype(dtype, config.checkpoint_dtype, device)
-    checkpoint = Checkpoint(directory)
+    checkpoint = Checkpoint(directory, is_wrapped="text_config" in values)
     checkpoint.check_room(device, chosen)
-    builder = _HybridBuilder(
-        config, checkpoint, device, chosen, tell, held=None, int8=False, root=config.root
-    )
+    builder = _HybridBuilder(config, checkpoint, device, chosen, tell, held=None, int8=False)
     parts = builder.read()
     checkpoint.close()
     logger.info("%s: weights of %.1f MiB", directory, builder.num_bytes / 2**20)

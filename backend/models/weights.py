@@ -119,7 +119,7 @@ Part = tuple[str, int, tuple[Span, ...]]
 class Builder:
     """Allocates fused buffers and has them filled: with all, or with the part of one rank.
 
-    ``config`` is of the whole model. Names of its tensors begin with ``root``.
+    ``config`` is of the whole model.
     """
 
     config: DecoderConfig
@@ -130,7 +130,6 @@ class Builder:
     held: CheckpointFormat | None
     int8: bool
     ranks: Communicator = ALONE
-    root: str = "model."
     num_bytes: int = 0
     own: DecoderConfig = field(init=False)
     cut: Cut = field(init=False)
@@ -150,16 +149,16 @@ class Builder:
                 gib = self.num_bytes / 2**30
                 logger.info("%s: %d of %d layers, %.1f GiB", source, count, total, gib)
         if self.ranks.size == 1:
-            return DecoderWeights(embedding, tuple(layers), self._norm(f"{self.root}norm"), head)
+            return DecoderWeights(embedding, tuple(layers), self._norm("model.norm"), head)
         return DecoderWeights(
             VocabularyParallelEmbedding(embedding, self.cut.vocabulary, self.ranks),
             tuple(layers),
-            self._norm(f"{self.root}norm"),
+            self._norm("model.norm"),
             VocabularyParallelHead(head, self.config.vocab_size, self.ranks),
         )
 
     def _embedding(self) -> tuple[Embedding, Linear]:
-        rows = self._vocabulary(f"{self.root}embed_tokens.weight")
+        rows = self._vocabulary("model.embed_tokens.weight")
         tied, dtype, size = self._is_tied(rows), self.dtype, self.config.hidden_size
         if not self.int8:
             matrix = rows if tied else self._vocabulary("lm_head.weight")
@@ -192,7 +191,7 @@ class Builder:
         return matrix
 
     def _layer(self, index: int) -> DecoderLayer:
-        config, prefix = self.config, f"{self.root}layers.{index}."
+        config, prefix = self.config, f"model.layers.{index}."
         attention = prefix + "self_attn."
         query_rows = config.num_heads * config.head_dim
         experts = config.experts
