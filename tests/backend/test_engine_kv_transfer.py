@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from time import monotonic
 
 import pytest
+from engine_answers import checked_engines
 from host_requests import LIMIT, until
 from lora_adapters import write_adapter
 
@@ -36,15 +37,8 @@ CACHED = (len(PROMPT) - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 @contextmanager
 def running(directory, **options):
-    engine, _ = load_engine(
-        str(directory), device="cpu", speculation="off", kv_bytes=2**22, **options
-    )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.stop()
-        engine._core.scheduler.check_integrity()
+    with checked_engines() as start:
+        yield start(directory, speculation="off", kv_bytes=2**22, **options)
 
 
 @contextmanager

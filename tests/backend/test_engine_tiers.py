@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from engine_answers import checked_engines
 from host_requests import until
 from lora_adapters import write_adapter
 
@@ -61,14 +62,8 @@ async def settled(engine):
 def running(directory, **options):
     """An engine with a pool of ``BLOCKS`` blocks, float32 or int8."""
     per_block = 2 * 3 * 2 * 16 * (16 * 4 if options.get("kv_dtype") != "int8" else 16 + 2)
-    options = {"kv_bytes": BLOCKS * per_block, "device": "cpu", "speculation": "off", **options}
-    engine, _ = load_engine(str(directory), **options)
-    engine.start()
-    try:
-        yield engine
-    finally:
-        engine.stop()
-        engine._core.scheduler.check_integrity()
+    with checked_engines() as start:
+        yield start(directory, **{"kv_bytes": BLOCKS * per_block, "speculation": "off", **options})
 
 
 def tiers(engine: Engine):

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from engine_answers import reference
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -22,17 +23,6 @@ PROMPTS = [
     [random.Random(seed).randrange(320) for _ in range(length)]
     for seed, length in enumerate([3, 18])
 ]
-
-
-def continued(model, prompt, new_tokens):
-    with torch.inference_mode():
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-        )
-    return output[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "qwen2_windows"])
@@ -113,7 +103,7 @@ def test_a_broken_kernel_is_named_and_replaced(interpreter, checkpoint, breaks, 
     assert kernels == EVERY - {group}
     (line,) = detail
     assert named in line
-    assert tokens == [continued(model, prompt, 3) for prompt in PROMPTS]
+    assert tokens == [reference(model, prompt, 3) for prompt in PROMPTS]
 
 
 def test_broken_draws_become_those_of_torch(interpreter, checkpoint):
@@ -162,4 +152,4 @@ def test_products_of_experts(interpreter, checkpoint, family, breaks):
     assert kernels == (EVERY - {"EXPERTS"} if breaks else EVERY)
     assert ["one by one" in line for line in detail] == [True] * len(breaks)
     assert static is not bool(breaks)
-    assert tokens == [continued(model, prompt, 3) for prompt in PROMPTS]
+    assert tokens == [reference(model, prompt, 3) for prompt in PROMPTS]

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-import torch
+from engine_answers import reference
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -18,22 +18,11 @@ def prompts(lengths):
     return [[generator.randrange(320) for _ in range(length)] for length in lengths]
 
 
-def reference(model, prompt, new_tokens=NEW_TOKENS):
-    with torch.inference_mode():
-        output = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=new_tokens,
-            do_sample=False,
-        )
-    return output[0, len(prompt) :].tolist()
-
-
 def test_a_chunked_prompt_beside_decoding_with_norms_by_head(interpreter, checkpoint):
     directory, model = checkpoint("qwen3")
     batch = prompts([2, 11])
     tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS, max_tokens_per_step=8)
-    assert tokens == [reference(model, prompt) for prompt in batch]
+    assert tokens == [reference(model, prompt, NEW_TOKENS) for prompt in batch]
 
 
 def test_keys_and_values_in_eight_bits(interpreter, checkpoint):
@@ -41,14 +30,14 @@ def test_keys_and_values_in_eight_bits(interpreter, checkpoint):
     batch = prompts([2, 9])
     how = {"max_tokens_per_step": 8, "kv_scale": 0.053}
     tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS, **how)
-    assert tokens == [reference(model, prompt) for prompt in batch]
+    assert tokens == [reference(model, prompt, NEW_TOKENS) for prompt in batch]
 
 
 def test_a_sliding_window_after_warming_up(interpreter, checkpoint):
     directory, model = checkpoint("mistral")
     batch = prompts([model.config.sliding_window + 3])
     tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS, warms_up=True)
-    assert tokens == [reference(model, prompt) for prompt in batch]
+    assert tokens == [reference(model, prompt, NEW_TOKENS) for prompt in batch]
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
@@ -57,7 +46,7 @@ def test_softcaps_and_sinks_in_the_code_of_transformers(interpreter, checkpoint,
     batch = prompts([2, model.config.sliding_window + 3])
     how = {"max_tokens_per_step": 16, "overlap": True}
     tokens, _ = interpreter(GENERATE, str(directory), batch, NEW_TOKENS, **how)
-    assert tokens == [reference(model, prompt) for prompt in batch]
+    assert tokens == [reference(model, prompt, NEW_TOKENS) for prompt in batch]
 
 
 def test_a_preempted_sequence_comes_back_with_other_blocks(interpreter, checkpoint):
@@ -72,7 +61,7 @@ def test_a_step_launched_before_its_tokens_are_known(interpreter, checkpoint):
     directory, model = checkpoint("llama")
     batch = prompts([3, 5])
     tokens = interpreter("interpreted_engine:generate_ahead", str(directory), batch, NEW_TOKENS)
-    assert tokens == [reference(model, prompt) for prompt in batch]
+    assert tokens == [reference(model, prompt, NEW_TOKENS) for prompt in batch]
 
 
 def test_steps_that_overlap_draw_the_same(interpreter, checkpoint):

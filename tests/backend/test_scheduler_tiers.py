@@ -224,7 +224,8 @@ def test_no_block_is_read_before_its_load_nor_holds_another_content_in_many_even
     assert loads > EVENTS / 50
 
 
-def test_a_load_that_is_pending_when_its_sequence_ends_keeps_the_block_from_others():
+def a_prompt_that_comes_back():
+    """Return a device, and a sequence that was added whose blocks another one pushed out."""
     pool = BlockPool(3)
     cache = PrefixCache(pool, tiers=Tiers(host_blocks=8, disk_blocks=0))
     scheduler = Scheduler(pool, max_num_seqs=2, max_tokens_per_step=64, cache=cache)
@@ -235,6 +236,13 @@ def test_a_load_that_is_pending_when_its_sequence_ends_keeps_the_block_from_othe
         device.collect()
     back = Sequence(2, [1] * 48, 49)
     device.add(back, [5])
+    return device, back
+
+
+def test_a_load_that_is_pending_when_its_sequence_ends_keeps_the_block_from_others():
+    device, back = a_prompt_that_comes_back()
+    scheduler, cache = device.scheduler, device.scheduler.cache
+    pool = cache.pool
     assert device.launch() == ()
     assert len(device.tiers.pending) == 2
     assert scheduler.has_work
@@ -248,17 +256,9 @@ def test_a_load_that_is_pending_when_its_sequence_ends_keeps_the_block_from_othe
 
 
 def test_what_was_forgotten_while_it_was_loaded_is_erased_and_computed():
-    pool = BlockPool(3)
-    tiers = Tiers(host_blocks=8, disk_blocks=0)
-    cache = PrefixCache(pool, tiers=tiers)
-    scheduler = Scheduler(pool, max_num_seqs=2, max_tokens_per_step=64, cache=cache)
-    device = SimulatedDevice(scheduler)
-    for number, token in enumerate((1, 2)):
-        device.add(Sequence(number, [token] * 48, 49), [5])
-        device.launch()
-        device.collect()
-    back = Sequence(2, [1] * 48, 49)
-    device.add(back, [5])
+    device, back = a_prompt_that_comes_back()
+    scheduler, cache = device.scheduler, device.scheduler.cache
+    pool, tiers = cache.pool, cache.tiers
     device.launch()
     first, second = device.tiers.pending
     tiers.forget([device.tiers.pending[second].digest])

@@ -73,8 +73,11 @@ def checked_engines():
         engine.start()
         return engine
 
-    yield start
+    try:
+        yield start
+    finally:
+        for engine in engines:
+            engine.stop()
     for engine in engines:
-        engine.stop()
         engine._core.scheduler.check_integrity()
         assert engine.stats().kv_blocks_used == 0
